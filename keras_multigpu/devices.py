@@ -1,0 +1,132 @@
+"""Which devices there are, and which of them a parallel model uses."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+from keras_multigpu import engines
+
+
+def list_devices() -> tuple[str, ...]:
+    """Names of this process's devices, GPUs first, as `make_parallel(..., devices=...)` takes them.
+
+    The backend is not started by this, so `use_virtual_devices` may still follow.
+
+    Returns:
+        Names of the form `"gpu:0"` or `"cpu:0"`, as in `keras.distribution.list_devices`.
+
+    Example:
+        >>> list_devices()[-4:]
+        ('cpu:0', 'cpu:1', 'cpu:2', 'cpu:3')
+    """
+    engine = engines.current()
+    return engine.list_devices("gpu") + engine.list_devices("cpu")
+
+
+def use_virtual_devices(n: int) -> None:
+    """Makes `n` virtual CPU devices of the host's processor, in place of GPUs.
+
+    They compute what `n` GPUs would, and so show that a training on several devices is right;
+    they share one processor, and so tell little of its speed. Must come before the backend
+    starts, that is before the first tensor or model. Once asked for, virtual devices come before
+    GPUs in the counts of `make_parallel`.
+
+    Args:
+        n: how many devices, 1 or more.
+
+    Raises:
+        ValueError: if `n` is not a positive integer.
+        RuntimeError: if the backend has already started with another number of devices.
+
+    Example:
+        >>> use_virtual_devices(4)
+        >>> len([name for name in list_devices() if name.startswith("cpu")])
+        4
+    """
+    count = _positive_integer("n", n)
+    try:
+        engines.current().use_virtual_devices(count)
+    except RuntimeError as error:
+        there = len(engines.current().list_devices("cpu"))
+        raise RuntimeError(
+            f"`use_virtual_devices(n)` must come before the backend starts, and it has started "
+            f"with {there} CPU device{'s' if there > 1 else ''}. Received: n={n}. Restart the "
+            "process (or the notebook's kernel) and call it right after the imports, before "
+            "the first tensor or model."
+        ) from error
+
+
+def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[str, ...]:
+    """The devices that a request names or counts.
+
+    Args:
+        n_gpus: how many; `None` for all.
+        devices: their names instead; `None` to take the first `n_gpus`.
+
+    Raises:
+        ValueError: if there are not so many, or a name is unknown or given twice.
+        TypeError: if `devices` is not a sequence of names.
+    """
+    if n_gpus is not None:
+        n_gpus = _positive_integer("n_gpus", n_gpus)
+    if devices is not None:
+        return _named_devices(n_gpus, devices)
+    engine = engines.current()
+    gpus, cpus = engine.list_devices("gpu"), engine.list_devices("cpu")
+    pool = gpus if gpus and len(cpus) == 1 else cpus
+    if n_gpus is None:
+        return pool
+    if n_gpus > len(pool):
+        raise ValueError(_too_many(n_gpus, len(gpus), len(cpus)))
+    return pool[:n_gpus]
+
+
+def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(devices, str) or not all(isinstance(name, str) for name in devices):
+        raise TypeError(
+            "`devices` must be a list of device names, as `list_devices()` gives them. "
+            f"Received: devices={devices!r}."
+        )
+    found = [engines.current().find_device(name) for name in devices]
+    unknown = [name for name, device in zip(devices, found) if device is None]
+    if unknown or not found:
+        raise ValueError(
+            f"`devices` must name devices of this process: {', '.join(list_devices())}. "
+            f"Received: devices={list(devices)!r}, of which {unknown!r} are unknown."
+        )
+    chosen = tuple(device for device in found if device is not None)
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(
+            f"`devices` must name each device once. Received: devices={list(devices)!r}."
+        )
+    if n_gpus is not None and n_gpus != len(chosen):
+        raise ValueError(
+            "`n_gpus` and `devices` must agree where both are given; one of them is enough. "
+            f"Received: n_gpus={n_gpus} and {len(chosen)} devices, {list(devices)!r}."
+        )
+    return chosen
+
+
+def _too_many(n_gpus: int, gpus: int, cpus: int) -> str:
+    virtual = f"Only virtual devices are in use: {cpus}. " if cpus > 1 else ""
+    return (
+        f"`n_gpus` must not exceed the number of devices. Received: n_gpus={n_gpus}, and this "
+        f"host has {gpus} GPU{'' if gpus == 1 else 's'}. {virtual}To try it on virtual devices, "
+        f"call `keras_multigpu.use_virtual_devices({n_gpus})` at the start of the process (or "
+        "kernel), before the first tensor or model."
+    )
+
+
+def _positive_integer(name: str, value: object) -> int:
+    problem = f"`{name}` must be a positive integer. Received: {name}={value!r}"
+    if isinstance(value, bool):
+        raise ValueError(f"{problem}, a bool. Give the number of devices.")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        kind = type(value).__name__
+        raise ValueError(f"{problem} (of type {kind}). Give the number of devices.") from None
+    if number < 1:
+        raise ValueError(f"{problem}. Give 1 or more; 1 runs the same way on one device.")
+    return number

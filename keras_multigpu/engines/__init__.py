@@ -1,0 +1,46 @@
+"""The only rooms that know a backend: one engine each, one contract for all.
+
+The first import of Keras happens here, so that a missing backend is answered with the
+extra that brings it.
+"""
+
+from __future__ import annotations
+
+import functools
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    if error.name not in ("keras", "tensorflow", "jax", "torch"):
+        raise
+    raise ImportError(
+        f"keras_multigpu needs Keras 3 with a backend, and `{error.name}` is not installed. "
+        "Install one with the package: `pip install 'keras-multigpu[tensorflow-cpu]'` "
+        "(no GPU), or `pip install 'keras-multigpu[tensorflow]'` (NVIDIA GPUs)."
+    ) from error
+
+from keras_multigpu.engines.base import Engine, Replicas, Result, count_rows, get_mask, set_mask
+
+__all__ = ["Engine", "Replicas", "Result", "count_rows", "current", "get_mask", "set_mask"]
+
+
+def current() -> Engine:
+    """The engine of the Keras backend in use.
+
+    Raises:
+        RuntimeError: if the backend is one on which models can't be made parallel.
+    """
+    return _engine(keras.backend.backend())
+
+
+@functools.cache
+def _engine(backend: str) -> Engine:
+    if backend == "tensorflow":
+        from keras_multigpu.engines.tensorflow import TensorFlowEngine
+
+        return TensorFlowEngine()
+    raise RuntimeError(
+        "keras_multigpu works on the Keras backend 'tensorflow'. "
+        f"Received: keras.backend.backend()={backend!r}. Set the environment variable "
+        "KERAS_BACKEND=tensorflow before Keras is imported, and restart the process or kernel."
+    )

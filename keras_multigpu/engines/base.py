@@ -1,0 +1,143 @@
+"""The contract of an engine: what differs from one Keras backend to the next."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+
+Tensor = Any
+"""A tensor of the backend: dense, sparse or ragged."""
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""The positional and keyword arguments of one call of a model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What one replica made of its inputs.
+
+    Attributes:
+        outputs: the template's outputs, in its structure, with their masks.
+        losses: the tensors given to `add_loss` in the call, in order.
+        updates: pairs of a variable that the call assigned and its value in this replica.
+    """
+
+    outputs: Any
+    losses: list[Tensor]
+    updates: list[tuple[keras.Variable, Tensor]]
+
+
+class Replicas(abc.ABC):
+    """The replicas of one template, one per device."""
+
+    @abc.abstractmethod
+    def run(self, calls: Sequence[Call], *, compiled: bool) -> list[Result]:
+        """Calls every replica on its own inputs, without side effects.
+
+        Gradients flow back to the template's trainable variables, summed over the replicas,
+        and to the inputs. Every replica draws its own random numbers; the first one draws
+        those of the template itself. The results are gathered on the first device.
+
+        Args:
+            calls: the arguments of each replica.
+            compiled: compile each replica with XLA.
+        """
+
+    @abc.abstractmethod
+    def retrace(self) -> None:
+        """Drops what was traced: the template's layers may have changed."""
+
+
+class Engine(abc.ABC):
+    """One Keras backend, as the modes see it."""
+
+    name: str
+    """The backend's name in Keras."""
+
+    @abc.abstractmethod
+    def list_devices(self, kind: str) -> tuple[str, ...]:
+        """Names of this process's devices of a kind (`"gpu"` or `"cpu"`): `("gpu:0", ...)`.
+
+        Does not start the backend's runtime, so that virtual devices may still follow.
+        """
+
+    @abc.abstractmethod
+    def find_device(self, name: str) -> str | None:
+        """The canonical form of a device's name, or `None` where there is no such device."""
+
+    @abc.abstractmethod
+    def use_virtual_devices(self, count: int) -> None:
+        """Splits the host's processor into `count` CPU devices.
+
+        Raises:
+            RuntimeError: if the backend's runtime has started with another number.
+        """
+
+    @abc.abstractmethod
+    def take_rows(self, tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
+        """Rows `start` to `start + size` of a dense, sparse or ragged tensor."""
+
+    @abc.abstractmethod
+    def join_rows(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Tensors of one kind, one after the other along their first axis."""
+
+    @abc.abstractmethod
+    def check_equal_rows(self, counts: Sequence[Tensor]) -> Tensor:
+        """The one value of `counts`; a clear error, at the latest in the step, if they differ."""
+
+    @abc.abstractmethod
+    def on_host(self) -> contextlib.AbstractContextManager[Any]:
+        """A scope whose operations run on the host's processor."""
+
+    @abc.abstractmethod
+    def make_replicas(
+        self, template: keras.Model, devices: Sequence[str], wire_dtype: str | None
+    ) -> Replicas:
+        """Replicas of a template, one per device.
+
+        Args:
+            template: a Keras model; built at the latest when the replicas run.
+            devices: where the replicas run, as `find_device` gives them.
+            wire_dtype: the type in which trainable weights and their gradients cross between
+                devices, `None` for their own.
+        """
+
+    @abc.abstractmethod
+    def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+        """A scope around the making of Keras's step functions for a parallel model."""
+
+
+def count_rows(tensor: Tensor) -> Tensor:
+    """The length of a tensor's first axis: a number where it is known, else a scalar tensor."""
+    return keras.ops.shape(tensor)[0]
+
+
+def get_mask(tensor: Tensor) -> Tensor | None:
+    """The Keras mask that a tensor carries, if any.
+
+    The attribute is the one of Keras's guide "Masking and padding"; Keras exports no reader.
+    """
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_mask(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """Gives a tensor its Keras mask, and returns it."""
+    if mask is not None:
+        tensor._keras_mask = mask
+    return tensor
+
+
+@contextlib.contextmanager
+def unchanged(model: keras.Model, attribute: str, value: Any) -> Iterator[None]:
+    """Sets an attribute of a model and restores it afterwards."""
+    before = getattr(model, attribute)
+    setattr(model, attribute, value)
+    try:
+        yield
+    finally:
+        setattr(model, attribute, before)

@@ -1,0 +1,93 @@
+"""The TensorFlow engine: replicas in one graph, a function call per device."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.engines.base import Engine, Tensor, unchanged
+from keras_multigpu.engines.tensorflow_replicas import TensorFlowReplicas
+
+_LOCAL = re.compile(r"(?:/job:localhost/replica:0/task:0)?/?(?:device:)?(cpu|gpu):(\d+)")
+
+
+class TensorFlowEngine(Engine):
+    """Devices and tensors of TensorFlow."""
+
+    name = "tensorflow"
+
+    def list_devices(self, kind: str) -> tuple[str, ...]:
+        count = 0
+        for physical in tf.config.list_physical_devices(kind.upper()):
+            count += len(tf.config.get_logical_device_configuration(physical) or (None,))
+        return tuple(f"{kind}:{index}" for index in range(count))
+
+    def find_device(self, name: str) -> str | None:
+        local = _LOCAL.fullmatch(name.lower())
+        if local:
+            short = f"{local[1]}:{int(local[2])}"
+            return short if short in self.list_devices(local[1]) else None
+        if name.startswith("/job:"):
+            known = {device.name for device in tf.config.list_logical_devices()}
+            return name if name in known else None
+        return None
+
+    def use_virtual_devices(self, count: int) -> None:
+        if len(self.list_devices("cpu")) == count:
+            return
+        processor = tf.config.list_physical_devices("CPU")[0]
+        parts = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+        tf.config.set_logical_device_configuration(processor, parts)
+
+    def take_rows(self, tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
+        if isinstance(tensor, tf.SparseTensor):
+            shape = tensor.dense_shape
+            first = tf.reshape(tf.cast(start, tf.int64), [1])
+            length = tf.reshape(tf.cast(size, tf.int64), [1])
+            starts = tf.concat([first, tf.zeros_like(shape[1:])], axis=0)
+            part = tf.sparse.slice(tensor, starts, tf.concat([length, shape[1:]], axis=0))
+            known = tf.get_static_value(size)
+            rows = None if known is None else int(known)
+            return _with_static_shape(part, [rows, *tensor.shape[1:]])
+        return tensor[start : start + size]
+
+    def join_rows(self, tensors: Sequence[Tensor]) -> Tensor:
+        if isinstance(tensors[0], tf.SparseTensor):
+            return tf.sparse.concat(axis=0, sp_inputs=list(tensors))
+        return tf.concat(list(tensors), axis=0)
+
+    def check_equal_rows(self, counts: Sequence[Tensor]) -> Tensor:
+        first, *others = counts
+        message = "Every input of a parallel model must have the same number of rows (batch axis)."
+        checks = [tf.debugging.assert_equal(first, other, message) for other in others]
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            return tf.identity(first) if others else first
+
+    def on_host(self) -> contextlib.AbstractContextManager[Any]:
+        return tf.device("/device:CPU:0")
+
+    def make_replicas(
+        self, template: keras.Model, devices: Sequence[str], wire_dtype: str | None
+    ) -> TensorFlowReplicas:
+        names = [device if device.startswith("/") else f"/device:{device.upper()}" for device in devices]
+        return TensorFlowReplicas(template, names, wire_dtype)
+
+    def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+        # XLA compiles a cluster for one device: a compiled step would leave the others idle.
+        # The replicas are compiled instead.
+        return unchanged(model, "jit_compile", False)
+
+
+def _with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> tf.SparseTensor:
+    """Tells a sparse tensor the part of its shape that slicing forgets."""
+    rows = tf.cast(tensor.dense_shape[0], tf.int64)
+    static = [rows if axis is None else axis for axis in shape]
+    if any(axis is None for axis in shape[1:]):
+        return tensor
+    dense_shape = tf.stack([tf.cast(axis, tf.int64) for axis in static])
+    return tf.SparseTensor(tensor.indices, tensor.values, dense_shape)

@@ -1,0 +1,180 @@
+"""Slicing and merging along the batch axis, the first axis of every tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_multigpu import engines
+from keras_multigpu.engines import count_rows, get_mask, set_mask
+
+
+def slice_bounds(rows: Any, index: int, num_slices: int) -> tuple[Any, Any]:
+    """Where slice `index` of a batch begins, and how many rows it has.
+
+    Sizes differ by one row at most, the longer slices first; a slice beyond the last row is
+    empty.
+
+    Args:
+        rows: the rows of the batch, an integer or a scalar tensor.
+        index: which slice, from 0.
+        num_slices: how many slices there are.
+
+    Example:
+        >>> [slice_bounds(5, index, 4) for index in range(4)]
+        [(0, 2), (2, 1), (3, 1), (4, 1)]
+        >>> [slice_bounds(2, index, 4)[1] for index in range(4)]
+        [1, 1, 0, 0]
+    """
+    least, extra = rows // num_slices, rows % num_slices
+    start = index * least + _smaller(index, extra)
+    return start, least + _smaller(1, _larger(extra - index, 0))
+
+
+@keras.saving.register_keras_serializable(package="keras_multigpu")
+class BatchSlice(keras.Layer):
+    """Cuts a batch into slices of equal length, give or take a row.
+
+    A batch with fewer rows than there are slices gives each slice beyond the last row a copy of
+    that row, so that no slice is ever empty; `BatchMerge` leaves those copies out again.
+
+    Args:
+        num_slices: how many slices to make, 1 or more.
+        **kwargs: those of `keras.Layer`.
+
+    Input: a tensor (dense, sparse or ragged) of shape `(rows, ...)`, or a structure of tensors
+        with the same number of rows. A scalar goes into every slice as it is.
+    Output: a list of `num_slices` structures like the input.
+
+    Raises:
+        ValueError: if `num_slices` is not a positive integer, or the inputs have no rows.
+
+    Example:
+        >>> import numpy as np
+        >>> slices = BatchSlice(2)(np.array([[1.0], [2.0], [3.0]]))
+        >>> [tuple(part.shape) for part in slices]
+        [(2, 1), (1, 1)]
+    """
+
+    def __init__(self, num_slices: int, **kwargs: Any):
+        super().__init__(**{"autocast": False, **kwargs})
+        if isinstance(num_slices, bool) or not isinstance(num_slices, int) or num_slices < 1:
+            raise ValueError(
+                "`num_slices` must be a positive integer. "
+                f"Received: num_slices={num_slices!r} (of type {type(num_slices).__name__})."
+            )
+        self.num_slices = num_slices
+
+    def call(self, inputs: Any) -> list[Any]:
+        rows = batch_rows(inputs)
+        return [
+            keras.tree.map_structure(lambda part, i=index: self._slice(part, rows, i), inputs)
+            for index in range(self.num_slices)
+        ]
+
+    def _slice(self, tensor: Any, rows: Any, index: int) -> Any:
+        if tensor is None or not len(tensor.shape):
+            return tensor
+        start, size = slice_bounds(rows, index, self.num_slices)
+        start = _larger(_smaller(start, rows - 1), 0)
+        size = _larger(size, _smaller(rows, 1))
+        take_rows = engines.current().take_rows
+        mask = get_mask(tensor)
+        sliced_mask = None if mask is None else take_rows(mask, start, size)
+        return set_mask(take_rows(tensor, start, size), sliced_mask)
+
+    def compute_output_spec(self, inputs: Any) -> list[Any]:
+        def spec(tensor: Any) -> keras.KerasTensor:
+            return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype, tensor.sparse)
+
+        return [keras.tree.map_structure(spec, inputs) for _ in range(self.num_slices)]
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "num_slices": self.num_slices}
+
+
+@keras.saving.register_keras_serializable(package="keras_multigpu")
+class BatchMerge(keras.Layer):
+    """Puts the slices of a batch together again, in order, with their Keras masks.
+
+    Args:
+        **kwargs: those of `keras.Layer`.
+
+    Input: a list with one structure of tensors per slice, each of shape `(rows, ...)`; and
+        `whole`, the batch that `BatchSlice` cut, by which the copies made for slices beyond
+        its last row are left out. Without `whole` all slices are kept.
+    Output: one structure of tensors of shape `(sum of rows, ...)`.
+
+    Raises:
+        ValueError: if a tensor has no batch axis.
+
+    Example:
+        >>> import numpy as np
+        >>> whole = np.array([[1.0], [2.0]])
+        >>> slices = BatchSlice(4)(whole)
+        >>> len(slices), BatchMerge()(slices, whole=whole).shape[0]
+        (4, 2)
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**{"autocast": False, **kwargs})
+
+    def call(self, inputs: list[Any], whole: Any = None) -> Any:
+        rows = None if whole is None else batch_rows(whole)
+
+        def merge(*parts: Any) -> Any:
+            if parts[0] is None:
+                return None
+            if not len(parts[0].shape):
+                raise ValueError(
+                    "Every output of a model whose batch is sliced must have a batch axis, the "
+                    f"axis along which the slices are merged. Received: output={parts[0]}, a "
+                    "scalar. Return one value per row (for a loss, use `add_loss`)."
+                )
+            masks = [get_mask(part) for part in parts]
+            mask = None if masks[0] is None else self._merge(masks, rows)
+            return set_mask(self._merge(parts, rows), mask)
+
+        return keras.tree.map_structure(merge, *inputs)
+
+    def _merge(self, parts: Any, rows: Any) -> Any:
+        engine = engines.current()
+        kept = [parts[0]]
+        for index, part in enumerate(parts[1:], start=1):
+            if rows is not None:
+                # All of the slice's rows, or none: an output may have several rows per input.
+                is_real = _smaller(1, _larger(rows - index, 0))
+                part = engine.take_rows(part, 0, count_rows(part) * is_real)
+            kept.append(part)
+        return engine.join_rows(kept)
+
+    def compute_output_spec(self, inputs: list[Any], whole: Any = None) -> Any:
+        def spec(tensor: Any) -> keras.KerasTensor:
+            return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype, tensor.sparse)
+
+        return keras.tree.map_structure(spec, inputs[0])
+
+
+def batch_rows(structure: Any) -> Any:
+    """The rows that all tensors of a structure have: an integer where known, else a scalar tensor.
+
+    Raises:
+        ValueError: if no tensor has a batch axis, or two are known to have different rows.
+    """
+    tensors = [part for part in keras.tree.flatten(structure) if len(getattr(part, "shape", ()))]
+    if not tensors:
+        raise ValueError(
+            f"Expected at least one tensor with a batch axis. Received: inputs={structure}."
+        )
+    return engines.current().check_equal_rows([count_rows(tensor) for tensor in tensors])
+
+
+def _smaller(first: Any, second: Any) -> Any:
+    both_known = isinstance(first, int) and isinstance(second, int)
+    return min(first, second) if both_known else keras.ops.minimum(first, second)
+
+
+def _larger(first: Any, second: Any) -> Any:
+    both_known = isinstance(first, int) and isinstance(second, int)
+    return max(first, second) if both_known else keras.ops.maximum(first, second)

@@ -1,0 +1,161 @@
+"""What all parallel models share: the template, its weights, its files, its look."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_multigpu import engines
+
+# What a model has of its own once it is compiled: never looked up in the template.
+_COMPILED = frozenset({"optimizer", "_compile_config", "_compiled_trainable_state"})
+# Kept from Keras's walk over a model's parts, whose paths name the weights in a file.
+_HIDDEN = frozenset({"template", "_template"})
+
+
+class ParallelModel(keras.Model):
+    """A model that calls replicas of another one, its template.
+
+    It is an instance of the template's own class as well: methods that the class defines
+    (`train_step`, `compute_loss`, `metrics`, ...) act on the parallel model, and attributes that
+    it has not got itself are the template's. Its weights are the template's variables
+    themselves, and files are written as the template would write them.
+
+    Args:
+        template: the model to make parallel.
+        devices: the devices to use, as `keras_multigpu.list_devices` names them.
+
+    Attributes:
+        template: the model that was made parallel.
+        devices: the names of the devices in use.
+        mode: the name of the mode.
+    """
+
+    mode: str
+    _replicas: engines.Replicas
+
+    def __init__(self, template: keras.Model, devices: Sequence[str]):
+        # The template casts its inputs itself, each to the type that it declares.
+        keras.Model.__init__(self, name=template.name, dtype=template.dtype_policy, autocast=False)
+        self._template = template
+        self.devices = tuple(devices)
+        for name, value in vars(template).items():
+            if isinstance(value, keras.Metric) and not name.startswith("_"):
+                setattr(self, name, value)
+
+    def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The mode's forward pass: implemented by each mode."""
+        raise NotImplementedError
+
+    @property
+    def template(self) -> keras.Model:
+        """The model that was made parallel. It shares its weights with this one."""
+        return self._template
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in _COMPILED or "_template" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._template, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._template)} - _HIDDEN)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.built:
+            self._template(*_symbolic(args), **_symbolic(kwargs))
+        return super().__call__(*args, **kwargs)
+
+    def build(self, *args: Any, **kwargs: Any) -> None:
+        """Builds the template: its arguments are the template's."""
+        self._template.build(*args, **kwargs)
+
+    @property
+    def built(self) -> bool:
+        """Whether the template's variables exist."""
+        return "_template" in vars(self) and self._template.built
+
+    @built.setter
+    def built(self, value: bool) -> None:
+        pass  # Keras notes here what the template knows.
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the template is trainable."""
+        return self._template.trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._template.trainable = value
+
+    @property
+    def layers(self) -> list[keras.Layer]:
+        """The template's layers."""
+        return self._template.layers
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """The template's symbolic outputs."""
+        return self._template.compute_output_spec(*args, **kwargs)
+
+    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The template's output shapes."""
+        return self._template.compute_output_shape(*args, **kwargs)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes the function of a training step, as Keras does."""
+        return self._make_step(super().make_train_function, self.train_function, force)
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Makes the function of an evaluation step, as Keras does."""
+        return self._make_step(super().make_test_function, self.test_function, force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Makes the function of a prediction step, as Keras does."""
+        return self._make_step(super().make_predict_function, self.predict_function, force)
+
+    def _make_step(self, make: Any, made: Any, force: bool) -> Any:
+        if made is None or force:
+            self._replicas.retrace()
+        with engines.current().step_scope(self):
+            return make(force)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the variables that the template holds outside its layers."""
+        self._template.save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads the variables that the template holds outside its layers."""
+        self._template.load_own_variables(store)
+
+
+def parallel_class(mode: type[ParallelModel], template: keras.Model) -> type[ParallelModel]:
+    """The class of a mode's parallel models of templates of one class."""
+    return _parallel_class(mode, type(template))
+
+
+@functools.cache
+def _parallel_class(mode: type[ParallelModel], template_class: type) -> type[ParallelModel]:
+    @functools.wraps(template_class.call)
+    def call(self: ParallelModel, *args: Any, **kwargs: Any) -> Any:
+        return self._call_replicas(args, kwargs)
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace.update(call=call, __module__=mode.__module__, __doc__=mode.__doc__)
+
+    return types.new_class(mode.__name__, (mode, template_class), exec_body=fill)
+
+
+def _symbolic(structure: Any) -> Any:
+    """Tensors as Keras tensors of any number of rows, everything else as it is."""
+
+    def convert(part: Any) -> Any:
+        if not hasattr(part, "shape") or not hasattr(part, "dtype"):
+            return part
+        dtype = keras.backend.standardize_dtype(part.dtype)
+        rows = (None,) if len(part.shape) else ()
+        return keras.KerasTensor((*rows, *part.shape[1:]), dtype)
+
+    return keras.tree.map_structure(convert, structure)

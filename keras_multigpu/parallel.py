@@ -1,0 +1,108 @@
+"""make_parallel: check the request, choose the devices, hand over to the mode's model."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_multigpu import engines
+from keras_multigpu.devices import choose_devices
+from keras_multigpu.models import DataParallel, ParallelModel, parallel_class
+
+_MODES: dict[str, type[ParallelModel]] = {"data": DataParallel}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """A request that was checked: from here on it can be trusted."""
+
+    template: keras.Model
+    mode: type[ParallelModel]
+    devices: tuple[str, ...]
+    options: dict[str, Any]
+
+
+def make_parallel(
+    model: keras.Model,
+    n_gpus: int | None = None,
+    mode: str = "data",
+    *,
+    devices: Sequence[str] | None = None,
+    **options: Any,
+) -> ParallelModel:
+    """Makes a Keras model use several devices.
+
+    The model becomes the *template* of a parallel one, with which it shares its weights in both
+    directions. It stays as it is and can be used on its own at any time.
+
+    Args:
+        model: any Keras model, built or not, trained or not.
+        n_gpus: how many devices to use; `None` for all GPUs of the host, or its CPU device where
+            it has none. Virtual devices (`use_virtual_devices`) count as GPUs.
+        mode: `"data"` slices every batch, runs a replica of the model on each slice and merges
+            the outputs: the maths of one device.
+        devices: the names of the devices to use instead, as `list_devices` gives them.
+        **options: of mode `"data"`: `wire_dtype`, the type in which weights and gradients cross
+            between devices, `None` (their own), `"bfloat16"` or `"float16"`.
+
+    Returns:
+        A Keras model with the template's inputs, outputs, layers and weights, and the attributes
+        `template`, `devices` and `mode`. Compile it before it is trained.
+
+    Raises:
+        ValueError: if the request can't be met: the text says what was expected, what was
+            received, and how to put it right.
+        TypeError: for an option that the mode does not have.
+        RuntimeError: on a Keras backend that is not supported.
+
+    Example:
+        >>> import numpy as np
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        >>> parallel = make_parallel(model, n_gpus=4)
+        >>> parallel.compile(optimizer="sgd", loss="mse")
+        >>> history = parallel.fit(np.ones((70, 3)), np.ones((70, 1)), batch_size=32, verbose=0)
+        >>> parallel.devices
+        ('cpu:0', 'cpu:1', 'cpu:2', 'cpu:3')
+        >>> bool(np.all(parallel.get_weights()[0] == model.get_weights()[0]))
+        True
+    """
+    engines.current()
+    request = _check(model, n_gpus, mode, devices, options)
+    parallel = parallel_class(request.mode, request.template)
+    return parallel(request.template, request.devices, **request.options)
+
+
+def _check(
+    model: Any, n_gpus: Any, mode: Any, devices: Any, options: dict[str, Any]
+) -> _Request:
+    if not isinstance(model, keras.Model):
+        hint = " Create the model first: pass `YourModel()`." if inspect.isclass(model) else ""
+        raise ValueError(
+            "`model` must be a Keras 3 model, an instance of `keras.Model`. "
+            f"Received: model={model!r} (of type {type(model).__module__}."
+            f"{type(model).__name__}).{hint}"
+        )
+    if isinstance(model, ParallelModel):
+        raise ValueError(
+            f"`model` is a parallel model already, on {len(model.devices)} devices. "
+            f"Received: model={model!r}. Make its template parallel instead: `model.template`."
+        )
+    if mode not in _MODES:
+        raise ValueError(
+            f"`mode` must be one of {', '.join(map(repr, _MODES))}. Received: mode={mode!r}."
+        )
+    mode_class = _MODES[mode]
+    known = list(inspect.signature(mode_class.__init__).parameters)[3:]
+    for name, value in options.items():
+        if name not in known:
+            raise TypeError(
+                f"mode={mode!r} has the options {', '.join(known)}. "
+                f"Received: {name}={value!r}."
+            )
+    chosen = choose_devices(n_gpus, devices)
+    mode_class.check(model, chosen, **options)
+    return _Request(model, mode_class, chosen, options)
