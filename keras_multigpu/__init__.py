@@ -1,6 +1,6 @@
 """Multi-GPU training of any Keras model: `make_parallel(model, n_gpus, mode)`."""
 
-from keras_multigpu import layers
+from keras_multigpu import engines, layers  # engines first: a missing backend is met there
 from keras_multigpu.devices import list_devices, use_virtual_devices
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.version import __version__

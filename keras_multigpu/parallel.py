@@ -76,9 +76,7 @@ def make_parallel(
     return parallel(request.template, request.devices, **request.options)
 
 
-def _check(
-    model: Any, n_gpus: Any, mode: Any, devices: Any, options: dict[str, Any]
-) -> _Request:
+def _check(model: Any, n_gpus: Any, mode: Any, devices: Any, options: dict[str, Any]) -> _Request:
     if not isinstance(model, keras.Model):
         hint = " Create the model first: pass `YourModel()`." if inspect.isclass(model) else ""
         raise ValueError(
@@ -100,8 +98,7 @@ def _check(
     for name, value in options.items():
         if name not in known:
             raise TypeError(
-                f"mode={mode!r} has the options {', '.join(known)}. "
-                f"Received: {name}={value!r}."
+                f"mode={mode!r} has the options {', '.join(known)}. Received: {name}={value!r}."
             )
     chosen = choose_devices(n_gpus, devices)
     mode_class.check(model, chosen, **options)

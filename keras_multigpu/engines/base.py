@@ -87,8 +87,11 @@ class Engine(abc.ABC):
         """Tensors of one kind, one after the other along their first axis."""
 
     @abc.abstractmethod
-    def check_equal_rows(self, counts: Sequence[Tensor]) -> Tensor:
-        """The one value of `counts`; a clear error, at the latest in the step, if they differ."""
+    def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
+        """The one value of numbers of rows of which some are known in the step only.
+
+        Where they differ, the step fails with an error that says so.
+        """
 
     @abc.abstractmethod
     def on_host(self) -> contextlib.AbstractContextManager[Any]:

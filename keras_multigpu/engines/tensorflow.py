@@ -61,12 +61,13 @@ class TensorFlowEngine(Engine):
             return tf.sparse.concat(axis=0, sp_inputs=list(tensors))
         return tf.concat(list(tensors), axis=0)
 
-    def check_equal_rows(self, counts: Sequence[Tensor]) -> Tensor:
+    def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
         first, *others = counts
-        message = "Every input of a parallel model must have the same number of rows (batch axis)."
-        checks = [tf.debugging.assert_equal(first, other, message) for other in others]
-        with tf.control_dependencies([check for check in checks if check is not None]):
-            return tf.identity(first) if others else first
+        message = "All tensors must have the same number of rows, the length of their first axis."
+        with tf.control_dependencies(
+            [tf.debugging.assert_equal(other, first, message) for other in others]
+        ):
+            return tf.identity(first)
 
     def on_host(self) -> contextlib.AbstractContextManager[Any]:
         return tf.device("/device:CPU:0")
@@ -74,7 +75,9 @@ class TensorFlowEngine(Engine):
     def make_replicas(
         self, template: keras.Model, devices: Sequence[str], wire_dtype: str | None
     ) -> TensorFlowReplicas:
-        names = [device if device.startswith("/") else f"/device:{device.upper()}" for device in devices]
+        names = [
+            device if device.startswith("/") else f"/device:{device.upper()}" for device in devices
+        ]
         return TensorFlowReplicas(template, names, wire_dtype)
 
     def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:

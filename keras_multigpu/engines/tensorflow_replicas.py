@@ -149,7 +149,9 @@ class TensorFlowReplicas(Replicas):
             )
         return function(state, call, tf.constant(number), flags)
 
-    def _replica(self, state: list[Tensor], call: Any, number: Tensor, flags: Any) -> dict[str, Any]:
+    def _replica(
+        self, state: list[Tensor], call: Any, number: Tensor, flags: Any
+    ) -> dict[str, Any]:
         """The template's call as a function of its state: traced once for all the devices."""
         inputs, masks = call
         for part, mask in zip(tf.nest.flatten(inputs), masks):

@@ -65,6 +65,7 @@ class BatchSlice(keras.Layer):
                 f"Received: num_slices={num_slices!r} (of type {type(num_slices).__name__})."
             )
         self.num_slices = num_slices
+        self.supports_masking = True
 
     def call(self, inputs: Any) -> list[Any]:
         rows = batch_rows(inputs)
@@ -83,6 +84,9 @@ class BatchSlice(keras.Layer):
         mask = get_mask(tensor)
         sliced_mask = None if mask is None else take_rows(mask, start, size)
         return set_mask(take_rows(tensor, start, size), sliced_mask)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """`call` gives each output its mask."""
 
     def compute_output_spec(self, inputs: Any) -> list[Any]:
         def spec(tensor: Any) -> keras.KerasTensor:
@@ -119,6 +123,7 @@ class BatchMerge(keras.Layer):
 
     def __init__(self, **kwargs: Any):
         super().__init__(**{"autocast": False, **kwargs})
+        self.supports_masking = True
 
     def call(self, inputs: list[Any], whole: Any = None) -> Any:
         rows = None if whole is None else batch_rows(whole)
@@ -149,6 +154,9 @@ class BatchMerge(keras.Layer):
             kept.append(part)
         return engine.join_rows(kept)
 
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """`call` gives each output its mask."""
+
     def compute_output_spec(self, inputs: list[Any], whole: Any = None) -> Any:
         def spec(tensor: Any) -> keras.KerasTensor:
             return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype, tensor.sparse)
@@ -167,7 +175,14 @@ def batch_rows(structure: Any) -> Any:
         raise ValueError(
             f"Expected at least one tensor with a batch axis. Received: inputs={structure}."
         )
-    return engines.current().check_equal_rows([count_rows(tensor) for tensor in tensors])
+    counts = [count_rows(tensor) for tensor in tensors]
+    known = [count for count in counts if isinstance(count, int)]
+    if len(set(known)) > 1:
+        raise ValueError(
+            "All tensors must have the same number of rows, the length of their first axis. "
+            f"Received: tensors of {', '.join(map(str, known))} rows."
+        )
+    return known[0] if len(known) == len(counts) else engines.current().check_equal(counts)
 
 
 def _smaller(first: Any, second: Any) -> Any:

@@ -65,6 +65,7 @@ class ParallelModel(keras.Model):
         return sorted({*super().__dir__(), *dir(self._template)} - _HIDDEN)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model, after building its template where that is still to be done."""
         if not self.built:
             self._template(*_symbolic(args), **_symbolic(kwargs))
         return super().__call__(*args, **kwargs)
@@ -133,11 +134,12 @@ class ParallelModel(keras.Model):
 
 def parallel_class(mode: type[ParallelModel], template: keras.Model) -> type[ParallelModel]:
     """The class of a mode's parallel models of templates of one class."""
-    return _parallel_class(mode, type(template))
+    classes: Any = (mode, type(template))
+    return _parallel_class(*classes)
 
 
 @functools.cache
-def _parallel_class(mode: type[ParallelModel], template_class: type) -> type[ParallelModel]:
+def _parallel_class(mode: Any, template_class: Any) -> type[ParallelModel]:
     @functools.wraps(template_class.call)
     def call(self: ParallelModel, *args: Any, **kwargs: Any) -> Any:
         return self._call_replicas(args, kwargs)

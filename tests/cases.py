@@ -1,0 +1,245 @@
+"""The table of models on which one device and several must agree."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import scipy.sparse
+from keras import layers, ops
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, how to compile it, and data for it.
+
+    Attributes:
+        name: the case's name in the tests' output.
+        build: makes the model, equal each time after the same seed.
+        data: inputs and targets for a number of rows.
+        compile: the arguments of `compile`.
+        tolerance: the largest difference of outputs, logs and weights from one device.
+    """
+
+    name: str
+    build: Callable[[], keras.Model]
+    data: Callable[[np.random.Generator, int], tuple[Any, Any]]
+    compile: dict[str, Any] = dataclasses.field(default_factory=dict)
+    tolerance: float = 2e-5
+
+    def __str__(self):
+        return self.name
+
+
+def _vectors(rng, rows):
+    return rng.normal(size=(rows, 6)).astype("float32"), rng.normal(size=(rows, 2))
+
+
+def _images(rng, rows):
+    return rng.normal(size=(rows, 8, 8, 2)).astype("float32"), rng.integers(0, 5, rows)
+
+
+def _tokens(rng, rows):
+    x = rng.integers(1, 30, size=(rows, 7))
+    x[:, 5:] *= rng.integers(0, 2, size=(rows, 1))  # rows of unequal length
+    return x, rng.normal(size=(rows, 3))
+
+
+def _mlp():
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Dense(16, activation="tanh"), layers.Dense(2)]
+    )
+
+
+def _unbuilt():
+    return keras.Sequential([layers.Dense(16, activation="tanh"), layers.Dense(2)])
+
+
+def _conv():
+    x = inputs = keras.Input((8, 8, 2))
+    x = layers.Conv2D(8, 3, activation="tanh")(x)
+    x = layers.DepthwiseConv2D(3)(x)
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(5)(x))
+
+
+def _residual():
+    inputs = keras.Input((6,))
+    block = keras.Sequential([keras.Input((6,)), layers.Dense(6, activation="tanh")], name="block")
+    x = layers.add([inputs, block(inputs)])
+    x = layers.LayerNormalization()(layers.add([x, block(x)]))
+    return keras.Model(inputs, layers.Dense(2)(x))
+
+
+def _lstm_masked():
+    x = inputs = keras.Input((7,), dtype="int32")
+    x = layers.Embedding(30, 8, mask_zero=True)(x)
+    return keras.Model(inputs, layers.Dense(3)(layers.LSTM(8)(x)))
+
+
+def _sequence_out():
+    """The output carries its mask on to the loss."""
+    x = inputs = keras.Input((7,), dtype="int32")
+    x = layers.Embedding(30, 8, mask_zero=True)(x)
+    x = layers.Bidirectional(layers.GRU(4, return_sequences=True))(x)
+    return keras.Model(inputs, layers.Dense(1)(x))
+
+
+def _sequence_data(rng, rows):
+    x, _ = _tokens(rng, rows)
+    return x, rng.normal(size=(rows, 7, 1))
+
+
+def _attention():
+    x = inputs = keras.Input((7,), dtype="int32")
+    x = layers.Embedding(30, 8)(x)
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4)(x, x))
+    return keras.Model(inputs, layers.Dense(3)(layers.GlobalMaxPooling1D()(x)))
+
+
+def _two_by_two():
+    """Dicts in and out, two inputs and two outputs."""
+    left, right = keras.Input((6,), name="left"), keras.Input((3,), name="right")
+    x = layers.Dense(8, activation="tanh")(layers.concatenate([left, right]))
+    outputs = {"mean": layers.Dense(2, name="mean")(x), "logit": layers.Dense(1, name="logit")(x)}
+    return keras.Model({"left": left, "right": right}, outputs)
+
+
+def _two_by_two_data(rng, rows):
+    x = {"left": rng.normal(size=(rows, 6)), "right": rng.normal(size=(rows, 3))}
+    return x, {"mean": rng.normal(size=(rows, 2)), "logit": rng.integers(0, 2, (rows, 1))}
+
+
+def _siamese():
+    """A shared layer, a list of inputs."""
+    first, second = keras.Input((6,)), keras.Input((6,))
+    shared = layers.Dense(8, activation="tanh")
+    x = layers.subtract([shared(first), shared(second)])
+    return keras.Model([first, second], layers.Dense(1, activation="sigmoid")(x))
+
+
+def _siamese_data(rng, rows):
+    x = [rng.normal(size=(rows, 6)), rng.normal(size=(rows, 6))]
+    return x, rng.integers(0, 2, (rows, 1))
+
+
+def _regularized():
+    x = inputs = keras.Input((6,))
+    x = layers.Dense(8, activation="tanh", kernel_regularizer="l2", activity_regularizer="l1")(x)
+    return keras.Model(inputs, layers.Dense(2, bias_regularizer="l1l2")(x))
+
+
+class Penalty(layers.Layer):
+    """Adds a loss that is the mean over the batch."""
+
+    def call(self, inputs):
+        self.add_loss(0.1 * ops.mean(ops.square(inputs)))
+        return inputs
+
+
+class Subclassed(keras.Model):
+    """Layers are made when it is first called; `training` matters; no `get_config`."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = layers.Dense(8, activation="tanh")
+        self.penalty = Penalty()
+        self.out = layers.Dense(2)
+        self.scale = self.add_weight(shape=(2,), initializer="ones", name="scale")
+
+    def call(self, inputs, training=False):
+        x = self.penalty(self.hidden(inputs))
+        return self.out(x) * self.scale + (0.5 if training else 0.0)
+
+
+class CustomStep(keras.Model):
+    """Its own loss, its own metric, its own `train_step`."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden = layers.Dense(8, activation="tanh")
+        self.out = layers.Dense(2)
+        self.largest = keras.metrics.Mean(name="largest")
+
+    def call(self, inputs):
+        return self.out(self.hidden(inputs))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + ops.mean(ops.abs(y_pred))
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.largest.update_state(ops.max(data[0]))
+        return {**logs, "largest": self.largest.result()}
+
+
+def _sparse_input():
+    return keras.Sequential([keras.Input((40,), sparse=True), layers.Dense(4)])
+
+
+def _sparse_data(rng, rows):
+    dense = rng.normal(size=(rows, 40)) * (rng.random((rows, 40)) < 0.1)
+    return scipy.sparse.csr_matrix(dense.astype("float32")), rng.normal(size=(rows, 4))
+
+
+def _contrastive(y_true, y_pred):
+    """Compares every row of the batch with every other."""
+    similarity = ops.matmul(y_pred, ops.transpose(y_pred))
+    return ops.logsumexp(similarity, axis=1) - ops.sum(y_pred * y_true, axis=1)
+
+
+_BINARY = {"loss": "binary_crossentropy", "metrics": ["accuracy", "AUC"]}
+_CLASSES = {
+    "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    "metrics": ["accuracy"],
+}
+_BY_NAME = {
+    "loss": {"mean": "mse", "logit": keras.losses.BinaryCrossentropy(from_logits=True)},
+    "loss_weights": {"mean": 0.3, "logit": 1.0},
+    "metrics": {"mean": ["mae"]},
+}
+
+CASES = [
+    Case("mlp", _mlp, _vectors),
+    Case("unbuilt_sequential", _unbuilt, _vectors, {"optimizer": "adam"}),
+    Case("conv", _conv, _images, _CLASSES),
+    Case("residual_shared_block", _residual, _vectors, {"metrics": ["mae"]}),
+    Case("embedding_lstm_masked", _lstm_masked, _tokens),
+    Case("bidirectional_masked_output", _sequence_out, _sequence_data),
+    Case("attention", _attention, _tokens),
+    Case("dict_inputs_and_outputs", _two_by_two, _two_by_two_data, _BY_NAME),
+    Case("siamese_list_inputs", _siamese, _siamese_data, _BINARY),
+    Case("regularized", _regularized, _vectors),
+    Case("subclassed_add_loss", Subclassed, _vectors),
+    Case("custom_step_and_loss", CustomStep, _vectors),
+    Case("scipy_csr_input", _sparse_input, _sparse_data),
+    Case("in_batch_contrastive", _mlp, _vectors, {"loss": _contrastive}),
+    Case("clipped_accumulated_ema", _mlp, _vectors, {"optimizer": "special"}),
+]
+
+
+def compile_case(case: Case, model: keras.Model, **changes: Any) -> None:
+    """Compiles a model as its case says; objects are made afresh for each model."""
+    arguments = {"optimizer": keras.optimizers.SGD(0.05), "loss": "mse", **case.compile, **changes}
+    if arguments["optimizer"] == "special":
+        arguments["optimizer"] = keras.optimizers.Adam(
+            0.01,
+            global_clipnorm=0.1,
+            use_ema=True,
+            weight_decay=0.01,
+            gradient_accumulation_steps=2,
+        )
+    model.compile(**arguments)
+
+
+def build_equal(case: Case, count: int = 2) -> list[keras.Model]:
+    """Models of a case with the same initial weights."""
+    models = []
+    for _ in range(count):
+        keras.utils.set_random_seed(11)
+        models.append(case.build())
+    return models

@@ -1,0 +1,56 @@
+"""What is written is run: the docstrings' examples, the demo, the command line."""
+
+import doctest
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import keras_multigpu
+
+MODULES = sorted(
+    module.name for module in pkgutil.walk_packages(keras_multigpu.__path__, "keras_multigpu.")
+)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__main__")])
+def test_examples(name):
+    module = importlib.import_module(name)
+    assert module.__doc__, f"{name} has no docstring"
+    assert doctest.testmod(module).failed == 0
+
+
+def _run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "keras_multigpu", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_demo():
+    done = _run("demo")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    header = next(row for row in rows if row[:1] == ["devices"])
+    assert header == ["devices", "time", "loss", "accuracy", "largest", "weight", "difference"]
+    one, four = (row for row in rows[rows.index(header) :] if row and row[0] in "14")
+    assert (one[0], four[0]) == ("1", "4")
+    assert float(four[4]) < 1e-4
+    assert abs(float(four[2]) - float(one[2])) < 1e-4
+    assert float(four[3]) > 0.9
+    assert "Epoch 5/5" in done.stdout
+
+
+def test_devices():
+    done = _run("devices")
+    assert done.stdout.split()[-1] == "cpu:0"
+
+
+def test_an_unknown_command():
+    done = _run("trian")
+    assert done.returncode == 2
+    assert "invalid choice: 'trian'" in done.stderr

@@ -1,0 +1,174 @@
+"""What make_parallel and the devices refuse, and what they say."""
+
+import subprocess
+import sys
+
+import keras
+import pytest
+
+import keras_multigpu
+from keras_multigpu import list_devices, make_parallel, use_virtual_devices
+
+
+def _model():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+
+def test_the_devices_of_this_process():
+    assert list_devices() == ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
+    use_virtual_devices(4)  # once more: a notebook's cell is run again
+
+
+@pytest.mark.parametrize(
+    ("request_", "devices"),
+    [
+        ({}, ("cpu:0", "cpu:1", "cpu:2", "cpu:3")),
+        ({"n_gpus": 2}, ("cpu:0", "cpu:1")),
+        ({"n_gpus": 1}, ("cpu:0",)),
+        ({"devices": ["cpu:2", "/CPU:1"]}, ("cpu:2", "cpu:1")),
+        ({"devices": ("/device:CPU:3",), "n_gpus": 1}, ("cpu:3",)),
+        ({"devices": ["/job:localhost/replica:0/task:0/device:CPU:1"]}, ("cpu:1",)),
+    ],
+)
+def test_devices_by_number_and_by_name(request_, devices):
+    template = _model()
+    parallel = make_parallel(template, **request_)
+    assert parallel.devices == devices
+    assert parallel.template is template
+    assert parallel.mode == "data"
+
+
+@pytest.mark.parametrize("model", [None, "resnet", keras.layers.Dense(1), keras.Sequential])
+def test_not_a_keras_model(model):
+    with pytest.raises(ValueError, match="instance of `keras.Model`. Received: model=") as error:
+        make_parallel(model, 2)
+    assert type(model).__name__ in str(error.value)
+
+
+def test_parallel_already():
+    parallel = make_parallel(_model(), 2)
+    with pytest.raises(ValueError, match=r"parallel model already, on 2 devices.*model.template"):
+        make_parallel(parallel, 4)
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.0, True, False, "2"])
+def test_a_wrong_number_of_devices(n):
+    for call, name in [
+        (lambda: make_parallel(_model(), n), "n_gpus"),
+        (lambda: use_virtual_devices(n), "n"),
+    ]:
+        with pytest.raises(ValueError, match=f"`{name}` must be a positive integer") as error:
+            call()
+        assert f"{name}={n!r}" in str(error.value)
+
+
+def test_more_devices_than_there_are():
+    with pytest.raises(ValueError, match="n_gpus=5, and this host has 0 GPUs") as error:
+        make_parallel(_model(), 5)
+    assert "virtual devices are in use: 4" in str(error.value)
+    assert "use_virtual_devices(5)" in str(error.value)
+
+
+def test_unknown_modes_and_options():
+    with pytest.raises(ValueError, match="`mode` must be one of 'data'. Received: mode='dta'"):
+        make_parallel(_model(), 2, "dta")
+    with pytest.raises(TypeError, match="options wire_dtype. Received: wire='bfloat16'"):
+        make_parallel(_model(), 2, wire="bfloat16")
+    with pytest.raises(ValueError, match="`wire_dtype` must be None.*wire_dtype='int8'"):
+        make_parallel(_model(), 2, wire_dtype="int8")
+
+
+@pytest.mark.parametrize(
+    ("devices", "error", "message"),
+    [
+        ("cpu:0", TypeError, "list of device names.*devices='cpu:0'"),
+        ([0, 1], TypeError, r"list of device names.*devices=\[0, 1\]"),
+        (["cpu:9"], ValueError, r"cpu:0, cpu:1, cpu:2, cpu:3. Received.*\['cpu:9'\] are unknown"),
+        (["gpu:0"], ValueError, r"\['gpu:0'\] are unknown"),
+        (["/job:worker/task:0/device:CPU:0"], ValueError, "are unknown"),
+        ([], ValueError, "must name devices"),
+        (["cpu:0", "CPU:0"], ValueError, "each device once"),
+    ],
+)
+def test_wrong_device_names(devices, error, message):
+    with pytest.raises(error, match=message):
+        make_parallel(_model(), devices=devices)
+
+
+def test_number_and_names_that_disagree():
+    with pytest.raises(ValueError, match="n_gpus=3 and 2 devices"):
+        make_parallel(_model(), 3, devices=["cpu:0", "cpu:1"])
+
+
+def test_a_fixed_batch_size():
+    inputs = keras.Input(batch_shape=(8, 3), name="pixels")
+    template = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    with pytest.raises(ValueError, match=r"input 'pixels' has the fixed batch_shape=\(8, 3\)") as e:
+        make_parallel(template, 2)
+    assert "keras.Input(shape=(3,), name='pixels')" in str(e.value)
+    assert make_parallel(template, 1).devices == ("cpu:0",)
+
+
+def test_virtual_devices_too_late():
+    keras.ops.zeros(1)
+    with pytest.raises(RuntimeError, match=r"started with 4 CPU devices. Received: n=3.*kernel"):
+        use_virtual_devices(3)
+
+
+def _run(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120
+    )
+
+
+def test_no_devices_asked_for_means_the_one_processor():
+    code = (
+        "import keras, keras_multigpu as k\n"
+        "m = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
+        "print(k.make_parallel(m).devices)\n"
+        "k.make_parallel(m, 2)\n"
+    )
+    done = _run(code, CUDA_VISIBLE_DEVICES="-1")
+    assert "('cpu:0',)" in done.stdout
+    assert "n_gpus=2, and this host has 0 GPUs" in done.stderr
+    assert "use_virtual_devices(2)` at the start of the process" in done.stderr
+
+
+def test_another_backend():
+    code = (
+        "import sys, types, keras\n"
+        "keras.backend.backend = lambda: 'torch'\n"
+        "import keras_multigpu as k\n"
+        "k.make_parallel(keras.Sequential([keras.layers.Dense(1)]), 2)\n"
+    )
+    done = _run(code)
+    assert "RuntimeError: keras_multigpu works on the Keras backend 'tensorflow'" in done.stderr
+    assert "='torch'" in done.stderr
+    assert "KERAS_BACKEND=tensorflow" in done.stderr
+
+
+def test_no_backend_at_all():
+    code = (
+        "import sys\n"
+        "class Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'tensorflow':\n"
+        "            raise ModuleNotFoundError('No module', name=name)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+        "import keras_multigpu\n"
+    )
+    done = _run(code)
+    assert "ImportError: keras_multigpu needs Keras 3 with a backend" in done.stderr
+    assert "`tensorflow` is not installed" in done.stderr
+    assert "pip install 'keras-multigpu[tensorflow-cpu]'" in done.stderr
+
+
+def test_the_public_names():
+    assert keras_multigpu.__all__ == [
+        "__version__",
+        "layers",
+        "list_devices",
+        "make_parallel",
+        "use_virtual_devices",
+    ]
+    assert keras_multigpu.layers.__all__ == ["BatchMerge", "BatchSlice"]

@@ -1,0 +1,81 @@
+"""Weights files between a parallel model on 4 devices, one on 2, and the plain model."""
+
+import itertools
+
+import h5py
+import keras
+import numpy as np
+import pytest
+from cases import CASES, build_equal, compile_case
+from parity import difference, variables
+
+from keras_multigpu import make_parallel
+
+NAMES = ("plain", "two", "four")
+case_names = ["mlp", "dict_inputs_and_outputs", "residual_shared_block", "subclassed_add_loss"]
+some_cases = pytest.mark.parametrize("case", [c for c in CASES if c.name in case_names], ids=str)
+
+
+def _three(case):
+    plain, first, second = build_equal(case, 3)
+    models = dict(zip(NAMES, (plain, make_parallel(first, 2), make_parallel(second, 4))))
+    for model in models.values():
+        compile_case(case, model, optimizer=keras.optimizers.Adam(0.01))
+    return models
+
+
+@some_cases
+def test_every_direction_with_the_optimizer(case, rng, tmp_path):
+    x, y = case.data(rng, 33)
+    for source, target in itertools.permutations(NAMES, 2):
+        path = tmp_path / f"{source}_{target}.weights.h5"
+        models = _three(case)
+        models[source].fit(x, y, epochs=2, verbose=0)
+        models[source].save_weights(path)
+        models[target].fit(x, y, epochs=1, shuffle=False, verbose=0)  # builds, and moves away
+        models[target].load_weights(path)
+        assert difference(*(variables(models[name]) for name in (source, target))) == 0
+        for name in (source, target):
+            models[name].fit(x, y, batch_size=16, shuffle=False, verbose=0)
+        assert difference(*(variables(models[name]) for name in (source, target))) < 2e-5
+
+
+@some_cases
+def test_the_file_is_the_templates_own(case, rng, tmp_path):
+    x, y = case.data(rng, 33)
+    contents = {}
+    for name, model in _three(case).items():
+        model.fit(x, y, shuffle=False, verbose=0)
+        path = tmp_path / f"{name}.weights.h5"
+        model.save_weights(path)
+        contents[name] = _read(path)
+    assert any(key.startswith("optimizer") for key in contents["plain"])
+    for name in ("two", "four"):
+        assert contents[name].keys() == contents["plain"].keys()
+        assert difference(contents[name], contents["plain"]) < 2e-5
+
+
+def _read(path):
+    contents = {}
+    with h5py.File(path) as file:
+        file.visititems(
+            lambda name, item: (
+                contents.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
+            )
+        )
+    return contents
+
+
+def test_the_templates_own_file_with_another_optimizer(rng, tmp_path):
+    """What the template was compiled with is its own affair."""
+    template = CASES[0].build()
+    template.compile("adam", "mse")
+    x, y = CASES[0].data(rng, 33)
+    template.fit(x, y, verbose=0)
+    parallel = make_parallel(template, 4)
+    parallel.compile("sgd", "mse")
+    parallel.fit(x, y, verbose=0)
+    parallel.save_weights(tmp_path / "parallel.weights.h5")
+    keys = [key for key in _read(tmp_path / "parallel.weights.h5") if key.startswith("optimizer")]
+    assert len(keys) == len(parallel.optimizer.variables)
+    assert np.all([np.isfinite(weight).all() for weight in template.get_weights()])
