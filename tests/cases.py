@@ -133,10 +133,12 @@ def _regularized():
 
 
 class Penalty(layers.Layer):
-    """Adds a loss that is the mean over the batch."""
+    """Adds a mean over the batch, a sum over it, and a value for each row."""
 
     def call(self, inputs):
         self.add_loss(0.1 * ops.mean(ops.square(inputs)))
+        self.add_loss(0.01 * ops.sum(ops.abs(inputs)))
+        self.add_loss(0.01 * ops.max(inputs, axis=1))
         return inputs
 
 

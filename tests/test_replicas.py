@@ -163,3 +163,17 @@ def test_weights_cross_in_the_wires_type():
         model.compile("sgd", "mse")
         model.fit(x, np.ones((9, 4)), verbose=0)
     assert 0 < difference(exact.get_weights(), rounded.get_weights()) < 1e-2
+
+
+def test_a_loss_that_cannot_be_tried_is_told():
+    class Picky(layers.Layer):
+        def call(self, inputs):
+            if tf.executing_eagerly():
+                raise ValueError("not eagerly")
+            self.add_loss(tf.reduce_mean(inputs))
+            return inputs
+
+    parallel = make_parallel(keras.Sequential([keras.Input((3,)), Picky()]), 2)
+    parallel.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match=r"taken for means.*ValueError.*not eagerly"):
+        parallel.evaluate(np.ones((4, 3)), np.ones((4, 3)), verbose=0)

@@ -23,12 +23,13 @@ class Result:
 
     Attributes:
         outputs: the template's outputs, in its structure, with their masks.
-        losses: the tensors given to `add_loss` in the call, in order.
+        losses: the tensors given to `add_loss` in the call, in order, each with whether it is
+            a sum over the rows rather than a mean.
         updates: pairs of a variable that the call assigned and its value in this replica.
     """
 
     outputs: Any
-    losses: list[Tensor]
+    losses: list[tuple[Tensor, bool]]
     updates: list[tuple[keras.Variable, Tensor]]
 
 

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.base import Call, Replicas, Result, Tensor, get_mask, set_mask
+from keras_multigpu.engines.tensorflow_losses import find_sums
 
 _SEED = "seed_generator_state"
 # Added to the seed of replica i, i times: the golden ratio of 2^32 keeps the seeds apart.
@@ -38,6 +39,7 @@ class TensorFlowReplicas(Replicas):
     def retrace(self) -> None:
         self._functions: dict[bool, Any] = {}
         self._assigned: dict[str, keras.Variable] = {}
+        self._sums: dict[Any, list[bool]] = {}
 
     def run(self, calls: Sequence[Call], *, compiled: bool) -> list[Result]:
         trainable = [v for v in self._variables if _is_differentiable(v)]
@@ -72,7 +74,8 @@ class TensorFlowReplicas(Replicas):
                 return [tf.identity(value) for run in runs for value in run[-1]], backward
 
         gathered = iter(forward(*map(_read, trainable), *_floats(masked)))
-        return [self._result(one, gathered) for one in raw]
+        sums = self._find_sums(calls[0], len(raw[0]["losses"]))
+        return [self._result(one, gathered, sums) for one in raw]
 
     def _send(self, weights: dict[int, Tensor]) -> list[dict[int, Tensor]]:
         """The value of every variable on every device, by the variable's `id`.
@@ -171,7 +174,18 @@ class TensorFlowReplicas(Replicas):
             "updates": updates,
         }
 
-    def _result(self, raw: dict[str, Any], gathered: Iterator[Tensor]) -> Result:
+    def _find_sums(self, call: Call, count: int) -> list[bool]:
+        """Whether each of the losses is a sum: tried once, and only where it matters."""
+        if not count or len(self.devices) == 1:
+            return [False] * count
+        key = (count, call[1].get("training"))
+        if key not in self._sums:
+            self._sums[key] = find_sums(self.template, call, count)
+        return self._sums[key]
+
+    def _result(
+        self, raw: dict[str, Any], gathered: Iterator[Tensor], sums: Sequence[bool]
+    ) -> Result:
         """One replica's results, all of them on the first device."""
         outputs, losses = _substitute(_differentiable(raw), gathered)
         with tf.device(self.devices[0]):
@@ -179,7 +193,7 @@ class TensorFlowReplicas(Replicas):
         for part, mask in zip(tf.nest.flatten(outputs), masks):
             set_mask(part, mask)
         updates = [(self._assigned[key], value) for key, value in raw["updates"].items()]
-        return Result(outputs, losses, updates)
+        return Result(outputs, list(zip(losses, sums)), updates)
 
 
 class _ReplicaScope(keras.StatelessScope):

@@ -88,11 +88,13 @@ class DataParallel(ParallelModel):
                 variable.assign(first)
 
 
-def _merge_loss(losses: Sequence[Any], shares: Sequence[Any], whole: Any) -> Any:
-    """A scalar loss is a mean over the rows of its slice; any other has a value for each row."""
-    if len(losses[0].shape):
-        return BatchMerge(name="merge_loss")(list(losses), whole=whole)
-    return _weighted_sum(losses, shares)
+def _merge_loss(losses: Sequence[tuple[Any, bool]], shares: Sequence[Any], whole: Any) -> Any:
+    """The loss of the whole batch, of which each replica has its slice's."""
+    values = [value for value, _ in losses]
+    if len(values[0].shape):
+        return BatchMerge(name="merge_loss")(values, whole=whole)
+    is_sum = losses[0][1]
+    return _weighted_sum(values, [keras.ops.sign(share) if is_sum else share for share in shares])
 
 
 def _weighted_sum(values: Sequence[Any], shares: Sequence[Any]) -> Any:
