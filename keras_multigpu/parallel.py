@@ -11,7 +11,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.devices import choose_devices
-from keras_multigpu.models import DataParallel, ParallelModel, parallel_class
+from keras_multigpu.models import DataParallel, ParallelModel, build_parallel
 
 _MODES: dict[str, type[ParallelModel]] = {"data": DataParallel}
 
@@ -47,11 +47,13 @@ def make_parallel(
             the outputs: the maths of one device.
         devices: the names of the devices to use instead, as `list_devices` gives them.
         **options: of mode `"data"`: `wire_dtype`, the type in which weights and gradients cross
-            between devices, `None` (their own), `"bfloat16"` or `"float16"`.
+            between devices, `None` (their own), `"bfloat16"` or `"float16"`; and
+            `sync_batch_norm=True`, to have every `BatchNormalization` see the whole batch.
 
     Returns:
         A Keras model with the template's inputs, outputs, layers and weights, and the attributes
-        `template`, `devices` and `mode`. Compile it before it is trained.
+        `template`, `devices` and `mode`. It is compiled if the model is, with the optimizer's
+        state as it stands.
 
     Raises:
         ValueError: if the request can't be met: the text says what was expected, what was
@@ -72,8 +74,7 @@ def make_parallel(
     """
     engines.current()
     request = _check(model, n_gpus, mode, devices, options)
-    parallel = parallel_class(request.mode, request.template)
-    return parallel(request.template, request.devices, **request.options)
+    return build_parallel(request.mode, request.template, request.devices, request.options)
 
 
 def _check(model: Any, n_gpus: Any, mode: Any, devices: Any, options: dict[str, Any]) -> _Request:
@@ -101,5 +102,5 @@ def _check(model: Any, n_gpus: Any, mode: Any, devices: Any, options: dict[str, 
                 f"mode={mode!r} has the options {', '.join(known)}. Received: {name}={value!r}."
             )
     chosen = choose_devices(n_gpus, devices)
-    mode_class.check(model, chosen, **options)
+    mode_class.check(model, chosen, options)
     return _Request(model, mode_class, chosen, options)

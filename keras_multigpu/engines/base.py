@@ -26,18 +26,20 @@ class Result:
         losses: the tensors given to `add_loss` in the call, in order, each with whether it is
             a sum over the rows rather than a mean.
         updates: pairs of a variable that the call assigned and its value in this replica.
+        shapes: the outputs' shapes for any number of rows, `None` for an axis that is not fixed.
     """
 
     outputs: Any
     losses: list[tuple[Tensor, bool]]
     updates: list[tuple[keras.Variable, Tensor]]
+    shapes: list[tuple[int | None, ...]]
 
 
 class Replicas(abc.ABC):
     """The replicas of one template, one per device."""
 
     @abc.abstractmethod
-    def run(self, calls: Sequence[Call], *, compiled: bool) -> list[Result]:
+    def run(self, calls: Sequence[Call], sizes: Sequence[Any], *, compiled: bool) -> list[Result]:
         """Calls every replica on its own inputs, without side effects.
 
         Gradients flow back to the template's trainable variables, summed over the replicas,
@@ -46,6 +48,7 @@ class Replicas(abc.ABC):
 
         Args:
             calls: the arguments of each replica.
+            sizes: the rows of the batch that are each replica's own; 0 for one beyond the last.
             compiled: compile each replica with XLA.
         """
 
@@ -100,7 +103,12 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def make_replicas(
-        self, template: keras.Model, devices: Sequence[str], wire_dtype: str | None
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        wire_dtype: str | None,
+        sync_batch_norm: bool,
     ) -> Replicas:
         """Replicas of a template, one per device.
 
@@ -109,6 +117,8 @@ class Engine(abc.ABC):
             devices: where the replicas run, as `find_device` gives them.
             wire_dtype: the type in which trainable weights and their gradients cross between
                 devices, `None` for their own.
+            sync_batch_norm: let every `BatchNormalization` see the whole batch, not only those
+                with `synchronized=True`.
         """
 
     @abc.abstractmethod

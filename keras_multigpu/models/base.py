@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import types
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from keras_multigpu import engines
+from keras_multigpu.devices import choose_devices
+from keras_multigpu.models.checks import symbolic
+from keras_multigpu.models.compiling import compile_like
 
 # What a model has of its own once it is compiled: never looked up in the template.
 _COMPILED = frozenset({"optimizer", "_compile_config", "_compiled_trainable_state"})
@@ -28,24 +32,32 @@ class ParallelModel(keras.Model):
     Args:
         template: the model to make parallel.
         devices: the devices to use, as `keras_multigpu.list_devices` names them.
+        options: the mode's options, all of them.
 
     Attributes:
         template: the model that was made parallel.
         devices: the names of the devices in use.
         mode: the name of the mode.
+        options: the mode's options.
     """
 
     mode: str
     _replicas: engines.Replicas
 
-    def __init__(self, template: keras.Model, devices: Sequence[str]):
+    def __init__(self, template: keras.Model, devices: Sequence[str], options: dict[str, Any]):
         # The template casts its inputs itself, each to the type that it declares.
         keras.Model.__init__(self, name=template.name, dtype=template.dtype_policy, autocast=False)
         self._template = template
         self.devices = tuple(devices)
+        self.options = dict(options)
         for name, value in vars(template).items():
             if isinstance(value, keras.Metric) and not name.startswith("_"):
                 setattr(self, name, value)
+
+    @classmethod
+    def check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
+        """Refuses, with a clear error, what the mode can't do: implemented by each mode."""
+        raise NotImplementedError
 
     def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The mode's forward pass: implemented by each mode."""
@@ -67,7 +79,7 @@ class ParallelModel(keras.Model):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model, after building its template where that is still to be done."""
         if not self.built:
-            self._template(*_symbolic(args), **_symbolic(kwargs))
+            self._template(*symbolic(args), **symbolic(kwargs))
         return super().__call__(*args, **kwargs)
 
     def build(self, *args: Any, **kwargs: Any) -> None:
@@ -123,6 +135,53 @@ class ParallelModel(keras.Model):
         with engines.current().step_scope(self):
             return make(force)
 
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Prints the template's summary, and a line on the mode and the devices."""
+        super().summary(*args, **kwargs)
+        line = f" Parallel: mode {self.mode!r} on {', '.join(self.devices)}"
+        kwargs.get("print_fn", print)(line)
+
+    def export(self, *args: Any, **kwargs: Any) -> Any:
+        """Exports the template for serving: a graph without the names of devices."""
+        return self._template.export(*args, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        """The template's configuration, the number of devices and the mode's options."""
+        template = keras.saving.serialize_keras_object(self._template)
+        return {"template": template, "num_devices": len(self.devices), **self.options}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> ParallelModel:
+        """Rebuilds a parallel model, on fewer devices where there are not so many.
+
+        Warns:
+            UserWarning: if there are fewer devices than it was saved with.
+        """
+        options = dict(config)
+        template = keras.saving.deserialize_keras_object(
+            options.pop("template"), custom_objects=custom_objects
+        )
+        wanted = options.pop("num_devices")
+        devices = choose_devices(None, None)[:wanted]
+        if len(devices) < wanted:
+            warnings.warn(
+                f"The model was saved on {wanted} devices, and {len(devices)} "
+                f"{'is' if len(devices) == 1 else 'are'} here: {', '.join(devices)}. "
+                "It computes the same on them.",
+                stacklevel=2,
+            )
+        return build_parallel(cls._mode_class(), template, devices, options)
+
+    @classmethod
+    def _mode_class(cls) -> type[ParallelModel]:
+        """The importable class of the mode, of which this one was made."""
+        return next(base for base in cls.__mro__ if "mode" in vars(base))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as Keras does, by way of the class that can be imported."""
+        rebuild, *state = super().__reduce__()
+        return (getattr(self._mode_class(), rebuild.__name__), *state)
+
     def save_own_variables(self, store: Any) -> None:
         """Writes the variables that the template holds outside its layers."""
         self._template.save_own_variables(store)
@@ -130,6 +189,19 @@ class ParallelModel(keras.Model):
     def load_own_variables(self, store: Any) -> None:
         """Reads the variables that the template holds outside its layers."""
         self._template.load_own_variables(store)
+
+
+def build_parallel(
+    mode: type[ParallelModel],
+    template: keras.Model,
+    devices: Sequence[str],
+    options: dict[str, Any],
+) -> ParallelModel:
+    """A mode's parallel model, compiled like its template where that is compiled."""
+    parallel = parallel_class(mode, template)(template, devices, **options)
+    if template.compiled:
+        compile_like(parallel, template)
+    return parallel
 
 
 def parallel_class(mode: type[ParallelModel], template: keras.Model) -> type[ParallelModel]:
@@ -147,17 +219,9 @@ def _parallel_class(mode: Any, template_class: Any) -> type[ParallelModel]:
     def fill(namespace: dict[str, Any]) -> None:
         namespace.update(call=call, __module__=mode.__module__, __doc__=mode.__doc__)
 
-    return types.new_class(mode.__name__, (mode, template_class), exec_body=fill)
-
-
-def _symbolic(structure: Any) -> Any:
-    """Tensors as Keras tensors of any number of rows, everything else as it is."""
-
-    def convert(part: Any) -> Any:
-        if not hasattr(part, "shape") or not hasattr(part, "dtype"):
-            return part
-        dtype = keras.backend.standardize_dtype(part.dtype)
-        rows = (None,) if len(part.shape) else ()
-        return keras.KerasTensor((*rows, *part.shape[1:]), dtype)
-
-    return keras.tree.map_structure(convert, structure)
+    made = types.new_class(mode.__name__, (mode, template_class), exec_body=fill)
+    # Keras looks up the name under which a class is saved by the class, and by that name the
+    # class that loads it: the mode's own, which makes the other again.
+    for cls in (made, mode):
+        keras.saving.register_keras_serializable(package="keras_multigpu")(cls)
+    return made

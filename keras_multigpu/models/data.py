@@ -10,9 +10,11 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.layers import BatchMerge, BatchSlice
 from keras_multigpu.layers.batch import batch_rows, slice_bounds
+from keras_multigpu.models import checks
 from keras_multigpu.models.base import ParallelModel
 
 
+@keras.saving.register_keras_serializable(package="keras_multigpu")
 class DataParallel(ParallelModel):
     """The maths of one device on n devices: a slice of the batch for each.
 
@@ -21,69 +23,81 @@ class DataParallel(ParallelModel):
         devices: the devices to use, as `keras_multigpu.list_devices` names them.
         wire_dtype: the type in which trainable weights and their gradients cross between
             devices: `None` (their own), `"bfloat16"` or `"float16"`.
+        sync_batch_norm: let every `BatchNormalization` see the whole batch in training, as
+            those built with `synchronized=True` do.
     """
 
     mode = "data"
 
     def __init__(
-        self, template: keras.Model, devices: Sequence[str], *, wire_dtype: str | None = None
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        wire_dtype: str | None = None,
+        sync_batch_norm: bool = False,
     ):
-        super().__init__(template, devices)
-        self.wire_dtype = wire_dtype
-        self._replicas = engines.current().make_replicas(template, self.devices, wire_dtype)
+        super().__init__(
+            template, devices, {"wire_dtype": wire_dtype, "sync_batch_norm": sync_batch_norm}
+        )
+        self._replicas = engines.current().make_replicas(template, self.devices, **self.options)
 
     @classmethod
-    def check(
-        cls, template: keras.Model, devices: Sequence[str], wire_dtype: str | None = None
-    ) -> None:
+    def check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
         """Refuses what data mode can't do.
 
         Raises:
-            ValueError: if the batch size is built into the template, or the wire's type is not
-                one of those that are known.
+            ValueError: if an option is not one of those that are known, the batch size is built
+                into the template, or a layer can't be made exact.
         """
-        if wire_dtype not in (None, "bfloat16", "float16"):
-            raise ValueError(
-                '`wire_dtype` must be None, "bfloat16" or "float16". '
-                f"Received: wire_dtype={wire_dtype!r}."
-            )
-        for tensor in keras.tree.flatten(getattr(template, "inputs", None)):
-            if len(devices) > 1 and tensor is not None and tensor.shape[0] is not None:
-                name = tensor.name
-                raise ValueError(
-                    "Data mode slices the batch, so the template must take any batch size. "
-                    f"Received: a model whose input {name!r} has the fixed batch_shape="
-                    f"{tuple(tensor.shape)}. Rebuild it with `keras.Input(shape="
-                    f"{tuple(tensor.shape[1:])}, name={name!r})`, without a batch size, and "
-                    "copy the weights with `set_weights`."
-                )
+        checks.check_wire_dtype(options.get("wire_dtype"))
+        checks.check_sync_batch_norm(template, options.get("sync_batch_norm", False))
+        if len(devices) > 1:
+            checks.check_any_batch_size(template)
+            checks.check_stateless(template)
+            checks.warn_of_direct_calls(template)
 
     def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors, restore = _take_tensors((args, kwargs))
+        if not tensors:
+            return self._template(*args, **kwargs)  # answers as one device would
         with engines.current().on_host():
             slices = BatchSlice(len(self.devices), name="slice")(tensors)
-        results = self._replicas.run([restore(part) for part in slices], compiled=self.jit_compile)
-        shares = self._shares(tensors)
+        sizes, shares = self._portions(tensors)
+        calls = [restore(part) for part in slices]
+        results = self._replicas.run(calls, sizes, compiled=self.jit_compile)
         self._assign_updates([result.updates for result in results], shares)
         for losses in zip(*(result.losses for result in results)):
             # Not `self.add_loss`: a functional model has it for symbolic losses only.
             keras.Layer.add_loss(self, _merge_loss(losses, shares, tensors))
+        if len(results) > 1:
+            checks.check_outputs(self._template, args, kwargs, results[0].shapes)
         return BatchMerge(name="merge")([result.outputs for result in results], whole=tensors)
 
-    def _shares(self, tensors: list[Any]) -> list[Any]:
-        """The part of the batch that each replica has: 0 for one beyond its last row."""
+    def _portions(self, tensors: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Each replica's rows, 0 beyond the last one, and its part of the batch."""
         rows = batch_rows(tensors)
         count = len(self.devices)
         sizes = [slice_bounds(rows, index, count)[1] for index in range(count)]
-        total = keras.ops.cast(rows, "float32")
-        return [keras.ops.cast(size, "float32") / total for size in sizes]
+        total = keras.ops.maximum(keras.ops.cast(rows, "float32"), 1.0)
+        return sizes, [keras.ops.cast(size, "float32") / total for size in sizes]
 
     def _assign_updates(self, updates: Sequence[Any], shares: Sequence[Any]) -> None:
-        """Moving statistics become the mean over the rows; counters and seeds are equal."""
+        """Moving statistics become the mean over the rows; counters and seeds are equal.
+
+        The state of a metric is what was added up, so all the replicas' additions count.
+        """
+        in_metrics = {id(variable) for variable in self.metrics_variables}
         for column in zip(*updates):
             variable, first = column[0]
-            if keras.backend.is_float_dtype(variable.dtype):
-                variable.assign(_weighted_sum([value for _, value in column], shares))
+            values = [value for _, value in column]
+            if id(variable) in in_metrics:
+                before = keras.ops.convert_to_tensor(variable)
+                own = [keras.ops.sign(share) for share in shares]
+                added = _weighted_sum([value - before for value in values], own)
+                variable.assign(before + added)
+            elif keras.backend.is_float_dtype(variable.dtype):
+                variable.assign(_weighted_sum(values, shares))
             else:
                 variable.assign(first)
 

@@ -1,4 +1,4 @@
-"""The TensorFlow engine: replicas in one graph, a function call per device."""
+"""Devices and tensors of TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.base import Engine, Tensor, unchanged
-from keras_multigpu.engines.tensorflow_replicas import TensorFlowReplicas
+from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
 
 _LOCAL = re.compile(r"(?:/job:localhost/replica:0/task:0)?/?(?:device:)?(cpu|gpu):(\d+)")
 
 
 class TensorFlowEngine(Engine):
-    """Devices and tensors of TensorFlow."""
+    """Keras on TensorFlow, as the modes see it."""
 
     name = "tensorflow"
 
@@ -73,12 +73,15 @@ class TensorFlowEngine(Engine):
         return tf.device("/device:CPU:0")
 
     def make_replicas(
-        self, template: keras.Model, devices: Sequence[str], wire_dtype: str | None
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        wire_dtype: str | None,
+        sync_batch_norm: bool,
     ) -> TensorFlowReplicas:
-        names = [
-            device if device.startswith("/") else f"/device:{device.upper()}" for device in devices
-        ]
-        return TensorFlowReplicas(template, names, wire_dtype)
+        names = [name if name.startswith("/") else f"/device:{name.upper()}" for name in devices]
+        return TensorFlowReplicas(template, names, wire_dtype, sync_batch_norm)
 
     def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
         # XLA compiles a cluster for one device: a compiled step would leave the others idle.

@@ -1,0 +1,88 @@
+"""The models whose steps are timed, each with one batch of random data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import keras
+import numpy as np
+from keras import layers
+
+_CLASSES = 10
+_VOCABULARY = 20_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """A model and the batch on which it is trained.
+
+    Attributes:
+        build: makes the model; its outputs are logits, or probabilities where `is_softmax`.
+        batch_size: rows of a batch.
+        row_shape: the shape of one row of the inputs.
+        vocabulary: the inputs are integers below this number; 0 for floats.
+        is_softmax: whether the outputs are probabilities.
+    """
+
+    build: Callable[[], keras.Model]
+    batch_size: int
+    row_shape: tuple[int, ...]
+    vocabulary: int = 0
+    is_softmax: bool = False
+
+    def make_batch(self) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs of shape `(batch_size, *row_shape)` and labels of shape `(batch_size,)`."""
+        random = np.random.default_rng(0)
+        shape = (self.batch_size, *self.row_shape)
+        if self.vocabulary:
+            inputs = random.integers(self.vocabulary, size=shape, dtype="int32")
+        else:
+            inputs = random.normal(size=shape).astype("float32")
+        return inputs, random.integers(_CLASSES, size=self.batch_size, dtype="int32")
+
+    def compile(self, model: keras.Model, *, jit_compile: bool) -> None:
+        """Compiles a model of this kind for training, with Adam."""
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=not self.is_softmax)
+        model.compile("adam", loss, metrics=["accuracy"], jit_compile=jit_compile)
+
+
+def _resnet50() -> keras.Model:
+    return keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=_CLASSES)
+
+
+def _convnet() -> keras.Model:
+    stages = []
+    for filters in (32, 64, 128):
+        stages += [
+            layers.Conv2D(filters, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.MaxPooling2D(),
+        ]
+    head = [layers.GlobalAveragePooling2D(), layers.Dense(_CLASSES)]
+    return keras.Sequential([keras.Input((32, 32, 3)), *stages, *head])
+
+
+def _mlp() -> keras.Model:
+    hidden = [layers.Dense(1024, activation="relu") for _ in range(4)]
+    return keras.Sequential([keras.Input((1024,)), *hidden, layers.Dense(_CLASSES)])
+
+
+def _text() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((64,), dtype="int32"),
+            layers.Embedding(_VOCABULARY, 128),
+            layers.LSTM(128),
+            layers.Dense(_CLASSES),
+        ]
+    )
+
+
+MODELS = {
+    "resnet50": Benchmark(_resnet50, 64, (64, 64, 3), is_softmax=True),
+    "convnet": Benchmark(_convnet, 256, (32, 32, 3)),
+    "mlp": Benchmark(_mlp, 256, (1024,)),
+    "text": Benchmark(_text, 128, (64,), vocabulary=_VOCABULARY),
+}

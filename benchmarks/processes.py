@@ -1,0 +1,110 @@
+"""One process for each measurement, and the tables that are made of them.
+
+A measurement is a module of this package, run as `python -m`, whose last line on stdout is a JSON
+object. A process of its own gives every side the same fresh start: devices can't be configured
+twice, and what one side allocates, caches or breaks never reaches the next.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pathlib
+import platform
+import re
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Where in a graph it happened, as TensorFlow writes it before a message.
+_PLACE = re.compile(r"\{\{.*?\}\}")
+
+
+def run_module(
+    module: str,
+    *arguments: str,
+    timeout: float,
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Runs a module in a process of its own and returns the JSON object that it prints.
+
+    Args:
+        module: the module's full name.
+        *arguments: its command line.
+        timeout: seconds after which the process is killed.
+        python: the interpreter that runs it.
+        environment: environment variables to add to those of this process.
+
+    Returns:
+        The object; `{"error": "..."}` if the process died or was killed before it printed one.
+    """
+    command = [python, "-m", module, *arguments]
+    variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **(environment or {})}
+    try:
+        done = subprocess.run(
+            command, cwd=_ROOT, env=variables, capture_output=True, text=True, timeout=timeout
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {timeout:.0f} s"}
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["nothing on stderr"]
+        return {"error": shorten(f"process ended with code {done.returncode}: {lines[-1]}")}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def describe(error: BaseException) -> str:
+    """An exception's type and the first line of its text that says something.
+
+    Where it has no text, the function that raised it is named instead.
+    """
+    lines = [_PLACE.sub("", line).strip() for line in str(error).splitlines()]
+    telling = [line for line in lines if line and line != "Graph execution error:"]
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"(no text) in {frames[-1].name}" if frames else "(no text)"
+    return shorten(f"{type(error).__name__}: {telling[0] if telling else place}")
+
+
+def shorten(text: str, length: int = 110) -> str:
+    """A text of one line, cut to a length."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else line[: length - 3] + "..."
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface on which nothing listens at the moment."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def host() -> str:
+    """The date, the number of processor cores and the Python version."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return f"{date}, {cores} cores ({platform.machine()}), Python {platform.python_version()}"
+
+
+def merge_versions(results: Iterable[Mapping[str, Any]]) -> str:
+    """The versions that measurements report under `"versions"`, each library once."""
+    pairs = {pair for result in results for pair in result.get("versions", {}).items()}
+    return ", ".join(f"{name} {version}" for name, version in sorted(pairs))
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table: figures to the right, the first column to the left."""
+    rules = ["---", *("---:" for _ in header[1:])]
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, rules, *escaped])
+
+
+def progress(text: str) -> None:
+    """Tells the person who waits, on stderr."""
+    print(text, file=sys.stderr, flush=True)

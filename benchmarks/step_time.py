@@ -1,0 +1,162 @@
+"""How long a training step takes: keras_multigpu, MirroredStrategy and plain Keras in turn.
+
+    python -m benchmarks.step_time --models mlp convnet --devices 1 2 8 --repeats 5
+
+Every measurement is a process of its own (`step_worker`), on logical CPU devices with one thread
+each. The sides take turns, round by round, so that what else the machine does meets them alike;
+ratios are formed within a round. Progress goes to stderr, the tables to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.models import MODELS
+from benchmarks.processes import host, markdown_table, merge_versions, progress, run_module
+
+_SIDES = {"plain": "plain, 1 device", "ours": "keras_multigpu", "mirrored": "MirroredStrategy"}
+_FIGURES = {
+    "step_ms": (
+        "ms",
+        "The median step. Here and below: the median round (lowest..highest).",
+    ),
+    "fastest_ms": ("ms", "The fastest step, which other work on the machine disturbs least."),
+    "cpu_ms": ("ms", "Processor time of the median step, all threads together."),
+    "first_s": ("s", "First step, from the call of `fit`: tracing and compiling."),
+}
+_TIMEOUT_S = 900.0
+
+
+def turns(
+    models: Sequence[str], devices: Sequence[int], repeats: int, sides: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """What to measure, in order: within a round each side once for every number of devices.
+
+    Plain Keras runs on one device, once a round. MirroredStrategy is left out on one device,
+    where plain Keras is the one to compare with.
+    """
+    for model in models:
+        for number in range(repeats):
+            if "plain" in sides:
+                yield {"model": model, "side": "plain", "devices": 1, "round": number}
+            for count in devices:
+                for side in ("ours", "mirrored"):
+                    if side in sides and (side == "ours" or count > 1):
+                        yield {"model": model, "side": side, "devices": count, "round": number}
+
+
+def measure(turn: dict[str, Any], steps: int, jit: bool) -> dict[str, Any]:
+    """Takes one turn in a process of its own.
+
+    Returns:
+        The turn, with the figures named in `_FIGURES` and every step's, or with an `error`.
+    """
+    request = {key: turn[key] for key in ("model", "side", "devices")}
+    request |= {"steps": steps, "jit": jit}
+    found = run_module("benchmarks.step_worker", json.dumps(request), timeout=_TIMEOUT_S)
+    result = {**turn, **found}
+    if "error" not in found:
+        result["step_ms"] = statistics.median(found["all_steps_ms"])
+        result["fastest_ms"] = min(found["all_steps_ms"])
+        result["cpu_ms"] = statistics.median(found["all_cpu_ms"])
+    text = found.get("error") or f"{result['step_ms']:.1f} ms, first {found['first_s']:.1f} s"
+    progress("{model} round {round}: {side} on {devices}: ".format(**turn) + text)
+    return result
+
+
+class Figures:
+    """The measurements of one run, by model, side and number of devices."""
+
+    def __init__(self, results: Sequence[dict[str, Any]]):
+        self._results = results
+
+    def find(self, model: str, side: str, devices: int) -> dict[int, dict[str, Any]]:
+        """The measurements by round; plain Keras is the same for every number of devices."""
+        wanted = (model, side, 1 if side == "plain" else devices)
+        return {
+            result["round"]: result
+            for result in self._results
+            if (result["model"], result["side"], result["devices"]) == wanted
+        }
+
+    def show(self, key: str, model: str, side: str, devices: int) -> str:
+        """Median and spread over the rounds, an error, or `-` where nothing was measured."""
+        found = self.find(model, side, devices).values()
+        values = [result[key] for result in found if key in result]
+        if values:
+            return _median_and_spread(values)
+        return next((result["error"] for result in found), "-")
+
+    def ratio(self, key: str, model: str, side: str, devices: int) -> str:
+        """Median and spread of our figure over another side's in the same round."""
+        ours, other = self.find(model, "ours", devices), self.find(model, side, devices)
+        both = [(ours[number], other[number]) for number in ours if number in other]
+        ratios = [one[key] / two[key] for one, two in both if key in one and key in two]
+        return _median_and_spread(ratios, digits=2) if ratios else "-"
+
+
+def _median_and_spread(values: Sequence[float], digits: int = 1) -> str:
+    middle, *ends = (
+        f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    )
+    return f"{middle} ({'..'.join(ends)})" if len(values) > 1 else middle
+
+
+def report(figures: Figures, models: Sequence[str], devices: Sequence[int]) -> str:
+    """A Markdown table for each of `_FIGURES`, with the ratios of the sides."""
+    start = ["model", "batch", "devices"]
+    parts = []
+    for key, (unit, title) in _FIGURES.items():
+        header = [*start, *(f"{name}, {unit}" for name in _SIDES.values())]
+        rows = [
+            [model, str(MODELS[model].batch_size), str(count)]
+            + [figures.show(key, model, side, count) for side in _SIDES]
+            + [figures.ratio(key, model, side, count) for side in ("mirrored", "plain")]
+            for model in models
+            for count in devices
+        ]
+        parts += [title, markdown_table([*header, "ours/Mirrored", "ours/plain"], rows)]
+    return "\n\n".join(parts)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.step_time", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 8], metavar="N")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps in a process")
+    parser.add_argument("--only", default=",".join(_SIDES), help=f"some of {','.join(_SIDES)}")
+    parser.add_argument("--jit", action="store_true", help="compile with jit_compile=True")
+    parser.add_argument("--json", metavar="FILE", help="save the raw figures")
+    options = parser.parse_args()
+    options.only = options.only.split(",")
+    unknown = set(options.only) - set(_SIDES)
+    if unknown:
+        parser.error(f"--only takes some of {','.join(_SIDES)}. Received: {','.join(unknown)}")
+    return options
+
+
+def main() -> None:
+    options = _parse()
+    plan = turns(options.models, options.devices, options.repeats, options.only)
+    results = [measure(turn, options.steps, options.jit) for turn in plan]
+    environment = {
+        "host": host(),
+        "versions": merge_versions(results),
+        "setting": f"{options.repeats} rounds, medians of {options.steps} steps, Adam, "
+        f"logical CPU devices with one intra-op thread each, jit_compile={options.jit}",
+    }
+    print("\n".join(f"- {text}" for text in environment.values()), end="\n\n")
+    print(report(Figures(results), options.models, options.devices))
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"environment": environment, "measurements": results}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Times the training steps of one model on one side, in this process: see `step_time`.
+
+    python -m benchmarks.step_worker '{"side": "ours", "model": "mlp", "devices": 2, "steps": 10}'
+
+The last line on stdout is a JSON object: the milliseconds of every step (`all_steps_ms`),
+the processor's milliseconds in every step (`all_cpu_ms`, all threads together), the seconds until
+the first step was done (`first_s`), and the versions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import keras_multigpu
+from benchmarks.models import MODELS, Benchmark
+from benchmarks.processes import describe
+
+_WARM_UP = 3
+
+
+class _Clock(keras.callbacks.Callback):
+    """Notes when each batch ends. Keras has read the batch's loss by then, so it is done."""
+
+    def __init__(self):
+        super().__init__()
+        self.wall = [time.perf_counter()]
+        self.cpu = [time.process_time()]
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.wall.append(time.perf_counter())
+        self.cpu.append(time.process_time())
+
+
+def _split_processor(devices: int) -> None:
+    """Makes logical CPU devices; one thread works on an operation, as if each were one core."""
+    parts = [tf.config.LogicalDeviceConfiguration() for _ in range(devices)]
+    processor = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(processor, parts)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
+def _compiled(benchmark: Benchmark, side: str, devices: int, jit: bool) -> keras.Model:
+    """The model of one side, ready to be trained."""
+    if side == "mirrored":
+        strategy = tf.distribute.MirroredStrategy([f"/cpu:{index}" for index in range(devices)])
+        with strategy.scope():
+            model = benchmark.build()
+            benchmark.compile(model, jit_compile=jit)
+        return model
+    model = benchmark.build()
+    if side == "ours":
+        model = keras_multigpu.make_parallel(model, n_gpus=devices, mode="data")
+    benchmark.compile(model, jit_compile=jit)
+    return model
+
+
+def measure(side: str, model: str, devices: int, steps: int, jit: bool = False) -> dict[str, Any]:
+    """Times `fit`.
+
+    Args:
+        side: `"ours"`, `"mirrored"` or `"plain"`.
+        model: a name in `MODELS`.
+        devices: how many logical devices there are; `"plain"` uses the first.
+        steps: how many steps to time, after the first one and those that warm up.
+        jit: compile with XLA.
+    """
+    _split_processor(devices)
+    keras.utils.set_random_seed(0)
+    benchmark = MODELS[model]
+    parallel = _compiled(benchmark, side, devices, jit)
+    data = tf.data.Dataset.from_tensors(benchmark.make_batch()).repeat(1 + _WARM_UP + steps)
+    clock = _Clock()
+    parallel.fit(data, verbose=0, callbacks=[clock])
+    return {
+        "first_s": clock.wall[1] - clock.wall[0],
+        "all_steps_ms": _intervals_ms(clock.wall[1 + _WARM_UP :]),
+        "all_cpu_ms": _intervals_ms(clock.cpu[1 + _WARM_UP :]),
+    }
+
+
+def _intervals_ms(times: list[float]) -> list[float]:
+    return [1000 * (end - start) for start, end in itertools.pairwise(times)]
+
+
+def main() -> None:
+    try:
+        result = measure(**json.loads(sys.argv[1]))
+    except Exception as error:
+        result = {"error": describe(error)}
+    result["versions"] = {
+        "keras": keras.__version__,
+        "tensorflow": tf.__version__,
+        "keras_multigpu": keras_multigpu.__version__,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The template as a function of its state: traced once, called on every device."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.engines.base import Tensor, get_mask, set_mask
+from keras_multigpu.engines.tensorflow.sync import Replica, synchronized
+from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, map_tensors, substitute
+
+_SEED = "seed_generator_state"
+# Added to the seed of replica i, i times: the golden ratio of 2^32 keeps the seeds apart.
+_SEED_STEP = 0x9E3779B9
+
+
+@dataclasses.dataclass
+class Raw:
+    """What a replica returns, on its own device.
+
+    Attributes:
+        outputs: the template's outputs.
+        masks: the mask of each output, `None` where it has none.
+        losses: the tensors given to `add_loss`.
+        updates: the new values of the variables assigned, by their keys.
+        shapes: the outputs' shapes for any number of rows.
+    """
+
+    outputs: Any
+    masks: list[Tensor | None]
+    losses: list[Tensor]
+    updates: dict[str, Tensor]
+    shapes: list[tuple[int | None, ...]]
+
+    @property
+    def differentiable(self) -> Any:
+        """What gradients can come back to."""
+        return self.outputs, self.losses
+
+
+class TemplateFunction:
+    """The call of a template with its variables' values as arguments.
+
+    Args:
+        template: a built model.
+        layers: its `BatchNormalization` layers that see the whole batch.
+    """
+
+    def __init__(self, template: keras.Model, layers: list[keras.Layer]):
+        self.template = template
+        self.layers = layers
+        self.assigned: dict[str, keras.Variable] = {}
+        self._functions: dict[str, Any] = {}
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The template's variables, each once: the order of a state."""
+        return list({id(variable): variable for variable in self.template.variables}.values())
+
+    def __call__(self, state: list[Tensor], call: Any, replica: Replica, compiled: bool) -> Raw:
+        """Calls the template on the device of the current scope.
+
+        Args:
+            state: the value of each variable.
+            call: the arguments `(args, kwargs)`, and the mask of each tensor in them.
+            replica: which replica this is.
+            compiled: compile it with XLA.
+        """
+        number, size = tf.constant(replica.number), tf.cast(replica.size, tf.float32)
+        if tf.executing_eagerly():
+            results = self._run(state, call, number, size, replica.count, ())
+            return Raw(**results, shapes=_shapes(results["outputs"], (None,)))
+        # A part of the key of the trace: a layer may behave otherwise when frozen.
+        flags = tuple(variable.trainable for variable in self.variables)
+        static = (replica.count, flags)
+        forward = self._concrete("forward", self._run, compiled, state, call, static)
+        if compiled and _has_loop(forward):
+            # XLA can't hand a loop's intermediate values from one cluster to another, so the
+            # gradient's cluster runs the loop once more.
+            return self._recomputed(forward, state, call, (number, size, *static))
+        return self._raw(forward, state, call, number, size, *static)
+
+    def _raw(self, forward: Any, *arguments: Any) -> Raw:
+        shapes = _shapes(forward.structured_outputs["outputs"])
+        return Raw(**forward(*arguments), shapes=shapes)
+
+    def _concrete(
+        self, name: str, function: Any, compiled: bool, state: Any, call: Any, static: Any
+    ) -> Any:
+        key = f"{name}, compiled" if compiled else name
+        if key not in self._functions:
+            self._functions[key] = tf.function(
+                function, autograph=False, jit_compile=compiled or None
+            )
+        specs = [
+            [tf.TensorSpec(value.shape, value.dtype) for value in state],
+            tf.nest.map_structure(for_any_rows, call),
+            tf.TensorSpec([], tf.int32),
+            tf.TensorSpec([], tf.float32),
+        ]
+        with tf.device(None):
+            return self._functions[key].get_concrete_function(*specs, *static)
+
+    def _recomputed(self, forward: Any, state: list[Tensor], call: Any, rest: Any) -> Raw:
+        raws: list[Raw] = []
+
+        @tf.custom_gradient
+        def run(*sources: Tensor) -> Any:
+            replacements = iter(sources)
+            inner_state, inner_call = substitute((state, call), replacements)
+            raws.append(self._raw(forward, inner_state, inner_call, *rest))
+
+            def backward(*upstream: Tensor) -> Any:
+                call_and_upstream = (inner_call, list(upstream))
+                function = self._concrete(
+                    "backward", self._gradient, True, state, call_and_upstream, rest[2:]
+                )
+                return function(inner_state, call_and_upstream, *rest)
+
+            return floats(raws[0].differentiable), backward
+
+        results = iter(run(*floats((state, call))))
+        outputs, losses = substitute(raws[0].differentiable, results)
+        return dataclasses.replace(raws[0], outputs=outputs, losses=losses)
+
+    def _gradient(self, state: Any, call_and_upstream: Any, *rest: Any) -> list[Any]:
+        call, upstream = call_and_upstream
+        sources = floats((state, call))
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            results = self._run(state, call, *rest)
+        return tape.gradient(
+            floats((results["outputs"], results["losses"])),
+            sources,
+            output_gradients=upstream,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+
+    def _run(
+        self,
+        state: list[Tensor],
+        call: Any,
+        number: Tensor,
+        size: Tensor,
+        count: int,
+        flags: tuple[bool, ...],
+    ) -> dict[str, Any]:
+        inputs, masks = call
+        for part, mask in zip(tf.nest.flatten(inputs), masks):
+            set_mask(part, mask)
+        args, kwargs = inputs
+        scope = _ReplicaScope(zip(self.variables, state), number)
+        with synchronized(self.layers, Replica(number, size, count)), scope:
+            outputs = self.template(*args, **kwargs)
+        updates = {}
+        for variable in scope.assigned.values():
+            key = str(id(variable))
+            self.assigned[key] = variable
+            updates[key] = scope.get_current_value(variable)
+        return {
+            "outputs": map_tensors(tf.identity, outputs),
+            "masks": [get_mask(part) for part in tf.nest.flatten(outputs)],
+            "losses": list(scope.losses),
+            "updates": updates,
+        }
+
+
+class _ReplicaScope(keras.StatelessScope):
+    """A stateless scope with a replica's own random numbers and a record of what is assigned."""
+
+    def __init__(self, state: Iterable[tuple[keras.Variable, Tensor]], number: Tensor):
+        super().__init__(state_mapping=list(state), collect_losses=True)
+        self._number = number
+        self._seeded: set[int] = set()
+        self.assigned: dict[int, keras.Variable] = {}
+
+    def get_current_value(self, variable: keras.Variable) -> Tensor | None:
+        value = super().get_current_value(variable)
+        if variable.name == _SEED and id(variable) not in self._seeded:
+            # The template's own generators are mapped; Keras's global one is met here first.
+            self._seeded.add(id(variable))
+            value = tf.identity(variable._value) if value is None else value
+            shift = tf.cast(self._number, value.dtype) * tf.constant(_SEED_STEP, value.dtype)
+            value += tf.stack([shift, tf.zeros_like(shift)])
+            self.state_mapping[id(variable)] = value
+        return value
+
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
+        self.assigned[id(update[0])] = update[0]
+        super().add_update(update)
+
+
+def _shapes(outputs: Any, first: tuple[None, ...] = ()) -> list[tuple[int | None, ...]]:
+    """The shapes of outputs, with the first axis replaced where it is known for one call only."""
+    flat = [part for part in tf.nest.flatten(outputs) if part is not None]
+    shapes = [part.shape.as_list() if part.shape.rank is not None else [None] for part in flat]
+    return [(*first[: len(shape)], *shape[len(first) :]) for shape in shapes]
+
+
+def _has_loop(function: Any) -> bool:
+    graph = function.graph.as_graph_def()
+    bodies = [body.node_def for body in graph.library.function]
+    return any("While" in node.op for node in itertools.chain(graph.node, *bodies))

@@ -1,0 +1,165 @@
+"""What data mode can't do exactly is refused before anything is built, or as soon as it is seen."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss")
+
+
+def check_wire_dtype(wire_dtype: Any) -> None:
+    """Refuses a type that weights can't cross in."""
+    if wire_dtype not in (None, "bfloat16", "float16"):
+        raise ValueError(
+            '`wire_dtype` must be None, "bfloat16" or "float16". '
+            f"Received: wire_dtype={wire_dtype!r}."
+        )
+
+
+def check_any_batch_size(template: keras.Model) -> None:
+    """Refuses a template whose batch size is fixed."""
+    for tensor in keras.tree.flatten(getattr(template, "inputs", None)):
+        if tensor is not None and tensor.shape[0] is not None:
+            shape, name = tuple(tensor.shape), tensor.name
+            raise ValueError(
+                "Data mode slices the batch, so the template must take any batch size. "
+                f"Received: a model whose input {name!r} has the fixed batch_shape={shape}. "
+                f"Rebuild it with `keras.Input(shape={shape[1:]}, name={name!r})`, without a "
+                "batch size, and copy the weights with `set_weights`."
+            )
+
+
+def check_stateless(template: keras.Model) -> None:
+    """Refuses recurrent layers that keep a state for each row of the batch."""
+    for layer in _all_layers(template):
+        if getattr(layer, "stateful", False):
+            raise ValueError(
+                "Data mode slices the batch, and a recurrent layer with `stateful=True` keeps a "
+                "state for each row of a batch of fixed size. "
+                f"Received: layer {layer.name!r} (of type {type(layer).__name__}) with "
+                "stateful=True. Rebuild the model with `stateful=False`."
+            )
+
+
+def check_sync_batch_norm(template: keras.Model, sync_batch_norm: Any) -> None:
+    """Refuses batch normalization that can't be made that of the whole batch."""
+    if not isinstance(sync_batch_norm, bool):
+        raise ValueError(
+            f"`sync_batch_norm` must be True or False. Received: "
+            f"sync_batch_norm={sync_batch_norm!r}."
+        )
+    for layer in _all_layers(template):
+        asked_for = sync_batch_norm or getattr(layer, "synchronized", False)
+        is_norm = isinstance(layer, keras.layers.BatchNormalization)
+        if not (is_norm and asked_for):
+            continue
+        own_call = type(layer).call is not keras.layers.BatchNormalization.call
+        if own_call or getattr(layer, "renorm", False):
+            reason = "a `call` of its own" if own_call else "renorm=True"
+            raise ValueError(
+                "BatchNormalization over the whole batch is exact for Keras's own layer without "
+                f"renormalization. Received: layer {layer.name!r} with {reason}, and "
+                f"synchronized={layer.synchronized}, sync_batch_norm={sync_batch_norm}. Use "
+                "`keras.layers.BatchNormalization(synchronized=True)`, or leave both False to "
+                "have each slice normalized by its own statistics."
+            )
+
+
+def check_outputs(
+    template: keras.Model, args: Any, kwargs: Any, shapes: Sequence[tuple[int | None, ...]]
+) -> None:
+    """Refuses outputs that can't be merged from those of slices.
+
+    Args:
+        template: the model.
+        args: the positional arguments of the call.
+        kwargs: its keyword arguments.
+        shapes: those of a replica's outputs for any number of rows.
+    """
+    for shape in shapes:
+        if not shape or shape[0] is not None:
+            raise ValueError(
+                "Every output of a model whose batch is sliced must have a batch axis, by which "
+                f"the slices are merged. Received: an output of shape {shape} whatever the number "
+                "of rows. Return one value per row; for a loss, use `add_loss`."
+            )
+    if not any(None in shape[1:] for shape in shapes):
+        return
+    six, ten = (
+        template.compute_output_spec(*symbolic(args, rows, 16), **symbolic(kwargs, rows, 16))
+        for rows in (6, 10)
+    )
+    for few, more in zip(keras.tree.flatten(six), keras.tree.flatten(ten)):
+        if few is not None and few.shape[1:] != more.shape[1:]:
+            raise ValueError(
+                "The outputs of a model whose batch is sliced may depend on the number of rows in "
+                f"their first axis only. Received: an output of shape {tuple(few.shape)} for 6 "
+                f"rows and {tuple(more.shape)} for 10, which compares the rows with each other. "
+                "Return a value per row, and compare the rows in the loss: it sees the whole "
+                "batch."
+            )
+
+
+def warn_of_direct_calls(template: keras.Model) -> None:
+    """Tells the steps of a template's own that go round the replicas."""
+    direct = {}
+    for name in _STEPS:
+        function = inspect.getattr_static(type(template), name, None)
+        if function is not inspect.getattr_static(keras.Model, name):
+            direct.update(dict.fromkeys(_layers_called(template, function), name))
+    if direct:
+        calls = ", ".join(f"`self.{layer}(...)` in `{step}`" for layer, step in direct.items())
+        warnings.warn(
+            f"{type(template).__name__} calls layers directly: {calls}. Only `self(...)` runs on "
+            "all devices; these calls run on one. Call them from `call` to have them sliced.",
+            stacklevel=5,
+        )
+
+
+def _layers_called(template: keras.Model, function: Any) -> list[str]:
+    """Names of the template's layers that a method's source calls on `self`."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return []  # defined where there is no source to read: an interactive session, say
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = [
+        func.attr
+        for func in called
+        if isinstance(func, ast.Attribute)
+        and isinstance(func.value, ast.Name)
+        and func.value.id == "self"
+    ]
+    return [name for name in names if isinstance(vars(template).get(name), keras.Layer)]
+
+
+def symbolic(structure: Any, rows: int | None = None, unknown: int | None = None) -> Any:
+    """Tensors as Keras tensors, everything else as it is.
+
+    Args:
+        structure: the arguments of a call.
+        rows: the length of the first axis.
+        unknown: the length of the other axes where it is not known.
+    """
+
+    def convert(part: Any) -> Any:
+        if not hasattr(part, "shape") or not hasattr(part, "dtype"):
+            return part
+        dtype = keras.backend.standardize_dtype(part.dtype)
+        axes = [unknown if axis is None else axis for axis in tuple(part.shape)[1:]]
+        first = (rows,) if len(part.shape) else ()
+        return keras.KerasTensor((*first, *axes), dtype)
+
+    return keras.tree.map_structure(convert, structure)
+
+
+def _all_layers(template: keras.Model) -> list[keras.Layer]:
+    """The template and the layers in it, also those within other layers."""
+    return template._flatten_layers()  # Keras has no public walk over them

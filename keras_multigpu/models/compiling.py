@@ -1,0 +1,47 @@
+"""Compiling one model like another, with an optimizer and metrics of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+
+def compile_like(model: keras.Model, compiled: keras.Model) -> None:
+    """Compiles a model with the arguments that another of the same weights was compiled with.
+
+    The optimizer is a copy with the other's state; metrics are new. A model whose class has a
+    `compile` of its own is left as it is: its arguments are not known.
+
+    Args:
+        model: the model to compile.
+        compiled: the model that is compiled already.
+    """
+    if type(compiled).compile is not keras.Model.compile:
+        return
+    # Keras keeps the arguments here; `get_compile_config` serializes them, which functions and
+    # losses of the user's own don't survive.
+    arguments = dict(compiled._compile_config.config)
+    for name in ("metrics", "weighted_metrics"):
+        arguments[name] = keras.tree.map_structure(_copy_metric, arguments[name])
+    arguments["optimizer"] = _copy_optimizer(compiled.optimizer, compiled.trainable_variables)
+    model.compile(**arguments)
+
+
+def _copy_metric(metric: Any) -> Any:
+    return type(metric).from_config(metric.get_config()) if _is_metric(metric) else metric
+
+
+def _is_metric(metric: Any) -> bool:
+    return isinstance(metric, keras.Metric)
+
+
+def _copy_optimizer(optimizer: Any, variables: list[keras.Variable]) -> Any:
+    if optimizer is None:
+        return None
+    copy = type(optimizer).from_config(optimizer.get_config())
+    if optimizer.built:
+        copy.build(variables)
+        for own, other in zip(copy.variables, optimizer.variables):
+            own.assign(other)
+    return copy
