@@ -1,0 +1,115 @@
+"""BatchNormalization over the whole batch: forwards, backwards, and in its moving statistics."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from parity import difference, variables
+
+from keras_multigpu import make_parallel
+
+
+def _conv(synchronized=False, **options):
+    keras.utils.set_random_seed(3)
+    x = inputs = keras.Input((6, 6, 2))
+    x = layers.Conv2D(4, 3)(x)
+    x = layers.BatchNormalization(synchronized=synchronized, momentum=0.7, **options)(x)
+    x = layers.Conv2D(4, 3, activation="tanh")(x)
+    x = layers.BatchNormalization(synchronized=synchronized)(x)
+    return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
+
+
+def _masked(synchronized=False):
+    keras.utils.set_random_seed(3)
+    x = inputs = keras.Input((7,), dtype="int32")
+    x = layers.Embedding(20, 4, mask_zero=True)(x)
+    x = layers.BatchNormalization(synchronized=synchronized)(x)
+    return keras.Model(inputs, layers.Dense(2)(layers.LSTM(3)(x)))
+
+
+def _data(build, rows, rng):
+    if build is _conv:
+        return rng.normal(size=(rows, 6, 6, 2)), rng.normal(size=(rows, 2))
+    return rng.integers(0, 20, (rows, 7)), rng.normal(size=(rows, 2))
+
+
+@pytest.mark.parametrize("ask", ["layer", "option"])
+@pytest.mark.parametrize("build", [_conv, _masked])
+@pytest.mark.parametrize("n", [2, 4])
+def test_one_devices_statistics(build, ask, n, rng):
+    x, y = _data(build, 70, rng)
+    plain = build()
+    parallel = (
+        make_parallel(build(synchronized=True), n)
+        if ask == "layer"
+        else make_parallel(build(), n, sync_batch_norm=True)
+    )
+    histories = []
+    for model in (plain, parallel):
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        history = model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)
+        histories.append(history.history)
+        for rows in (2, 3, 5, 33):
+            model.train_on_batch(x[:rows], y[:rows])
+    assert difference(*histories) < 2e-5
+    assert difference(variables(plain), variables(parallel)) < 2e-5
+    outputs = [model.predict(x, verbose=0) for model in (plain, parallel)]
+    assert difference(*outputs) < 2e-5
+
+
+def test_otherwise_slices_are_normalized_by_themselves(rng):
+    x, y = _data(_conv, 32, rng)
+    gaps = []
+    for option in (False, True):
+        plain, parallel = _conv(), make_parallel(_conv(), 4, sync_batch_norm=option)
+        for model in (plain, parallel):
+            model.compile(keras.optimizers.SGD(0.05), "mse")
+            model.fit(x, y, verbose=0)
+        gaps.append(difference(variables(plain), variables(parallel)))
+    assert gaps[1] < 2e-5 < 1e-3 < gaps[0]
+
+
+def test_the_template_is_not_changed(rng):
+    x, y = _data(_conv, 8, rng)
+    template = _conv()
+    parallel = make_parallel(template, 4, sync_batch_norm=True)
+    parallel.compile("sgd", "mse", jit_compile=True)  # the replicas are not compiled then
+    parallel.fit(x, y, verbose=0)
+    norms = [one for one in template.layers if isinstance(one, layers.BatchNormalization)]
+    assert all("call" not in vars(norm) for norm in norms)
+    assert not any(norm.synchronized for norm in norms)
+    template.compile("sgd", "mse")
+    assert np.isfinite(template.fit(x, y, verbose=0).history["loss"]).all()
+
+
+def test_steps_per_execution(rng):
+    x, y = _data(_conv, 64, rng)
+    plain, parallel = _conv(), make_parallel(_conv(), 4, sync_batch_norm=True)
+    for model in (plain, parallel):
+        model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=2)
+        model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    assert difference(variables(plain), variables(parallel)) < 2e-5
+
+
+def test_what_cannot_be_exact_is_refused():
+    with pytest.raises(ValueError, match="with renorm=True, and synchronized=False, sync_b.*True"):
+        make_parallel(_conv(renorm=True), 2, sync_batch_norm=True)
+
+    class Own(layers.BatchNormalization):
+        def call(self, inputs, training=None, mask=None):
+            return super().call(inputs, training=training, mask=mask)
+
+    model = keras.Sequential([keras.Input((3,)), Own(synchronized=True)])
+    with pytest.raises(ValueError, match=r"with a `call` of its own, and synchronized=True"):
+        make_parallel(model, 2)
+    with pytest.raises(ValueError, match="must be True or False. Received: sync_batch_norm=1"):
+        make_parallel(_conv(), 2, sync_batch_norm=1)
+
+
+def test_not_eagerly(rng):
+    x, y = _data(_conv, 8, rng)
+    parallel = make_parallel(_conv(), 2, sync_batch_norm=True)
+    parallel.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(RuntimeError, match=r"'batch_normalization'.*run_eagerly=False"):
+        parallel.fit(x, y, verbose=0)
+    assert np.isfinite(parallel.evaluate(x, y, verbose=0))
