@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import scipy.sparse
+import tensorflow as tf
 from keras import layers, ops
 
 
@@ -179,6 +180,128 @@ class CustomStep(keras.Model):
         return {**logs, "largest": self.largest.result()}
 
 
+class OwnSteps(keras.Model):
+    """A `train_step`, `test_step`, `predict_step` and `compute_metrics` from scratch."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(2, activation="tanh")
+        self.error = keras.metrics.MeanAbsoluteError(name="error")
+
+    def call(self, inputs):
+        return self.out(inputs)
+
+    @property
+    def metrics(self):
+        return [self.error]
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - tf.cast(y, "float32")))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return self.compute_metrics(x, y, self(x), None)
+
+    def test_step(self, data):
+        x, y = data[:2]
+        return self.compute_metrics(x, y, self(x, training=False), None)
+
+    def predict_step(self, data):
+        x = data[0] if isinstance(data, tuple) else data
+        return {"twice": 2 * self(x, training=False)}
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.error.update_state(y, y_pred)
+        return {"error": self.error.result()}
+
+
+class Nested(keras.Model):
+    """Nested inputs and outputs, and an argument that is a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = layers.Dense(3), layers.Dense(2)
+
+    def call(self, inputs):
+        left, (middle, right) = inputs["left"], inputs["pair"]
+        x = self.first(left) + self.first(middle)
+        return {"out": [x, self.second(right)], "sum": self.second(x)}
+
+
+def _nested_data(rng, rows):
+    left, middle, right = (rng.normal(size=(rows, 6)) for _ in range(3))
+    right = right[:, :3]
+    y = {
+        "out": [rng.normal(size=(rows, 3)), rng.normal(size=(rows, 2))],
+        "sum": rng.normal(size=(rows, 2)),
+    }
+    return {"left": left, "pair": (middle, right)}, y
+
+
+def _list_outputs():
+    inputs = keras.Input((6,))
+    x = layers.Dense(4, activation="tanh")(inputs)
+    return keras.Model(inputs, [layers.Dense(2, name="a")(x), layers.Dense(1, name="b")(x)])
+
+
+def _list_outputs_data(rng, rows):
+    x, y = _vectors(rng, rows)
+    return x, [y, rng.normal(size=(rows, 1))]
+
+
+def _text():
+    words = layers.TextVectorization(vocabulary=["red", "green", "blue"], output_sequence_length=4)
+    inputs = keras.Input((), dtype="string")
+    x = layers.Embedding(10, 4, mask_zero=True)(words(inputs))
+    return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+
+
+def _text_data(rng, rows):
+    colours = rng.choice(["red", "green blue", "blue red red", "mauve"], size=rows)
+    return tf.constant(colours), rng.normal(size=(rows, 2))
+
+
+def _backbone():
+    """A frozen model inside a new one."""
+    backbone = keras.Sequential(
+        [keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.BatchNormalization()]
+    )
+    backbone.trainable = False
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, layers.Dense(2)(backbone(inputs, training=False)))
+
+
+class Measured(layers.Layer):
+    """Keeps a metric of what passes through."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = keras.metrics.Mean(name="size")
+        self.calls = self.add_weight(shape=(), dtype="int32", trainable=False, name="calls")
+
+    def call(self, inputs):
+        self.size.update_state(ops.abs(inputs))
+        self.calls.assign(self.calls + 1)
+        return inputs
+
+
+def _measured():
+    return keras.Sequential([keras.Input((6,)), layers.Dense(3), Measured(), layers.Dense(2)])
+
+
+def _recurrent():
+    x = inputs = keras.Input((5, 2))
+    x = layers.TimeDistributed(layers.Dense(4))(x)
+    x = layers.RNN(layers.GRUCell(4), return_sequences=True)(x)
+    x, state = layers.SimpleRNN(3, return_state=True)(x)
+    return keras.Model(inputs, layers.Dense(2)(x + state))
+
+
+def _recurrent_data(rng, rows):
+    return rng.normal(size=(rows, 5, 2)), rng.normal(size=(rows, 2))
+
+
 def _sparse_input():
     return keras.Sequential([keras.Input((40,), sparse=True), layers.Dense(4)])
 
@@ -218,6 +341,13 @@ CASES = [
     Case("regularized", _regularized, _vectors),
     Case("subclassed_add_loss", Subclassed, _vectors),
     Case("custom_step_and_loss", CustomStep, _vectors),
+    Case("own_steps", OwnSteps, _vectors),
+    Case("nested_structures", Nested, _nested_data),
+    Case("list_outputs", _list_outputs, _list_outputs_data, {"loss": ["mse", "mae"]}),
+    Case("text_input", _text, _text_data),
+    Case("frozen_backbone", _backbone, _vectors),
+    Case("metric_and_counter_in_a_layer", _measured, _vectors),
+    Case("recurrent", _recurrent, _recurrent_data),
     Case("scipy_csr_input", _sparse_input, _sparse_data),
     Case("in_batch_contrastive", _mlp, _vectors, {"loss": _contrastive}),
     Case("clipped_accumulated_ema", _mlp, _vectors, {"optimizer": "special"}),

@@ -131,6 +131,22 @@ def test_the_gradient_reaches_the_inputs_and_goes_through_twice():
     assert difference(eager(template, x), eager(parallel, x)) < 1e-6
 
 
+def test_a_persistent_tape_gives_gradients_again():
+    template = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    parallel = make_parallel(template, 2)
+
+    def twice(model, x):
+        with tf.GradientTape(persistent=True) as tape:
+            y = model(x)
+            losses = tf.reduce_sum(y**2), tf.reduce_sum(y)
+        kernel = template.trainable_variables[0].value
+        return [tape.gradient(loss, kernel) for loss in losses]
+
+    x = tf.constant(np.random.default_rng(0).normal(size=(5, 3)), tf.float32)
+    for run in (twice, tf.function(twice)):
+        assert difference(run(template, x), run(parallel, x)) < 1e-5
+
+
 def test_an_embeddings_gradient_stays_the_rows_it_touches():
     template = keras.Sequential([keras.Input((2,), dtype="int32"), layers.Embedding(1000, 3)])
     parallel = make_parallel(template, 4)

@@ -91,6 +91,10 @@ class Engine(abc.ABC):
         """Tensors of one kind, one after the other along their first axis."""
 
     @abc.abstractmethod
+    def storage(self, tensor: Tensor) -> dict[str, bool]:
+        """How a tensor is stored, as `keras.KerasTensor` is told: `{"sparse": True}`, say."""
+
+    @abc.abstractmethod
     def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
         """The one value of numbers of rows of which some are known in the step only.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
 import warnings
@@ -157,7 +158,7 @@ class ParallelModel(keras.Model):
         Warns:
             UserWarning: if there are fewer devices than it was saved with.
         """
-        options = dict(config)
+        options = copy.deepcopy(config)  # Keras empties what it deserializes
         template = keras.saving.deserialize_keras_object(
             options.pop("template"), custom_objects=custom_objects
         )

@@ -11,6 +11,8 @@ from typing import Any
 
 import keras
 
+from keras_multigpu import engines
+
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss")
 
 
@@ -155,7 +157,8 @@ def symbolic(structure: Any, rows: int | None = None, unknown: int | None = None
         dtype = keras.backend.standardize_dtype(part.dtype)
         axes = [unknown if axis is None else axis for axis in tuple(part.shape)[1:]]
         first = (rows,) if len(part.shape) else ()
-        return keras.KerasTensor((*first, *axes), dtype)
+        storage = engines.current().storage(part)
+        return keras.KerasTensor((*first, *axes), dtype, **storage)
 
     return keras.tree.map_structure(convert, structure)
 

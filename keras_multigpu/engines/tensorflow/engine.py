@@ -61,6 +61,10 @@ class TensorFlowEngine(Engine):
             return tf.sparse.concat(axis=0, sp_inputs=list(tensors))
         return tf.concat(list(tensors), axis=0)
 
+    def storage(self, tensor: Tensor) -> dict[str, bool]:
+        kinds = {"sparse": tf.SparseTensor, "ragged": tf.RaggedTensor}
+        return {kind: True for kind, cls in kinds.items() if isinstance(tensor, cls)}
+
     def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
         first, *others = counts
         message = "All tensors must have the same number of rows, the length of their first axis."

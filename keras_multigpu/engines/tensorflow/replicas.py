@@ -49,6 +49,7 @@ class TensorFlowReplicas(Replicas):
         trainable = [v for v in self._function.variables if _is_differentiable(v)]
         masked = [(call, [get_mask(part) for part in tf.nest.flatten(call)]) for call in calls]
         raws: list[Raw] = []
+        used: set[int] = set()
 
         @tf.custom_gradient
         def forward(*sources: Tensor) -> Any:
@@ -57,28 +58,27 @@ class TensorFlowReplicas(Replicas):
             runs = []
             for number, (device, state) in enumerate(zip(self.devices, self._send(weights))):
                 replica = Replica(number, sizes[number], len(self.devices))
-                with tf.device(device), tf.GradientTape() as tape:
+                with tf.device(device), tf.GradientTape(persistent=True) as tape:
                     call = map_tensors(tf.identity, substitute(masked[number], given))
                     copies = [state[key] for key in weights] + floats(call)
                     tape.watch(copies)
                     raws.append(self._function(list(state.values()), call, replica, compiled))
-                runs.append((device, tape, copies, floats(raws[-1].differentiable)))
+                runs.append((device, tape, copies, raws[-1]))
 
             def backward(*upstream: Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
-                arriving = iter(upstream)
-                gradients = []
-                for device, tape, copies, results in runs:
-                    with tf.device(device):
-                        arrived = [tf.identity(next(arriving)) for _ in results]
-                        gradients.append(tape.gradient(results, copies, output_gradients=arrived))
+                arriving = enumerate(upstream)
+                gradients = [_gradient(*run, arriving, used) for run in runs]
+                used.clear()
                 flat = self._sum(trainable, [one[: len(trainable)] for one in gradients])
                 flat += itertools.chain(*(one[len(trainable) :] for one in gradients))
                 return (flat, [None] * len(variables)) if variables else flat
 
             with tf.device(self.devices[0]):
-                return [tf.identity(value) for run in runs for value in run[-1]], backward
+                results = [part for raw in raws for part in floats(raw.differentiable)]
+                return [tf.identity(result) for result in results], backward
 
-        gathered = iter(forward(*map(_read, trainable), *floats(masked)))
+        results = forward(*map(_read, trainable), *floats(masked))
+        gathered = (_note_use(result, place, used) for place, result in enumerate(results))
         sums = self._find_sums(calls[0], len(raws[0].losses))
         return [self._result(raw, gathered, sums) for raw in raws]
 
@@ -158,6 +158,47 @@ class TensorFlowReplicas(Replicas):
         assigned = self._function.assigned
         updates = [(assigned[key], value) for key, value in raw.updates.items()]
         return Result(outputs, list(zip(losses, sums)), updates, raw.shapes)
+
+
+def _note_use(result: Tensor, place: int, used: set[int]) -> Tensor:
+    """The same tensor, which notes that a gradient comes back to it.
+
+    The gradient of a function of many results is given zeros for those that no loss uses, and
+    would hand on zeros where one device has none: an optimizer with weight decay tells the two
+    apart.
+    """
+
+    @tf.custom_gradient
+    def identity(value: Tensor) -> Any:
+        def backward(upstream: Tensor) -> Tensor:
+            used.add(place)
+            return upstream
+
+        return tf.identity(value), backward
+
+    return identity(result)
+
+
+def _gradient(
+    device: str,
+    tape: tf.GradientTape,
+    copies: list[Tensor],
+    raw: Raw,
+    arriving: Iterator[tuple[int, Tensor]],
+    used: set[int],
+) -> list[Tensor | None]:
+    """The gradient of one replica, on its device, by its copies of the weights and its inputs."""
+    results = floats(raw.differentiable)
+    pairs = [next(arriving) for _ in results]
+    is_used = [place in used for place, _ in pairs]
+    with tf.device(device):
+        upstream = [tf.identity(value) for place, value in pairs if place in used]
+        results = [result for result, one_is_used in zip(results, is_used) if one_is_used]
+        gradients = tape.gradient(results, copies, output_gradients=upstream)
+    return [
+        gradient if is_connected else None
+        for gradient, is_connected in zip(gradients, raw.connected(copies, is_used))
+    ]
 
 
 def _home(variable: keras.Variable) -> str:

@@ -29,6 +29,7 @@ class Raw:
         losses: the tensors given to `add_loss`.
         updates: the new values of the variables assigned, by their keys.
         shapes: the outputs' shapes for any number of rows.
+        trace: the traced function and the tensors it was called with; `None` eagerly.
     """
 
     outputs: Any
@@ -36,11 +37,28 @@ class Raw:
     losses: list[Tensor]
     updates: dict[str, Tensor]
     shapes: list[tuple[int | None, ...]]
+    trace: tuple[Any, list[Tensor]] | None = None
 
     @property
     def differentiable(self) -> Any:
         """What gradients can come back to."""
         return self.outputs, self.losses
+
+    def connected(self, sources: list[Tensor], is_used: list[bool]) -> list[bool]:
+        """Whether each source has a part in the results that are used.
+
+        A traced function has a gradient for all of its arguments; this tells those that would
+        have none if the template were called by itself.
+        """
+        if self.trace is None or all(is_used):
+            return [True] * len(sources)
+        function, arguments = self.trace
+        traced = function.structured_outputs
+        results = floats((traced["outputs"], traced["losses"]))
+        reached = _reached_from([one for one, use in zip(results, is_used) if use])
+        # Not a comparison of tensors, which would be one of their values.
+        places = {id(argument): place for place, argument in enumerate(arguments)}
+        return [function.inputs[places[id(source)]].op in reached for source in sources]
 
 
 class TemplateFunction:
@@ -87,7 +105,7 @@ class TemplateFunction:
 
     def _raw(self, forward: Any, *arguments: Any) -> Raw:
         shapes = _shapes(forward.structured_outputs["outputs"])
-        return Raw(**forward(*arguments), shapes=shapes)
+        return Raw(**forward(*arguments), shapes=shapes, trace=(forward, _tensors(arguments)))
 
     def _concrete(
         self, name: str, function: Any, compiled: bool, state: Any, call: Any, static: Any
@@ -111,9 +129,10 @@ class TemplateFunction:
 
         @tf.custom_gradient
         def run(*sources: Tensor) -> Any:
-            replacements = iter(sources)
-            inner_state, inner_call = substitute((state, call), replacements)
-            raws.append(self._raw(forward, inner_state, inner_call, *rest))
+            inner_state, inner_call = substitute((state, call), iter(sources))
+            # Unseen by any tape, which would have the loop keep its intermediate values.
+            unseen = substitute((state, call), map(tf.stop_gradient, sources))
+            raws.append(self._raw(forward, *unseen, *rest))
 
             def backward(*upstream: Tensor) -> Any:
                 call_and_upstream = (inner_call, list(upstream))
@@ -126,7 +145,15 @@ class TemplateFunction:
 
         results = iter(run(*floats((state, call))))
         outputs, losses = substitute(raws[0].differentiable, results)
-        return dataclasses.replace(raws[0], outputs=outputs, losses=losses)
+        trace = (
+            forward,
+            [
+                part
+                for part in tf.nest.flatten((state, call), expand_composites=True)
+                if tf.is_tensor(part)
+            ],
+        )
+        return dataclasses.replace(raws[0], outputs=outputs, losses=losses, trace=trace)
 
     def _gradient(self, state: Any, call_and_upstream: Any, *rest: Any) -> list[Any]:
         call, upstream = call_and_upstream
@@ -200,6 +227,24 @@ def _shapes(outputs: Any, first: tuple[None, ...] = ()) -> list[tuple[int | None
     flat = [part for part in tf.nest.flatten(outputs) if part is not None]
     shapes = [part.shape.as_list() if part.shape.rank is not None else [None] for part in flat]
     return [(*first[: len(shape)], *shape[len(first) :]) for shape in shapes]
+
+
+def _tensors(structure: Any) -> list[Tensor]:
+    return [
+        part for part in tf.nest.flatten(structure, expand_composites=True) if tf.is_tensor(part)
+    ]
+
+
+def _reached_from(tensors: list[Tensor]) -> set[Any]:
+    """The operations of a graph that some of its tensors depend on."""
+    reached: set[Any] = set()
+    waiting = [tensor.op for tensor in tensors]
+    while waiting:
+        operation = waiting.pop()
+        if operation not in reached:
+            reached.add(operation)
+            waiting.extend(tensor.op for tensor in operation.inputs)
+    return reached
 
 
 def _has_loop(function: Any) -> bool:

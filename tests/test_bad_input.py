@@ -1,0 +1,166 @@
+"""Wrong data: the plain model's own error or a clearer one, never wrong numbers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from keras_multigpu import make_parallel
+
+
+def _sequential():
+    return keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+
+
+def _two_inputs():
+    left, right = keras.Input((3,), name="left"), keras.Input((3,), name="right")
+    return keras.Model({"left": left, "right": right}, layers.Dense(1)(left + right))
+
+
+def _error(model, call):
+    model.compile("sgd", "mse")
+    with pytest.raises(Exception) as caught:  # noqa: PT011  the plain model says which
+        call(model)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model.fit(np.zeros((8, 7)), np.zeros((8, 2)), verbose=0),
+        lambda model: model.fit(np.zeros((8, 6)), np.zeros((5, 2)), verbose=0),
+        lambda model: model.fit(None, np.zeros((5, 2)), verbose=0),
+        lambda model: model.predict(np.zeros((0, 6)), verbose=0),
+        lambda model: model(None),
+        lambda model: model([None]),
+        lambda model: model(),
+        lambda model: model({"in": np.zeros((8, 6))}),
+        lambda model: model.fit(np.zeros((8, 6)), np.full((8, 2), "a"), verbose=0),
+    ],
+)
+def test_the_plain_models_own_error(call):
+    plain = _error(_sequential(), call)
+    parallel = _error(make_parallel(_sequential(), 4), call)
+    assert type(parallel) is type(plain)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"left": np.zeros((8, 3))},
+        {"left": np.zeros((8, 3)), "right": None},
+        [np.zeros((8, 3))],
+    ],
+)
+def test_parts_that_are_missing(inputs):
+    plain = _error(_two_inputs(), lambda model: model(inputs))
+    parallel = _error(make_parallel(_two_inputs(), 4), lambda model: model(inputs))
+    assert type(parallel) is type(plain)
+
+
+def test_inputs_of_different_lengths():
+    parallel = make_parallel(_two_inputs(), 4)
+    x = {"left": np.zeros((8, 3)), "right": np.zeros((4, 3))}
+    with pytest.raises(ValueError, match="same number of rows.*8, 4 rows"):
+        parallel(x)
+    unknown = {name: tf.TensorSpec([None, 3]) for name in x}
+    step = tf.function(lambda data: parallel(data), input_signature=[unknown])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same number of rows"):
+        step({name: value.astype("float32") for name, value in x.items()})
+
+
+def test_an_empty_batch_between_others():
+    plain, parallel = _sequential(), make_parallel(_sequential(), 4)
+    for model in (plain, parallel):
+        assert model(np.zeros((0, 6), "float32")).shape == (0, 2)
+
+
+def test_a_model_without_weights():
+    parallel = make_parallel(keras.Sequential([keras.Input((6,)), layers.Flatten()]), 4)
+    x = np.arange(30.0).reshape(5, 6)
+    assert np.array_equal(parallel.predict(x, verbose=0), x)
+    parallel.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="does not have any trainable weights"):
+        parallel.fit(x, x, verbose=0)
+
+
+class NoBatchAxis(layers.Layer):
+    """Returns one thing or another that can't be merged from slices."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def call(self, inputs):
+        if self.kind == "scalar":
+            return ops.mean(inputs)
+        if self.kind == "matrix":
+            return ops.matmul(ops.transpose(inputs), inputs)
+        return ops.matmul(inputs, ops.transpose(inputs))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("scalar", r"must have a batch axis.*shape \(\)"),
+        ("matrix", r"must have a batch axis.*shape \(6, 6\)"),
+        ("pairs", r"shape \(6, 6\) for 6 rows and \(10, 10\) for 10.*in the loss"),
+    ],
+)
+def test_outputs_that_cannot_be_merged(kind, message):
+    parallel = make_parallel(keras.Sequential([keras.Input((6,)), NoBatchAxis(kind)]), 4)
+    with pytest.raises(ValueError, match=message):
+        parallel.predict(np.zeros((8, 6)), verbose=0)
+
+
+def test_sequences_of_any_length_are_not_taken_for_pairs():
+    inputs = keras.Input((None, 3))
+    parallel = make_parallel(keras.Model(inputs, layers.Dense(2)(inputs)), 4)
+    for length in (4, 8):
+        assert parallel.predict(np.zeros((8, length, 3)), verbose=0).shape == (8, length, 2)
+
+
+def test_a_state_for_each_row():
+    inputs = keras.Input(batch_shape=(None, 4, 3))
+    model = keras.Model(inputs, layers.GRU(2, name="memory")(inputs))
+    model.get_layer("memory").stateful = True
+    with pytest.raises(ValueError, match=r"layer 'memory' \(of type GRU\) with stateful=True"):
+        make_parallel(model, 2)
+
+
+class Adversary(keras.Model):
+    """Calls a layer directly in its step."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.critic = layers.Dense(3), layers.Dense(1)
+
+    def build(self, shape):
+        self.generator.build(shape)
+        self.critic.build((None, 3))
+
+    def call(self, inputs):
+        return self.generator(inputs)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.critic(self(data[0])) ** 2)
+        weights = self.generator.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def test_layers_called_directly_are_told_once_and_exact():
+    x, losses = np.random.default_rng(0).normal(size=(9, 3)), []
+    for n in (None, 4):
+        keras.utils.set_random_seed(3)
+        model = Adversary()
+        if n:
+            with pytest.warns(UserWarning, match=r"`self.critic\(...\)` in `train_step`") as told:
+                model = make_parallel(model, n)
+            assert len(told) == 1
+            assert told[0].filename == __file__
+        model.compile(keras.optimizers.SGD(0.1))
+        losses.append(model.fit(x, x, verbose=0, epochs=3).history["loss"])
+    assert np.allclose(*losses, atol=1e-5)
