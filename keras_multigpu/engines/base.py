@@ -106,6 +106,10 @@ class Engine(abc.ABC):
         """A scope whose operations run on the host's processor."""
 
     @abc.abstractmethod
+    def build(self, template: keras.Model, call: Call) -> None:
+        """Creates a model's variables as a call with these arguments would; computes nothing."""
+
+    @abc.abstractmethod
     def make_replicas(
         self,
         template: keras.Model,

@@ -13,7 +13,6 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.devices import choose_devices
-from keras_multigpu.models.checks import symbolic
 from keras_multigpu.models.compiling import compile_like
 
 # What a model has of its own once it is compiled: never looked up in the template.
@@ -80,7 +79,7 @@ class ParallelModel(keras.Model):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model, after building its template where that is still to be done."""
         if not self.built:
-            self._template(*symbolic(args), **symbolic(kwargs))
+            engines.current().build(self._template, (args, kwargs))
         return super().__call__(*args, **kwargs)
 
     def build(self, *args: Any, **kwargs: Any) -> None:

@@ -95,7 +95,7 @@ def check_outputs(
     if not any(None in shape[1:] for shape in shapes):
         return
     six, ten = (
-        template.compute_output_spec(*symbolic(args, rows, 16), **symbolic(kwargs, rows, 16))
+        template.compute_output_spec(*_symbolic(args, rows, 16), **_symbolic(kwargs, rows, 16))
         for rows in (6, 10)
     )
     for few, more in zip(keras.tree.flatten(six), keras.tree.flatten(ten)):
@@ -142,7 +142,7 @@ def _layers_called(template: keras.Model, function: Any) -> list[str]:
     return [name for name in names if isinstance(vars(template).get(name), keras.Layer)]
 
 
-def symbolic(structure: Any, rows: int | None = None, unknown: int | None = None) -> Any:
+def _symbolic(structure: Any, rows: int, unknown: int) -> Any:
     """Tensors as Keras tensors, everything else as it is.
 
     Args:

@@ -10,8 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Engine, Tensor, unchanged
+from keras_multigpu.engines.base import Call, Engine, Tensor, unchanged
 from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
+from keras_multigpu.engines.tensorflow.tensors import for_any_rows
 
 _LOCAL = re.compile(r"(?:/job:localhost/replica:0/task:0)?/?(?:device:)?(cpu|gpu):(\d+)")
 
@@ -76,6 +77,20 @@ class TensorFlowEngine(Engine):
     def on_host(self) -> contextlib.AbstractContextManager[Any]:
         return tf.device("/device:CPU:0")
 
+    def build(self, template: keras.Model, call: Call) -> None:
+        arrays = [part for part in tf.nest.flatten(call) if _is_array(part)]
+        tensors = [part if tf.is_tensor(part) else tf.convert_to_tensor(part) for part in arrays]
+
+        @tf.function(autograph=False, input_signature=[[for_any_rows(part) for part in tensors]])
+        def trace(tensors: list[Tensor]) -> None:
+            given = iter(tensors)
+            args, kwargs = tf.nest.map_structure(
+                lambda part: next(given) if _is_array(part) else part, call
+            )
+            template(*args, **kwargs)
+
+        trace.get_concrete_function()
+
     def make_replicas(
         self,
         template: keras.Model,
@@ -91,6 +106,10 @@ class TensorFlowEngine(Engine):
         # XLA compiles a cluster for one device: a compiled step would leave the others idle.
         # The replicas are compiled instead.
         return unchanged(model, "jit_compile", False)
+
+
+def _is_array(value: Any) -> bool:
+    return tf.is_tensor(value) or hasattr(value, "__array__")
 
 
 def _with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> tf.SparseTensor:
