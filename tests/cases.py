@@ -302,6 +302,52 @@ def _recurrent_data(rng, rows):
     return rng.normal(size=(rows, 5, 2)), rng.normal(size=(rows, 2))
 
 
+class LossesInStep(keras.Model):
+    """Reads its regularization losses in its own step, and its inputs in its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(2, kernel_regularizer="l2", activity_regularizer="l1")
+
+    def call(self, inputs):
+        return self.out(inputs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.mean(ops.square(ops.cast(y, "float32") - y_pred) * ops.abs(x[:, :1]))
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True)) + tf.add_n(self.losses)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+
+
+def _sequence_to_sequence():
+    """Recurrent layers that begin with a state that is given."""
+    encoded, decoded = keras.Input((5, 2)), keras.Input((4, 3))
+    start = keras.Input((4,))
+    _, hidden, cell = layers.LSTM(4, return_state=True)(encoded)
+    decoder = layers.LSTM(4, return_sequences=True)
+    x = decoder(decoded, initial_state=[hidden, cell + start])
+    return keras.Model([encoded, decoded, start], layers.Dense(1)(x))
+
+
+def _sequence_to_sequence_data(rng, rows):
+    shapes = [(rows, 5, 2), (rows, 4, 3), (rows, 4)]
+    return [rng.normal(size=shape) for shape in shapes], rng.normal(size=(rows, 4, 1))
+
+
+def _bool_input():
+    inputs = keras.Input((6,), dtype="bool")
+    return keras.Model(inputs, layers.Dense(2)(ops.cast(inputs, "float32")))
+
+
+def _bool_data(rng, rows):
+    return rng.random((rows, 6)) < 0.5, rng.normal(size=(rows, 2))
+
+
 def _sparse_input():
     return keras.Sequential([keras.Input((40,), sparse=True), layers.Dense(4)])
 
@@ -348,6 +394,9 @@ CASES = [
     Case("frozen_backbone", _backbone, _vectors),
     Case("metric_and_counter_in_a_layer", _measured, _vectors),
     Case("recurrent", _recurrent, _recurrent_data),
+    Case("losses_in_own_step", LossesInStep, _vectors),
+    Case("sequence_to_sequence", _sequence_to_sequence, _sequence_to_sequence_data),
+    Case("bool_input", _bool_input, _bool_data),
     Case("scipy_csr_input", _sparse_input, _sparse_data),
     Case("in_batch_contrastive", _mlp, _vectors, {"loss": _contrastive}),
     Case("clipped_accumulated_ema", _mlp, _vectors, {"optimizer": "special"}),

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers, ops
 from parity import difference, variables
 
@@ -68,10 +69,11 @@ def test_every_optimizer(name):
 @pytest.mark.parametrize(
     ("policy", "tolerance"), [("mixed_bfloat16", 2e-2), ("mixed_float16", 2e-3)]
 )
-def test_mixed_precision(policy, tolerance):
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_mixed_precision(policy, tolerance, jit_compile):
     """The replicas' matrices have fewer rows, which rounds the sums of half precision otherwise."""
     keras.config.set_dtype_policy(policy)
-    plain, parallel, histories = _train()
+    plain, parallel, histories = _train(optimizer="adam", jit_compile=jit_compile)
     assert parallel.dtype_policy.name == policy
     assert type(parallel.optimizer) is type(plain.optimizer)
     assert difference(*histories) < tolerance
@@ -170,6 +172,8 @@ def test_metrics_over_the_whole_batch():
             "auc",
             keras.metrics.F1Score(),
             keras.metrics.R2Score(),
+            keras.metrics.TopKCategoricalAccuracy(1, name="top"),
+            keras.metrics.MeanIoU(2, sparse_y_true=False, sparse_y_pred=False, name="iou"),
             batch_mean,
         ],
         weighted_metrics=lambda: [keras.metrics.Precision(name="precise")],
@@ -221,3 +225,22 @@ def test_layers_frozen_and_unfrozen_after_wrapping(rng):
     parallel.trainable = False
     assert not first.trainable
     assert parallel.trainable_variables == []
+
+
+def test_a_training_loop_of_ones_own(rng):
+    x, y = rng.normal(size=(22, 6)).astype("float32"), rng.normal(size=(22, 2)).astype("float32")
+    plain, parallel = _build(), make_parallel(_build(), 4)
+    for model in (plain, parallel):
+        optimizer = keras.optimizers.Adam(0.05)
+        optimizer.build(model.trainable_variables)
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 6]), tf.TensorSpec([None, 2])])
+        def step(a, b, model=model, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(a, training=True) - b) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+        for begin, end in [(0, 8), (8, 16), (16, 22)]:
+            step(x[begin:end], y[begin:end])
+    assert difference(plain.get_weights(), parallel.get_weights()) < 2e-5

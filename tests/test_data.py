@@ -173,6 +173,28 @@ def test_ragged_tensors():
     for model in (plain, parallel):
         model.fit(dataset, epochs=2, shuffle=False, verbose=0)
     assert difference(variables(plain), variables(parallel)) < 2e-5
+    assert difference(*(model.evaluate(dataset, verbose=0) for model in (plain, parallel))) < 2e-5
+    inputs = dataset.map(lambda x, y: x)
+    outputs = [model.predict(inputs, verbose=0) for model in (plain, parallel)]
+    assert difference(*outputs) < 2e-5
+    assert len(outputs[1]) == ROWS
+
+
+def test_batches_of_any_length():
+    def build():
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((None, 3))
+        return keras.Model(inputs, layers.Dense(2)(layers.GRU(4)(inputs)))
+
+    def batches():
+        rng = np.random.default_rng(5)
+        for rows, length in [(8, 3), (8, 7), (5, 4), (1, 2)]:
+            yield rng.normal(size=(rows, length, 3)), rng.normal(size=(rows, 2))
+
+    plain, parallel = _pair(build)
+    for model in (plain, parallel):
+        model.fit(batches(), steps_per_epoch=4, shuffle=False, verbose=0)
+    assert difference(variables(plain), variables(parallel)) < 2e-5
 
 
 def test_single_batches():

@@ -235,3 +235,9 @@ def test_every_case_keeps_its_file(tmp_path, rng):
         parallel.save_weights(tmp_path / "case.weights.h5")
         plain.load_weights(tmp_path / "case.weights.h5")
         assert difference(variables(plain), variables(parallel)) == 0, case
+
+
+def test_the_legacy_format_is_refused(tmp_path):
+    parallel = make_parallel(_sequential(), 2)
+    with pytest.raises(ValueError, match=r"format `.keras`.*model.h5.*model.template.save"):
+        parallel.save(tmp_path / "model.h5")

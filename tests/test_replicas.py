@@ -28,17 +28,21 @@ def _step_graph(parallel, x, y):
     return step.graph.as_graph_def()
 
 
+def _assert_on_all_devices(graph):
+    """Each device has the replica, and its gradient; returns those calls."""
+    calls = [node for node in graph.node if "PartitionedCall" in node.op]
+    places = sorted(node.device for node in calls)
+    assert places == sorted(2 * [f"/device:CPU:{index}" for index in range(4)])
+    return calls
+
+
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_replica_on_every_device_forwards_and_backwards(jit_compile):
     template = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
     parallel = make_parallel(template, 4)
     parallel.compile("sgd", "mse", jit_compile=jit_compile)
     graph = _step_graph(parallel, tf.zeros((8, 3)), tf.zeros((8, 2)))
-    calls = [node for node in graph.node if "PartitionedCall" in node.op]
-    per_device = {f"/device:CPU:{i}": 0 for i in range(4)}
-    for node in calls:
-        per_device[node.device] += 1
-    assert set(per_device.values()) == {2}, per_device  # the replica, and its gradient
+    calls = _assert_on_all_devices(graph)
     bodies = {function.signature.name: function for function in graph.library.function}
     compiled = {bodies[node.attr["f"].func.name].attr["_XlaMustCompile"].b for node in calls}
     assert compiled == {jit_compile}
@@ -95,6 +99,28 @@ def test_every_replica_draws_its_own_numbers_and_every_step_anew():
     first, second = step(x).numpy(), step(x).numpy()
     assert len(np.unique(np.concatenate([first, second]), axis=0)) == 16
     assert 0.3 < (first == 0).mean() < 0.7
+
+
+def test_the_seed_makes_a_run_repeatable():
+    weights = []
+    for _ in range(2):
+        keras.utils.set_random_seed(5)
+        template = keras.Sequential([keras.Input((6,)), layers.Dropout(0.5), layers.Dense(2)])
+        parallel = make_parallel(template, 4)
+        parallel.compile("sgd", "mse")
+        parallel.fit(np.ones((20, 6)), np.ones((20, 2)), batch_size=8, epochs=2, verbose=0)
+        weights.append(parallel.get_weights())
+    assert difference(*weights) == 0
+
+
+def test_made_within_a_device_scope_or_loaded_it_runs_on_all_devices(tmp_path):
+    with tf.device("/cpu:1"):
+        parallel = make_parallel(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), 4)
+        parallel.compile("sgd", "mse")
+        _assert_on_all_devices(_step_graph(parallel, tf.zeros((8, 3)), tf.zeros((8, 2))))
+    parallel.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    _assert_on_all_devices(_step_graph(loaded, tf.zeros((8, 3)), tf.zeros((8, 2))))
 
 
 def test_one_device_draws_what_the_template_would():

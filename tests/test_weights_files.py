@@ -79,3 +79,15 @@ def test_the_templates_own_file_with_another_optimizer(rng, tmp_path):
     keys = [key for key in _read(tmp_path / "parallel.weights.h5") if key.startswith("optimizer")]
     assert len(keys) == len(parallel.optimizer.variables)
     assert np.all([np.isfinite(weight).all() for weight in template.get_weights()])
+
+
+def test_weights_loaded_by_the_template_after_the_first_prediction(rng, tmp_path):
+    x, _ = CASES[0].data(rng, 9)
+    other, template = CASES[0].build(), CASES[0].build()
+    other.save_weights(tmp_path / "other.weights.h5")
+    parallel = make_parallel(template, 4)
+    before = parallel.predict(x, verbose=0)
+    template.load_weights(tmp_path / "other.weights.h5")
+    after = parallel.predict(x, verbose=0)
+    assert difference(before, after) > 1e-3
+    assert difference(after, other.predict(x, verbose=0)) < 2e-5

@@ -141,6 +141,20 @@ class ParallelModel(keras.Model):
         line = f" Parallel: mode {self.mode!r} on {', '.join(self.devices)}"
         kwargs.get("print_fn", print)(line)
 
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Saves the model whole, as Keras does.
+
+        Raises:
+            ValueError: for Keras's legacy format, which has no room for a parallel model.
+        """
+        if str(filepath).endswith((".h5", ".hdf5")):
+            raise ValueError(
+                "A parallel model is saved in the format `.keras`, which the legacy format of "
+                f"HDF5 can't replace. Received: filepath={filepath}. Name the file `.keras`, or "
+                "save the model on one device: `model.template.save(...)`."
+            )
+        super().save(filepath, *args, **kwargs)
+
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """Exports the template for serving: a graph without the names of devices."""
         return self._template.export(*args, **kwargs)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.base import Tensor, get_mask, set_mask
+from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.sync import Replica, synchronized
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, map_tensors, substitute
-
-_SEED = "seed_generator_state"
-# Added to the seed of replica i, i times: the golden ratio of 2^32 keeps the seeds apart.
-_SEED_STEP = 0x9E3779B9
 
 
 @dataclasses.dataclass
@@ -181,7 +177,7 @@ class TemplateFunction:
         for part, mask in zip(tf.nest.flatten(inputs), masks):
             set_mask(part, mask)
         args, kwargs = inputs
-        scope = _ReplicaScope(zip(self.variables, state), number)
+        scope = ReplicaScope(zip(self.variables, state), number)
         with synchronized(self.layers, Replica(number, size, count)), scope:
             outputs = self.template(*args, **kwargs)
         updates = {}
@@ -195,31 +191,6 @@ class TemplateFunction:
             "losses": list(scope.losses),
             "updates": updates,
         }
-
-
-class _ReplicaScope(keras.StatelessScope):
-    """A stateless scope with a replica's own random numbers and a record of what is assigned."""
-
-    def __init__(self, state: Iterable[tuple[keras.Variable, Tensor]], number: Tensor):
-        super().__init__(state_mapping=list(state), collect_losses=True)
-        self._number = number
-        self._seeded: set[int] = set()
-        self.assigned: dict[int, keras.Variable] = {}
-
-    def get_current_value(self, variable: keras.Variable) -> Tensor | None:
-        value = super().get_current_value(variable)
-        if variable.name == _SEED and id(variable) not in self._seeded:
-            # The template's own generators are mapped; Keras's global one is met here first.
-            self._seeded.add(id(variable))
-            value = tf.identity(variable._value) if value is None else value
-            shift = tf.cast(self._number, value.dtype) * tf.constant(_SEED_STEP, value.dtype)
-            value += tf.stack([shift, tf.zeros_like(shift)])
-            self.state_mapping[id(variable)] = value
-        return value
-
-    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
-        self.assigned[id(update[0])] = update[0]
-        super().add_update(update)
 
 
 def _shapes(outputs: Any, first: tuple[None, ...] = ()) -> list[tuple[int | None, ...]]:
