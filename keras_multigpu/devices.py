@@ -83,7 +83,8 @@ def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[s
 
 
 def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(devices, str) or not all(isinstance(name, str) for name in devices):
+    is_list = isinstance(devices, Sequence) and not isinstance(devices, str)
+    if not is_list or not all(isinstance(name, str) for name in devices):
         raise TypeError(
             "`devices` must be a list of device names, as `list_devices()` gives them. "
             f"Received: devices={devices!r}."

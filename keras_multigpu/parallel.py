@@ -90,7 +90,7 @@ def _check(model: Any, n_gpus: Any, mode: Any, devices: Any, options: dict[str, 
             f"`model` is a parallel model already, on {len(model.devices)} devices. "
             f"Received: model={model!r}. Make its template parallel instead: `model.template`."
         )
-    if mode not in _MODES:
+    if not isinstance(mode, str) or mode not in _MODES:
         raise ValueError(
             f"`mode` must be one of {', '.join(map(repr, _MODES))}. Received: mode={mode!r}."
         )
@@ -102,5 +102,5 @@ def _check(model: Any, n_gpus: Any, mode: Any, devices: Any, options: dict[str, 
                 f"mode={mode!r} has the options {', '.join(known)}. Received: {name}={value!r}."
             )
     chosen = choose_devices(n_gpus, devices)
-    mode_class.check(model, chosen, options)
+    mode_class._check(model, chosen, options)
     return _Request(model, mode_class, chosen, options)

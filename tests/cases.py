@@ -348,6 +348,13 @@ def _bool_data(rng, rows):
     return rng.random((rows, 6)) < 0.5, rng.normal(size=(rows, 2))
 
 
+def _spectral():
+    inputs = keras.Input((6,))
+    return keras.Model(
+        inputs, layers.Dense(2)(layers.SpectralNormalization(layers.Dense(6))(inputs))
+    )
+
+
 def _sparse_input():
     return keras.Sequential([keras.Input((40,), sparse=True), layers.Dense(4)])
 
@@ -397,6 +404,7 @@ CASES = [
     Case("losses_in_own_step", LossesInStep, _vectors),
     Case("sequence_to_sequence", _sequence_to_sequence, _sequence_to_sequence_data),
     Case("bool_input", _bool_input, _bool_data),
+    Case("spectral_normalization", _spectral, _vectors),
     Case("scipy_csr_input", _sparse_input, _sparse_data),
     Case("in_batch_contrastive", _mlp, _vectors, {"loss": _contrastive}),
     Case("clipped_accumulated_ema", _mlp, _vectors, {"optimizer": "special"}),

@@ -76,6 +76,14 @@ def test_an_empty_batch_between_others():
         assert model(np.zeros((0, 6), "float32")).shape == (0, 2)
 
 
+def test_integers_in_and_out():
+    lookup = layers.IntegerLookup(vocabulary=[1, 2, 3])
+    plain = keras.Sequential([keras.Input((3,), dtype="int32"), lookup])
+    x = np.arange(15).reshape(5, 3)
+    parallel = make_parallel(plain, 4)
+    assert np.array_equal(parallel.predict(x, verbose=0), plain.predict(x, verbose=0))
+
+
 def test_a_model_without_weights():
     parallel = make_parallel(keras.Sequential([keras.Input((6,)), layers.Flatten()]), 4)
     x = np.arange(30.0).reshape(5, 6)
@@ -164,3 +172,40 @@ def test_layers_called_directly_are_told_once_and_exact():
         model.compile(keras.optimizers.SGD(0.1))
         losses.append(model.fit(x, x, verbose=0, epochs=3).history["loss"])
     assert np.allclose(*losses, atol=1e-5)
+
+
+class CellWithDropout(layers.Layer):
+    """Draws random numbers, and so assigns its seed, in every step of the loop."""
+
+    state_size = 4
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.dropout = layers.Dense(4), layers.Dropout(0.1)
+
+    def build(self, shape):
+        self.dense.build((None, shape[-1] + 4))
+
+    def call(self, inputs, states, training=False):
+        x = ops.tanh(self.dense(ops.concatenate([inputs, states[0]], axis=-1)))
+        return self.dropout(x, training=training), [x]
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_a_state_assigned_in_a_loop(unroll):
+    recurrent = layers.RNN(CellWithDropout(), unroll=unroll)
+    parallel = make_parallel(keras.Sequential([keras.Input((5, 3)), recurrent]), 4)
+    parallel.compile("sgd", "mse")
+    data = np.zeros((8, 5, 3)), np.zeros((8, 4))
+    if unroll:
+        assert np.isfinite(parallel.fit(*data, verbose=0).history["loss"]).all()
+    else:
+        with pytest.raises(NotImplementedError, match="within a loop or a branch.*`unroll=True`"):
+            parallel.fit(*data, verbose=0)
+
+
+def test_a_batch_without_rows_leaves_the_state_as_it_is():
+    template = keras.Sequential([keras.Input((6,)), layers.SpectralNormalization(layers.Dense(2))])
+    parallel = make_parallel(template, 4)
+    parallel(np.zeros((0, 6), "float32"), training=True)
+    assert all(np.abs(weight).max() > 0 for weight in template.get_weights() if weight.ndim > 1)

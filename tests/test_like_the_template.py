@@ -74,7 +74,9 @@ def test_a_class_of_the_users_own():
     assert isinstance(parallel, Subclassed)
     assert difference(np.asarray(parallel.sharpen(x)), 3 * np.asarray(template(x))) < 1e-6
     parallel.temperature = 5.0
-    assert template.temperature == 3.0
+    assert template.temperature == 5.0
+    parallel.colour = "red"
+    assert not hasattr(template, "colour")
     assert parallel.dense is template.dense
     with pytest.raises(AttributeError, match="no attribute 'sharpness'"):
         _ = parallel.sharpness
@@ -111,3 +113,62 @@ def test_quantized(rng):
         model.quantize("int8")
         assert 0 < difference(before, model.predict(x, verbose=0)) < 0.2
     assert difference(plain.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-5
+
+
+class OwnCall(keras.Model):
+    """Prepares its inputs in `__call__`, and builds a layer in training only."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.late = layers.Dense(2), layers.Dense(2)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def __call__(self, inputs, *args, **kwargs):
+        return super().__call__(2.0 * inputs + 1.0, *args, **kwargs)
+
+    def call(self, inputs, training=False):
+        return self.dense(inputs) + (self.late(inputs) if training else 0.0)
+
+
+def test_a_call_of_its_own_and_layers_built_late(rng):
+    x, y = rng.normal(size=(19, 6)).astype("float32"), rng.normal(size=(19, 2))
+    models = []
+    for n in (None, 4):
+        keras.utils.set_random_seed(3)
+        model = OwnCall()
+        models.append(make_parallel(model, n) if n else model)
+    for model in models:
+        model(x)
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert len(models[1].weights) == 4
+    assert difference(*(model.get_weights() for model in models)) < 2e-5
+
+
+def test_layers_added_and_taken_away():
+    parallel = make_parallel(keras.Sequential([keras.Input((6,)), layers.Dense(2)]), 4)
+    x = np.ones((5, 6), "float32")
+    parallel.add(layers.Dense(3))
+    assert parallel(x).shape == (5, 3)
+    parallel.pop()
+    assert parallel(x).shape == (5, 2)
+
+
+def test_names_that_clash():
+    class Named(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.mode = "vae"
+
+    with pytest.raises(ValueError, match="attributes of the same names: mode. Rename.*Named"):
+        make_parallel(Named(), 2)
+
+
+def test_a_parallel_model_within_another():
+    inner = make_parallel(keras.Sequential([keras.Input((6,)), layers.Dense(6)], name="in_it"), 2)
+    inputs = keras.Input((6,))
+    outer = keras.Model(inputs, layers.Dense(2)(inner(inputs)))
+    with pytest.raises(ValueError, match="with the parallel model 'in_it' in it"):
+        make_parallel(outer, 2)

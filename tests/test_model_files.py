@@ -217,11 +217,24 @@ def test_a_template_with_a_compile_of_its_own_is_left_to_be_compiled():
 
     inputs = keras.Input((6,))
     template = Own(inputs, layers.Dense(2)(inputs))
-    template.compile(3, loss="mse")
+    template.compile([3], loss="mse")
     parallel = make_parallel(template, 2)
     assert not parallel.compiled
-    parallel.compile(4, loss="mse")
-    assert (template.special, parallel.special) == (3, 4)
+    parallel.compile([4], loss="mse")
+    assert (template.special, parallel.special) == ([3], [4])
+
+
+def test_a_template_compiled_with_what_cannot_be_copied():
+    class Odd(keras.metrics.MeanSquaredError):
+        def __init__(self):
+            super().__init__(name="odd")
+
+    template = _sequential()
+    template.compile("sgd", "mse", metrics=[Odd()])
+    with pytest.warns(UserWarning, match=r"can't be copied.*TypeError.*not compiled") as told:
+        parallel = make_parallel(template, 2)
+    assert not parallel.compiled
+    assert told[0].filename == __file__
 
 
 def test_every_case_keeps_its_file(tmp_path, rng):

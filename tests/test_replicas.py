@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
+from keras import layers, ops
 from parity import difference
 
 from keras_multigpu import make_parallel
@@ -207,6 +207,46 @@ def test_weights_cross_in_the_wires_type():
     assert 0 < difference(exact.get_weights(), rounded.get_weights()) < 1e-2
 
 
+class Adds(layers.Layer):
+    """Adds a loss of some kind."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def call(self, inputs):
+        self.add_loss(self.loss(inputs))
+        return inputs
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: ops.sum(ops.relu(-x)),
+        lambda x: ops.mean(ops.relu(-x)),
+        lambda x: ops.sum(x),
+        lambda x: -3.0 * ops.mean(x, axis=0)[0],
+    ],
+)
+def test_sums_and_means_given_to_add_loss(loss, rng):
+    x = rng.normal(size=(19, 3)).astype("float32")
+    losses = []
+    for n in (None, 4):
+        model = keras.Sequential([keras.Input((3,)), Adds(loss)])
+        model = make_parallel(model, n) if n else model
+        model.compile("sgd", "mse")
+        losses.append(model.evaluate(x, x, batch_size=8, verbose=0))
+    assert difference(*losses) < 2e-5
+
+
+def test_a_loss_that_is_neither_sum_nor_mean_is_told():
+    template = keras.Sequential([keras.Input((3,)), Adds(lambda x: ops.sum(ops.mean(x, 0) ** 2))])
+    parallel = make_parallel(template, 2)
+    parallel.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match=r"neither mean nor sum: .* for all 5"):
+        parallel.evaluate(np.ones((4, 3)), np.ones((4, 3)), verbose=0)
+
+
 def test_a_loss_that_cannot_be_tried_is_told():
     class Picky(layers.Layer):
         def call(self, inputs):
@@ -217,5 +257,5 @@ def test_a_loss_that_cannot_be_tried_is_told():
 
     parallel = make_parallel(keras.Sequential([keras.Input((3,)), Picky()]), 2)
     parallel.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match=r"taken for means.*ValueError.*not eagerly"):
+    with pytest.warns(UserWarning, match=r"taken for a mean.*ValueError.*not eagerly"):
         parallel.evaluate(np.ones((4, 3)), np.ones((4, 3)), verbose=0)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 from parity import difference, variables
 
@@ -113,3 +114,41 @@ def test_not_eagerly(rng):
     with pytest.raises(RuntimeError, match=r"'batch_normalization'.*run_eagerly=False"):
         parallel.fit(x, y, verbose=0)
     assert np.isfinite(parallel.evaluate(x, y, verbose=0))
+
+
+class Twice(keras.Model):
+    """Calls itself twice in a step."""
+
+    def __init__(self, synchronized):
+        super().__init__()
+        self.norm = layers.BatchNormalization(synchronized=synchronized)
+        self.out = layers.Dense(2)
+
+    def build(self, shape):
+        self.norm.build(shape)
+        self.out.build(shape)
+
+    def call(self, inputs, training=False):
+        return self.out(self.norm(inputs, training=training))
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            first, second = self(data[0], training=True), self(-2 * data[0], training=True)
+            loss = tf.reduce_mean((first - second) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def test_two_calls_in_a_step(rng):
+    x = rng.normal(size=(19, 6))
+    models = []
+    for synchronized in (False, True):
+        keras.utils.set_random_seed(3)
+        model = Twice(synchronized)
+        model.build((None, 6))
+        models.append(make_parallel(model, 4) if synchronized else model)
+    for model in models:
+        model.compile(keras.optimizers.SGD(0.05))
+        model.fit(x, x, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert difference(*(model.get_weights() for model in models)) < 2e-5

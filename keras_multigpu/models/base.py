@@ -55,7 +55,7 @@ class ParallelModel(keras.Model):
                 setattr(self, name, value)
 
     @classmethod
-    def check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
+    def _check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
         """Refuses, with a clear error, what the mode can't do: implemented by each mode."""
         raise NotImplementedError
 
@@ -73,6 +73,16 @@ class ParallelModel(keras.Model):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._template, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A plain setting that the template's `call` reads is the template's; what Keras and the
+        # mode keep, and objects with a state of their own, are this model's.
+        template = vars(self).get("_template")
+        is_setting = isinstance(value, (bool, int, float, str)) and not name.startswith("_")
+        if is_setting and name in vars(template or self) and name not in vars(self):
+            setattr(template, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._template)} - _HIDDEN)
 
@@ -80,7 +90,8 @@ class ParallelModel(keras.Model):
         """Calls the model, after building its template where that is still to be done."""
         if not self.built:
             engines.current().build(self._template, (args, kwargs))
-        return super().__call__(*args, **kwargs)
+        # Not `super()`: a `__call__` of the template's own class is the replicas' affair.
+        return keras.Model.__call__(self, *args, **kwargs)
 
     def build(self, *args: Any, **kwargs: Any) -> None:
         """Builds the template: its arguments are the template's."""
@@ -232,6 +243,8 @@ def _parallel_class(mode: Any, template_class: Any) -> type[ParallelModel]:
 
     def fill(namespace: dict[str, Any]) -> None:
         namespace.update(call=call, __module__=mode.__module__, __doc__=mode.__doc__)
+        if issubclass(template_class, keras.Sequential):
+            namespace.update({name: _forward(name) for name in ("add", "pop")})
 
     made = types.new_class(mode.__name__, (mode, template_class), exec_body=fill)
     # Keras looks up the name under which a class is saved by the class, and by that name the
@@ -239,3 +252,14 @@ def _parallel_class(mode: Any, template_class: Any) -> type[ParallelModel]:
     for cls in (made, mode):
         keras.saving.register_keras_serializable(package="keras_multigpu")(cls)
     return made
+
+
+def _forward(name: str) -> Any:
+    """A method that changes the template, whose replicas are traced anew."""
+
+    def method(self: ParallelModel, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(self.template, name)(*args, **kwargs)
+        self._replicas.retrace()
+        return result
+
+    return method

@@ -13,12 +13,33 @@ import keras
 
 from keras_multigpu import engines
 
+_OWN_NAMES = ("template", "devices", "mode", "options")
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss")
+
+
+def check_names(template: keras.Model) -> None:
+    """Refuses names that mean one thing to the template and another to a parallel model."""
+    clashes = [name for name in _OWN_NAMES if hasattr(template, name)]
+    if clashes:
+        raise ValueError(
+            f"A parallel model has the attributes {', '.join(_OWN_NAMES)} of its own. Received: "
+            f"a model with attributes of the same names: {', '.join(clashes)}. Rename them in "
+            f"{type(template).__name__}."
+        )
+    for layer in _all_layers(template):
+        if hasattr(layer, "template") and hasattr(layer, "devices"):
+            raise ValueError(
+                "A parallel model can't be a part of another one. Received: a model with the "
+                f"parallel model {layer.name!r} in it. Build it with `.template` instead, and "
+                "make the whole parallel."
+            )
 
 
 def check_wire_dtype(wire_dtype: Any) -> None:
     """Refuses a type that weights can't cross in."""
-    if wire_dtype not in (None, "bfloat16", "float16"):
+    if wire_dtype is not None and not (
+        isinstance(wire_dtype, str) and wire_dtype in ("bfloat16", "float16")
+    ):
         raise ValueError(
             '`wire_dtype` must be None, "bfloat16" or "float16". '
             f"Received: wire_dtype={wire_dtype!r}."

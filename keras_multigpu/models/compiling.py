@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -22,18 +23,24 @@ def compile_like(model: keras.Model, compiled: keras.Model) -> None:
     # Keras keeps the arguments here; `get_compile_config` serializes them, which functions and
     # losses of the user's own don't survive.
     arguments = dict(compiled._compile_config.config)
-    for name in ("metrics", "weighted_metrics"):
-        arguments[name] = keras.tree.map_structure(_copy_metric, arguments[name])
-    arguments["optimizer"] = _copy_optimizer(compiled.optimizer, compiled.trainable_variables)
+    try:
+        for name in ("metrics", "weighted_metrics"):
+            arguments[name] = keras.tree.map_structure(_copy_metric, arguments[name])
+        arguments["optimizer"] = _copy_optimizer(compiled.optimizer, compiled.trainable_variables)
+    except Exception as error:  # whatever a class of the user's own raises: it is told
+        warnings.warn(
+            f"{compiled.name!r} is compiled with an optimizer or a metric that can't be copied by "
+            f"its configuration: {error!r}. Its parallel model is not compiled: compile that one, "
+            "or give the class a `get_config` from which `from_config` makes it again.",
+            stacklevel=4,
+        )
+        return
     model.compile(**arguments)
 
 
 def _copy_metric(metric: Any) -> Any:
-    return type(metric).from_config(metric.get_config()) if _is_metric(metric) else metric
-
-
-def _is_metric(metric: Any) -> bool:
-    return isinstance(metric, keras.Metric)
+    is_object = isinstance(metric, keras.Metric)
+    return type(metric).from_config(metric.get_config()) if is_object else metric
 
 
 def _copy_optimizer(optimizer: Any, variables: list[keras.Variable]) -> Any:

@@ -43,13 +43,14 @@ class DataParallel(ParallelModel):
         self._replicas = engines.current().make_replicas(template, self.devices, **self.options)
 
     @classmethod
-    def check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
+    def _check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
         """Refuses what data mode can't do.
 
         Raises:
             ValueError: if an option is not one of those that are known, the batch size is built
                 into the template, or a layer can't be made exact.
         """
+        checks.check_names(template)
         checks.check_wire_dtype(options.get("wire_dtype"))
         checks.check_sync_batch_norm(template, options.get("sync_batch_norm", False))
         if len(devices) > 1:
@@ -59,7 +60,7 @@ class DataParallel(ParallelModel):
 
     def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors, restore = _take_tensors((args, kwargs))
-        if not tensors:
+        if not any(len(tensor.shape) for tensor in tensors):
             return self._template(*args, **kwargs)  # answers as one device would
         with engines.current().on_host():
             slices = BatchSlice(len(self.devices), name="slice")(tensors)
@@ -79,8 +80,12 @@ class DataParallel(ParallelModel):
         rows = batch_rows(tensors)
         count = len(self.devices)
         sizes = [slice_bounds(rows, index, count)[1] for index in range(count)]
-        total = keras.ops.maximum(keras.ops.cast(rows, "float32"), 1.0)
-        return sizes, [keras.ops.cast(size, "float32") / total for size in sizes]
+        dtype = keras.config.floatx()
+        total = keras.ops.cast(keras.ops.maximum(rows, 1), dtype)
+        shares = [keras.ops.cast(size, dtype) / total for size in sizes]
+        # Of a batch without rows, the first replica's results are those of one device.
+        shares[0] = keras.ops.where(keras.ops.equal(rows, 0), keras.ops.ones_like(total), shares[0])
+        return sizes, shares
 
     def _assign_updates(self, updates: Sequence[Any], shares: Sequence[Any]) -> None:
         """Moving statistics become the mean over the rows; counters and seeds are equal.

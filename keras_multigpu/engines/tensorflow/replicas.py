@@ -14,11 +14,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+# What TensorFlow's own functions ask before they prepare for gradients; it has no public form.
+from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes  # noqa: TID251
+
 from keras_multigpu.engines.base import Call, Replicas, Result, Tensor, get_mask, set_mask
 from keras_multigpu.engines.tensorflow.losses import find_sums
 from keras_multigpu.engines.tensorflow.sync import Replica, batch_normalizations
 from keras_multigpu.engines.tensorflow.template import Raw, TemplateFunction
 from keras_multigpu.engines.tensorflow.tensors import add, cast, floats, map_tensors, substitute
+
+_serials = itertools.count(1)
 
 
 class TensorFlowReplicas(Replicas):
@@ -46,22 +51,34 @@ class TensorFlowReplicas(Replicas):
         if not self._function.layers:
             self._function.layers = batch_normalizations(self.template, self.sync_batch_norm)
         compiled = compiled and not self._function.layers  # XLA knows no collective operations
-        trainable = [v for v in self._function.variables if _is_differentiable(v)]
+        serial = next(_serials) if self._function.layers else 0
+        known = self._function.variables
+        trainable = [variable for variable in known if _is_differentiable(variable)]
         masked = [(call, [get_mask(part) for part in tf.nest.flatten(call)]) for call in calls]
         raws: list[Raw] = []
         used: set[int] = set()
 
-        @tf.custom_gradient
+        sources = [*map(_read, trainable), *floats(masked)]
+        order = _gradient_order(sources)
+
         def forward(*sources: Tensor) -> Any:
             given = iter(sources)
             weights = {id(variable): next(given) for variable in trainable}
             runs = []
             for number, (device, state) in enumerate(zip(self.devices, self._send(weights))):
-                replica = Replica(number, sizes[number], len(self.devices))
-                with tf.device(device), tf.GradientTape(persistent=True) as tape:
+                replica = Replica(number, sizes[number], len(self.devices), serial)
+                tape = tf.GradientTape(persistent=order > 1)
+                with tf.device(device), tape:
                     call = map_tensors(tf.identity, substitute(masked[number], given))
                     copies = [state[key] for key in weights] + floats(call)
-                    tape.watch(copies)
+                    if order == 1:
+                        # Seen by this tape only: TensorFlow prepares the gradient's gradient
+                        # for what two of them see, which takes longer to trace and to run.
+                        copies = [tf.stop_gradient(copy) for copy in copies]
+                        state.update(zip(weights, copies))
+                        call = substitute(call, iter(copies[len(weights) :]))
+                    if order:
+                        tape.watch(copies)
                     raws.append(self._function(list(state.values()), call, replica, compiled))
                 runs.append((device, tape, copies, raws[-1]))
 
@@ -77,7 +94,10 @@ class TensorFlowReplicas(Replicas):
                 results = [part for raw in raws for part in floats(raw.differentiable)]
                 return [tf.identity(result) for result in results], backward
 
-        results = forward(*map(_read, trainable), *floats(masked))
+        results = tf.custom_gradient(forward)(*sources) if order else forward(*sources)[0]
+        if len(self._function.variables) != len(known):
+            self.retrace()  # layers were built in this call: now their variables are known
+            return self.run(calls, sizes, compiled=compiled)
         gathered = (_note_use(result, place, used) for place, result in enumerate(results))
         sums = self._find_sums(calls[0], len(raws[0].losses))
         return [self._result(raw, gathered, sums) for raw in raws]
@@ -140,9 +160,11 @@ class TensorFlowReplicas(Replicas):
         return [hubs[id(variable)] for variable in self._function.variables]
 
     def _find_sums(self, call: Call, count: int) -> list[bool]:
-        """Whether each of the losses is a sum: tried once, and only where it matters."""
+        """Whether each of the losses is a sum: tried once a trace, and only where it matters."""
         if not count or len(self.devices) == 1:
             return [False] * count
+        if not tf.executing_eagerly():
+            return find_sums(self.template, call, count)
         key = (count, call[1].get("training"))
         if key not in self._sums:
             self._sums[key] = find_sums(self.template, call, count)
@@ -158,6 +180,11 @@ class TensorFlowReplicas(Replicas):
         assigned = self._function.assigned
         updates = [(assigned[key], value) for key, value in raw.updates.items()]
         return Result(outputs, list(zip(losses, sums)), updates, raw.shapes)
+
+
+def _gradient_order(sources: list[Tensor]) -> int:
+    """How often the tapes around this call may differentiate by these: 0, 1, or 2 for more."""
+    return 2 if tf.executing_eagerly() else int(PossibleTapeGradientTypes(sources))
 
 
 def _note_use(result: Tensor, place: int, used: set[int]) -> Tensor:

@@ -28,6 +28,7 @@ class ReplicaScope(keras.StatelessScope):
     def __init__(self, state: Iterable[tuple[keras.Variable, Tensor]], number: Tensor):
         super().__init__(state_mapping=list(state), collect_losses=True)
         self._number = number
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._seeded: set[int] = set()
         self.assigned: dict[int, keras.Variable] = {}
 
@@ -43,5 +44,17 @@ class ReplicaScope(keras.StatelessScope):
         return value
 
     def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
-        self.assigned[id(update[0])] = update[0]
-        super().add_update(update)
+        variable, value = update
+        if self._graph is not None and getattr(value, "graph", self._graph) is not self._graph:
+            raise NotImplementedError(
+                f"The variable {variable.path!r} is assigned within a loop or a branch, where a "
+                "replica's state can't be followed. Unroll the loop (a recurrent layer: "
+                "`unroll=True`), or assign after it; random layers assign their seed."
+            )
+        if variable.trainable and tf.as_dtype(value.dtype).is_floating:
+            # As on one device, the gradient is that by the assigned value, and does not go on
+            # to what it was computed from.
+            before = tf.cast(self.get_current_value(variable), value.dtype)
+            value = tf.stop_gradient(value) + (before - tf.stop_gradient(before))
+        self.assigned[id(variable)] = variable
+        super().add_update((variable, value))

@@ -91,7 +91,8 @@ class TemplateFunction:
             return Raw(**results, shapes=_shapes(results["outputs"], (None,)))
         # A part of the key of the trace: a layer may behave otherwise when frozen.
         flags = tuple(variable.trainable for variable in self.variables)
-        static = (replica.count, flags)
+        # And for collective operations the call's own number: no two calls in a step may mix.
+        static = (replica.count, (replica.serial, *flags))
         forward = self._concrete("forward", self._run, compiled, state, call, static)
         if compiled and _has_loop(forward):
             # XLA can't hand a loop's intermediate values from one cluster to another, so the
@@ -171,7 +172,7 @@ class TemplateFunction:
         number: Tensor,
         size: Tensor,
         count: int,
-        flags: tuple[bool, ...],
+        flags: tuple[Any, ...],
     ) -> dict[str, Any]:
         inputs, masks = call
         for part, mask in zip(tf.nest.flatten(inputs), masks):

@@ -12,7 +12,7 @@ from keras_multigpu.engines.base import Tensor
 
 def is_float(value: Any) -> bool:
     """Whether a gradient can run through it."""
-    return tf.is_tensor(value) and value.dtype.is_floating
+    return tf.is_tensor(value) and (value.dtype.is_floating or value.dtype.is_complex)
 
 
 def floats(structure: Any) -> list[Tensor]:
