@@ -72,7 +72,7 @@ def test_more_devices_than_there_are():
 def test_unknown_modes_and_options():
     with pytest.raises(ValueError, match="`mode` must be one of 'data'. Received: mode='dta'"):
         make_parallel(_model(), 2, "dta")
-    with pytest.raises(TypeError, match="options wire_dtype. Received: wire='bfloat16'"):
+    with pytest.raises(TypeError, match="options wire_dtype, sync_batch_norm. Received: wire='bf"):
         make_parallel(_model(), 2, wire="bfloat16")
     with pytest.raises(ValueError, match="`wire_dtype` must be None.*wire_dtype='int8'"):
         make_parallel(_model(), 2, wire_dtype="int8")
