@@ -23,6 +23,7 @@ from typing import Any
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Where in a graph it happened, as TensorFlow writes it before a message.
 _PLACE = re.compile(r"\{\{.*?\}\}")
+_PREFACE = ("Graph execution error:", "Detected at node", "<stack traces unavailable>")
 
 
 def run_module(
@@ -64,7 +65,7 @@ def describe(error: BaseException) -> str:
     Where it has no text, the function that raised it is named instead.
     """
     lines = [_PLACE.sub("", line).strip() for line in str(error).splitlines()]
-    telling = [line for line in lines if line and line != "Graph execution error:"]
+    telling = [line for line in lines if line and not line.startswith(_PREFACE)]
     frames = traceback.extract_tb(error.__traceback__)
     place = f"(no text) in {frames[-1].name}" if frames else "(no text)"
     return shorten(f"{type(error).__name__}: {telling[0] if telling else place}")
