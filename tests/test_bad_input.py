@@ -35,6 +35,7 @@ def _error(model, call):
         lambda model: model(None),
         lambda model: model([None]),
         lambda model: model(),
+        lambda model: model(np.array(0.5)),
         lambda model: model({"in": np.zeros((8, 6))}),
         lambda model: model.fit(np.zeros((8, 6)), np.full((8, 2), "a"), verbose=0),
     ],
