@@ -23,7 +23,7 @@ from typing import Any
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Where in a graph it happened, as TensorFlow writes it before a message.
 _PLACE = re.compile(r"\{\{.*?\}\}")
-_PREFACE = ("Graph execution error:", "Detected at node", "<stack traces unavailable>")
+_PREFACE = ("Graph execution error:", "Detected at node", "<stack traces", 'File "')
 
 
 def run_module(
