@@ -11,9 +11,9 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.devices import choose_devices
-from keras_multigpu.models import DataParallel, ParallelModel, build_parallel
+from keras_multigpu.models import DataParallel, ParallelModel, TowerParallel, build_parallel
 
-_MODES: dict[str, type[ParallelModel]] = {"data": DataParallel}
+_MODES: dict[str, type[ParallelModel]] = {"data": DataParallel, "tower": TowerParallel}
 
 
 @dataclasses.dataclass(frozen=True)

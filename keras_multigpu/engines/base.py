@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -23,26 +24,26 @@ class Result:
 
     Attributes:
         outputs: the template's outputs, in its structure, with their masks.
-        losses: the tensors given to `add_loss` in the call, in order, each with whether it is
-            a sum over the rows rather than a mean.
+        losses: the tensors given to `add_loss` in the call, in order; for replicas with weights
+            of their own also the penalties of the weights' regularizers.
         updates: pairs of a variable that the call assigned and its value in this replica.
         shapes: the outputs' shapes for any number of rows, `None` for an axis that is not fixed.
     """
 
     outputs: Any
-    losses: list[tuple[Tensor, bool]]
+    losses: list[Tensor]
     updates: list[tuple[keras.Variable, Tensor]]
     shapes: list[tuple[int | None, ...]]
 
 
 class Replicas(abc.ABC):
-    """The replicas of one template, one per device."""
+    """The replicas of one template, with its weights or with weights of their own."""
 
     @abc.abstractmethod
     def run(self, calls: Sequence[Call], sizes: Sequence[Any], *, compiled: bool) -> list[Result]:
         """Calls every replica on its own inputs, without side effects.
 
-        Gradients flow back to the template's trainable variables, summed over the replicas,
+        Gradients flow back to the trainable variables, summed over the replicas that share one,
         and to the inputs. Every replica draws its own random numbers; the first one draws
         those of the template itself. The results are gathered on the first device.
 
@@ -50,6 +51,15 @@ class Replicas(abc.ABC):
             calls: the arguments of each replica.
             sizes: the rows of the batch that are each replica's own; 0 for one beyond the last.
             compiled: compile each replica with XLA.
+        """
+
+    @abc.abstractmethod
+    def find_sums(self, call: Call, count: int) -> list[bool]:
+        """Whether each of the losses that a call adds is a sum over the rows, or a mean.
+
+        Args:
+            call: the arguments of one replica.
+            count: how many losses there are.
         """
 
     @abc.abstractmethod
@@ -102,32 +112,44 @@ class Engine(abc.ABC):
         """
 
     @abc.abstractmethod
-    def on_host(self) -> contextlib.AbstractContextManager[Any]:
-        """A scope whose operations run on the host's processor."""
+    def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        """A scope whose operations and new variables are on a device."""
 
     @abc.abstractmethod
-    def build(self, template: keras.Model, call: Call) -> None:
-        """Creates a model's variables as a call with these arguments would; computes nothing."""
+    def build(self, function: Callable[..., Any], call: Call) -> None:
+        """Creates the variables that a call with these arguments would; computes nothing.
+
+        They are made at once, whatever scope of Keras or of the backend the caller is in.
+
+        Args:
+            function: calls the models and layers that are to be built.
+            call: its arguments; of tensors the types count.
+        """
 
     @abc.abstractmethod
     def make_replicas(
         self,
-        template: keras.Model,
+        models: Sequence[keras.Model],
         devices: Sequence[str],
         *,
-        wire_dtype: str | None,
-        sync_batch_norm: bool,
+        wire_dtype: str | None = None,
+        synchronized: str = "none",
     ) -> Replicas:
-        """Replicas of a template, one per device.
+        """Replicas of a template.
 
         Args:
-            template: a Keras model; built at the latest when the replicas run.
-            devices: where the replicas run, as `find_device` gives them.
+            models: the model whose weights each replica uses: the template, first, and either
+                the template again or models built alike.
+            devices: where each replica runs, as `find_device` gives them.
             wire_dtype: the type in which trainable weights and their gradients cross between
                 devices, `None` for their own.
-            sync_batch_norm: let every `BatchNormalization` see the whole batch, not only those
-                with `synchronized=True`.
+            synchronized: which `BatchNormalization` layers see all the replicas' rows:
+                `"none"`, `"marked"` (those with `synchronized=True`) or `"all"`.
         """
+
+    @abc.abstractmethod
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        """Has an optimizer keep and update the slots of a variable on that variable's device."""
 
     @abc.abstractmethod
     def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
@@ -152,6 +174,28 @@ def set_mask(tensor: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         tensor._keras_mask = mask
     return tensor
+
+
+def in_fresh_thread(function: Callable[[], Any]) -> None:
+    """Calls a function in a thread of its own, outside the scopes that the caller is in.
+
+    Keras and the backends keep their scopes per thread, and a variable that is created in one of
+    Keras's gets its value, and its device, only when the scope is left.
+    """
+    policy, errors = keras.config.dtype_policy(), []
+
+    def run() -> None:
+        try:
+            keras.config.set_dtype_policy(policy)
+            function()
+        except BaseException as error:  # handed over to the caller, whose thread it concerns
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
 
 
 @contextlib.contextmanager

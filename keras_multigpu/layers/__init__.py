@@ -1,5 +1,16 @@
 """The Keras layers that the modes are made of, each usable alone."""
 
 from keras_multigpu.layers.batch import BatchMerge, BatchSlice
+from keras_multigpu.layers.gaussian import GaussianMix, GaussianNLL, GaussianRMSE
+from keras_multigpu.layers.mixing import GatedMix, WeightedMix, mean_mix
 
-__all__ = ["BatchMerge", "BatchSlice"]
+__all__ = [
+    "BatchMerge",
+    "BatchSlice",
+    "GatedMix",
+    "GaussianMix",
+    "GaussianNLL",
+    "GaussianRMSE",
+    "WeightedMix",
+    "mean_mix",
+]

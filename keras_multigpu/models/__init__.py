@@ -2,5 +2,6 @@
 
 from keras_multigpu.models.base import ParallelModel, build_parallel
 from keras_multigpu.models.data import DataParallel
+from keras_multigpu.models.tower import TowerParallel
 
-__all__ = ["DataParallel", "ParallelModel", "build_parallel"]
+__all__ = ["DataParallel", "ParallelModel", "TowerParallel", "build_parallel"]

@@ -17,8 +17,6 @@ from keras_multigpu.models.compiling import compile_like
 
 # What a model has of its own once it is compiled: never looked up in the template.
 _COMPILED = frozenset({"optimizer", "_compile_config", "_compiled_trainable_state"})
-# Kept from Keras's walk over a model's parts, whose paths name the weights in a file.
-_HIDDEN = frozenset({"template", "_template"})
 
 
 class ParallelModel(keras.Model):
@@ -42,6 +40,9 @@ class ParallelModel(keras.Model):
     """
 
     mode: str
+    # Kept from Keras's walk over a model's parts, whose paths name the weights in a file.
+    _hidden = frozenset({"template", "_template"})
+    _on_fewer_devices = "It computes the same on them."
     _replicas: engines.Replicas
 
     def __init__(self, template: keras.Model, devices: Sequence[str], options: dict[str, Any]):
@@ -62,6 +63,10 @@ class ParallelModel(keras.Model):
     def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The mode's forward pass: implemented by each mode."""
         raise NotImplementedError
+
+    def _keeps_outputs(self) -> bool:
+        """Whether what the template was compiled with suits the parallel model's outputs."""
+        return True
 
     @property
     def template(self) -> keras.Model:
@@ -84,14 +89,18 @@ class ParallelModel(keras.Model):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *dir(self._template)} - _HIDDEN)
+        return sorted({*super().__dir__(), *dir(self._template)} - self._hidden)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model, after building its template where that is still to be done."""
         if not self.built:
-            engines.current().build(self._template, (args, kwargs))
+            self._build(args, kwargs)
         # Not `super()`: a `__call__` of the template's own class is the replicas' affair.
         return keras.Model.__call__(self, *args, **kwargs)
+
+    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Creates the variables that a call with these arguments needs."""
+        engines.current().build(self._template, (args, kwargs))
 
     def build(self, *args: Any, **kwargs: Any) -> None:
         """Builds the template: its arguments are the template's."""
@@ -182,17 +191,18 @@ class ParallelModel(keras.Model):
         Warns:
             UserWarning: if there are fewer devices than it was saved with.
         """
-        options = copy.deepcopy(config)  # Keras empties what it deserializes
-        template = keras.saving.deserialize_keras_object(
-            options.pop("template"), custom_objects=custom_objects
+        options = keras.saving.deserialize_keras_object(
+            copy.deepcopy(config),  # Keras empties what it deserializes
+            custom_objects=custom_objects,
         )
+        template = options.pop("template")
         wanted = options.pop("num_devices")
         devices = choose_devices(None, None)[:wanted]
         if len(devices) < wanted:
             warnings.warn(
                 f"The model was saved on {wanted} devices, and {len(devices)} "
                 f"{'is' if len(devices) == 1 else 'are'} here: {', '.join(devices)}. "
-                "It computes the same on them.",
+                f"{cls._on_fewer_devices}",
                 stacklevel=2,
             )
         return build_parallel(cls._mode_class(), template, devices, options)
@@ -224,7 +234,7 @@ def build_parallel(
 ) -> ParallelModel:
     """A mode's parallel model, compiled like its template where that is compiled."""
     parallel = parallel_class(mode, template)(template, devices, **options)
-    if template.compiled:
+    if template.compiled and parallel._keeps_outputs():
         compile_like(parallel, template)
     return parallel
 

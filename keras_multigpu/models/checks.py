@@ -17,12 +17,18 @@ _OWN_NAMES = ("template", "devices", "mode", "options")
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss")
 
 
-def check_names(template: keras.Model) -> None:
-    """Refuses names that mean one thing to the template and another to a parallel model."""
-    clashes = [name for name in _OWN_NAMES if hasattr(template, name)]
+def check_names(template: keras.Model, mode_names: Sequence[str] = ()) -> None:
+    """Refuses names that mean one thing to the template and another to a parallel model.
+
+    Args:
+        template: the model.
+        mode_names: the attributes that a mode has beside those of all parallel models.
+    """
+    own_names = (*_OWN_NAMES, *mode_names)
+    clashes = [name for name in own_names if hasattr(template, name)]
     if clashes:
         raise ValueError(
-            f"A parallel model has the attributes {', '.join(_OWN_NAMES)} of its own. Received: "
+            f"A parallel model has the attributes {', '.join(own_names)} of its own. Received: "
             f"a model with attributes of the same names: {', '.join(clashes)}. Rename them in "
             f"{type(template).__name__}."
         )
@@ -43,6 +49,23 @@ def check_wire_dtype(wire_dtype: Any) -> None:
         raise ValueError(
             '`wire_dtype` must be None, "bfloat16" or "float16". '
             f"Received: wire_dtype={wire_dtype!r}."
+        )
+
+
+def check_choice(name: str, value: Any, *choices: str) -> None:
+    """Refuses a value that is none of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        expected = " or ".join(f'"{choice}"' for choice in choices)
+        raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}.")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Refuses what is neither a number of things nor `None`."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if value is not None and not is_count:
+        raise ValueError(
+            f"`{name}` must be a positive integer, or None for one per device. "
+            f"Received: {name}={value!r}."
         )
 
 

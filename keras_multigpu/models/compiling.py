@@ -9,9 +9,10 @@ import keras
 
 
 def compile_like(model: keras.Model, compiled: keras.Model) -> None:
-    """Compiles a model with the arguments that another of the same weights was compiled with.
+    """Compiles a model with the arguments that another one was compiled with.
 
-    The optimizer is a copy with the other's state; metrics are new. A model whose class has a
+    The optimizer is a copy, with the other's state where both train the same weights; metrics
+    are new. A model whose class has a
     `compile` of its own is left as it is: its arguments are not known.
 
     Args:
@@ -26,7 +27,7 @@ def compile_like(model: keras.Model, compiled: keras.Model) -> None:
     try:
         for name in ("metrics", "weighted_metrics"):
             arguments[name] = keras.tree.map_structure(_copy_metric, arguments[name])
-        arguments["optimizer"] = _copy_optimizer(compiled.optimizer, compiled.trainable_variables)
+        arguments["optimizer"] = _copy_optimizer(compiled, model)
     except Exception as error:  # whatever a class of the user's own raises: it is told
         warnings.warn(
             f"{compiled.name!r} is compiled with an optimizer or a metric that can't be copied by "
@@ -43,11 +44,14 @@ def _copy_metric(metric: Any) -> Any:
     return type(metric).from_config(metric.get_config()) if is_object else metric
 
 
-def _copy_optimizer(optimizer: Any, variables: list[keras.Variable]) -> Any:
+def _copy_optimizer(compiled: keras.Model, model: keras.Model) -> Any:
+    optimizer = compiled.optimizer
     if optimizer is None:
         return None
     copy = type(optimizer).from_config(optimizer.get_config())
-    if optimizer.built:
+    variables = compiled.trainable_variables
+    is_same = list(map(id, variables)) == list(map(id, model.trainable_variables))
+    if optimizer.built and is_same:
         copy.build(variables)
         for own, other in zip(copy.variables, optimizer.variables):
             own.assign(other)

@@ -40,7 +40,12 @@ class DataParallel(ParallelModel):
         super().__init__(
             template, devices, {"wire_dtype": wire_dtype, "sync_batch_norm": sync_batch_norm}
         )
-        self._replicas = engines.current().make_replicas(template, self.devices, **self.options)
+        self._replicas = engines.current().make_replicas(
+            [template] * len(self.devices),
+            self.devices,
+            wire_dtype=wire_dtype,
+            synchronized="all" if sync_batch_norm else "marked",
+        )
 
     @classmethod
     def _check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
@@ -62,15 +67,16 @@ class DataParallel(ParallelModel):
         tensors, restore = _take_tensors((args, kwargs))
         if not any(len(tensor.shape) for tensor in tensors):
             return self._template(*args, **kwargs)  # answers as one device would
-        with engines.current().on_host():
+        with engines.current().on_device("cpu:0"):
             slices = BatchSlice(len(self.devices), name="slice")(tensors)
         sizes, shares = self._portions(tensors)
         calls = [restore(part) for part in slices]
         results = self._replicas.run(calls, sizes, compiled=self.jit_compile)
         self._assign_updates([result.updates for result in results], shares)
-        for losses in zip(*(result.losses for result in results)):
+        sums = self._replicas.find_sums(calls[0], len(results[0].losses))
+        for is_sum, losses in zip(sums, zip(*(result.losses for result in results))):
             # Not `self.add_loss`: a functional model has it for symbolic losses only.
-            keras.Layer.add_loss(self, _merge_loss(losses, shares, tensors))
+            keras.Layer.add_loss(self, _merge_loss(losses, is_sum, shares, tensors))
         if len(results) > 1:
             checks.check_outputs(self._template, args, kwargs, results[0].shapes)
         return BatchMerge(name="merge")([result.outputs for result in results], whole=tensors)
@@ -107,12 +113,10 @@ class DataParallel(ParallelModel):
                 variable.assign(first)
 
 
-def _merge_loss(losses: Sequence[tuple[Any, bool]], shares: Sequence[Any], whole: Any) -> Any:
+def _merge_loss(values: Sequence[Any], is_sum: bool, shares: Sequence[Any], whole: Any) -> Any:
     """The loss of the whole batch, of which each replica has its slice's."""
-    values = [value for value, _ in losses]
     if len(values[0].shape):
         return BatchMerge(name="merge_loss")(values, whole=whole)
-    is_sum = losses[0][1]
     return _weighted_sum(values, [keras.ops.sign(share) if is_sum else share for share in shares])
 
 

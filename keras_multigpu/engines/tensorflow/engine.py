@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Call, Engine, Tensor, unchanged
+from keras_multigpu.engines.base import Call, Engine, Tensor, in_fresh_thread, unchanged
+from keras_multigpu.engines.tensorflow.placing import place_updates
 from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
 
@@ -74,10 +75,10 @@ class TensorFlowEngine(Engine):
         ):
             return tf.identity(first)
 
-    def on_host(self) -> contextlib.AbstractContextManager[Any]:
-        return tf.device("/device:CPU:0")
+    def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        return tf.device(_full_name(name))
 
-    def build(self, template: keras.Model, call: Call) -> None:
+    def build(self, function: Callable[..., Any], call: Call) -> None:
         arrays = [part for part in tf.nest.flatten(call) if _is_array(part)]
         tensors = [part if tf.is_tensor(part) else tf.convert_to_tensor(part) for part in arrays]
 
@@ -87,25 +88,31 @@ class TensorFlowEngine(Engine):
             args, kwargs = tf.nest.map_structure(
                 lambda part: next(given) if _is_array(part) else part, call
             )
-            template(*args, **kwargs)
+            function(*args, **kwargs)
 
-        trace.get_concrete_function()
+        in_fresh_thread(trace.get_concrete_function)
 
     def make_replicas(
         self,
-        template: keras.Model,
+        models: Sequence[keras.Model],
         devices: Sequence[str],
         *,
-        wire_dtype: str | None,
-        sync_batch_norm: bool,
+        wire_dtype: str | None = None,
+        synchronized: str = "none",
     ) -> TensorFlowReplicas:
-        names = [name if name.startswith("/") else f"/device:{name.upper()}" for name in devices]
-        return TensorFlowReplicas(template, names, wire_dtype, sync_batch_norm)
+        return TensorFlowReplicas(models, list(map(_full_name, devices)), wire_dtype, synchronized)
+
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        place_updates(optimizer)
 
     def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
         # XLA compiles a cluster for one device: a compiled step would leave the others idle.
         # The replicas are compiled instead.
         return unchanged(model, "jit_compile", False)
+
+
+def _full_name(device: str) -> str:
+    return device if device.startswith("/") else f"/device:{device.upper()}"
 
 
 def _is_array(value: Any) -> bool:

@@ -40,19 +40,21 @@ class Replica:
     serial: int = 0
 
 
-def batch_normalizations(template: keras.Model, all_of_them: bool) -> list[keras.Layer]:
+def batch_normalizations(template: keras.Model, which: str) -> list[keras.Layer]:
     """The template's layers whose statistics are to be those of the whole batch.
 
     Args:
         template: the model.
-        all_of_them: every `BatchNormalization`, not only those with `synchronized=True`.
+        which: `"all"`, `"none"`, or `"marked"`: those with `synchronized=True`.
     """
+    if which == "none":
+        return []
     # Keras has no public walk over the layers within layers.
     return [
         layer
         for layer in template._flatten_layers()
         if isinstance(layer, keras.layers.BatchNormalization)
-        and (all_of_them or getattr(layer, "synchronized", False))
+        and (which == "all" or getattr(layer, "synchronized", False))
     ]
 
 

@@ -63,11 +63,13 @@ class TemplateFunction:
     Args:
         template: a built model.
         layers: its `BatchNormalization` layers that see the whole batch.
+        with_penalties: count the penalties of the weights' regularizers among the losses.
     """
 
-    def __init__(self, template: keras.Model, layers: list[keras.Layer]):
+    def __init__(self, template: keras.Model, layers: list[keras.Layer], with_penalties: bool):
         self.template = template
         self.layers = layers
+        self.with_penalties = with_penalties
         self.assigned: dict[str, keras.Variable] = {}
         self._functions: dict[str, Any] = {}
 
@@ -181,6 +183,7 @@ class TemplateFunction:
         scope = ReplicaScope(zip(self.variables, state), number)
         with synchronized(self.layers, Replica(number, size, count)), scope:
             outputs = self.template(*args, **kwargs)
+            penalties = self._penalties() if self.with_penalties else []
         updates = {}
         for variable in scope.assigned.values():
             key = str(id(variable))
@@ -189,9 +192,13 @@ class TemplateFunction:
         return {
             "outputs": map_tensors(tf.identity, outputs),
             "masks": [get_mask(part) for part in tf.nest.flatten(outputs)],
-            "losses": list(scope.losses),
+            "losses": [*scope.losses, *penalties],
             "updates": updates,
         }
+
+    def _penalties(self) -> list[Tensor]:
+        regularized = [v for v in self.template.trainable_weights if v.regularizer is not None]
+        return [variable.regularizer(variable.value) for variable in regularized]
 
 
 def _shapes(outputs: Any, first: tuple[None, ...] = ()) -> list[tuple[int | None, ...]]:

@@ -1,0 +1,55 @@
+"""An optimizer whose slots are on their variables' devices, and are updated there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.engines.base import Tensor
+
+
+def place_updates(optimizer: keras.Optimizer) -> None:
+    """Has an optimizer make and update the slots of a variable on that variable's device.
+
+    Its own methods would make all of them on the first device, and send the gradients and the
+    weights there in every step.
+    """
+    make_slot, update = optimizer.add_variable_from_reference, optimizer.update_step
+
+    def make_slot_there(reference: Any, *args: Any, **kwargs: Any) -> Any:
+        with tf.device(_device_of(reference)):
+            return make_slot(reference, *args, **kwargs)
+
+    def update_there(gradient: Any, variable: Any, *args: Any) -> None:
+        with tf.device(_device_of(variable)):
+            update(_before_reduction(gradient), variable, *args)
+
+    optimizer.add_variable_from_reference = make_slot_there
+    optimizer.update_step = update_there
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        place_updates(optimizer.inner_optimizer)
+
+
+def _device_of(variable: Any) -> str:
+    return (variable.value if isinstance(variable, keras.Variable) else variable).device
+
+
+def _before_reduction(gradient: Any) -> Any:
+    """A gradient as it was before the optimizer summed it over the one replica it knows of.
+
+    That sum is an operation without effect, but one for all gradients, on one device.
+    """
+    if tf.executing_eagerly():
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        values, indices = map(_source, (gradient.values, gradient.indices))
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
+    return _source(gradient)
+
+
+def _source(tensor: Tensor) -> Tensor:
+    while tensor.op.type == "IdentityN":
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor

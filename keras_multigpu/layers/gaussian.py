@@ -1,0 +1,218 @@
+"""Replicas that are Gaussians: their mixture, the loss that trains it, and a metric of its means.
+
+A tensor of Gaussians has shape `(..., 2 d)`: d columns of means, then d columns of variances.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+
+from keras_multigpu.layers.mixing import Mix, average, fit, mix_leaves
+
+LEAST_VARIANCE = 1e-6
+"""Added to a replica's own variance, so that its likelihood is bounded (as in deep ensembles)."""
+
+
+@keras.saving.register_keras_serializable(package="keras_multigpu")
+class GaussianMix(Mix):
+    """The mean and the variance of the replicas' outputs, each replica being a Gaussian.
+
+    With the replicas' means `m_i` and variances `v_i`, the mixture has the mean `m = mean(m_i)`
+    and, by the law of total variance, the variance `mean(v_i) + mean((m_i - m)^2)`: what the
+    replicas expect by themselves, and how far they disagree (Lakshminarayanan, Pritzel and
+    Blundell, "Simple and scalable predictive uncertainty estimation using deep ensembles", 2017;
+    mixtures of experts: Jacobs, Jordan, Nowlan and Hinton, 1991). Train it with `GaussianNLL`.
+
+    The means are of the outputs as they are, logits or probabilities, and the two differ: see
+    the example at the head of `keras_multigpu.layers.mixing`. In mixed precision, give the
+    replicas' last layer `dtype="float32"`: the mixture has the dtype of what it is given, and
+    float16 holds no square above 65504.
+
+    Args:
+        variance: the variance of every replica that does not give its own, positive.
+        own_variance: whether the replicas give their own. True: an output of shape
+            `(..., 2 d)` has d means, then d raw values of which the variances are
+            `softplus(raw) + 1e-6`. False: all columns are means. None: True for an output of
+            two columns, False for any other; say False where two columns are two means.
+        **kwargs: those of `keras.Layer`.
+
+    Input: a list with one structure per replica, of tensors of shape `(..., d)` or `(..., 2 d)`;
+        `(rows,)` is taken as `(rows, 1)`.
+    Output: one such structure, of tensors of shape `(..., 2 d)`: the means, then the variances.
+        A metric like `"mae"` would compare the targets with both: use `GaussianRMSE`.
+
+    Raises:
+        ValueError: if an argument is not of that kind, the layer is called on anything but such
+            a list, or the number of columns does not fit or is not known.
+
+    Example:
+        >>> import numpy as np
+        >>> means = [np.array([[1.0]]), np.array([[3.0]])]
+        >>> print(np.array(GaussianMix(variance=0.5)(means)))
+        [[2.  1.5]]
+    """
+
+    def __init__(self, variance: float = 1.0, own_variance: bool | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        is_number = isinstance(variance, int | float) and not isinstance(variance, bool)
+        if not is_number or not 0 < variance < math.inf:
+            raise ValueError(
+                "`variance` must be a positive number, the variance of replicas that do not give "
+                f"their own. Received: variance={variance!r}."
+            )
+        if own_variance is not None and not isinstance(own_variance, bool):
+            raise ValueError(
+                "`own_variance` must be True, False, or None (True for outputs of two columns). "
+                f"Received: own_variance={own_variance!r}."
+            )
+        self.variance = variance
+        self.own_variance = own_variance
+
+    def call(self, outputs: list[Any]) -> Any:
+        return mix_leaves(self._mix, outputs)
+
+    def _mix(self, parts: list[Any]) -> Any:
+        if len(parts[0].shape) == 1:
+            parts = [keras.ops.expand_dims(part, 1) for part in parts]
+        means, variances = zip(*(self._gaussian(part) for part in parts))
+        mean = average(means)
+        # The mean of the squares less the square of the mean would cancel to nothing.
+        disagreement = average([keras.ops.square(part - mean) for part in means])
+        return keras.ops.concatenate([mean, average(variances) + disagreement], axis=-1)
+
+    def _gaussian(self, part: Any) -> tuple[Any, Any]:
+        d = self._count_means(tuple(part.shape))
+        if d == part.shape[-1]:
+            return part, keras.ops.full_like(part, self.variance)
+        return part[..., :d], keras.ops.softplus(part[..., d:]) + LEAST_VARIANCE
+
+    def _count_means(self, shape: tuple[int | None, ...]) -> int:
+        columns = shape[-1] if shape else None
+        has_own = columns == 2 if self.own_variance is None else self.own_variance
+        if columns is None or (has_own and (columns % 2 or not columns)):
+            raise ValueError(
+                "The outputs' last axis must have a known number of columns, and an even one where "
+                f"replicas give their own variance. Received: an output of shape {shape}, with "
+                f"own_variance={self.own_variance}. Give each mean a column for its variance, or "
+                "set `own_variance=False`."
+            )
+        return columns // 2 if has_own else columns
+
+    def compute_output_shape(self, outputs_shape: list[Any]) -> Any:
+        def mixed(shape: Any) -> Any:
+            if shape is None:
+                return None
+            shape = (*shape, 1) if len(shape) == 1 else tuple(shape)
+            return (*shape[:-1], 2 * self._count_means(shape))
+
+        return keras.tree.map_shape_structure(mixed, outputs_shape[0])
+
+    def get_config(self) -> dict[str, Any]:
+        own = {"variance": self.variance, "own_variance": self.own_variance}
+        return {**super().get_config(), **own}
+
+
+@keras.saving.register_keras_serializable(package="keras_multigpu")
+class GaussianNLL(keras.losses.Loss):
+    """The negative log-likelihood of the targets under Gaussians, a proper scoring rule.
+
+    `mean over d of 0.5 * (log(2 pi variance) + (y - mean)^2 / variance)`, per row (and per
+    further axis); sample weights, masks and `reduction` as in all Keras losses. Source:
+    Lakshminarayanan, Pritzel and Blundell, 2017, equation 1, there without `log(2 pi)`.
+
+    Args:
+        reduction: that of `keras.losses.Loss`.
+        name: that of `keras.losses.Loss`.
+        dtype: that of `keras.losses.Loss`.
+
+    Called with `y_true` of shape `(..., d)`, or `(...)` where d is 1, and `y_pred` of shape
+    `(..., 2 d)`, d means and then d positive variances, as `GaussianMix` gives them.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> loss = GaussianNLL()(np.array([[3.0]]), np.array([[2.0, 0.5]]))
+        >>> print(np.round(loss, 4))  # 0.5 * (log(pi) + 2)
+        1.5724
+    """
+
+    def __init__(
+        self,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "gaussian_nll",
+        dtype: Any = None,
+    ):
+        super().__init__(name=name, reduction=reduction, dtype=dtype)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        y_true, mean, variance = _fit_targets(y_true, y_pred)
+        error = keras.ops.square(y_true - mean) / variance
+        return 0.5 * keras.ops.mean(keras.ops.log(2 * math.pi * variance) + error, axis=-1)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "dtype": self.dtype}
+
+
+@keras.saving.register_keras_serializable(package="keras_multigpu")
+class GaussianRMSE(keras.metrics.RootMeanSquaredError):
+    """The root mean squared error of a Gaussian's means, without regard to its variances.
+
+    A metric like `"mae"` would compare the targets with the variances too.
+
+    Args:
+        name: that of `keras.metrics.Metric`.
+        dtype: that of `keras.metrics.Metric`.
+
+    Updated with `y_true` of shape `(..., d)`, or `(...)` where d is 1, and `y_pred` of shape
+    `(..., 2 d)`, d means and then d variances, as `GaussianMix` gives them.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+
+    Example:
+        >>> metric = GaussianRMSE()
+        >>> metric.update_state([[3.0], [5.0]], [[2.0, 0.5], [4.0, 100.0]])
+        >>> print(float(metric.result()))
+        1.0
+    """
+
+    def __init__(self, name: str = "gaussian_rmse", dtype: Any = None):
+        super().__init__(name=name, dtype=dtype)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        y_true = keras.ops.convert_to_tensor(y_true, self.dtype)
+        y_pred = keras.ops.convert_to_tensor(y_pred, self.dtype)
+        y_true, mean, _ = _fit_targets(y_true, y_pred)
+        super().update_state(y_true, mean, sample_weight)
+
+
+def _fit_targets(y_true: Any, y_pred: Any) -> tuple[Any, Any, Any]:
+    """Targets, means and variances, all of shape `(..., d)`.
+
+    Shapes that would broadcast are refused: the mean over all pairs of rows trains to nothing.
+    """
+    columns = y_pred.shape[-1] if len(y_pred.shape) else None
+    if columns is None or columns % 2 or not columns:
+        raise ValueError(
+            "`y_pred` must have an even number of columns, the means and then the variances. "
+            f"Received: y_pred of shape {tuple(y_pred.shape)}. Let the model end with a "
+            "`GaussianMix`, or concatenate both."
+        )
+    d = columns // 2
+    mean, variance = y_pred[..., :d], y_pred[..., d:]
+    shape, expected = tuple(y_true.shape), tuple(mean.shape)
+    if d == 1 and len(shape) == len(expected) - 1:
+        shape = (*shape, 1)
+    if not fit(shape, expected):
+        raise ValueError(
+            f"`y_true` must have the shape of the means, {expected}: one column for each two of "
+            f"the prediction. Received: y_true of shape {tuple(y_true.shape)} and y_pred of shape "
+            f"{tuple(y_pred.shape)}. Reshape the targets, or change the columns that the model "
+            "gives."
+        )
+    return keras.ops.reshape(y_true, keras.ops.shape(mean)), mean, variance

@@ -1,0 +1,107 @@
+"""A committee's further members: built like the template, with weights of their own."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+
+# Members whose seeds lie one apart would share seeds with each other's layers.
+_SEED_STEP = 0x9E3779B1
+_SEEDS = 2**31
+
+
+def clone(template: keras.Model, number: int) -> keras.Model:
+    """A model like the template, with seeds of its own.
+
+    What training changes is initialised anew; everything else (frozen weights, moving
+    statistics, vocabularies) is the template's, as far as the template has it.
+
+    Args:
+        template: the model, built or not.
+        number: which clone it is, from 1: it sets the seeds apart.
+
+    Raises:
+        ValueError: if the template can't be made again from its configuration.
+    """
+    try:
+        config = keras.saving.serialize_keras_object(template)
+        config.pop("compile_config", None)
+        if "name" in config["config"]:
+            config["config"]["name"] = f"{template.name}_{number}"
+        classes = _classes(template)
+        model = keras.saving.deserialize_keras_object(
+            _adapt(config, number, classes), custom_objects=classes, safe_mode=False
+        )
+        for layer, own in _pairs(template, model):
+            if layer.built and not own.built:
+                own.build_from_config(layer.get_build_config())
+            if hasattr(layer, "save_assets"):
+                _copy_assets(layer, own)
+    except Exception as error:  # whatever a class of the user's own raises: it is told
+        raise ValueError(
+            "Independent replicas are made from the template's configuration. Received: "
+            f"model={template!r}, from whose configuration no equal model could be made "
+            f"({type(error).__name__}: {error}). Give its classes a `get_config` from which "
+            "`from_config` makes them again, or use `replicas='shared'`."
+        ) from error
+    copy_fixed(template, model)
+    return model
+
+
+def copy_fixed(template: keras.Model, model: keras.Model) -> None:
+    """Gives a clone the template's values of what training by gradients does not change."""
+    for variable, own in zip(template.variables, model.variables):
+        if not variable.trainable and "seed_generator" not in variable.path:
+            own.assign(variable)
+
+
+def follow(template: keras.Model, model: keras.Model) -> None:
+    """Freezes and unfreezes a clone's layers as the template's are."""
+    for layer, own in _pairs(template, model):
+        if own.trainable != layer.trainable:
+            own.trainable = layer.trainable
+
+
+def _pairs(template: keras.Model, model: keras.Model) -> Iterator[tuple[Any, Any]]:
+    # Keras has no public walk over the layers within layers.
+    return zip(template._flatten_layers(), model._flatten_layers())
+
+
+def _classes(template: keras.Model) -> dict[str, type]:
+    """The classes in a model, which need not be registered in the process that defined them."""
+    return {type(layer).__name__: type(layer) for layer in template._flatten_layers()}
+
+
+def _adapt(config: Any, number: int, classes: dict[str, type]) -> Any:
+    """A configuration with other seeds, and without what a class would not take.
+
+    Keras notes the name, the type and whether it is trainable for each layer, and hands them to
+    classes of the user's own too, of which many have no such arguments.
+    """
+    if isinstance(config, (list, tuple)):
+        return type(config)(_adapt(part, number, classes) for part in config)
+    if not isinstance(config, dict):
+        return config
+    adapted = {}
+    for key, value in config.items():
+        is_seed = key == "seed" and isinstance(value, int) and not isinstance(value, bool)
+        fresh = (value + number * _SEED_STEP) % _SEEDS if is_seed else None
+        adapted[key] = fresh if is_seed else _adapt(value, number, classes)
+    if config.get("class_name") in classes:
+        parameters = inspect.signature(classes[config["class_name"]].__init__).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            for key in {"name", "trainable", "dtype"} - set(parameters):
+                adapted["config"].pop(key, None)
+    return adapted
+
+
+def _copy_assets(layer: keras.Layer, own: keras.Layer) -> None:
+    """Hands on what a layer keeps in files rather than in weights: a vocabulary, say."""
+    with tempfile.TemporaryDirectory() as folder:
+        layer.save_assets(Path(folder))
+        own.load_assets(Path(folder))

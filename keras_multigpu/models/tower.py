@@ -1,0 +1,353 @@
+"""Tower mode: every device runs a replica on the whole batch, and a layer mixes the outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_multigpu import engines
+from keras_multigpu.layers.mixing import get_mix
+from keras_multigpu.models import checks
+from keras_multigpu.models.base import ParallelModel
+from keras_multigpu.models.cloning import clone, follow
+
+_METHODS = ("predict_replicas", "disagreement")
+
+
+@keras.saving.register_keras_serializable(package="keras_multigpu")
+class TowerParallel(ParallelModel):
+    """Replicas that see the whole batch, mixed into one prediction.
+
+    Args:
+        template: the model to make parallel: the first replica.
+        devices: the devices to use, as `keras_multigpu.list_devices` names them.
+        replicas: `"shared"`: all have the template's weights, and differ by their random numbers
+            only; `"independent"`: each has weights of its own, on its own device.
+        mix: how the outputs become one: `"mean"`, `"weighted"`, `"gaussian"`, `"gated"`, a Keras
+            layer, or a function of the list of outputs.
+        num_replicas: how many replicas there are, `None` for one per device.
+        loss_of: what is trained: the `"mix"`, or the `"replicas"`, each on its own, by the mean of
+            their losses.
+
+    Attributes:
+        clones: the replicas after the first, where they are independent.
+    """
+
+    mode = "tower"
+    compiled: bool
+    _mix: keras.Layer
+    _hidden = ParallelModel._hidden | {"replicas", "_mix"}
+    _on_fewer_devices = "It computes the same, with several replicas on a device."
+
+    def __init__(
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        replicas: str = "shared",
+        mix: Any = "mean",
+        num_replicas: int | None = None,
+        loss_of: str = "mix",
+    ):
+        count = num_replicas or len(devices)
+        options = {"replicas": replicas, "num_replicas": count, "loss_of": loss_of}
+        super().__init__(template, devices, options)
+        homes = [self.devices[number % len(self.devices)] for number in range(count)]
+        self.clones = []
+        if replicas == "independent":
+            self.clones = [self._clone(number, homes[number]) for number in range(1, count)]
+        self._homes = tuple(homes)
+        self._unmixed_functions: dict[bool, Any] = {}
+        self._now = _Now()
+        self._replicas = engines.current().make_replicas(self.replicas, homes)
+        self.mix = mix
+
+    @classmethod
+    def _check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
+        """Refuses what tower mode can't do.
+
+        Raises:
+            ValueError: if an option is not one of those that are known.
+        """
+        checks.check_names(template, ("replicas", "clones", "mix", *_METHODS))
+        checks.check_choice("replicas", options.get("replicas", "shared"), "shared", "independent")
+        checks.check_choice("loss_of", options.get("loss_of", "mix"), "mix", "replicas")
+        checks.check_count("num_replicas", options.get("num_replicas"))
+        get_mix(options.get("mix", "mean"))
+        checks.warn_of_direct_calls(template)
+
+    def _clone(self, number: int, device: str) -> keras.Model:
+        with engines.current().on_device(device):
+            return clone(self._template, number)
+
+    @property
+    def replicas(self) -> tuple[keras.Model, ...]:
+        """The replicas as Keras models: the template, and its clones or itself again."""
+        if self.options["replicas"] == "independent":
+            return (self._template, *self.clones)
+        return (self._template,) * self.options["num_replicas"]
+
+    @property
+    def mix(self) -> keras.Layer:
+        """The layer that mixes the outputs.
+
+        It can be set to all that the option `mix` takes. The model must then be compiled again
+        if the old layer or the new one has weights.
+        """
+        return self._mix
+
+    @mix.setter
+    def mix(self, value: Any) -> None:
+        had_weights = "_mix" in vars(self) and bool(self._mix.variables)
+        if "_mix" in vars(self):
+            del self._mix  # Keras goes on tracking a layer that is merely replaced
+        self._mix = get_mix(value)
+        self.train_function = self.test_function = self.predict_function = None
+        self._now.symbolic_outputs = None
+        if self._template.built and getattr(self._template, "inputs", None):
+            self._build_mix()
+        if self.compiled and (had_weights or self._mix.variables):
+            self.compiled = False
+
+    def _build_mix(self) -> None:
+        """Builds the mix of a template with symbolic inputs, and keeps the symbolic outputs."""
+        inputs = _symbolic_inputs(self._template)
+        self._now.symbolic_outputs = self.compute_output_spec(inputs)
+
+    def _keeps_outputs(self) -> bool:
+        if self._now.symbolic_outputs is None:
+            return True
+        outputs = zip(self._template.outputs, self.outputs)
+        return all(before.shape == after.shape for before, after in outputs)
+
+    @property
+    def outputs(self) -> list[keras.KerasTensor]:
+        """The mix's symbolic outputs, of a template that has symbolic ones."""
+        self._template.outputs  # noqa: B018  the template's error where there are none
+        return keras.tree.flatten(self._now.symbolic_outputs)
+
+    @property
+    def output_names(self) -> list[str] | None:
+        """The template's names of the outputs, if the mix has as many."""
+        names = getattr(self._template, "output_names", None)
+        return names if names and len(names) == len(self.outputs) else None
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """The mix's symbolic outputs."""
+        outputs = self._template.compute_output_spec(*args, **kwargs)
+        return self._mix_outputs([outputs] * len(self._homes), _features(args, kwargs))
+
+    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The mix's output shapes."""
+        shapes = self._template.compute_output_shape(*args, **kwargs)
+        return self._mix.compute_output_shape([shapes] * len(self._homes))
+
+    @property
+    def built(self) -> bool:
+        """Whether the variables of all replicas and of the mix exist."""
+        parts = (self._template, *vars(self).get("clones", ()), vars(self).get("_mix"))
+        return all(part is not None and part.built for part in parts)
+
+    @built.setter
+    def built(self, value: bool) -> None:
+        pass  # Keras notes here what the parts know.
+
+    def build(self, *args: Any, **kwargs: Any) -> None:
+        """Builds the replicas: the arguments are the template's."""
+        for model, home in zip(self.replicas, self._homes):
+            with engines.current().on_device(home):
+                model.build(*args, **kwargs)
+
+    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        engines.current().build(self._call_one_by_one, (args, kwargs))
+
+    def _call_one_by_one(self, *args: Any, **kwargs: Any) -> Any:
+        """The same computation as an ordinary model's: no gradient by the replicas' devices."""
+        outputs = []
+        for model, home in zip(self.replicas, self._homes):
+            with engines.current().on_device(home):
+                outputs.append(model(*args, **kwargs))
+        return self._mix_outputs(outputs, _features(args, kwargs))
+
+    def _mix_outputs(self, outputs: list[Any], features: Any) -> Any:
+        if "features" in inspect.signature(self._mix.call).parameters:
+            return self._mix(outputs, features=features)
+        return self._mix(outputs)
+
+    def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._now.unmixed:
+            kwargs = {**kwargs, "training": True}
+        count = len(self._homes)
+        results = self._replicas.run(
+            [(args, kwargs)] * count, [1] * count, compiled=self.jit_compile
+        )
+        self._assign_updates(results)
+        for losses in zip(*(result.losses for result in results)):
+            # Not `self.add_loss`: a functional model has it for symbolic losses only.
+            keras.Layer.add_loss(self, sum(losses) / count)
+        outputs = [result.outputs for result in results]
+        if self._now.unmixed is not None:
+            return outputs
+        mixed = self._mix_outputs(outputs, _features(args, kwargs))
+        self._now.mixed, self._now.outputs = mixed, outputs
+        return mixed
+
+    def _assign_updates(self, results: Sequence[engines.Result]) -> None:
+        """State that replicas share becomes their mean, counters and seeds the first one's.
+
+        Out of training only counters and seeds go on.
+        """
+        updates: dict[int, tuple[keras.Variable, list[Any]]] = {}
+        for result in results:
+            for variable, value in result.updates:
+                updates.setdefault(id(variable), (variable, []))[1].append(value)
+        for variable, values in updates.values():
+            if not keras.backend.is_float_dtype(variable.dtype):
+                variable.assign(values[0])
+            elif self._now.unmixed is None:
+                variable.assign(values[0] if len(values) == 1 else sum(values) / len(values))
+
+    @property
+    def losses(self) -> list[Any]:
+        """The losses added in the last call, and the penalties of weights that are shared.
+
+        The penalties of independent replicas' weights are computed on their devices, and added
+        in the call.
+        """
+        losses = super().losses
+        if not self.clones:
+            return losses
+        in_replicas = {id(v) for model in self.replicas for v in model.trainable_variables}
+        penalized = [v for v in self.trainable_variables if v.regularizer is not None]
+        kept = len(losses) - len(penalized)
+        penalties = [p for v, p in zip(penalized, losses[kept:]) if id(v) not in in_replicas]
+        return losses[:kept] + penalties
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles the model, with the optimizer's slots beside the weights that they are of."""
+        super().compile(*args, **kwargs)
+        if self.clones and self.optimizer is not None:
+            engines.current().place_updates(self.optimizer)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True) -> Any:  # type: ignore[no-untyped-def]
+        """The loss of the mix, or in training the mean of the replicas' own losses.
+
+        Raises:
+            ValueError: if the replicas' own losses are wanted and can't be had.
+        """
+        if not training or self.options["loss_of"] == "mix":
+            return super().compute_loss(x, y, y_pred, sample_weight, training)
+        if y_pred is not self._now.mixed or self._mix.trainable_variables:
+            raise ValueError(
+                "With `loss_of='replicas'` every replica is trained by its own loss, which needs "
+                "`compute_loss` to be given the model's outputs as they are, and a mix without "
+                f"weights. Received: y_pred={y_pred} and mix={self._mix!r} with "
+                f"{len(self._mix.trainable_variables)} weights. Use `loss_of='mix'`."
+            )
+        own_loss = super().compute_loss
+        losses = [
+            own_loss(x, y, self._mix_outputs([one], x), sample_weight, training)
+            for one in self._now.outputs
+        ]
+        return sum(losses) / len(losses)
+
+    def predict_step(self, *args: Any) -> Any:
+        """The step of `predict`: the template's own, where it has one, for the mix."""
+        if self._now.unmixed is None:
+            return super().predict_step(*args)
+        return keras.Model.predict_step(self, *args)
+
+    def predict_replicas(self, x: Any, *, training: bool = False, **kwargs: Any) -> list[Any]:
+        """Predicts with every replica by itself.
+
+        Args:
+            x: as in `predict`.
+            training: call the replicas as in training, so that random layers draw; nothing but
+                their seeds is changed. Shared replicas differ only so.
+            **kwargs: those of `predict`: `batch_size`, `verbose`, `steps`, `callbacks`.
+
+        Returns:
+            A list with what `predict` of each replica gives.
+        """
+        kept = self.predict_function
+        self.predict_function = self._unmixed_functions.get(training)
+        self._now.unmixed = training
+        try:
+            return self.predict(x, **kwargs)
+        finally:
+            self._unmixed_functions[training] = self.predict_function
+            self.predict_function, self._now.unmixed = kept, None
+
+    def disagreement(self, x: Any, *, training: bool = False, **kwargs: Any) -> Any:
+        """How far the replicas' outputs are apart, sample by sample.
+
+        Args:
+            x: as in `predict`.
+            training: as in `predict_replicas`.
+            **kwargs: those of `predict`.
+
+        Returns:
+            In the structure of the outputs, arrays of shape `(rows,)`: the standard deviation over
+            the replicas, as the root of its mean square over all values of a sample.
+        """
+        outputs = self.predict_replicas(x, training=training, **kwargs)
+
+        def spread(*parts: np.ndarray) -> np.ndarray:
+            variance = np.var(np.stack(parts).astype("float64"), axis=0)
+            return np.sqrt(variance.reshape(len(variance), -1).mean(axis=1))
+
+        return keras.tree.map_structure(spread, *outputs)
+
+    def get_config(self) -> dict[str, Any]:
+        """As in the other modes, and the mix."""
+        return {**super().get_config(), "mix": keras.saving.serialize_keras_object(self._mix)}
+
+    @property
+    def trainable_variables(self) -> list[keras.Variable]:
+        """The variables that are trained: of all the replicas, and the mix's."""
+        self._follow()
+        return super().trainable_variables
+
+    @property
+    def trainable_weights(self) -> list[keras.Variable]:
+        """As `trainable_variables`, without metrics' and seeds."""
+        self._follow()
+        return super().trainable_weights
+
+    def _follow(self) -> None:
+        """Layers that were frozen in the template are frozen in all the replicas."""
+        for model in vars(self).get("clones", ()):
+            follow(self._template, model)
+
+
+@dataclasses.dataclass
+class _Now:
+    """What changes from one use of the model to the next.
+
+    Attributes:
+        symbolic_outputs: those of the mix in use, where the template has symbolic outputs.
+        unmixed: whether the replicas' outputs are wanted by themselves, and if so, whether as in
+            training; `None` where the mix is wanted.
+        mixed: the outputs of the latest call.
+        outputs: the replicas' outputs of which these are the mix.
+    """
+
+    symbolic_outputs: Any = None
+    unmixed: bool | None = None
+    mixed: Any = None
+    outputs: list[Any] = dataclasses.field(default_factory=list)
+
+
+def _features(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The inputs of a model among the arguments of its call."""
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def _symbolic_inputs(template: keras.Model) -> Any:
+    """The symbolic inputs of a built template, in its own structure."""
+    return template.inputs[0] if isinstance(template, keras.Sequential) else template.input
