@@ -54,3 +54,363 @@ def test_independent_replicas_of_every_case(case, rng, tmp_path):
     parallel.set_weights([0 * weight for weight in kept])
     parallel.load_weights(tmp_path / "tower.weights.h5")
     assert difference(parallel.get_weights(), kept) == 0
+
+
+def _regressor(regularizer="l2", **first_layer):
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, "tanh", **first_layer),
+            layers.BatchNormalization(),
+            layers.Dense(2, kernel_regularizer=regularizer),
+        ]
+    )
+
+
+def _data(rng, rows=70):
+    return rng.normal(size=(rows, 6)).astype("float32"), rng.normal(size=(rows, 2))
+
+
+def _committee(n=3, template=None, **options):
+    template = template or _regressor()
+    return make_parallel(template, n, mode="tower", replicas="independent", **options)
+
+
+def _by_hand(parallel, mix):
+    """The same committee as one ordinary Keras model on one device."""
+    models = [keras.models.clone_model(model) for model in parallel.replicas]
+    for model, replica in zip(models, parallel.replicas):
+        model.set_weights(replica.get_weights())
+    inputs = keras.Input((6,))
+    outputs = [model(inputs) for model in models]
+    takes_inputs = isinstance(mix, keras_multigpu.layers.GatedMix)
+    mixed = mix(outputs, features=inputs) if takes_inputs else mix(outputs)
+    return keras.Model(inputs, mixed), models
+
+
+MIXES = {
+    "mean": keras_multigpu.layers.mean_mix,
+    "weighted": keras_multigpu.layers.WeightedMix,
+    "gaussian": keras_multigpu.layers.GaussianMix,
+    "gated": keras_multigpu.layers.GatedMix,
+}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_committee_trains_like_one_model_of_its_parts(mix, rng):
+    x, y = _data(rng)
+    parallel = _committee(3, _regressor(None), mix=mix)
+    keras.utils.set_random_seed(5)
+    reference_mix = MIXES[mix]()
+    reference, members = _by_hand(parallel, reference_mix)
+    parallel.mix.set_weights(reference_mix.get_weights())
+    loss = keras_multigpu.layers.GaussianNLL() if mix == "gaussian" else "mse"
+    y = y[:, :1] if mix == "gaussian" else y
+    histories = []
+    for model in (reference, parallel):
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        histories.append(model.fit(x, y, 32, 3, shuffle=False, verbose=0).history)
+    assert difference(*histories) < 1e-5
+    for member, replica in zip(members, parallel.replicas):
+        assert difference(member.get_weights(), replica.get_weights()) < 1e-5
+    assert difference(reference_mix.get_weights(), parallel.mix.get_weights()) < 1e-5
+    assert difference(*[model.predict(x, verbose=0) for model in (reference, parallel)]) < 1e-5
+
+
+def test_replicas_trained_each_by_its_own_loss(rng):
+    x, y = _data(rng)
+    parallel = _committee(3, loss_of="replicas")
+    alone = [keras.models.clone_model(model) for model in parallel.replicas]
+    for model, replica in zip(alone, parallel.replicas):
+        model.set_weights(replica.get_weights())
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    parallel.compile(keras.optimizers.SGD(0.3), "mse")  # of a mean of three losses
+    losses = [model.fit(x, y, 32, 3, shuffle=False, verbose=0).history["loss"] for model in alone]
+    history = parallel.fit(x, y, 32, 3, shuffle=False, verbose=0).history
+    assert difference(history["loss"], list(np.mean(losses, axis=0))) < 1e-5
+    for model, replica in zip(alone, parallel.replicas):
+        assert difference(model.get_weights(), replica.get_weights()) < 1e-5
+    mixed = np.mean([model.predict(x, verbose=0) for model in alone], axis=0)
+    own = sum(float(ops.sum(model.losses[0])) for model in alone) / 3
+    assert abs(parallel.evaluate(x, y, verbose=0) - np.mean((mixed - y) ** 2) - own) < 1e-5
+
+
+def test_own_losses_need_a_mix_without_weights(rng):
+    x, y = _data(rng)
+    parallel = _committee(2, loss_of="replicas", mix="weighted")
+    parallel.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="a mix without weights. Received: y_pred=.*1 weights"):
+        parallel.fit(x, y, verbose=0)
+
+
+def test_replicas_begin_apart_and_share_what_is_fixed(rng):
+    template = _regressor(kernel_initializer=keras.initializers.GlorotUniform(seed=3))
+    norm = template.layers[1]
+    norm.moving_mean.assign(np.arange(8.0))
+    template.layers[2].trainable = False
+    parallel = _committee(3, template)
+    kernels = [model.layers[0].kernel.numpy() for model in parallel.replicas]
+    assert parallel.replicas[0] is template
+    for first, second in [(0, 1), (0, 2), (1, 2)]:
+        assert np.abs(kernels[first] - kernels[second]).max() > 0.1
+    for model in parallel.replicas[1:]:
+        assert difference(model.layers[1].get_weights()[2:], norm.get_weights()[2:]) == 0
+        assert difference(model.layers[2].get_weights(), template.layers[2].get_weights()) == 0
+    template.layers[2].trainable = True
+    assert len(parallel.trainable_variables) == 3 * 6
+    parallel.trainable = False
+    assert not parallel.trainable_variables
+
+
+def test_vocabularies_and_statistics_that_were_adapted(rng):
+    words = layers.TextVectorization(output_sequence_length=3)
+    words.adapt(["red green", "blue red"])
+    scale = layers.Normalization()
+    scale.adapt(rng.normal(5.0, 3.0, size=(50, 2)))
+    text, numbers = keras.Input((), dtype="string"), keras.Input((2,))
+    x = layers.Flatten()(layers.Embedding(10, 2)(words(text)))
+    template = keras.Model([text, numbers], layers.Concatenate()([x, scale(numbers)]))
+    parallel = make_parallel(template, 2, mode="tower", replicas="independent")
+    inputs = [np.array(["red", "blue"], dtype=object), np.array([[5.0, 5.0], [8.0, 8.0]])]
+    data = [keras.ops.convert_to_tensor(inputs[0], "string"), inputs[1]]
+    first, second = parallel.predict_replicas(data, verbose=0)
+    assert difference(first[:, 6:], second[:, 6:]) == 0
+    assert parallel.replicas[1].layers[1].get_vocabulary() == words.get_vocabulary()
+
+
+def test_each_shared_replica_draws_its_own_numbers():
+    template = keras.Sequential([keras.Input((50,)), layers.Dropout(0.5, seed=1)])
+    parallel = make_parallel(template, 3, mode="tower")
+    x = np.ones((4, 50), "float32")
+    parts = parallel.predict_replicas(x, training=True, verbose=0)
+    assert len(parts) == 3
+    assert all(set(np.unique(part)) == {0.0, 2.0} for part in parts)
+    assert not any(np.array_equal(parts[a], parts[b]) for a, b in [(0, 1), (0, 2), (1, 2)])
+    again = parallel.predict_replicas(x, training=True, verbose=0)
+    assert not np.array_equal(parts[0], again[0])
+    mixed = np.asarray(parallel(x, training=True))
+    assert set(np.unique(np.round(mixed * 3))) <= {0.0, 2.0, 4.0, 6.0}
+    assert len(np.unique(np.round(mixed, 4))) == 4
+    assert difference(parallel.predict(x, verbose=0), x) == 0
+    assert difference(parallel.disagreement(x, verbose=0), np.zeros(4)) == 0
+    assert parallel.disagreement(x, training=True, verbose=0).min() > 0.3
+
+
+def test_looking_at_the_replicas_changes_nothing(rng):
+    x, y = _data(rng)
+    template = _regressor()
+    template.add(layers.Dropout(0.5))
+    parallel = make_parallel(template, 2, mode="tower")
+    parallel.compile("sgd", "mse")
+    parallel.fit(x, y, verbose=0)
+    before = parallel.predict(x, verbose=0)
+    statistics = template.layers[1].get_weights()
+    parallel.predict_replicas(x, training=True, verbose=0)
+    assert difference(template.layers[1].get_weights(), statistics) == 0
+    assert difference(parallel.predict(x, verbose=0), before) == 0
+
+
+def test_disagreement_is_the_spread_over_the_replicas(rng):
+    x, _ = _data(rng, 5)
+    parallel = _committee(4)
+    parts = np.stack(parallel.predict_replicas(x, batch_size=2, verbose=0)).astype("float64")
+    assert parts.shape == (4, 5, 2)
+    expected = np.sqrt(parts.var(axis=0).mean(axis=1))
+    assert difference(parallel.disagreement(x, verbose=0), expected) < 1e-6
+    assert expected.min() > 0.01
+
+
+def test_the_mix_is_changed_after_training(rng, tmp_path):
+    x, y = _data(rng)
+    parallel = _committee(3)
+    parallel.compile("sgd", "mse")
+    parallel.fit(x, y, verbose=0)
+    parts = parallel.predict_replicas(x, verbose=0)
+    assert difference(parallel.predict(x, verbose=0), np.mean(parts, axis=0)) < 1e-6
+    parallel.mix = lambda outputs: ops.max(ops.stack(outputs), axis=0)
+    assert difference(parallel.predict(x, verbose=0), np.max(parts, axis=0)) < 1e-6
+    parallel.fit(x, y, verbose=0)
+    parallel.mix = keras_multigpu.layers.GaussianMix(own_variance=False)
+    assert parallel.outputs[0].shape == (None, 4)
+    assert parallel.compute_output_shape((None, 6)) == (None, 4)
+    assert parallel.predict(x, verbose=0).shape == (70, 4)
+    parallel.mix = "weighted"
+    with pytest.raises(ValueError, match=r"call `compile\(\)`"):
+        parallel.fit(x, y, verbose=0)
+    parallel.compile("sgd", "mse")
+    parallel.fit(x, y, verbose=0)
+    assert len(parallel.layers) == 3
+    assert len(parallel.trainable_variables) == 3 * 6 + 1
+    assert np.abs(parallel.mix.get_weights()[0]).max() > 0
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("replicas", ["shared", "independent"])
+def test_whole_models_are_loaded_in_safe_mode(replicas, mix, rng, tmp_path):
+    x, y = _data(rng)
+    parallel = make_parallel(_regressor(), 2, mode="tower", replicas=replicas, mix=mix)
+    loss = keras_multigpu.layers.GaussianNLL() if mix == "gaussian" else "mse"
+    y = y[:, :1] if mix == "gaussian" else y
+    parallel.compile("adam", loss)
+    parallel.fit(x, y, verbose=0)
+    parallel.save(tmp_path / "tower.keras")
+    loaded = keras.saving.load_model(tmp_path / "tower.keras")
+    assert (loaded.mode, loaded.devices, loaded.options) == (
+        "tower",
+        parallel.devices,
+        parallel.options,
+    )
+    assert type(loaded.mix) is type(parallel.mix)
+    outputs = [model.predict(x, verbose=0) for model in (parallel, loaded)]
+    assert difference(*outputs) < 1e-6
+    assert difference(variables(parallel), variables(loaded)) == 0
+    logs = [model.train_on_batch(x, y) for model in (parallel, loaded)]
+    assert difference(*logs) < 1e-5
+    assert difference(variables(parallel), variables(loaded)) < 1e-5
+
+
+def test_the_committees_file_and_the_templates(rng, tmp_path):
+    x, y = _data(rng)
+    parallel = _committee(3, mix="weighted")
+    parallel.compile("adam", "mse")
+    parallel.fit(x, y, verbose=0)
+    parallel.save_weights(tmp_path / "tower.weights.h5")
+    other = _committee(3, mix="weighted")
+    other.compile("adam", "mse")
+    other.fit(x, y, verbose=0)  # builds the optimizer
+    other.load_weights(tmp_path / "tower.weights.h5")
+    assert difference(variables(parallel), variables(other)) == 0
+    alone = _regressor()
+    alone.load_weights(tmp_path / "tower.weights.h5")
+    assert difference(alone.get_weights(), parallel.template.get_weights()) == 0
+
+
+def test_more_replicas_than_devices(rng):
+    x, y = _data(rng)
+    parallel = _committee(2, num_replicas=5)
+    assert len(parallel.replicas) == 5
+    parallel.compile("sgd", "mse")
+    parallel.fit(x, y, verbose=0)
+    parts = parallel.predict_replicas(x, verbose=0)
+    assert difference(parallel.predict(x, verbose=0), np.mean(parts, axis=0)) < 1e-6
+
+
+def test_every_batch_size_of_a_committee(rng):
+    x, y = _data(rng)
+    parallel = _committee(4, keras.Sequential([keras.Input((6,)), layers.Dense(2)]))
+    reference, _ = _by_hand(parallel, layers.Average())
+    for model in (parallel, reference):
+        model.compile("sgd", "mse")
+    for rows in (1, 2, 3, 5, 33):
+        logs = [model.train_on_batch(x[:rows], y[:rows]) for model in (parallel, reference)]
+        assert difference(*logs) < 1e-5, rows
+        outputs = [model.predict(x[:rows], verbose=0) for model in (parallel, reference)]
+        assert difference(*outputs) < 1e-5, rows
+
+
+@pytest.mark.parametrize("option", [{"run_eagerly": True}, {"jit_compile": True}], ids=str)
+@pytest.mark.parametrize("replicas", ["shared", "independent"])
+def test_ways_of_running(replicas, option, rng):
+    x, y = _data(rng)
+    parallel = make_parallel(_regressor(None), 3, mode="tower", replicas=replicas)
+    if replicas == "independent":
+        reference, _ = _by_hand(parallel, layers.Average())
+    else:
+        reference = keras.models.clone_model(parallel.template)
+        reference.set_weights(parallel.template.get_weights())
+    histories = []
+    for model in (reference, parallel):
+        extra = option if model is parallel else {}
+        model.compile(keras.optimizers.SGD(0.1), "mse", **extra)
+        histories.append(model.fit(x, y, 32, 2, shuffle=False, verbose=0).history)
+    assert difference(*histories) < 1e-5
+    assert difference(reference.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-5
+
+
+def test_penalties_are_the_mean_of_the_replicas(rng):
+    x, y = _data(rng)
+    parallel = _committee(3)
+    parallel.compile("sgd", "mse")
+    parts = parallel.predict_replicas(x, verbose=0)
+    penalties = [sum(map(float, model.losses)) for model in parallel.replicas]
+    expected = np.mean((np.mean(parts, axis=0) - y) ** 2) + np.mean(penalties)
+    assert abs(parallel.evaluate(x, y, verbose=0) - expected) < 1e-5
+    assert len(set(np.round(penalties, 6))) == 3
+
+
+def test_exported_for_serving(rng, tmp_path):
+    x, _ = _data(rng, 5)
+    parallel = _committee(2, mix="gated")
+    parallel.export(tmp_path / "serving", verbose=False)
+    layer = keras.layers.TFSMLayer(tmp_path / "serving", call_endpoint="serve")
+    assert difference(np.asarray(layer(x)), parallel.predict(x, verbose=0)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"mix": "median"}, "Received: mix='median'"),
+        ({"mix": 3}, "Received: mix=3"),
+        ({"replicas": "own"}, '`replicas` must be "shared" or "independent".*replicas=\'own\''),
+        ({"loss_of": "all"}, '`loss_of` must be "mix" or "replicas". Received: loss_of=\'all\''),
+        ({"num_replicas": 0}, "`num_replicas` must be a positive integer.*num_replicas=0"),
+        ({"num_replicas": True}, "`num_replicas` must be a positive integer.*num_replicas=True"),
+    ],
+    ids=str,
+)
+def test_options_that_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        make_parallel(_regressor(), 2, mode="tower", **options)
+
+
+@pytest.mark.parametrize("option", ["wire_dtype", "sync_batch_norm"])
+def test_options_of_another_mode(option):
+    with pytest.raises(TypeError, match=f"mode='tower' has the options replicas, mix.*{option}="):
+        make_parallel(_regressor(), 2, mode="tower", **{option: None})
+
+
+def test_a_template_that_cannot_be_made_again():
+    class Closed(keras.Model):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def call(self, inputs):
+            return self.layer(inputs)
+
+    with pytest.raises(ValueError, match="(?s)made from the template's configuration.*get_config"):
+        make_parallel(Closed(layers.Dense(2)), 2, mode="tower", replicas="independent")
+    x = np.ones((3, 2))
+    shared = make_parallel(Closed(layers.Dense(2)), 2, mode="tower")
+    assert shared.predict(x, verbose=0).shape == (3, 2)
+
+
+def test_names_that_clash():
+    template = _regressor()
+    template.mix = 3
+    with pytest.raises(ValueError, match="attributes of the same names: mix"):
+        make_parallel(template, 2, mode="tower")
+
+
+def test_summary_and_structure(capsys):
+    parallel = _committee(2)
+    parallel.summary()
+    assert "mode 'tower' on cpu:0, cpu:1" in capsys.readouterr().out
+    assert parallel.get_layer(index=0) is parallel.template.layers[0]
+    assert [layer.name for layer in parallel.layers] == [
+        layer.name for layer in parallel.template.layers
+    ]
+
+
+def test_a_compiled_template(rng):
+    x, y = _data(rng)
+    template = _regressor()
+    template.compile("adam", "mse")
+    template.fit(x, y, verbose=0)
+    shared = make_parallel(template, 2, mode="tower")
+    assert difference(variables(shared), variables(template)) == 0
+    parallel = _committee(2, template)
+    parallel.fit(x, y, verbose=0)
+    assert not _committee(
+        2, template, mix=keras_multigpu.layers.GaussianMix(own_variance=False)
+    ).compiled

@@ -245,7 +245,7 @@ class GatedMix(Mix):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> GatedMix:
-        gate = keras.saving.deserialize_keras_object(config["gate"])
+        gate = keras.saving.deserialize_keras_object(config.get("gate"))
         return super().from_config({**config, "gate": gate})
 
 
@@ -357,13 +357,14 @@ def _softmax(logits: Any) -> Any:
 
 def _flat_rows(features: Any, dtype: str) -> Any:
     """All dense floating-point features beside each other, of shape `(rows, columns)`."""
-    leaves = [leaf for leaf in keras.tree.flatten(features) if _is_dense_float(leaf)]
+    given = [leaf for leaf in keras.tree.flatten(features) if leaf is not None]
+    leaves = [leaf for leaf in given if _is_dense(leaf) and _is_float(leaf) and len(leaf.shape)]
     widths = [leaf.shape[1:] for leaf in leaves]
     if not leaves or any(length is None for width in widths for length in width):
         raise ValueError(
             "The default gate reads dense floating-point features whose shape is known but for "
             f"the rows. Received (as shapes): features={_shapes(features)}, of dtypes "
-            f"{_dtypes(features)}. Pass `gate=`, a Keras layer from your features to logits of "
+            f"{_kinds(features)}. Pass `gate=`, a Keras layer from your features to logits of "
             "shape (rows, replicas), such as a Sequential of an Embedding, a "
             "GlobalAveragePooling1D and a Dense."
         )
@@ -398,10 +399,9 @@ def _is_float(tensor: Any) -> bool:
     return keras.backend.is_float_dtype(keras.backend.standardize_dtype(tensor.dtype))
 
 
-def _is_dense_float(leaf: Any) -> bool:
+def _is_dense(leaf: Any) -> bool:
     # Only sparse tensors have indices, and only ragged ones row splits, on every backend.
-    is_dense = not hasattr(leaf, "indices") and not hasattr(leaf, "row_splits")
-    return leaf is not None and is_dense and _is_float(leaf) and len(leaf.shape) > 0
+    return not hasattr(leaf, "indices") and not hasattr(leaf, "row_splits")
 
 
 def _are_alike(first: Any, other: Any) -> bool:
@@ -421,8 +421,11 @@ def _shapes(structure: Any) -> Any:
     )
 
 
-def _dtypes(structure: Any) -> Any:
-    return keras.tree.map_structure(
-        lambda leaf: keras.backend.standardize_dtype(leaf.dtype) if leaf is not None else None,
-        structure,
-    )
+def _kinds(structure: Any) -> Any:
+    def kind(leaf: Any) -> str | None:
+        if leaf is None:
+            return None
+        dense = "" if _is_dense(leaf) else ", not dense"
+        return keras.backend.standardize_dtype(leaf.dtype) + dense
+
+    return keras.tree.map_structure(kind, structure)

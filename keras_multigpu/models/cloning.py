@@ -87,13 +87,13 @@ def _adapt(config: Any, number: int, classes: dict[str, type]) -> Any:
         return type(config)(_adapt(part, number, classes) for part in config)
     if not isinstance(config, dict):
         return config
-    adapted = {}
+    adapted: dict[str, Any] = {}
     for key, value in config.items():
         is_seed = key == "seed" and isinstance(value, int) and not isinstance(value, bool)
         fresh = (value + number * _SEED_STEP) % _SEEDS if is_seed else None
         adapted[key] = fresh if is_seed else _adapt(value, number, classes)
     if config.get("class_name") in classes:
-        parameters = inspect.signature(classes[config["class_name"]].__init__).parameters
+        parameters = inspect.signature(classes[config["class_name"]]).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             for key in {"name", "trainable", "dtype"} - set(parameters):
                 adapted["config"].pop(key, None)

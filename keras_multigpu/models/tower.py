@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_multigpu import engines
 from keras_multigpu.layers.mixing import get_mix
 from keras_multigpu.models import checks
-from keras_multigpu.models.base import ParallelModel
 from keras_multigpu.models.cloning import clone, follow
+from keras_multigpu.models.mixed import MixedModel, Now, features_of, symbolic_inputs
 
 _METHODS = ("predict_replicas", "disagreement")
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
-class TowerParallel(ParallelModel):
+class TowerParallel(MixedModel):
     """Replicas that see the whole batch, mixed into one prediction.
 
     Args:
@@ -39,9 +36,7 @@ class TowerParallel(ParallelModel):
     """
 
     mode = "tower"
-    compiled: bool
-    _mix: keras.Layer
-    _hidden = ParallelModel._hidden | {"replicas", "_mix"}
+    _hidden = MixedModel._hidden | {"replicas", "_mix"}
     _on_fewer_devices = "It computes the same, with several replicas on a device."
 
     def __init__(
@@ -63,7 +58,7 @@ class TowerParallel(ParallelModel):
             self.clones = [self._clone(number, homes[number]) for number in range(1, count)]
         self._homes = tuple(homes)
         self._unmixed_functions: dict[bool, Any] = {}
-        self._now = _Now()
+        self._now = Now()
         self._replicas = engines.current().make_replicas(self.replicas, homes)
         self.mix = mix
 
@@ -93,61 +88,6 @@ class TowerParallel(ParallelModel):
         return (self._template,) * self.options["num_replicas"]
 
     @property
-    def mix(self) -> keras.Layer:
-        """The layer that mixes the outputs.
-
-        It can be set to all that the option `mix` takes. The model must then be compiled again
-        if the old layer or the new one has weights.
-        """
-        return self._mix
-
-    @mix.setter
-    def mix(self, value: Any) -> None:
-        had_weights = "_mix" in vars(self) and bool(self._mix.variables)
-        if "_mix" in vars(self):
-            del self._mix  # Keras goes on tracking a layer that is merely replaced
-        self._mix = get_mix(value)
-        self.train_function = self.test_function = self.predict_function = None
-        self._now.symbolic_outputs = None
-        if self._template.built and getattr(self._template, "inputs", None):
-            self._build_mix()
-        if self.compiled and (had_weights or self._mix.variables):
-            self.compiled = False
-
-    def _build_mix(self) -> None:
-        """Builds the mix of a template with symbolic inputs, and keeps the symbolic outputs."""
-        inputs = _symbolic_inputs(self._template)
-        self._now.symbolic_outputs = self.compute_output_spec(inputs)
-
-    def _keeps_outputs(self) -> bool:
-        if self._now.symbolic_outputs is None:
-            return True
-        outputs = zip(self._template.outputs, self.outputs)
-        return all(before.shape == after.shape for before, after in outputs)
-
-    @property
-    def outputs(self) -> list[keras.KerasTensor]:
-        """The mix's symbolic outputs, of a template that has symbolic ones."""
-        self._template.outputs  # noqa: B018  the template's error where there are none
-        return keras.tree.flatten(self._now.symbolic_outputs)
-
-    @property
-    def output_names(self) -> list[str] | None:
-        """The template's names of the outputs, if the mix has as many."""
-        names = getattr(self._template, "output_names", None)
-        return names if names and len(names) == len(self.outputs) else None
-
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """The mix's symbolic outputs."""
-        outputs = self._template.compute_output_spec(*args, **kwargs)
-        return self._mix_outputs([outputs] * len(self._homes), _features(args, kwargs))
-
-    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """The mix's output shapes."""
-        shapes = self._template.compute_output_shape(*args, **kwargs)
-        return self._mix.compute_output_shape([shapes] * len(self._homes))
-
-    @property
     def built(self) -> bool:
         """Whether the variables of all replicas and of the mix exist."""
         parts = (self._template, *vars(self).get("clones", ()), vars(self).get("_mix"))
@@ -172,12 +112,7 @@ class TowerParallel(ParallelModel):
         for model, home in zip(self.replicas, self._homes):
             with engines.current().on_device(home):
                 outputs.append(model(*args, **kwargs))
-        return self._mix_outputs(outputs, _features(args, kwargs))
-
-    def _mix_outputs(self, outputs: list[Any], features: Any) -> Any:
-        if "features" in inspect.signature(self._mix.call).parameters:
-            return self._mix(outputs, features=features)
-        return self._mix(outputs)
+        return self._mix_outputs(outputs, features_of(args, kwargs))
 
     def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._now.unmixed:
@@ -193,7 +128,7 @@ class TowerParallel(ParallelModel):
         outputs = [result.outputs for result in results]
         if self._now.unmixed is not None:
             return outputs
-        mixed = self._mix_outputs(outputs, _features(args, kwargs))
+        mixed = self._mix_outputs(outputs, features_of(args, kwargs))
         self._now.mixed, self._now.outputs = mixed, outputs
         return mixed
 
@@ -228,11 +163,11 @@ class TowerParallel(ParallelModel):
         penalties = [p for v, p in zip(penalized, losses[kept:]) if id(v) not in in_replicas]
         return losses[:kept] + penalties
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles the model, with the optimizer's slots beside the weights that they are of."""
-        super().compile(*args, **kwargs)
-        if self.clones and self.optimizer is not None:
-            engines.current().place_updates(self.optimizer)
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # Not in `compile`: Keras compiles a loaded model only if that is its own.
+        if name == "optimizer" and value is not None and vars(self).get("clones"):
+            engines.current().place_updates(value)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True) -> Any:  # type: ignore[no-untyped-def]
         """The loss of the mix, or in training the mean of the replicas' own losses.
@@ -256,52 +191,20 @@ class TowerParallel(ParallelModel):
         ]
         return sum(losses) / len(losses)
 
-    def predict_step(self, *args: Any) -> Any:
-        """The step of `predict`: the template's own, where it has one, for the mix."""
-        if self._now.unmixed is None:
-            return super().predict_step(*args)
-        return keras.Model.predict_step(self, *args)
+    def export(self, *args: Any, **kwargs: Any) -> Any:
+        """Exports the replicas and their mix for serving: a graph without the names of devices.
 
-    def predict_replicas(self, x: Any, *, training: bool = False, **kwargs: Any) -> list[Any]:
-        """Predicts with every replica by itself.
-
-        Args:
-            x: as in `predict`.
-            training: call the replicas as in training, so that random layers draw; nothing but
-                their seeds is changed. Shared replicas differ only so.
-            **kwargs: those of `predict`: `batch_size`, `verbose`, `steps`, `callbacks`.
-
-        Returns:
-            A list with what `predict` of each replica gives.
+        Raises:
+            ValueError: if the template has no symbolic inputs to make a graph of.
         """
-        kept = self.predict_function
-        self.predict_function = self._unmixed_functions.get(training)
-        self._now.unmixed = training
-        try:
-            return self.predict(x, **kwargs)
-        finally:
-            self._unmixed_functions[training] = self.predict_function
-            self.predict_function, self._now.unmixed = kept, None
-
-    def disagreement(self, x: Any, *, training: bool = False, **kwargs: Any) -> Any:
-        """How far the replicas' outputs are apart, sample by sample.
-
-        Args:
-            x: as in `predict`.
-            training: as in `predict_replicas`.
-            **kwargs: those of `predict`.
-
-        Returns:
-            In the structure of the outputs, arrays of shape `(rows,)`: the standard deviation over
-            the replicas, as the root of its mean square over all values of a sample.
-        """
-        outputs = self.predict_replicas(x, training=training, **kwargs)
-
-        def spread(*parts: np.ndarray) -> np.ndarray:
-            variance = np.var(np.stack(parts).astype("float64"), axis=0)
-            return np.sqrt(variance.reshape(len(variance), -1).mean(axis=1))
-
-        return keras.tree.map_structure(spread, *outputs)
+        if not getattr(self._template, "inputs", None):
+            raise ValueError(
+                "A tower model is exported by the symbolic inputs of its template. Received: "
+                f"the template {self._template!r}, which has none. Export the replicas one by "
+                "one: `parallel.replicas[0].export(...)`."
+            )
+        inputs = keras.tree.map_structure(_fresh_input, symbolic_inputs(self._template))
+        return keras.Model(inputs, self._call_one_by_one(inputs)).export(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """As in the other modes, and the mix."""
@@ -325,29 +228,7 @@ class TowerParallel(ParallelModel):
             follow(self._template, model)
 
 
-@dataclasses.dataclass
-class _Now:
-    """What changes from one use of the model to the next.
-
-    Attributes:
-        symbolic_outputs: those of the mix in use, where the template has symbolic outputs.
-        unmixed: whether the replicas' outputs are wanted by themselves, and if so, whether as in
-            training; `None` where the mix is wanted.
-        mixed: the outputs of the latest call.
-        outputs: the replicas' outputs of which these are the mix.
-    """
-
-    symbolic_outputs: Any = None
-    unmixed: bool | None = None
-    mixed: Any = None
-    outputs: list[Any] = dataclasses.field(default_factory=list)
-
-
-def _features(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The inputs of a model among the arguments of its call."""
-    return args[0] if args else next(iter(kwargs.values()))
-
-
-def _symbolic_inputs(template: keras.Model) -> Any:
-    """The symbolic inputs of a built template, in its own structure."""
-    return template.inputs[0] if isinstance(template, keras.Sequential) else template.input
+def _fresh_input(tensor: keras.KerasTensor) -> keras.KerasTensor:
+    return keras.Input(
+        batch_shape=tensor.shape, dtype=tensor.dtype, sparse=tensor.sparse, name=tensor.name
+    )

@@ -16,6 +16,8 @@ def place_updates(optimizer: keras.Optimizer) -> None:
     Its own methods would make all of them on the first device, and send the gradients and the
     weights there in every step.
     """
+    if "update_step" in vars(optimizer):
+        return  # placed already
     make_slot, update = optimizer.add_variable_from_reference, optimizer.update_step
 
     def make_slot_there(reference: Any, *args: Any, **kwargs: Any) -> Any:
