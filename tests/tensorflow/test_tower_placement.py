@@ -94,7 +94,7 @@ def test_no_weight_and_no_gradient_crosses(make, optimizer, tmp_path):
     parallel = _committee(make())
     parallel.compile(optimizer, "mse")
     x, y = np.ones((ROWS, FEATURES), "float32"), np.ones((ROWS, 1), "float32")
-    parallel(x[:1])
+    parallel.predict(x, verbose=0)
     sent = _sent(lambda: parallel.train_on_batch(x, y), tmp_path)
     home = "CPU:0"
     for device in ("CPU:1", "CPU:2", "CPU:3"):
@@ -105,6 +105,8 @@ def test_no_weight_and_no_gradient_crosses(make, optimizer, tmp_path):
         there = [name for way, name in sent if way == (home, device)]
         scalars = ("/Add", "/Cast", "/ReadVariableOp")
         tensors = [n for n in there if not (optimizer in n and any(s in n for s in scalars))]
+        # What the initializers were given when the weights of a subclassed model were made.
+        tensors = [n for n in tensors if n not in ("seed", "alg", "dims", "shape")]
         assert len(tensors) == 2, tensors
     assert {home} == {end for way, _ in sent for end in way} - {"CPU:1", "CPU:2", "CPU:3"}
     assert all(home in way for way, _ in sent)
