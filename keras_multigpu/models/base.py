@@ -42,7 +42,7 @@ class ParallelModel(keras.Model):
     """
 
     mode: str
-    _replicas: engines.Replicas
+    _replicas: engines.Replicas | None = None
 
     def __init__(self, template: keras.Model, devices: Sequence[str], options: dict[str, Any]):
         # The template casts its inputs itself, each to the type that it declares.
@@ -142,9 +142,14 @@ class ParallelModel(keras.Model):
 
     def _make_step(self, make: Any, made: Any, force: bool) -> Any:
         if made is None or force:
-            self._replicas.retrace()
+            self._retrace()
         with engines.current().step_scope(self):
             return make(force)
+
+    def _retrace(self) -> None:
+        """Has the replicas traced anew: the template may have changed."""
+        if self._replicas is not None:
+            self._replicas.retrace()
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Prints the template's summary, and a line on the mode and the devices."""
@@ -187,6 +192,8 @@ class ParallelModel(keras.Model):
             options.pop("template"), custom_objects=custom_objects
         )
         wanted = options.pop("num_devices")
+        mode = cls._mode_class()
+        options = mode._options_here(options)
         devices = choose_devices(None, None)[:wanted]
         if len(devices) < wanted:
             warnings.warn(
@@ -195,7 +202,12 @@ class ParallelModel(keras.Model):
                 "It computes the same on them.",
                 stacklevel=2,
             )
-        return build_parallel(cls._mode_class(), template, devices, options)
+        return build_parallel(mode, template, devices, options)
+
+    @classmethod
+    def _options_here(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of a file, as far as this backend has them."""
+        return options
 
     @classmethod
     def _mode_class(cls) -> type[ParallelModel]:
@@ -237,6 +249,8 @@ def parallel_class(mode: type[ParallelModel], template: keras.Model) -> type[Par
 
 @functools.cache
 def _parallel_class(mode: Any, template_class: Any) -> type[ParallelModel]:
+    bases = (mode, *engines.current().mixins, template_class)
+
     @functools.wraps(template_class.call)
     def call(self: ParallelModel, *args: Any, **kwargs: Any) -> Any:
         return self._call_replicas(args, kwargs)
@@ -246,7 +260,7 @@ def _parallel_class(mode: Any, template_class: Any) -> type[ParallelModel]:
         if issubclass(template_class, keras.Sequential):
             namespace.update({name: _forward(name) for name in ("add", "pop")})
 
-    made = types.new_class(mode.__name__, (mode, template_class), exec_body=fill)
+    made = types.new_class(mode.__name__, bases, exec_body=fill)
     # Keras looks up the name under which a class is saved by the class, and by that name the
     # class that loads it: the mode's own, which makes the other again.
     for cls in (made, mode):
@@ -259,7 +273,7 @@ def _forward(name: str) -> Any:
 
     def method(self: ParallelModel, *args: Any, **kwargs: Any) -> Any:
         result = getattr(self.template, name)(*args, **kwargs)
-        self._replicas.retrace()
+        self._retrace()
         return result
 
     return method
