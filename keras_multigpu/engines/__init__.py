@@ -15,8 +15,10 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(
         f"keras_multigpu needs Keras 3 with a backend, and `{error.name}` is not installed. "
-        "Install one with the package: `pip install 'keras-multigpu[tensorflow-cpu]'` "
-        "(no GPU), or `pip install 'keras-multigpu[tensorflow]'` (NVIDIA GPUs)."
+        "Install one with the package: `pip install 'keras-multigpu[tensorflow-cpu]'` or "
+        "`'keras-multigpu[jax]'` (no GPU), `pip install 'keras-multigpu[tensorflow]'` or "
+        "`'keras-multigpu[jax-cuda]'` (NVIDIA GPUs). Keras takes TensorFlow unless the "
+        "environment variable KERAS_BACKEND=jax is set."
     ) from error
 
 from keras_multigpu.engines.base import Engine, Replicas, Result, count_rows, get_mask, set_mask
@@ -39,8 +41,13 @@ def _engine(backend: str) -> Engine:
         from keras_multigpu.engines.tensorflow import TensorFlowEngine
 
         return TensorFlowEngine()
+    if backend == "jax":
+        from keras_multigpu.engines.jax import JaxEngine
+
+        return JaxEngine()
     raise RuntimeError(
-        "keras_multigpu works on the Keras backend 'tensorflow'. "
+        "keras_multigpu works on the Keras backends 'tensorflow' and 'jax'. "
         f"Received: keras.backend.backend()={backend!r}. Set the environment variable "
-        "KERAS_BACKEND=tensorflow before Keras is imported, and restart the process or kernel."
+        "KERAS_BACKEND=tensorflow or KERAS_BACKEND=jax before Keras is imported, and restart the "
+        "process or kernel."
     )

@@ -73,6 +73,16 @@ class Engine(abc.ABC):
     name: str
     """The backend's name in Keras."""
 
+    partitions: bool = False
+    """Whether the backend's compiler spreads one computation over several devices itself.
+
+    Data mode then calls the template once, on the whole batch, with `shard_rows`. Elsewhere it
+    slices the batch and merges the outputs of replicas.
+    """
+
+    mixins: tuple[type, ...] = ()
+    """Classes that the class of a parallel model inherits from, before the template's class."""
+
     @abc.abstractmethod
     def list_devices(self, kind: str) -> tuple[str, ...]:
         """Names of this process's devices of a kind (`"gpu"` or `"cpu"`): `("gpu:0", ...)`.
@@ -91,6 +101,20 @@ class Engine(abc.ABC):
         Raises:
             RuntimeError: if the backend's runtime has started with another number.
         """
+
+    def check_process(self) -> None:
+        """Refuses settings of the process under which parallel models don't work.
+
+        Raises:
+            ValueError: if there are such settings.
+        """
+
+    def shard_rows(self, tensors: Sequence[Tensor], devices: Sequence[str]) -> list[Tensor]:
+        """The same tensors, whose rows the compiler is to spread over devices.
+
+        Only where `partitions`. Computations that are not compiled are left as they are.
+        """
+        raise NotImplementedError(f"{self.name} does not partition.")
 
     @abc.abstractmethod
     def take_rows(self, tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class ParallelModel(keras.Model):
     # Kept from Keras's walk over a model's parts, whose paths name the weights in a file.
     _hidden = frozenset({"template", "_template"})
     _on_fewer_devices = "It computes the same on them."
-    _replicas: engines.Replicas
+    _replicas: engines.Replicas | None = None
 
     def __init__(self, template: keras.Model, devices: Sequence[str], options: dict[str, Any]):
         # The template casts its inputs itself, each to the type that it declares.
@@ -151,9 +151,14 @@ class ParallelModel(keras.Model):
 
     def _make_step(self, make: Any, made: Any, force: bool) -> Any:
         if made is None or force:
-            self._replicas.retrace()
+            self._retrace()
         with engines.current().step_scope(self):
             return make(force)
+
+    def _retrace(self) -> None:
+        """Has the replicas traced anew: the template may have changed."""
+        if self._replicas is not None:
+            self._replicas.retrace()
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Prints the template's summary, and a line on the mode and the devices."""
@@ -197,6 +202,8 @@ class ParallelModel(keras.Model):
         )
         template = options.pop("template")
         wanted = options.pop("num_devices")
+        mode = cls._mode_class()
+        options = mode._options_here(options)
         devices = choose_devices(None, None)[:wanted]
         if len(devices) < wanted:
             warnings.warn(
@@ -205,7 +212,12 @@ class ParallelModel(keras.Model):
                 f"{cls._on_fewer_devices}",
                 stacklevel=2,
             )
-        return build_parallel(cls._mode_class(), template, devices, options)
+        return build_parallel(mode, template, devices, options)
+
+    @classmethod
+    def _options_here(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of a file, as far as this backend has them."""
+        return options
 
     @classmethod
     def _mode_class(cls) -> type[ParallelModel]:
@@ -247,6 +259,8 @@ def parallel_class(mode: type[ParallelModel], template: keras.Model) -> type[Par
 
 @functools.cache
 def _parallel_class(mode: Any, template_class: Any) -> type[ParallelModel]:
+    bases = (mode, *engines.current().mixins, template_class)
+
     @functools.wraps(template_class.call)
     def call(self: ParallelModel, *args: Any, **kwargs: Any) -> Any:
         return self._call_replicas(args, kwargs)
@@ -256,7 +270,7 @@ def _parallel_class(mode: Any, template_class: Any) -> type[ParallelModel]:
         if issubclass(template_class, keras.Sequential):
             namespace.update({name: _forward(name) for name in ("add", "pop")})
 
-    made = types.new_class(mode.__name__, (mode, template_class), exec_body=fill)
+    made = types.new_class(mode.__name__, bases, exec_body=fill)
     # Keras looks up the name under which a class is saved by the class, and by that name the
     # class that loads it: the mode's own, which makes the other again.
     for cls in (made, mode):
@@ -269,7 +283,7 @@ def _forward(name: str) -> Any:
 
     def method(self: ParallelModel, *args: Any, **kwargs: Any) -> Any:
         result = getattr(self.template, name)(*args, **kwargs)
-        self._replicas.retrace()
+        self._retrace()
         return result
 
     return method

@@ -50,6 +50,20 @@ def check_wire_dtype(wire_dtype: Any) -> None:
             '`wire_dtype` must be None, "bfloat16" or "float16". '
             f"Received: wire_dtype={wire_dtype!r}."
         )
+    engine = engines.current()
+    if wire_dtype is not None and engine.partitions:
+        raise ValueError(
+            f"`wire_dtype` must be None on the Keras backend {engine.name!r}, whose compiler "
+            "chooses what crosses between devices, and in which type. Received: "
+            f"wire_dtype={wire_dtype!r}. Leave it out; the dtype policy 'mixed_bfloat16' halves "
+            "the bytes of activations."
+        )
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Refuses a value that is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}.")
 
 
 def check_choice(name: str, value: Any, *choices: str) -> None:
@@ -94,13 +108,8 @@ def check_stateless(template: keras.Model) -> None:
             )
 
 
-def check_sync_batch_norm(template: keras.Model, sync_batch_norm: Any) -> None:
+def check_sync_batch_norm(template: keras.Model, sync_batch_norm: bool) -> None:
     """Refuses batch normalization that can't be made that of the whole batch."""
-    if not isinstance(sync_batch_norm, bool):
-        raise ValueError(
-            f"`sync_batch_norm` must be True or False. Received: "
-            f"sync_batch_norm={sync_batch_norm!r}."
-        )
     for layer in _all_layers(template):
         asked_for = sync_batch_norm or getattr(layer, "synchronized", False)
         is_norm = isinstance(layer, keras.layers.BatchNormalization)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,12 +41,14 @@ class DataParallel(ParallelModel):
         super().__init__(
             template, devices, {"wire_dtype": wire_dtype, "sync_batch_norm": sync_batch_norm}
         )
-        self._replicas = engines.current().make_replicas(
-            [template] * len(self.devices),
-            self.devices,
-            wire_dtype=wire_dtype,
-            synchronized="all" if sync_batch_norm else "marked",
-        )
+        engine = engines.current()
+        if not engine.partitions:
+            self._replicas = engine.make_replicas(
+                [template] * len(self.devices),
+                self.devices,
+                wire_dtype=wire_dtype,
+                synchronized="all" if sync_batch_norm else "marked",
+            )
 
     @classmethod
     def _check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
@@ -55,22 +58,45 @@ class DataParallel(ParallelModel):
             ValueError: if an option is not one of those that are known, the batch size is built
                 into the template, or a layer can't be made exact.
         """
+        engine = engines.current()
         checks.check_names(template)
         checks.check_wire_dtype(options.get("wire_dtype"))
+        checks.check_flag("sync_batch_norm", options.get("sync_batch_norm", False))
+        if engine.partitions:  # nothing is sliced, so nothing can go wrong by it
+            engine.check_process()
+            return
         checks.check_sync_batch_norm(template, options.get("sync_batch_norm", False))
         if len(devices) > 1:
             checks.check_any_batch_size(template)
             checks.check_stateless(template)
             checks.warn_of_direct_calls(template)
 
+    @classmethod
+    def _options_here(cls, options: dict[str, Any]) -> dict[str, Any]:
+        wire_dtype = options.get("wire_dtype")
+        if wire_dtype is None or not engines.current().partitions:
+            return options
+        warnings.warn(
+            f"The model was saved with wire_dtype={wire_dtype!r}, which this Keras backend, "
+            f"{engines.current().name!r}, does not have: weights and gradients cross between "
+            "devices in their own type.",
+            stacklevel=3,
+        )
+        return {**options, "wire_dtype": None}
+
     def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors, restore = _take_tensors((args, kwargs))
+        engine = engines.current()
+        if engine.partitions:
+            args, kwargs = restore(engine.shard_rows(tensors, self.devices))
+            return self._template(*args, **kwargs)
         if not any(len(tensor.shape) for tensor in tensors):
             return self._template(*args, **kwargs)  # answers as one device would
-        with engines.current().on_device("cpu:0"):
+        with engine.on_device("cpu:0"):
             slices = BatchSlice(len(self.devices), name="slice")(tensors)
         sizes, shares = self._portions(tensors)
         calls = [restore(part) for part in slices]
+        assert self._replicas is not None
         results = self._replicas.run(calls, sizes, compiled=self.jit_compile)
         self._assign_updates([result.updates for result in results], shares)
         sums = self._replicas.find_sums(calls[0], len(results[0].losses))

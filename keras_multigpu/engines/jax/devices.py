@@ -1,0 +1,74 @@
+"""JAX's devices, counted without starting its runtime where that can be done."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import re
+
+import jax
+
+_COUNT = "jax_num_cpu_devices"
+_FORCED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+_GPU_PLATFORMS = ("cuda", "gpu", "rocm")
+
+
+def has_started() -> bool:
+    """Whether JAX's runtime has started. JAX refuses another number of CPU devices then."""
+    count = jax.config.jax_num_cpu_devices
+    try:
+        jax.config.update(_COUNT, count + 2)
+    except RuntimeError:
+        return True
+    jax.config.update(_COUNT, count)
+    return False
+
+
+def list_ids(kind: str) -> list[int]:
+    """The ids of this process's devices of a kind, `"cpu"` or `"gpu"`."""
+    if has_started():
+        return [device.id for device in running(kind)]
+    return list(range(_planned_cpus() if kind == "cpu" else _count_gpus()))
+
+
+def running(kind: str) -> list[jax.Device]:
+    """The devices of a kind; starts the runtime."""
+    try:
+        return jax.local_devices(backend=kind)
+    except RuntimeError:
+        return []  # as JAX answers where there is no such platform
+
+
+def find(name: str) -> jax.Device:
+    """The device of a name like `"gpu:0"`, which must be one of `list_ids`."""
+    kind, _, number = name.partition(":")
+    return next(device for device in running(kind) if device.id == int(number))
+
+
+def _planned_cpus() -> int:
+    if jax.config.jax_num_cpu_devices >= 0:
+        return jax.config.jax_num_cpu_devices
+    forced = _FORCED.search(os.environ.get("XLA_FLAGS", ""))
+    return int(forced[1]) if forced else 1
+
+
+def _count_gpus() -> int:
+    """The GPUs that the runtime will find.
+
+    NVIDIA's driver counts them without a runtime; on others JAX has to start.
+    """
+    platforms = jax.config.jax_platforms
+    plugins = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")}
+    if (platforms and not any(name in platforms for name in _GPU_PLATFORMS)) or not plugins:
+        return 0
+    if not any("cuda" in name for name in plugins):
+        return len(running("gpu"))
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value

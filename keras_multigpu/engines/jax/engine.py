@@ -1,0 +1,135 @@
+"""Devices and tensors of JAX."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import keras
+from jax.experimental.sparse import JAXSparse
+
+from keras_multigpu.engines.base import (
+    Call,
+    Engine,
+    Replicas,
+    Tensor,
+    get_mask,
+    in_fresh_thread,
+    set_mask,
+)
+from keras_multigpu.engines.jax import devices, tensors
+from keras_multigpu.engines.jax.placement import placement
+from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution
+
+_NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")
+# Older trainers pin the state of a step to the devices that the variables were made on.
+_LEAST_KERAS = (3, 12)
+
+
+class JaxEngine(Engine):
+    """Keras on JAX, as the modes see it.
+
+    Raises:
+        RuntimeError: if Keras is too old for a step on several devices.
+    """
+
+    name = "jax"
+    partitions = True
+    mixins = (PlacedSteps,)
+
+    def __init__(self) -> None:
+        version = tuple(int(part) for part in keras.__version__.split(".")[:2])
+        if version < _LEAST_KERAS:
+            raise RuntimeError(
+                "keras_multigpu needs Keras 3.12 or later on the Keras backend 'jax'. Received: "
+                f"keras.__version__={keras.__version__!r}. Install it: "
+                "`pip install -U 'keras-multigpu[jax]'`."
+            )
+
+    def list_devices(self, kind: str) -> tuple[str, ...]:
+        return tuple(f"{kind}:{number}" for number in devices.list_ids(kind))
+
+    def find_device(self, name: str) -> str | None:
+        local = _NAME.fullmatch(name.lower())
+        if not local:
+            return None
+        kind = "cpu" if local[1] == "cpu" else "gpu"
+        short = f"{kind}:{int(local[2])}"
+        return short if short in self.list_devices(kind) else None
+
+    def use_virtual_devices(self, count: int) -> None:
+        if len(self.list_devices("cpu")) != count:
+            jax.config.update("jax_num_cpu_devices", count)
+
+    def check_process(self) -> None:
+        check_no_distribution()
+
+    def take_rows(self, tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
+        return tensors.take_rows(tensor, start, size)
+
+    def join_rows(self, parts: Sequence[Tensor]) -> Tensor:
+        return tensors.join_rows(parts)
+
+    def storage(self, tensor: Tensor) -> dict[str, bool]:
+        return {"sparse": True} if isinstance(tensor, JAXSparse) else {}
+
+    def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
+        raise NotImplementedError("Rows are known whenever JAX traces or runs.")
+
+    def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        return jax.default_device(devices.find(name))
+
+    def shard_rows(self, parts: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
+        place = placement(tuple(names))
+        return [set_mask(place.constrain(part), get_mask(part)) for part in parts]
+
+    def build(self, function: Callable[..., Any], call: Call) -> None:
+        arrays, restore = _split(call)
+
+        def trace(given: list[Tensor]) -> None:
+            args, kwargs = restore(given)
+            function(*args, **kwargs)
+
+        def build() -> None:
+            # Variables that a stateless scope meets first get their values when it ends.
+            with keras.StatelessScope():
+                jax.eval_shape(trace, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays])
+
+        in_fresh_thread(build)
+
+    def make_replicas(
+        self,
+        models: Sequence[keras.Model],
+        devices: Sequence[str],
+        *,
+        wire_dtype: str | None = None,
+        synchronized: str = "none",
+    ) -> Replicas:
+        raise NotImplementedError("The compiler partitions: there are no replicas.")
+
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        pass
+
+    def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+
+def _split(call: Call) -> tuple[list[Tensor], Any]:
+    """The arrays in a call, and the function that puts others in their places."""
+    flat = keras.tree.flatten(call)
+    places = [
+        place
+        for place, part in enumerate(flat)
+        if keras.ops.is_tensor(part) or hasattr(part, "__array__")
+    ]
+
+    def restore(given: Sequence[Tensor]) -> Any:
+        restored = list(flat)
+        for place, tensor in zip(places, given):
+            restored[place] = tensor
+        return keras.tree.pack_sequence_as(call, restored)
+
+    return [flat[place] for place in places], restore

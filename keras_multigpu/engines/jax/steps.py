@@ -1,0 +1,118 @@
+"""Keras's training on JAX, with batches and state on a parallel model's devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import keras
+
+from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement
+
+
+class PlacedSteps:
+    """What the class of a parallel model adds to Keras's trainer on JAX.
+
+    The step functions of Keras's loops are given their batches with each device's rows on that
+    device, and the state with a copy on every device; from there the compiler does the rest.
+    When a loop is over, the weights are again where one device would have them, so that the
+    template can be used by itself, or in a parallel model on other devices.
+    """
+
+    devices: tuple[str, ...]
+    _is_running: bool
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes the function of a training step, as Keras does."""
+        return self._make_placed("train_function", super().make_train_function, force)
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Makes the function of an evaluation step, as Keras does."""
+        return self._make_placed("test_function", super().make_test_function, force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Makes the function of a prediction step, as Keras does."""
+        return self._make_placed("predict_function", super().make_predict_function, force)
+
+    def _make_placed(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
+        check_no_distribution()
+        before = getattr(self, name)
+        made = make(force)
+        function = getattr(self, name)
+        if function is not before:
+            setattr(self, name, _placed(function, placement(self.devices)))
+        return made
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains the model, as Keras does."""
+        return self._run(super().fit, args, kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates the model, as Keras does."""
+        return self._run(super().evaluate, args, kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predicts, as Keras does."""
+        return self._run(super().predict, args, kwargs)
+
+    def _run(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if vars(self).get("_is_running"):
+            return loop(*args, **kwargs)  # the evaluation of a `fit`, say
+        self._is_running = True
+        try:
+            return loop(*args, **kwargs)
+        finally:
+            self._is_running = False
+            for variable in self.variables:
+                variable.assign(on_one_device(variable.value))
+
+
+class _PlacedBatches:
+    """An iterator whose batches are put on the devices.
+
+    Keras puts a batch whole on the default device while it iterates, so it iterates with the
+    host as that.
+    """
+
+    def __init__(self, batches: Iterator[Any], place: Placement):
+        self._batches = batches
+        self._place = place
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with on_host():
+            batch = next(self._batches)
+        return self._place.put_batch(batch)
+
+
+def _placed(function: Callable[..., Any], place: Placement) -> Callable[..., Any]:
+    """A step function of Keras's that is given its state and batches on the devices."""
+
+    def step(state: Any, iterator: Iterator[Any]) -> Any:
+        return function(place.put_state(state), _PlacedBatches(iterator, place))
+
+    return step
+
+
+def on_host() -> Any:
+    """A scope in which new arrays are in the host's memory."""
+    return jax.default_device(jax.local_devices(backend="cpu")[0])
+
+
+def check_no_distribution() -> None:
+    """Refuses a distribution that was set in Keras.
+
+    Raises:
+        ValueError: if there is one.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        raise ValueError(
+            "A parallel model puts its weights and batches on the devices itself, and a "
+            f"distribution of Keras's would do so too. Received: keras.distribution."
+            f"distribution()={distribution!r}. Call `keras.distribution.set_distribution(None)` "
+            "before the model is built, or train the template with the distribution."
+        )
