@@ -1,8 +1,9 @@
 """The Keras layers that the modes are made of, each usable alone."""
 
 from keras_multigpu.layers.batch import BatchMerge, BatchSlice
+from keras_multigpu.layers.gated import GatedMix
 from keras_multigpu.layers.gaussian import GaussianMix, GaussianNLL, GaussianRMSE
-from keras_multigpu.layers.mixing import GatedMix, WeightedMix, mean_mix
+from keras_multigpu.layers.mixing import WeightedMix, mean_mix
 
 __all__ = [
     "BatchMerge",

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.layers.mixing import Mix, average, fit, mix_leaves
+from keras_multigpu.layers.replicas import Mix, average, fit, mix_leaves
 
 LEAST_VARIANCE = 1e-6
 """Added to a replica's own variance, so that its likelihood is bounded (as in deep ensembles)."""
