@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -25,37 +23,23 @@ def placement(names: tuple[str, ...]) -> Placement:
 class Placement:
     """A mesh of a model's devices, and the shardings on it.
 
-    The rows of a batch are spread over as many of the devices as divide them evenly, since JAX
-    has no uneven shards: over all devices, over some of them with copies on the others, or, for
-    5 rows on 4 devices, a copy of the batch on each. To name such subsets the mesh has an axis
-    for every prime factor of the number of devices.
+    The rows of a batch are spread over the devices where these divide them, since JAX has no
+    uneven shards; otherwise each device is given the whole batch. (Spread over some of the
+    devices, with copies on the others, XLA computes wrong gradients of depthwise convolutions.)
 
     Args:
         names: the devices' names.
 
     Attributes:
         replicated: a copy on each device.
+        sharded: a part of the rows on each device.
     """
 
     def __init__(self, names: tuple[str, ...]):
-        found = np.array([devices.find(name) for name in names])
-        factors = list(_prime_factors(len(names)))
-        axes = tuple(f"rows_{index}" for index in range(len(factors)))
-        self._mesh = Mesh(found.reshape(factors), axes) if factors else Mesh(found, ("rows",))
-        self.replicated = NamedSharding(self._mesh, PartitionSpec())
-        self._by_share = {}
-        for share in range(1, len(names) + 1):
-            if len(names) % share == 0:
-                self._by_share[share] = NamedSharding(self._mesh, self._split(share))
-
-    def _split(self, share: int) -> PartitionSpec:
-        """The spec that cuts the first axis into so many shards, a divisor of the devices."""
-        chosen = []
-        for axis, size in self._mesh.shape.items():
-            if share % size == 0 and size > 1:
-                chosen.append(axis)
-                share //= size
-        return PartitionSpec(tuple(chosen)) if chosen else PartitionSpec()
+        mesh = Mesh(np.array([devices.find(name) for name in names]), ("batch",))
+        self._count = len(names)
+        self.replicated = NamedSharding(mesh, PartitionSpec())
+        self.sharded = NamedSharding(mesh, PartitionSpec("batch"))
 
     def of_rows(self, tensor: Any) -> NamedSharding:
         """The sharding of a part of a batch, whose first axis is that of the rows.
@@ -64,7 +48,7 @@ class Placement:
         """
         if isinstance(tensor, JAXSparse) or not np.ndim(tensor):
             return self.replicated
-        return self._by_share[math.gcd(np.shape(tensor)[0], self._mesh.size)]
+        return self.replicated if np.shape(tensor)[0] % self._count else self.sharded
 
     def put_batch(self, batch: Any) -> Any:
         """A batch with each device's rows on that device."""
@@ -100,12 +84,3 @@ def on_one_device(value: jax.Array) -> jax.Array:
 
 def _is_sparse(value: Any) -> bool:
     return isinstance(value, JAXSparse)
-
-
-def _prime_factors(number: int) -> Iterator[int]:
-    factor = 2
-    while number > 1:
-        while number % factor == 0:
-            yield factor
-            number //= factor
-        factor += 1
