@@ -1,5 +1,8 @@
 """Tower mode: replicas that see the whole batch, mixed into one prediction."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -267,6 +270,35 @@ def test_whole_models_are_loaded_in_safe_mode(replicas, mix, rng, tmp_path):
     logs = [model.train_on_batch(x, y) for model in (parallel, loaded)]
     assert difference(*logs) < 1e-5
     assert difference(variables(parallel), variables(loaded)) < 1e-5
+
+
+FEWER = """
+import sys, warnings, keras, numpy as np, keras_multigpu
+keras_multigpu.use_virtual_devices(2)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    model = keras.saving.load_model(sys.argv[1] + "/tower.keras")
+told = [str(w.message) for w in caught if "saved on" in str(w.message)]
+outputs = model.predict_replicas(np.load(sys.argv[1] + "/x.npy"), verbose=0)
+gap = abs(np.stack(outputs) - np.load(sys.argv[1] + "/y.npy")).max()
+print(model.devices, len(model.replicas), len(told), told[:1], gap < 1e-6)
+"""
+
+
+def test_on_fewer_devices(rng, tmp_path):
+    x, y = _data(rng)
+    parallel = _committee(4)
+    parallel.compile("adam", "mse")
+    parallel.fit(x, y, verbose=0)
+    parallel.save(tmp_path / "tower.keras")
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", np.stack(parallel.predict_replicas(x, verbose=0)))
+    done = subprocess.run(
+        [sys.executable, "-c", FEWER, str(tmp_path)], capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.startswith("('cpu:0', 'cpu:1') 4 1 "), done.stdout + done.stderr
+    assert "with several replicas on a device" in done.stdout
+    assert done.stdout.rstrip().endswith("True")
 
 
 def test_the_committees_file_and_the_templates(rng, tmp_path):

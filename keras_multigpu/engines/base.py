@@ -11,6 +11,9 @@ from typing import Any
 
 import keras
 
+SEED_STEP = 0x9E3779B9
+"""Added to the seed of replica i, i times: the golden ratio of 2^32 keeps the seeds apart."""
+
 Tensor = Any
 """A tensor of the backend: dense, sparse or ragged."""
 
@@ -188,16 +191,47 @@ def count_rows(tensor: Tensor) -> Tensor:
 def get_mask(tensor: Tensor) -> Tensor | None:
     """The Keras mask that a tensor carries, if any.
 
-    The attribute is the one of Keras's guide "Masking and padding"; Keras exports no reader.
+    The attribute is the one of Keras's guide "Masking and padding"; Keras exports no reader. For
+    tensors that take no attributes (those of JAX) it keeps a table, which its layers read.
     """
-    return getattr(tensor, "_keras_mask", None)
+    if hasattr(tensor, "__dict__") or not keras.ops.is_tensor(tensor):
+        return getattr(tensor, "_keras_mask", None)
+    reader = _MaskReader()
+    reader(tensor)
+    return reader.mask
 
 
 def set_mask(tensor: Tensor, mask: Tensor | None) -> Tensor:
     """Gives a tensor its Keras mask, and returns it."""
-    if mask is not None:
+    if mask is not None and hasattr(tensor, "__dict__"):
         tensor._keras_mask = mask
+    elif mask is not None:
+        _MaskWriter(mask)(tensor)
     return tensor
+
+
+class _MaskReader(keras.Layer):
+    mask: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__(autocast=False)
+
+    def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        vars(self)["mask"] = mask
+        return inputs
+
+
+class _MaskWriter(keras.Layer):
+    def __init__(self, mask: Tensor):
+        super().__init__(autocast=False)
+        self.supports_masking = True
+        vars(self)["mask"] = mask
+
+    def call(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+    def compute_mask(self, inputs: Tensor, previous_mask: Any = None) -> Tensor:
+        return vars(self)["mask"]
 
 
 def in_fresh_thread(function: Callable[[], Any]) -> None:

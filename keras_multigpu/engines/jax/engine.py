@@ -22,6 +22,8 @@ from keras_multigpu.engines.base import (
 )
 from keras_multigpu.engines.jax import devices, tensors
 from keras_multigpu.engines.jax.placement import placement
+from keras_multigpu.engines.jax.replicas import JaxReplicas
+from keras_multigpu.engines.jax.slots import save_by_replica
 from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution
 
 _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")
@@ -87,7 +89,7 @@ class JaxEngine(Engine):
         return [set_mask(place.constrain(part), get_mask(part)) for part in parts]
 
     def build(self, function: Callable[..., Any], call: Call) -> None:
-        arrays, restore = _split(call)
+        arrays, restore = tensors.split_tensors(call)
 
         def trace(given: list[Tensor]) -> None:
             args, kwargs = restore(given)
@@ -96,7 +98,7 @@ class JaxEngine(Engine):
         def build() -> None:
             # Variables that a stateless scope meets first get their values when it ends.
             with keras.StatelessScope():
-                jax.eval_shape(trace, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays])
+                jax.eval_shape(trace, arrays)
 
         in_fresh_thread(build)
 
@@ -107,29 +109,11 @@ class JaxEngine(Engine):
         *,
         wire_dtype: str | None = None,
         synchronized: str = "none",
-    ) -> Replicas:
-        raise NotImplementedError("The compiler partitions: there are no replicas.")
+    ) -> JaxReplicas:
+        return JaxReplicas(models, devices)
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
-        pass
+        save_by_replica(optimizer)  # a stacked variable's slots are where it is
 
     def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
-
-
-def _split(call: Call) -> tuple[list[Tensor], Any]:
-    """The arrays in a call, and the function that puts others in their places."""
-    flat = keras.tree.flatten(call)
-    places = [
-        place
-        for place, part in enumerate(flat)
-        if keras.ops.is_tensor(part) or hasattr(part, "__array__")
-    ]
-
-    def restore(given: Sequence[Tensor]) -> Any:
-        restored = list(flat)
-        for place, tensor in zip(places, given):
-            restored[place] = tensor
-        return keras.tree.pack_sequence_as(call, restored)
-
-    return [flat[place] for place in places], restore

@@ -15,9 +15,9 @@ from keras_multigpu.engines.jax import devices
 
 
 @functools.cache
-def placement(names: tuple[str, ...]) -> Placement:
+def placement(names: tuple[str, ...], spread: bool = True) -> Placement:
     """The placement on the devices of these names."""
-    return Placement(names)
+    return Placement(names, spread)
 
 
 class Placement:
@@ -29,26 +29,30 @@ class Placement:
 
     Args:
         names: the devices' names.
+        spread: whether the rows of a batch are spread; otherwise each device is given all.
 
     Attributes:
+        mesh: the devices.
+        count: how many there are.
         replicated: a copy on each device.
-        sharded: a part of the rows on each device.
+        sharded: a part of the first axis on each device.
     """
 
-    def __init__(self, names: tuple[str, ...]):
-        mesh = Mesh(np.array([devices.find(name) for name in names]), ("batch",))
-        self._count = len(names)
-        self.replicated = NamedSharding(mesh, PartitionSpec())
-        self.sharded = NamedSharding(mesh, PartitionSpec("batch"))
+    def __init__(self, names: tuple[str, ...], spread: bool):
+        self.mesh = Mesh(np.array([devices.find(name) for name in names]), ("devices",))
+        self.count = len(names)
+        self.replicated = NamedSharding(self.mesh, PartitionSpec())
+        self.sharded = NamedSharding(self.mesh, PartitionSpec("devices"))
+        self._spread = spread
 
     def of_rows(self, tensor: Any) -> NamedSharding:
         """The sharding of a part of a batch, whose first axis is that of the rows.
 
         Sparse tensors have no axis of rows in memory: they are copied to every device.
         """
-        if isinstance(tensor, JAXSparse) or not np.ndim(tensor):
+        if not self._spread or isinstance(tensor, JAXSparse) or not np.ndim(tensor):
             return self.replicated
-        return self.replicated if np.shape(tensor)[0] % self._count else self.sharded
+        return self.replicated if np.shape(tensor)[0] % self.count else self.sharded
 
     def put_batch(self, batch: Any) -> Any:
         """A batch with each device's rows on that device."""
@@ -56,15 +60,14 @@ class Placement:
         return jax.device_put(batch, shardings)
 
     def put_state(self, state: Any) -> Any:
-        """A model's state with a copy on every device; what is there already stays."""
-        return jax.tree.map(
-            lambda value: (
-                value
-                if getattr(value, "sharding", None) == self.replicated
-                else jax.device_put(value, self.replicated)
-            ),
-            state,
-        )
+        """A model's state with a copy on every device; what is on all of them already stays."""
+        return jax.tree.map(self._put_on_all, state)
+
+    def _put_on_all(self, value: Any) -> Any:
+        sharding = getattr(value, "sharding", None)
+        is_there = sharding is not None and sharding.device_set == self.replicated.device_set
+        is_one = self.count == 1 and sharding != self.replicated
+        return value if is_there and not is_one else jax.device_put(value, self.replicated)
 
     def constrain(self, tensor: Tensor) -> Tensor:
         """A tensor of a traced computation whose rows the compiler is to spread."""

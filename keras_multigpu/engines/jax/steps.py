@@ -9,6 +9,7 @@ import jax
 import keras
 
 from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement
+from keras_multigpu.engines.jax.replicas import JaxReplicas
 
 
 class PlacedSteps:
@@ -22,6 +23,7 @@ class PlacedSteps:
 
     devices: tuple[str, ...]
     _is_running: bool
+    _replicas: JaxReplicas | None
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function of a training step, as Keras does."""
@@ -35,13 +37,34 @@ class PlacedSteps:
         """Makes the function of a prediction step, as Keras does."""
         return self._make_placed("predict_function", super().make_predict_function, force)
 
+    def _placement(self) -> Placement:
+        return placement(self.devices) if self._replicas is None else self._replicas.placement
+
+    @property
+    def trainable_variables(self) -> list[keras.Variable]:
+        """The variables that are trained, as the step sees them."""
+        return self._as_in_step(super().trainable_variables)
+
+    @property
+    def non_trainable_variables(self) -> list[keras.Variable]:
+        """The variables that are not trained, as the step sees them."""
+        return self._as_in_step(super().non_trainable_variables)
+
+    @property
+    def trainable_weights(self) -> list[keras.Variable]:
+        """The weights that are trained, as the step sees them."""
+        return self._as_in_step(super().trainable_weights)
+
+    def _as_in_step(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        return variables if self._replicas is None else self._replicas.stacked(variables)
+
     def _make_placed(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         check_no_distribution()
         before = getattr(self, name)
         made = make(force)
         function = getattr(self, name)
         if function is not before:
-            setattr(self, name, _placed(function, placement(self.devices)))
+            setattr(self, name, _placed(function, self._placement()))
         return made
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +88,8 @@ class PlacedSteps:
         finally:
             self._is_running = False
             for variable in self.variables:
-                variable.assign(on_one_device(variable.value))
+                if self._replicas is None or not self._replicas.holds(variable):
+                    variable.assign(on_one_device(variable.value))
 
 
 class _PlacedBatches:

@@ -7,11 +7,9 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Tensor
+from keras_multigpu.engines.base import SEED_STEP, Tensor
 
 _SEED = "seed_generator_state"
-# Added to the seed of replica i, i times: the golden ratio of 2^32 keeps the seeds apart.
-_SEED_STEP = 0x9E3779B9
 
 
 class ReplicaScope(keras.StatelessScope):
@@ -38,7 +36,7 @@ class ReplicaScope(keras.StatelessScope):
             # The template's own generators are mapped; Keras's global one is met here first.
             self._seeded.add(id(variable))
             value = tf.identity(variable._value) if value is None else value
-            shift = tf.cast(self._number, value.dtype) * tf.constant(_SEED_STEP, value.dtype)
+            shift = tf.cast(self._number, value.dtype) * tf.constant(SEED_STEP, value.dtype)
             value += tf.stack([shift, tf.zeros_like(shift)])
             self.state_mapping[id(variable)] = value
         return value

@@ -1,0 +1,189 @@
+"""Replicas on JAX: each device runs its own, on the whole batch, in one step on all devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from keras_multigpu.engines.base import (
+    SEED_STEP,
+    Call,
+    Replicas,
+    Result,
+    Tensor,
+    get_mask,
+    in_fresh_thread,
+    set_mask,
+)
+from keras_multigpu.engines.jax.placement import placement
+from keras_multigpu.engines.jax.stacked import StackedVariable, stack_all
+from keras_multigpu.engines.jax.tensors import split_tensors
+
+_SEED = "seed_generator_state"
+
+
+class JaxReplicas(Replicas):
+    """Replicas of the same inputs; slices of a batch are the compiler's affair.
+
+    As many devices are used as divide the number of replicas: JAX has no uneven shards.
+
+    Args:
+        models: the model whose weights each replica uses.
+        devices: each replica's device.
+    """
+
+    def __init__(self, models: Sequence[keras.Model], devices: Sequence[str]):
+        self.models = tuple(models)
+        self.template = self.models[0]
+        names = tuple(dict.fromkeys(devices))
+        counts = range(1, len(names) + 1)
+        used = max(count for count in counts if not len(self.models) % count)
+        self.placement = placement(names[:used], spread=False)
+        self._has_own_weights = any(model is not self.template for model in self.models)
+        self._stacks: dict[int, StackedVariable] = {}
+
+    def retrace(self) -> None:
+        pass  # JAX traces the step function anew whenever Keras makes one
+
+    def find_sums(self, call: Call, count: int) -> list[bool]:
+        raise NotImplementedError("The rows of a batch are never sliced.")
+
+    def holds(self, variable: keras.Variable) -> bool:
+        """Whether a variable is a replica's own, on that replica's device."""
+        parts = (part for stack in self._stacks.values() for part in stack.parts)
+        return any(variable is part for part in parts)
+
+    def stacked(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+        """The variables as a step sees them: stacked where each replica has its own."""
+        if not self._has_own_weights or not all(model.built for model in self.models):
+            return list(variables)
+        self._make_stacks()
+        parts = {id(part): id(s.parts[0]) for s in self._stacks.values() for part in s.parts}
+        seen = {parts.get(id(variable), id(variable)): variable for variable in variables}
+        return [self._stacks.get(key, variable) for key, variable in seen.items()]
+
+    def _make_stacks(self) -> None:
+        states = [_state(model) for model in self.models]
+        if self._stacks.keys() != {id(variable) for variable in states[0]}:
+            # Values can't be given to a variable within Keras's scopes.
+            in_fresh_thread(lambda: self._stacks.update(stack_all(states, self.placement.sharded)))
+        for key, stack in self._stacks.items():
+            assert key == id(stack.parts[0])
+            stack.trainable = stack.parts[0].trainable
+
+    def run(self, calls: Sequence[Call], sizes: Sequence[Any], *, compiled: bool) -> list[Result]:
+        own, shared = self._values()
+        masked = (calls[0], [get_mask(part) for part in keras.tree.flatten(calls[0])])
+        inputs, restore = split_tensors(masked)
+        made: list[tuple[Any, list[keras.Variable]]] = []
+
+        def on_each_device(own_values: Any, shared_values: Any, inputs: Any) -> Any:
+            rows = []
+            for number in range(len(self.models) // self.placement.count):
+                values = [*(value[number] for value in own_values), *shared_values]
+                variables = [variable for variable, _ in (*own, *shared)]
+                row, *rest = self._call(list(zip(variables, values)), restore(inputs))
+                made[:] = [tuple(rest)]
+                rows.append(row)
+            return jax.tree.map(lambda *parts: jax.numpy.stack(parts), *rows)
+
+        results, updates = jax.shard_map(
+            on_each_device,
+            mesh=self.placement.mesh,
+            in_specs=(self.placement.sharded.spec, PartitionSpec(), PartitionSpec()),
+            out_specs=self.placement.sharded.spec,
+            check_vma=False,  # loops in a model begin with constants, equal on all devices
+        )(*self._place([value for _, value in own], [value for _, value in shared], inputs))
+        ((rebuild, assigned),) = made
+        return [
+            self._result(
+                number, rebuild([part[number] for part in results]), list(zip(assigned, updates))
+            )
+            for number in range(len(self.models))
+        ]
+
+    def _values(self) -> tuple[list[Any], list[Any]]:
+        """The template's variables with their values: a replica's own, stacked; and shared ones.
+
+        Of shared weights the seeds are each replica's own.
+        """
+        if self._has_own_weights:
+            self._make_stacks()
+        own, shared = [], []
+        for parts in zip(*(_unique(model.variables) for model in self.models)):
+            first = parts[0]
+            if id(first) in self._stacks:
+                own.append((first, self._stacks[id(first)].value))
+            elif self._has_own_weights:
+                own.append((first, jax.numpy.stack([part.value for part in parts])))
+            elif first.name == _SEED:
+                steps = np.arange(len(parts), dtype="uint64") * SEED_STEP
+                shifts = np.stack([steps, np.zeros_like(steps)], axis=1).astype("uint32")
+                own.append((first, first.value + shifts))
+            else:
+                shared.append((first, first.value))
+        return own, shared
+
+    def _place(self, own: list[Tensor], shared: list[Tensor], inputs: list[Any]) -> Any:
+        """The arguments of a step on the devices, where it is not compiled as a part of another."""
+
+        def put(values: Any, sharding: Any) -> Any:
+            return [
+                value if _is_traced(value) else jax.device_put(value, sharding) for value in values
+            ]
+
+        place = self.placement
+        return put(own, place.sharded), put(shared, place.replicated), put(inputs, place.replicated)
+
+    def _call(self, state: list[Any], masked: Any) -> Any:
+        """Calls the template; gives tensors, a function to rebuild the results, and what changed."""
+        (args, kwargs), masks = masked
+        for part, mask in zip(keras.tree.flatten((args, kwargs)), masks):
+            set_mask(part, mask)
+        with keras.StatelessScope(state_mapping=state, collect_losses=True) as scope:
+            outputs = self.template(*args, **kwargs)
+            losses = list(scope.losses)
+            if self._has_own_weights:
+                weights = self.template.trainable_weights
+                losses += [v.regularizer(v.value) for v in weights if v.regularizer is not None]
+        masks = [get_mask(part) for part in keras.tree.flatten(outputs)]
+        tensors, rebuild = split_tensors((outputs, masks, losses))
+        after = [(variable, scope.get_current_value(variable)) for variable, _ in state]
+        changed = [pair for pair, (_, before) in zip(after, state) if pair[1] is not before]
+        return (tensors, [value for _, value in changed]), rebuild, [v for v, _ in changed]
+
+    def _result(self, number: int, rebuilt: Any, updates: list[Any]) -> Result:
+        outputs, masks, losses = rebuilt
+        for part, mask in zip(keras.tree.flatten(outputs), masks):
+            set_mask(part, mask)
+        assigned: list[tuple[keras.Variable, Tensor]] = []
+        for variable, values in updates:
+            if id(variable) not in self._stacks:
+                assigned.append((self._own(variable, number), values[number]))
+            elif not number:  # all the replicas' at once
+                assigned.append((self._stacks[id(variable)], values))
+        return Result(outputs, losses, assigned, [])
+
+    def _own(self, variable: keras.Variable, number: int) -> keras.Variable:
+        """A replica's variable in the place of one of the template's."""
+        places = [id(one) for one in _unique(self.template.variables)]
+        return _unique(self.models[number].variables)[places.index(id(variable))]
+
+
+def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    return list({id(variable): variable for variable in variables}.values())
+
+
+def _state(model: keras.Model) -> list[keras.Variable]:
+    """What a step takes as weights and other state: metrics have theirs apart."""
+    in_metrics = {id(variable) for variable in model.metrics_variables}
+    return [v for v in _unique(model.variables) if id(v) not in in_metrics]
+
+
+def _is_traced(value: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))

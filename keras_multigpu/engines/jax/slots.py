@@ -1,0 +1,99 @@
+"""An optimizer of stacked variables, whose files are those of one that has each by itself."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_multigpu.engines.jax.stacked import StackedVariable
+
+Entry = tuple[keras.Variable, int | None]
+"""A variable in a file, or the part of it that is one replica's."""
+
+
+def save_by_replica(optimizer: keras.Optimizer) -> None:
+    """Has an optimizer write and read its slots replica by replica, as on other backends."""
+    if "add_variable_from_reference" in vars(optimizer):
+        return  # done already
+    _warn_of_whole_variables(optimizer)
+    references: dict[int, keras.Variable] = {}
+    make_slot = optimizer.add_variable_from_reference
+
+    def make_noted_slot(reference: keras.Variable, *args: Any, **kwargs: Any) -> keras.Variable:
+        slot = make_slot(reference, *args, **kwargs)
+        references[id(slot)] = reference
+        return slot
+
+    def save(store: Any) -> None:
+        for place, (variable, number) in enumerate(_entries(optimizer, references)):
+            value = np.asarray(variable.value)
+            store[str(place)] = value if number is None else value[number]
+
+    def load(store: Any) -> None:
+        entries = _entries(optimizer, references)
+        if len(store.keys()) != len(entries):
+            raise ValueError(
+                f"The optimizer {optimizer.name!r} has {len(entries)} variables, counted for each "
+                f"replica. Received: a file with {len(store.keys())}. Compile the model as the "
+                "one that was saved, with as many replicas, and train or build it before loading."
+            )
+        rows: dict[int, list[np.ndarray]] = {}
+        for place, (variable, number) in enumerate(entries):
+            if number is None:
+                variable.assign(store[str(place)])
+            else:
+                rows.setdefault(id(variable), []).append(np.asarray(store[str(place)]))
+        for variable in optimizer.variables:
+            if id(variable) in rows:
+                variable.assign(np.stack(rows[id(variable)]))
+
+    optimizer.add_variable_from_reference = make_noted_slot
+    optimizer.save_own_variables = save
+    optimizer.load_own_variables = load
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        save_by_replica(optimizer.inner_optimizer)
+
+
+def _warn_of_whole_variables(optimizer: keras.Optimizer) -> None:
+    """Tells where an update depends on more of a variable than its own elements."""
+    classes = [getattr(keras.optimizers, name, None) for name in ("Adafactor", "Lamb", "Muon")]
+    is_one = any(cls is not None and isinstance(optimizer, cls) for cls in classes)
+    if is_one or getattr(optimizer, "clipnorm", None):
+        warnings.warn(
+            "On JAX the weights of independent replicas are stacked, and the optimizer sees all of "
+            "a weight's replicas as one. Received: an optimizer that looks at a whole weight, "
+            f"{type(optimizer).__name__} with clipnorm={optimizer.clipnorm}: its updates differ "
+            "from those of replicas one by one. `global_clipnorm`, `clipvalue` and optimizers that "
+            "go element by element, such as Adam, do not.",
+            stacklevel=5,
+        )
+
+
+def _entries(optimizer: keras.Optimizer, references: dict[int, keras.Variable]) -> list[Entry]:
+    """The order of a file: of slots made one after the other, replica by replica."""
+    entries: list[Entry] = []
+    run: list[keras.Variable] = []
+    made_for: list[int] = []  # the references of the run, in the order in which they came
+    for variable in optimizer.variables:
+        reference = references.get(id(variable))
+        is_stacked = isinstance(reference, StackedVariable)
+        # A reference before the latest one begins the next kind of slot.
+        begins_anew = id(reference) in made_for[:-1]
+        if run and (not is_stacked or begins_anew):
+            entries += _by_replica(run, references)
+            run, made_for = [], []
+        if is_stacked:
+            run.append(variable)
+            if not made_for or made_for[-1] != id(reference):
+                made_for.append(id(reference))
+        else:
+            entries.append((variable, None))
+    return entries + _by_replica(run, references)
+
+
+def _by_replica(run: list[keras.Variable], references: dict[int, Any]) -> list[Entry]:
+    count = len(references[id(run[0])].parts) if run else 0
+    return [(variable, number) for number in range(count) for variable in run]

@@ -1,0 +1,71 @@
+"""Variables of several replicas as one array, each replica's part of it on that replica's device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import keras
+from jax.sharding import NamedSharding
+
+from keras_multigpu.engines.base import Tensor
+
+
+class StackedVariable(keras.Variable):
+    """The same variable of replicas that are built alike, stacked along a new first axis.
+
+    A step on several devices takes arrays that span all of them, while each replica is a Keras
+    model with variables of its own. This variable is what the step sees. It has no storage: its
+    value is put together from the parts, shard by shard, and what it is assigned goes to them.
+
+    Args:
+        parts: the variables, of equal shape and dtype.
+        sharding: how the first axis is spread over the devices.
+    """
+
+    def __init__(self, parts: Sequence[keras.Variable], sharding: NamedSharding):
+        self.parts = tuple(parts)
+        self._sharding = sharding
+        first = self.parts[0]
+        super().__init__(
+            self._value, dtype=first.dtype, trainable=first.trainable, autocast=False, name=first.name
+        )
+        # Keras makes the optimizer's slots by it.
+        self._layout = sharding
+        if first.constraint is not None:
+            self.constraint = jax.vmap(first.constraint)
+
+    @property
+    def _value(self) -> Tensor:
+        """Where Keras reads the value of a variable, if that is not a step's own state."""
+        devices = list(self._sharding.mesh.devices.flat)
+        share = len(self.parts) // len(devices)
+        shape = (len(self.parts), *self.parts[0].shape)
+        blocks = []
+        with jax.ensure_compile_time_eval():
+            for number, device in enumerate(devices):
+                block = self.parts[number * share : (number + 1) * share]
+                values = [jax.device_put(part._value, device) for part in block]
+                blocks.append(jax.numpy.stack(values))
+            return jax.make_array_from_single_device_arrays(shape, self._sharding, blocks)
+
+    @_value.setter
+    def _value(self, value: Tensor | None) -> None:
+        if value is None:
+            return  # Keras lets go of values while a step has them: here they are the parts'
+        shards = jax.device_put(value, self._sharding).addressable_shards
+        rows = [row for shard in sorted(shards, key=_first_row) for row in shard.data]
+        for part, row in zip(self.parts, rows):
+            part.assign(row)
+
+
+def stack_all(
+    states: Sequence[Sequence[Any]], sharding: NamedSharding
+) -> dict[int, StackedVariable]:
+    """A stacked variable for each variable of the first replica, by its `id`."""
+    return {id(parts[0]): StackedVariable(parts, sharding) for parts in zip(*states)}
+
+
+def _first_row(shard: jax.Shard) -> int:
+    return shard.index[0].start or 0
