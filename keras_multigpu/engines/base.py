@@ -92,7 +92,7 @@ class Engine(abc.ABC):
             RuntimeError: if the backend's runtime has started with another number.
         """
 
-    def check_process(self) -> None:
+    def check_process(self) -> None:  # noqa: B027  most have nothing to refuse
         """Refuses settings of the process under which parallel models don't work.
 
         Raises:

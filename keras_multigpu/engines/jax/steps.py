@@ -21,6 +21,8 @@ class PlacedSteps:
     """
 
     devices: tuple[str, ...]
+    variables: list[keras.Variable]
+    _template: keras.Model
     _is_running: bool
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -56,6 +58,32 @@ class PlacedSteps:
         """Predicts, as Keras does."""
         return self._run(super().predict, args, kwargs)
 
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains on one batch, as Keras does."""
+        return self._run_one(super().train_on_batch, args, kwargs)
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates on one batch, as Keras does."""
+        return self._run_one(super().test_on_batch, args, kwargs)
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Predicts one batch, as Keras does."""
+        return self._run_one(super().predict_on_batch, args, kwargs)
+
+    def _run_one(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        result = step(*args, **kwargs)
+        # To bring the weights back after every step would be slow. They stay, unless the
+        # template's own optimizer or metrics are tied to other devices, with which JAX would
+        # refuse to use them.
+        template = self._template
+        own = [*template.metrics_variables[:1]]
+        if getattr(template, "optimizer", None) is not None:
+            own.append(template.optimizer.iterations)
+        here = placement(self.devices).replicated.device_set
+        if any(one.value.committed and one.value.sharding.device_set != here for one in own):
+            self._bring_home()
+        return result
+
     def _run(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if vars(self).get("_is_running"):
             return loop(*args, **kwargs)  # the evaluation of a `fit`, say
@@ -64,7 +92,12 @@ class PlacedSteps:
             return loop(*args, **kwargs)
         finally:
             self._is_running = False
-            for variable in self.variables:
+            self._bring_home()
+
+    def _bring_home(self) -> None:
+        for variable in self.variables:
+            # Keras keeps no value in a variable during a step: it is lost if the step fails.
+            if variable._value is not None:
                 variable.assign(on_one_device(variable.value))
 
 
