@@ -32,7 +32,12 @@ def _build(training):
     return model
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(
+    max_examples=8 if keras.backend.backend() == "jax" else 25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
 @given(trainings())
 def test_in_double_precision_nothing_is_left_of_the_difference(training):
     with _double_precision():

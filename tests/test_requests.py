@@ -137,10 +137,7 @@ def test_another_backend():
         "k.make_parallel(keras.Sequential([keras.layers.Dense(1)]), 2)\n"
     )
     done = _run(code)
-    assert (
-        "RuntimeError: keras_multigpu works on the Keras backends 'tensorflow' and 'jax'"
-        in done.stderr
-    )
+    assert "keras_multigpu works on the Keras backends 'tensorflow' and 'jax'" in done.stderr
     assert "='torch'" in done.stderr
     assert "KERAS_BACKEND=tensorflow or KERAS_BACKEND=jax" in done.stderr
 

@@ -11,7 +11,7 @@ import keras
 from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement
 
 
-class PlacedSteps:
+class PlacedSteps(keras.Model):
     """What the class of a parallel model adds to Keras's trainer on JAX.
 
     The step functions of Keras's loops are given their batches with each device's rows on that
