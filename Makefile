@@ -16,6 +16,7 @@ test: $(VENV)/test.installed lint
 	$(BIN)/pip install --quiet --force-reinstall --no-deps "$$(ls dist/*.whl)"
 	cd $(VENV) && bin/python -c "import keras_multigpu as k; assert 'site-packages' in k.__file__"
 	$(BIN)/pytest -n 2 --dist loadgroup
+	KERAS_BACKEND=jax $(BIN)/pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/test.installed
 	$(BIN)/ruff check .

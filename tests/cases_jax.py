@@ -71,7 +71,7 @@ class OwnSteps(keras.Model):
         return {"error": self.error.stateless_result(metrics)}, (trainable, fixed, metrics)
 
     def predict_step(self, state, data):
-        outputs, fixed = self.stateless_call(*state, data[0])
+        outputs, fixed = self.stateless_call(*state, keras.utils.unpack_x_y_sample_weight(data)[0])
         return {"twice": 2 * outputs}, fixed
 
 
@@ -93,9 +93,7 @@ class LossesInStep(keras.Model):
         x, y = data[:2]
 
         def loss(trainable, fixed):
-            y_pred, fixed, losses = self.stateless_call(
-                trainable, fixed, x, return_losses=True
-            )
+            y_pred, fixed, losses = self.stateless_call(trainable, fixed, x, return_losses=True)
             return self.compute_loss(x, y, y_pred) + sum(losses), fixed
 
         value_and_gradients = jax.value_and_grad(loss, has_aux=True)

@@ -1,4 +1,11 @@
-"""Four virtual devices for every test, made before the backend starts."""
+"""Four virtual devices for every test, made before the backend starts.
+
+The backend is Keras's: `KERAS_BACKEND=jax pytest` runs the tests on JAX. What only one of them has
+is tested in a folder of its own.
+"""
+
+import os
+import tempfile
 
 import keras
 import numpy as np
@@ -6,7 +13,29 @@ import pytest
 
 from keras_multigpu import use_virtual_devices
 
+BACKEND = keras.backend.backend()
+collect_ignore = ["on_jax" if BACKEND == "tensorflow" else "on_tensorflow", "peers"]
+
 use_virtual_devices(4)
+
+
+def pytest_configure(config):
+    """What one worker has compiled with JAX, the others need not."""
+    if BACKEND == "jax" and not hasattr(config, "workerinput"):
+        config.compiled = tempfile.TemporaryDirectory()
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = config.compiled.name
+    if BACKEND == "jax":
+        import jax
+
+        jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def pytest_unconfigure(config):
+    """Removes what was compiled."""
+    if hasattr(config, "compiled"):
+        config.compiled.cleanup()
 
 
 @pytest.fixture(autouse=True)

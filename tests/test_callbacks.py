@@ -69,6 +69,13 @@ def test_callbacks_that_change_the_training(data, tmp_path):
     assert difference(variables(plain), variables(parallel)) < 2e-5
 
 
+def _tensorboard(folder):
+    """Keras writes for TensorBoard with TensorFlow's help only."""
+    if keras.backend.backend() != "tensorflow":
+        return []
+    return [keras.callbacks.TensorBoard(folder, write_graph=True, histogram_freq=1)]
+
+
 def test_callbacks_that_write(data, tmp_path):
     plain, parallel = _pair()
     epochs = []
@@ -78,7 +85,7 @@ def test_callbacks_that_write(data, tmp_path):
             data,
             [
                 keras.callbacks.CSVLogger(tmp_path / f"{name}.csv"),
-                keras.callbacks.TensorBoard(tmp_path / name, write_graph=True, histogram_freq=1),
+                *_tensorboard(tmp_path / name),
                 keras.callbacks.LambdaCallback(on_epoch_end=lambda e, _: epochs.append(e)),
             ],
         )
@@ -86,7 +93,8 @@ def test_callbacks_that_write(data, tmp_path):
     header, *rows = (tmp_path / "parallel.csv").read_text().split()
     assert header == (tmp_path / "plain.csv").read_text().split()[0]
     assert len(rows) == 4
-    assert list((tmp_path / "parallel").rglob("events.out*"))
+    if _tensorboard(tmp_path):
+        assert list((tmp_path / "parallel").rglob("events.out*"))
 
 
 def test_swapped_averages(data):

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras import layers, ops
 from parity import difference, variables
 
@@ -114,28 +113,6 @@ def test_compiled_by_xla(build):
     assert difference(variables(plain), variables(parallel)) < 2e-5
 
 
-@pytest.mark.parametrize("option", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=str)
-def test_weights_without_a_part_in_the_loss_have_no_gradient(option):
-    """Weight decay would change them if they had a gradient of zeros."""
-
-    def build():
-        keras.utils.set_random_seed(3)
-        inputs = keras.Input((6,))
-        return keras.Model(inputs, [layers.Dense(2, name=name)(inputs) for name in "ab"])
-
-    with pytest.warns(UserWarning, match="Gradients do not exist for variables.*b/kernel"):
-        plain, parallel, _ = _train(
-            build,
-            target=lambda rng, rows: [rng.normal(size=(rows, 2))] * 2,
-            loss=["mse", None],
-            optimizer=lambda: keras.optimizers.AdamW(0.1, weight_decay=0.5),
-            **option,
-        )
-    assert difference(variables(plain), variables(parallel)) < 2e-5
-    (untouched,) = (build(),)
-    assert difference(untouched.get_weights()[2:], parallel.get_weights()[2:]) == 0
-
-
 def in_batch_negatives(y_true, y_pred):
     logits = ops.matmul(y_pred, ops.transpose(ops.cast(y_true, y_pred.dtype)))
     return keras.losses.sparse_categorical_crossentropy(
@@ -155,6 +132,8 @@ def test_losses_over_the_whole_batch(loss):
     assert difference(variables(plain), variables(parallel)) < 2e-5
 
 
+# Keras's `MeanIoU` asks JAX for 64 bits.
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")
 def test_metrics_over_the_whole_batch():
     def labels(rng, rows):
         return np.eye(2)[rng.integers(0, 2, rows)].astype("float32")
@@ -225,22 +204,3 @@ def test_layers_frozen_and_unfrozen_after_wrapping(rng):
     parallel.trainable = False
     assert not first.trainable
     assert parallel.trainable_variables == []
-
-
-def test_a_training_loop_of_ones_own(rng):
-    x, y = rng.normal(size=(22, 6)).astype("float32"), rng.normal(size=(22, 2)).astype("float32")
-    plain, parallel = _build(), make_parallel(_build(), 4)
-    for model in (plain, parallel):
-        optimizer = keras.optimizers.Adam(0.05)
-        optimizer.build(model.trainable_variables)
-
-        @tf.function(input_signature=[tf.TensorSpec([None, 6]), tf.TensorSpec([None, 2])])
-        def step(a, b, model=model, optimizer=optimizer):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((model(a, training=True) - b) ** 2)
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-
-        for begin, end in [(0, 8), (8, 16), (16, 22)]:
-            step(x[begin:end], y[begin:end])
-    assert difference(plain.get_weights(), parallel.get_weights()) < 2e-5

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pandas as pd
 import pytest
-import tensorflow as tf
 from keras import layers
 from parity import difference, variables
 
@@ -50,20 +49,19 @@ class _Batches(keras.utils.PyDataset):
         return self.batches[index]
 
 
-def _dataset():
-    return tf.data.Dataset.from_tensor_slices(_arrays()).batch(BATCH)
-
-
 FORMS = {
     "arrays": lambda: (_arrays(), {"batch_size": BATCH}),
     "pandas": lambda: ([pd.DataFrame(part) for part in _arrays()], {"batch_size": BATCH}),
-    "tensors": lambda: ([tf.constant(part) for part in _arrays()], {"batch_size": BATCH}),
-    "tf_data": lambda: ([_dataset()], {}),
-    "tf_data_repeated": lambda: ([_dataset().repeat()], {"steps_per_epoch": 5}),
+    "tensors": lambda: (map(keras.ops.convert_to_tensor, _arrays()), {"batch_size": BATCH}),
     "generator": lambda: ([_batches()], {"steps_per_epoch": 5}),
     "py_dataset": lambda: ([_Batches()], {}),
     "py_dataset_with_workers": lambda: ([_Batches(workers=2)], {}),
 }
+
+
+def _form(name):
+    data, options = FORMS[name]()
+    return list(data), options
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -71,23 +69,22 @@ def test_every_form_of_data(form):
     plain, parallel = _pair()
     histories = []
     for model in (plain, parallel):
-        data, options = FORMS[form]()
+        data, options = _form(form)
         epochs = 1 if form == "generator" else 2
         history = model.fit(*data, shuffle=False, epochs=epochs, verbose=0, **options)
         histories.append(history.history)
     assert difference(*histories) < 2e-5
     assert difference(variables(plain), variables(parallel)) < 2e-5
-    if form != "tf_data_repeated":
-        logs, outputs = [], []
-        for model in (plain, parallel):
-            data, options = FORMS[form]()
-            options = {"steps" if "steps" in name else name: v for name, v in options.items()}
-            logs.append(model.evaluate(*data, verbose=0, **options))
-            data, _ = FORMS[form]()
-            outputs.append(model.predict(data[0], verbose=0, **options))
-        assert difference(*logs) < 2e-5
-        assert difference(*outputs) < 2e-5
-        assert len(outputs[0]) == ROWS
+    logs, outputs = [], []
+    for model in (plain, parallel):
+        data, options = _form(form)
+        options = {"steps" if "steps" in name else name: v for name, v in options.items()}
+        logs.append(model.evaluate(*data, verbose=0, **options))
+        data, _ = _form(form)
+        outputs.append(model.predict(data[0], verbose=0, **options))
+    assert difference(*logs) < 2e-5
+    assert difference(*outputs) < 2e-5
+    assert len(outputs[0]) == ROWS
 
 
 def test_no_batch_is_drawn_and_dropped():
@@ -115,7 +112,7 @@ def test_validation_and_epochs():
     options = [
         {"validation_split": 0.3},
         {"validation_data": (x[:5], y[:5], np.linspace(0, 1, 5)), "validation_batch_size": 3},
-        {"validation_data": _dataset(), "validation_steps": 2},
+        {"validation_data": _Batches(), "validation_steps": 2},
         {"initial_epoch": 2, "epochs": 4, "validation_data": (x, y), "validation_freq": 2},
         {"sample_weight": np.linspace(0, 2, ROWS)},
         {"class_weight": {0: 1.0, 1: 3.0}},
@@ -128,56 +125,6 @@ def test_validation_and_epochs():
             histories.append(history.history)
         assert difference(*histories) < 2e-5, option
     assert difference(variables(plain), variables(parallel)) < 2e-5
-
-
-def test_sparse_tensors():
-    def build():
-        keras.utils.set_random_seed(3)
-        return keras.Sequential([keras.Input((30,), sparse=True), layers.Dense(2)])
-
-    rng = np.random.default_rng(5)
-    dense = rng.normal(size=(ROWS, 30)) * (rng.random((ROWS, 30)) < 0.1)
-    x, y = tf.sparse.from_dense(dense.astype("float32")), rng.normal(size=(ROWS, 2))
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-    plain, parallel = _pair(build)
-    for model in (plain, parallel):
-        model.fit(dataset, epochs=2, shuffle=False, verbose=0)
-    assert difference(variables(plain), variables(parallel)) < 2e-5
-    outputs = [model.predict(dataset.map(lambda x, y: x), verbose=0) for model in (plain, parallel)]
-    assert difference(*outputs) < 2e-5
-    for rows in (1, 3, 5):
-        part = tf.sparse.slice(x, [0, 0], [rows, 30])
-        assert difference(np.asarray(plain(part)), np.asarray(parallel(part))) < 2e-5
-
-
-class MeanOfRagged(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(2)
-
-    def call(self, inputs):
-        if isinstance(inputs, tf.RaggedTensor):
-            inputs = tf.reduce_mean(inputs, axis=1)[:, None]
-        return self.dense(inputs[:, :1])
-
-
-def test_ragged_tensors():
-    def build():
-        keras.utils.set_random_seed(3)
-        return MeanOfRagged()
-
-    rng = np.random.default_rng(5)
-    x = tf.ragged.constant([rng.normal(size=n).tolist() for n in rng.integers(1, 5, ROWS)])
-    dataset = tf.data.Dataset.from_tensor_slices((x, _arrays()[1])).batch(BATCH)
-    plain, parallel = _pair(build)
-    for model in (plain, parallel):
-        model.fit(dataset, epochs=2, shuffle=False, verbose=0)
-    assert difference(variables(plain), variables(parallel)) < 2e-5
-    assert difference(*(model.evaluate(dataset, verbose=0) for model in (plain, parallel))) < 2e-5
-    inputs = dataset.map(lambda x, y: x)
-    outputs = [model.predict(inputs, verbose=0) for model in (plain, parallel)]
-    assert difference(*outputs) < 2e-5
-    assert len(outputs[1]) == ROWS
 
 
 def test_batches_of_any_length():
@@ -200,7 +147,7 @@ def test_batches_of_any_length():
 def test_single_batches():
     x, y = _arrays()
     plain, parallel = _pair(metrics=["mae"])
-    for rows in (1, 3, 5, 33):
+    for rows in (1, 5, 32):
         batch = x[:rows], y[:rows], np.linspace(1, 2, rows)
         for method in ("train_on_batch", "test_on_batch"):
             logs = [getattr(m, method)(*batch, return_dict=True) for m in (plain, parallel)]

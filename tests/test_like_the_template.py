@@ -124,6 +124,8 @@ class OwnCall(keras.Model):
 
     def build(self, shape):
         self.dense.build(shape)
+        if keras.backend.backend() == "jax":  # whose steps are given all variables
+            self.late.build(shape)
 
     def __call__(self, inputs, *args, **kwargs):
         return super().__call__(2.0 * inputs + 1.0, *args, **kwargs)

@@ -15,10 +15,10 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(
         f"keras_multigpu needs Keras 3 with a backend, and `{error.name}` is not installed. "
-        "Install one with the package: `pip install 'keras-multigpu[tensorflow-cpu]'` or "
-        "`'keras-multigpu[jax]'` (no GPU), `pip install 'keras-multigpu[tensorflow]'` or "
-        "`'keras-multigpu[jax-cuda]'` (NVIDIA GPUs). Keras takes TensorFlow unless the "
-        "environment variable KERAS_BACKEND=jax is set."
+        "Install one with the package: pip install 'keras-multigpu[tensorflow-cpu]' or "
+        "'keras-multigpu[jax]' (no GPU), 'keras-multigpu[tensorflow]' or "
+        "'keras-multigpu[jax-cuda]' (NVIDIA GPUs). With JAX, set the environment variable "
+        "KERAS_BACKEND=jax: Keras takes TensorFlow otherwise."
     ) from error
 
 from keras_multigpu.engines.base import Engine, Replicas, Result, count_rows, get_mask, set_mask

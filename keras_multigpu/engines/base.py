@@ -105,7 +105,7 @@ class Engine(abc.ABC):
             RuntimeError: if the backend's runtime has started with another number.
         """
 
-    def check_process(self) -> None:
+    def check_process(self) -> None:  # noqa: B027  most have nothing to refuse
         """Refuses settings of the process under which parallel models don't work.
 
         Raises:
@@ -217,21 +217,23 @@ class _MaskReader(keras.Layer):
         super().__init__(autocast=False)
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        vars(self)["mask"] = mask
+        object.__setattr__(self, "mask", mask)  # unseen by Keras, which would track it
         return inputs
 
 
 class _MaskWriter(keras.Layer):
+    mask: Tensor
+
     def __init__(self, mask: Tensor):
         super().__init__(autocast=False)
         self.supports_masking = True
-        vars(self)["mask"] = mask
+        object.__setattr__(self, "mask", mask)
 
     def call(self, inputs: Tensor) -> Tensor:
         return inputs
 
     def compute_mask(self, inputs: Tensor, previous_mask: Any = None) -> Tensor:
-        return vars(self)["mask"]
+        return self.mask
 
 
 def in_fresh_thread(function: Callable[[], Any]) -> None:

@@ -85,11 +85,11 @@ class DataParallel(ParallelModel):
         return {**options, "wire_dtype": None}
 
     def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensors, restore = _take_tensors((args, kwargs))
         engine = engines.current()
         if engine.partitions:
-            args, kwargs = restore(engine.shard_rows(tensors, self.devices))
+            args, kwargs = self._shard_rows(args, kwargs)
             return self._template(*args, **kwargs)
+        tensors, restore = _take_tensors((args, kwargs))
         if not any(len(tensor.shape) for tensor in tensors):
             return self._template(*args, **kwargs)  # answers as one device would
         with engine.on_device("cpu:0"):
@@ -106,6 +106,19 @@ class DataParallel(ParallelModel):
         if len(results) > 1:
             checks.check_outputs(self._template, args, kwargs, results[0].shapes)
         return BatchMerge(name="merge")([result.outputs for result in results], whole=tensors)
+
+    def stateless_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model with the values of its variables given, as Keras does."""
+        if not engines.current().partitions:
+            return super().stateless_call(*args, **kwargs)
+        # Keras calls `call` here, and not `__call__`: of the template too.
+        state, (inputs, kwargs) = args[:2], self._shard_rows(args[2:], kwargs)
+        return self._template.stateless_call(*state, *inputs, **kwargs)
+
+    def _shard_rows(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of a call, whose rows the compiler is to spread over the devices."""
+        tensors, restore = _take_tensors((args, kwargs))
+        return restore(engines.current().shard_rows(tensors, self.devices))
 
     def _portions(self, tensors: list[Any]) -> tuple[list[Any], list[Any]]:
         """Each replica's rows, 0 beyond the last one, and its part of the batch."""

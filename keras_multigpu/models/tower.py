@@ -118,6 +118,7 @@ class TowerParallel(MixedModel):
         if self._now.unmixed:
             kwargs = {**kwargs, "training": True}
         count = len(self._homes)
+        assert self._replicas is not None
         results = self._replicas.run(
             [(args, kwargs)] * count, [1] * count, compiled=self.jit_compile
         )

@@ -14,7 +14,6 @@ from jax.experimental.sparse import JAXSparse
 from keras_multigpu.engines.base import (
     Call,
     Engine,
-    Replicas,
     Tensor,
     get_mask,
     in_fresh_thread,

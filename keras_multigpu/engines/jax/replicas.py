@@ -141,7 +141,7 @@ class JaxReplicas(Replicas):
         return put(own, place.sharded), put(shared, place.replicated), put(inputs, place.replicated)
 
     def _call(self, state: list[Any], masked: Any) -> Any:
-        """Calls the template; gives tensors, a function to rebuild the results, and what changed."""
+        """Calls the template: its results as tensors, how to rebuild them, and what changed."""
         (args, kwargs), masks = masked
         for part, mask in zip(keras.tree.flatten((args, kwargs)), masks):
             set_mask(part, mask)

@@ -1,4 +1,4 @@
-"""Variables of several replicas as one array, each replica's part of it on that replica's device."""
+"""Variables of several replicas as one array, each replica's part of it on its own device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ class StackedVariable(keras.Variable):
         self._sharding = sharding
         first = self.parts[0]
         super().__init__(
-            self._value, dtype=first.dtype, trainable=first.trainable, autocast=False, name=first.name
+            self._value,
+            dtype=first.dtype,
+            trainable=first.trainable,
+            autocast=False,
+            name=first.name,
         )
         # Keras makes the optimizer's slots by it.
         self._layout = sharding

@@ -12,7 +12,7 @@ from keras_multigpu.engines.jax.placement import Placement, on_one_device, place
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 
 
-class PlacedSteps:
+class PlacedSteps(keras.Model):
     """What the class of a parallel model adds to Keras's trainer on JAX.
 
     The step functions of Keras's loops are given their batches with each device's rows on that
@@ -22,6 +22,8 @@ class PlacedSteps:
     """
 
     devices: tuple[str, ...]
+    variables: list[keras.Variable]
+    _template: keras.Model
     _is_running: bool
     _replicas: JaxReplicas | None
 
@@ -64,8 +66,35 @@ class PlacedSteps:
         made = make(force)
         function = getattr(self, name)
         if function is not before:
-            setattr(self, name, _placed(function, self._placement()))
+            setattr(self, name, self._placed(function, self._placement()))
         return made
+
+    def _placed(self, function: Callable[..., Any], place: Placement) -> Callable[..., Any]:
+        """A step function of Keras's that is given its state and batches on the devices."""
+
+        def step(state: Any, iterator: Iterator[Any]) -> Any:
+            try:
+                return function(place.put_state(state), _PlacedBatches(iterator, place))
+            except Exception:
+                self._restore(state)
+                raise
+
+        return step
+
+    def _restore(self, state: Any) -> None:
+        """Gives the variables the state again that a failed step was to begin with.
+
+        Keras takes it out of them for the time of the steps, so that it would be lost.
+        """
+        lists = [self.trainable_variables, self.non_trainable_variables]
+        if len(state) == 4:
+            lists.append(self.optimizer.variables)
+        if len(state) > 2:
+            lists.append(self.metrics_variables)
+        for variables, values in zip(lists, state):
+            for variable, value in zip(variables, values):
+                if not value.is_deleted():
+                    variable.assign(value)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as Keras does."""
@@ -79,6 +108,32 @@ class PlacedSteps:
         """Predicts, as Keras does."""
         return self._run(super().predict, args, kwargs)
 
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains on one batch, as Keras does."""
+        return self._run_one(super().train_on_batch, args, kwargs)
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates on one batch, as Keras does."""
+        return self._run_one(super().test_on_batch, args, kwargs)
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Predicts one batch, as Keras does."""
+        return self._run_one(super().predict_on_batch, args, kwargs)
+
+    def _run_one(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        result = step(*args, **kwargs)
+        # To bring the weights back after every step would be slow. They stay, unless the
+        # template's own optimizer or metrics are tied to other devices, with which JAX would
+        # refuse to use them.
+        template = self._template
+        own = [*template.metrics_variables[:1]]
+        if getattr(template, "optimizer", None) is not None:
+            own.append(template.optimizer.iterations)
+        here = placement(self.devices).replicated.device_set
+        if any(one.value.committed and one.value.sharding.device_set != here for one in own):
+            self._bring_home()
+        return result
+
     def _run(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if vars(self).get("_is_running"):
             return loop(*args, **kwargs)  # the evaluation of a `fit`, say
@@ -87,9 +142,14 @@ class PlacedSteps:
             return loop(*args, **kwargs)
         finally:
             self._is_running = False
-            for variable in self.variables:
-                if self._replicas is None or not self._replicas.holds(variable):
-                    variable.assign(on_one_device(variable.value))
+            self._bring_home()
+
+    def _bring_home(self) -> None:
+        for variable in self.variables:
+            is_replicas = self._replicas is not None and self._replicas.holds(variable)
+            # Keras keeps no value in a variable during a step: it is lost if the step fails.
+            if not is_replicas and variable._value is not None:
+                variable.assign(on_one_device(variable.value))
 
 
 class _PlacedBatches:
@@ -110,15 +170,6 @@ class _PlacedBatches:
         with on_host():
             batch = next(self._batches)
         return self._place.put_batch(batch)
-
-
-def _placed(function: Callable[..., Any], place: Placement) -> Callable[..., Any]:
-    """A step function of Keras's that is given its state and batches on the devices."""
-
-    def step(state: Any, iterator: Iterator[Any]) -> Any:
-        return function(place.put_state(state), _PlacedBatches(iterator, place))
-
-    return step
 
 
 def on_host() -> Any:

@@ -1,0 +1,152 @@
+"""What slicing can't do exactly: refused, or told."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from keras_multigpu import make_parallel
+
+
+def _two_inputs():
+    left, right = keras.Input((3,), name="left"), keras.Input((3,), name="right")
+    return keras.Model({"left": left, "right": right}, layers.Dense(1)(left + right))
+
+
+def test_the_runtimes_own_device_names():
+    template = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    parallel = make_parallel(template, devices=["/job:localhost/replica:0/task:0/device:CPU:1"])
+    assert parallel.devices == ("cpu:1",)
+
+
+def test_a_fixed_batch_size():
+    inputs = keras.Input(batch_shape=(8, 3), name="pixels")
+    template = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    with pytest.raises(ValueError, match=r"input 'pixels' has the fixed batch_shape=\(8, 3\)") as e:
+        make_parallel(template, 2)
+    assert "keras.Input(shape=(3,), name='pixels')" in str(e.value)
+    assert make_parallel(template, 1).devices == ("cpu:0",)
+
+
+def test_inputs_of_different_lengths():
+    parallel = make_parallel(_two_inputs(), 4)
+    x = {"left": np.zeros((8, 3)), "right": np.zeros((4, 3))}
+    with pytest.raises(ValueError, match="same number of rows.*8, 4 rows"):
+        parallel(x)
+    unknown = {name: tf.TensorSpec([None, 3]) for name in x}
+    step = tf.function(lambda data: parallel(data), input_signature=[unknown])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same number of rows"):
+        step({name: value.astype("float32") for name, value in x.items()})
+
+
+class NoBatchAxis(layers.Layer):
+    """Returns one thing or another that can't be merged from slices."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def call(self, inputs):
+        if self.kind == "scalar":
+            return ops.mean(inputs)
+        if self.kind == "matrix":
+            return ops.matmul(ops.transpose(inputs), inputs)
+        return ops.matmul(inputs, ops.transpose(inputs))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("scalar", r"must have a batch axis.*shape \(\)"),
+        ("matrix", r"must have a batch axis.*shape \(6, 6\)"),
+        ("pairs", r"shape \(6, 6\) for 6 rows and \(10, 10\) for 10.*in the loss"),
+    ],
+)
+def test_outputs_that_cannot_be_merged(kind, message):
+    parallel = make_parallel(keras.Sequential([keras.Input((6,)), NoBatchAxis(kind)]), 4)
+    with pytest.raises(ValueError, match=message):
+        parallel.predict(np.zeros((8, 6)), verbose=0)
+
+
+def test_a_state_for_each_row():
+    inputs = keras.Input(batch_shape=(None, 4, 3))
+    model = keras.Model(inputs, layers.GRU(2, name="memory")(inputs))
+    model.get_layer("memory").stateful = True
+    with pytest.raises(ValueError, match=r"layer 'memory' \(of type GRU\) with stateful=True"):
+        make_parallel(model, 2)
+
+
+class Adversary(keras.Model):
+    """Calls a layer directly in its step."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.critic = layers.Dense(3), layers.Dense(1)
+
+    def build(self, shape):
+        self.generator.build(shape)
+        self.critic.build((None, 3))
+
+    def call(self, inputs):
+        return self.generator(inputs)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.critic(self(data[0])) ** 2)
+        weights = self.generator.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def test_layers_called_directly_are_told_once_and_exact():
+    x, losses = np.random.default_rng(0).normal(size=(9, 3)), []
+    for n in (None, 4):
+        keras.utils.set_random_seed(3)
+        model = Adversary()
+        if n:
+            with pytest.warns(UserWarning, match=r"`self.critic\(...\)` in `train_step`") as told:
+                model = make_parallel(model, n)
+            assert len(told) == 1
+            assert told[0].filename == __file__
+        model.compile(keras.optimizers.SGD(0.1))
+        losses.append(model.fit(x, x, verbose=0, epochs=3).history["loss"])
+    assert np.allclose(*losses, atol=1e-5)
+
+
+class CellWithDropout(layers.Layer):
+    """Draws random numbers, and so assigns its seed, in every step of the loop."""
+
+    state_size = 4
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.dropout = layers.Dense(4), layers.Dropout(0.1)
+
+    def build(self, shape):
+        self.dense.build((None, shape[-1] + 4))
+
+    def call(self, inputs, states, training=False):
+        x = ops.tanh(self.dense(ops.concatenate([inputs, states[0]], axis=-1)))
+        return self.dropout(x, training=training), [x]
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_a_state_assigned_in_a_loop(unroll):
+    recurrent = layers.RNN(CellWithDropout(), unroll=unroll)
+    parallel = make_parallel(keras.Sequential([keras.Input((5, 3)), recurrent]), 4)
+    parallel.compile("sgd", "mse")
+    data = np.zeros((8, 5, 3)), np.zeros((8, 4))
+    if unroll:
+        assert np.isfinite(parallel.fit(*data, verbose=0).history["loss"]).all()
+    else:
+        with pytest.raises(NotImplementedError, match="within a loop or a branch.*`unroll=True`"):
+            parallel.fit(*data, verbose=0)
+
+
+def test_integers_in_and_out():
+    lookup = layers.IntegerLookup(vocabulary=[1, 2, 3])
+    plain = keras.Sequential([keras.Input((3,), dtype="int32"), lookup])
+    x = np.arange(15).reshape(5, 3)
+    parallel = make_parallel(plain, 4)
+    assert np.array_equal(parallel.predict(x, verbose=0), plain.predict(x, verbose=0))

@@ -1,0 +1,218 @@
+"""Where the replicas run, how often they are traced, what they share and what they don't."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+from parity import difference
+
+from keras_multigpu import make_parallel
+
+
+class Probe(layers.Layer):
+    """Counts how often it is traced, and notes the rows it is given."""
+
+    traces = 0
+
+    def call(self, inputs):
+        type(self).traces += 1
+        tf.debugging.assert_positive(tf.shape(inputs)[0], "an empty slice")
+        return inputs
+
+
+def _step_graph(parallel, x, y):
+    """The operations of a training step, with those of the functions it calls."""
+    parallel.make_train_function()
+    step = tf.function(lambda a, b: parallel.train_step((a, b))).get_concrete_function(x, y)
+    return step.graph.as_graph_def()
+
+
+def _assert_on_all_devices(graph):
+    """Each device has the replica, and its gradient; returns those calls."""
+    calls = [node for node in graph.node if "PartitionedCall" in node.op]
+    places = sorted(node.device for node in calls)
+    assert places == sorted(2 * [f"/device:CPU:{index}" for index in range(4)])
+    return calls
+
+
+class Adds(layers.Layer):
+    """Adds a loss of some kind."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def call(self, inputs):
+        self.add_loss(self.loss(inputs))
+        return inputs
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_replica_on_every_device_forwards_and_backwards(jit_compile):
+    template = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    parallel = make_parallel(template, 4)
+    parallel.compile("sgd", "mse", jit_compile=jit_compile)
+    graph = _step_graph(parallel, tf.zeros((8, 3)), tf.zeros((8, 2)))
+    calls = _assert_on_all_devices(graph)
+    bodies = {function.signature.name: function for function in graph.library.function}
+    compiled = {bodies[node.attr["f"].func.name].attr["_XlaMustCompile"].b for node in calls}
+    assert compiled == {jit_compile}
+    assert parallel.jit_compile is jit_compile
+
+
+def test_traced_once_for_all_devices_and_batch_sizes():
+    Probe.traces = 0
+    template = keras.Sequential([keras.Input((3,)), Probe(), layers.Dense(2)])
+    built = Probe.traces
+    parallel = make_parallel(template, 4)
+    parallel.compile("sgd", "mse")
+    x, y = np.zeros((70, 3)), np.zeros((70, 2))
+    parallel.fit(x, y, batch_size=32, epochs=2, verbose=0)
+    assert Probe.traces - built == 1
+    for rows in (1, 2, 3, 5, 33):
+        parallel.fit(x[:rows], y[:rows], verbose=0)
+    assert Probe.traces - built == 1
+
+
+def test_no_empty_slice_and_finite_batch_normalization():
+    template = keras.Sequential([keras.Input((3,)), Probe(), layers.BatchNormalization()])
+    parallel = make_parallel(template, 4)
+    parallel.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    for rows in (1, 2, 3, 5):
+        x = rng.normal(size=(rows, 3))
+        loss = parallel.train_on_batch(x, x)
+        assert np.isfinite(loss)
+        assert np.isfinite(parallel.evaluate(x, x, verbose=0))
+    assert all(np.isfinite(weight).all() for weight in parallel.get_weights())
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 6, 33])
+def test_moving_statistics_are_the_mean_over_the_rows(rows):
+    norm = layers.BatchNormalization(momentum=0.5)
+    template = keras.Sequential([keras.Input((3,)), norm])
+    parallel = make_parallel(template, 4)
+    parallel.compile("sgd", "mse")
+    x = np.random.default_rng(rows).normal(size=(rows, 3)).astype("float32")
+    parallel.train_on_batch(x, x)
+    parts = [part for part in np.array_split(x, 4) if len(part)]
+    mean = sum(len(part) / rows * part.mean(axis=0) for part in parts)
+    variance = sum(len(part) / rows * part.var(axis=0) for part in parts)
+    assert difference(norm.moving_mean.numpy(), 0.5 * mean) < 1e-6
+    assert difference(norm.moving_variance.numpy(), 0.5 + 0.5 * variance) < 1e-6
+
+
+def test_every_replica_draws_its_own_numbers_and_every_step_anew():
+    template = keras.Sequential([keras.Input((50,)), layers.Dropout(0.5)])
+    parallel = make_parallel(template, 4)
+    step = tf.function(lambda x: parallel(x, training=True))
+    x = tf.ones((8, 50))
+    first, second = step(x).numpy(), step(x).numpy()
+    assert len(np.unique(np.concatenate([first, second]), axis=0)) == 16
+    assert 0.3 < (first == 0).mean() < 0.7
+
+
+def test_made_within_a_device_scope_or_loaded_it_runs_on_all_devices(tmp_path):
+    with tf.device("/cpu:1"):
+        parallel = make_parallel(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), 4)
+        parallel.compile("sgd", "mse")
+        _assert_on_all_devices(_step_graph(parallel, tf.zeros((8, 3)), tf.zeros((8, 2))))
+    parallel.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    _assert_on_all_devices(_step_graph(loaded, tf.zeros((8, 3)), tf.zeros((8, 2))))
+
+
+def test_the_gradient_reaches_the_inputs_and_goes_through_twice():
+    template = keras.Sequential(
+        [keras.Input((3,)), layers.Dense(4, activation="tanh"), layers.Dense(1)]
+    )
+    parallel = make_parallel(template, 4)
+
+    @tf.function
+    def penalty(model, x):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = model(x)
+            slope = inner.gradient(y, x)
+            loss = tf.reduce_mean(tf.reduce_sum(slope**2, axis=1))
+        weights = [variable.value for variable in model.trainable_variables[:3]]
+        return slope, outer.gradient(loss, weights)
+
+    x = tf.constant(np.random.default_rng(0).normal(size=(7, 3)), tf.float32)
+    assert difference(penalty(template, x), penalty(parallel, x)) < 1e-6
+    eager = penalty.python_function
+    assert difference(eager(template, x), eager(parallel, x)) < 1e-6
+
+
+def test_a_persistent_tape_gives_gradients_again():
+    template = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    parallel = make_parallel(template, 2)
+
+    def twice(model, x):
+        with tf.GradientTape(persistent=True) as tape:
+            y = model(x)
+            losses = tf.reduce_sum(y**2), tf.reduce_sum(y)
+        kernel = template.trainable_variables[0].value
+        return [tape.gradient(loss, kernel) for loss in losses]
+
+    x = tf.constant(np.random.default_rng(0).normal(size=(5, 3)), tf.float32)
+    for run in (twice, tf.function(twice)):
+        assert difference(run(template, x), run(parallel, x)) < 1e-5
+
+
+def test_an_embeddings_gradient_stays_the_rows_it_touches():
+    template = keras.Sequential([keras.Input((2,), dtype="int32"), layers.Embedding(1000, 3)])
+    parallel = make_parallel(template, 4)
+
+    @tf.function
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(parallel(x) ** 2)
+        return tape.gradient(loss, template.trainable_variables[0].value)
+
+    slices = gradient(tf.constant([[1, 2], [3, 4], [5, 6], [1, 7], [1, 1]]))
+    assert isinstance(slices, tf.IndexedSlices)
+    assert sorted(slices.indices.numpy()) == [1, 1, 1, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_weights_cross_in_the_wires_type():
+    def build(wire_dtype):
+        keras.utils.set_random_seed(1)
+        template = keras.Sequential([keras.Input((6,)), layers.Dense(4)])
+        return make_parallel(template, 4, wire_dtype=wire_dtype)
+
+    x = np.random.default_rng(0).normal(size=(9, 6)).astype("float32")
+    exact, rounded = build(None), build("bfloat16")
+    kernel = exact.get_weights()[0]
+    expected = x @ tf.cast(tf.cast(kernel, "bfloat16"), "float32").numpy()
+    assert difference(rounded.predict(x, verbose=0), expected) < 1e-5
+    assert difference(exact.predict(x, verbose=0), x @ kernel) < 1e-5
+    assert 1e-4 < difference(expected, x @ kernel) < 0.1
+    for model in (exact, rounded):
+        model.compile("sgd", "mse")
+        model.fit(x, np.ones((9, 4)), verbose=0)
+    assert 0 < difference(exact.get_weights(), rounded.get_weights()) < 1e-2
+
+
+def test_a_loss_that_is_neither_sum_nor_mean_is_told():
+    template = keras.Sequential([keras.Input((3,)), Adds(lambda x: ops.sum(ops.mean(x, 0) ** 2))])
+    parallel = make_parallel(template, 2)
+    parallel.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match=r"neither mean nor sum: .* for all 5"):
+        parallel.evaluate(np.ones((4, 3)), np.ones((4, 3)), verbose=0)
+
+
+def test_a_loss_that_cannot_be_tried_is_told():
+    class Picky(layers.Layer):
+        def call(self, inputs):
+            if tf.executing_eagerly():
+                raise ValueError("not eagerly")
+            self.add_loss(tf.reduce_mean(inputs))
+            return inputs
+
+    parallel = make_parallel(keras.Sequential([keras.Input((3,)), Picky()]), 2)
+    parallel.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match=r"taken for a mean.*ValueError.*not eagerly"):
+        parallel.evaluate(np.ones((4, 3)), np.ones((4, 3)), verbose=0)

@@ -1,0 +1,33 @@
+"""Committees with what needs TensorFlow: text, and exports for serving."""
+
+import keras
+import numpy as np
+from keras import layers
+from parity import difference
+
+from keras_multigpu import make_parallel
+
+
+def test_vocabularies_and_statistics_that_were_adapted(rng):
+    words = layers.TextVectorization(output_sequence_length=3)
+    words.adapt(["red green", "blue red"])
+    scale = layers.Normalization()
+    scale.adapt(rng.normal(5.0, 3.0, size=(50, 2)))
+    text, numbers = keras.Input((), dtype="string"), keras.Input((2,))
+    x = layers.Flatten()(layers.Embedding(10, 2)(words(text)))
+    template = keras.Model([text, numbers], layers.Concatenate()([x, scale(numbers)]))
+    parallel = make_parallel(template, 2, mode="tower", replicas="independent")
+    inputs = [np.array(["red", "blue"], dtype=object), np.array([[5.0, 5.0], [8.0, 8.0]])]
+    data = [keras.ops.convert_to_tensor(inputs[0], "string"), inputs[1]]
+    first, second = parallel.predict_replicas(data, verbose=0)
+    assert difference(first[:, 6:], second[:, 6:]) == 0
+    assert parallel.replicas[1].layers[1].get_vocabulary() == words.get_vocabulary()
+
+
+def test_exported_for_serving(rng, tmp_path):
+    x = rng.normal(size=(5, 6)).astype("float32")
+    template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    parallel = make_parallel(template, 2, mode="tower", replicas="independent", mix="gated")
+    parallel.export(tmp_path / "serving", verbose=False)
+    layer = keras.layers.TFSMLayer(tmp_path / "serving", call_endpoint="serve")
+    assert difference(np.asarray(layer(x)), parallel.predict(x, verbose=0)) < 1e-6
