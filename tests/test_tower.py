@@ -1,7 +1,9 @@
 """Tower mode: replicas that see the whole batch, mixed into one prediction."""
 
+import copy
 import subprocess
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -427,3 +429,157 @@ def test_a_compiled_template(rng):
     assert not _committee(
         2, template, mix=keras_multigpu.layers.GaussianMix(own_variance=False)
     ).compiled
+
+
+def test_a_large_committee_is_loaded_and_copied(rng, tmp_path):
+    x, _ = _data(rng, 5)
+    parallel = _committee(4, num_replicas=5)
+    parallel.save(tmp_path / "tower.keras")
+    for other in (keras.saving.load_model(tmp_path / "tower.keras"), copy.deepcopy(parallel)):
+        assert len({id(model) for model in other.replicas}) == 5
+        parts = [model.predict_replicas(x, verbose=0) for model in (parallel, other)]
+        assert difference(*parts) < 1e-6
+
+
+def test_frozen_and_unfrozen_again(rng):
+    x, y = _data(rng)
+    parallel = _committee(2, _regressor(None))
+    reference, members = _by_hand(parallel, layers.Average())
+    for trainable in (False, True):
+        for first in (parallel.template.layers[0], *(model.layers[0] for model in members)):
+            first.trainable = trainable
+        for model in (reference, parallel):
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.train_on_batch(x, y)
+        for member, replica in zip(members, parallel.replicas):
+            assert difference(member.get_weights(), replica.get_weights()) < 1e-6, trainable
+
+
+def test_the_replicas_outputs_follow_a_new_compile(rng):
+    x, _ = _data(rng)
+    parallel = _committee(2)
+    parallel.predict_replicas(x, verbose=0)
+    for model in parallel.replicas:
+        model.layers[0].activation = keras.activations.relu
+    parallel.compile()
+    parts = parallel.predict_replicas(x, verbose=0)
+    assert difference(parts, [model.predict(x, verbose=0) for model in parallel.replicas]) < 1e-6
+
+
+class Logged(layers.Layer):
+    """Keeps a metric of its inputs."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.mean = keras.metrics.Mean(name="input")
+
+    def call(self, inputs):
+        self.mean.update_state(ops.mean(inputs))
+        return inputs
+
+
+def test_a_metric_in_a_layer_is_reported_once(rng):
+    x, y = _data(rng)
+    template = keras.Sequential([keras.Input((6,)), Logged(), layers.Dense(2)])
+    parallel = _committee(2, template)
+    parallel.compile("sgd", "mse")
+    logs = parallel.evaluate(x + 5, y, batch_size=70, verbose=0, return_dict=True)
+    assert abs(logs["input"] - (x + 5).mean()) < 1e-4
+
+
+def test_a_state_of_no_model_is_refused(rng):
+    inputs = keras.Input(batch_shape=(2, 3, 4))
+    template = keras.Model(inputs, layers.GRU(3, stateful=True)(inputs))
+    x = rng.normal(size=(8, 3, 4)).astype("float32")
+    parallel = _committee(2, template)
+    with pytest.raises(ValueError, match="needs a state of its own.*stateful=True"):
+        parallel.predict(x, batch_size=2, verbose=0)
+
+
+class Scaled(keras.Model):
+    """Its argument is not in its configuration."""
+
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.scale = scale
+        self.out = layers.Dense(2)
+
+    def call(self, inputs):
+        return self.scale * self.out(inputs)
+
+
+def test_arguments_that_a_clone_would_not_have():
+    with pytest.raises(ValueError, match="Received: Scaled, which takes scale.*`get_config`"):
+        _committee(2, Scaled(7.0))
+
+
+def test_two_classes_of_one_name():
+    class Dense(layers.Layer):
+        def call(self, inputs):
+            return 2 * inputs
+
+    template = keras.Sequential([keras.Input((6,)), Dense(), layers.Dense(2)])
+    with pytest.raises(ValueError, match="two classes named 'Dense'"):
+        _committee(2, template)
+
+
+def test_layers_are_fixed_once_the_replicas_are_made(rng):
+    parallel = _committee(2)
+    with pytest.raises(ValueError, match="a call of `add` on a model with 2 of them"):
+        parallel.add(layers.Dense(2))
+    parallel.template.add(layers.Dense(2))
+    with pytest.raises(ValueError, match="must be built alike.*in replica 1"):
+        parallel.predict(np.ones((3, 6)), verbose=0)
+
+
+def test_a_refused_mix_leaves_the_old_one(rng):
+    x, _ = _data(rng, 4)
+    parallel = _committee(2)
+    before = parallel.predict(x, verbose=0)
+    for mix in ("median", lambda outputs: outputs[7]):
+        with pytest.raises((ValueError, IndexError)):
+            parallel.mix = mix
+        assert difference(parallel.predict(x, verbose=0), before) == 0
+        assert difference(np.asarray(parallel(x)), before) < 1e-6
+
+
+class Plain(keras.Model):
+    """Built by its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(2)
+
+    def call(self, inputs):
+        return self.out(inputs)
+
+
+def test_a_mix_with_weights_must_be_compiled(rng):
+    x, y = _data(rng)
+    parallel = make_parallel(Plain(), 2, mode="tower")
+    parallel.compile("sgd", "mse")
+    parallel.fit(x, y, verbose=0)
+    parallel.mix = "weighted"
+    with pytest.raises(ValueError, match=r"call `compile\(\)`"):
+        parallel.fit(x, y, verbose=0)
+
+
+def test_only_the_mix_is_trained(rng):
+    x, y = _data(rng)
+    parallel = _committee(2, mix="weighted")
+    parallel.template.trainable = False
+    parallel.compile(keras.optimizers.SGD(0.1), "mse")
+    before = [model.get_weights()[0] for model in parallel.replicas]
+    parallel.fit(x, y, verbose=0)
+    assert difference([model.get_weights()[0] for model in parallel.replicas], before) == 0
+    assert np.abs(parallel.mix.get_weights()[0]).max() > 0
+
+
+def test_optimizers_that_name_the_argument(rng):
+    x, y = _data(rng)
+    parallel = _committee(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX tells that Adafactor looks at whole weights
+        parallel.compile("adafactor", "mse")
+    parallel.fit(x, y, verbose=0)
+    assert all(np.isfinite(weight).all() for weight in parallel.get_weights())

@@ -21,9 +21,26 @@ except ModuleNotFoundError as error:
         "KERAS_BACKEND=jax: Keras takes TensorFlow otherwise."
     ) from error
 
-from keras_multigpu.engines.base import Engine, Replicas, Result, count_rows, get_mask, set_mask
+from keras_multigpu.engines.base import (
+    Engine,
+    Replicas,
+    Result,
+    check_alike,
+    count_rows,
+    get_mask,
+    set_mask,
+)
 
-__all__ = ["Engine", "Replicas", "Result", "count_rows", "current", "get_mask", "set_mask"]
+__all__ = [
+    "Engine",
+    "Replicas",
+    "Result",
+    "check_alike",
+    "count_rows",
+    "current",
+    "get_mask",
+    "set_mask",
+]
 
 
 def current() -> Engine:

@@ -11,6 +11,9 @@ from typing import Any
 
 import keras
 
+SEED = "seed_generator_state"
+"""The name of the variables in which Keras keeps the seeds of random layers."""
+
 SEED_STEP = 0x9E3779B9
 """Added to the seed of replica i, i times: the golden ratio of 2^32 keeps the seeds apart."""
 
@@ -183,6 +186,33 @@ class Engine(abc.ABC):
         """A scope around the making of Keras's step functions for a parallel model."""
 
 
+def check_alike(states: Sequence[Sequence[keras.Variable]]) -> None:
+    """Refuses replicas whose variables are not those of the first one, one by one.
+
+    Raises:
+        ValueError: if there are others, more or fewer.
+    """
+    first, *others = ([(tuple(v.shape), v.dtype) for v in state] for state in states)
+    for number, other in enumerate(others, start=1):
+        if other != first:
+            raise ValueError(
+                "Independent replicas must be built alike: all run by the template's code, with "
+                f"weights of their own. Received: variables {first} in the template, and "
+                f"{other} in replica {number}. Change the template before it is made parallel."
+            )
+
+
+def state_of_none(variable: keras.Variable) -> ValueError:
+    """What to say of a variable that replicas assign and that is in no model's `variables`."""
+    return ValueError(
+        "Each independent replica needs a state of its own, and the template assigns the variable "
+        f"{variable.path!r}, which is not among its `variables`: a recurrent layer with "
+        "`stateful=True`, say, or a variable that no layer tracks. Received: "
+        f"a variable of shape {tuple(variable.shape)}. Use `replicas='shared'`, or have a "
+        "layer track it."
+    )
+
+
 def count_rows(tensor: Tensor) -> Tensor:
     """The length of a tensor's first axis: a number where it is known, else a scalar tensor."""
     return keras.ops.shape(tensor)[0]
@@ -215,6 +245,7 @@ class _MaskReader(keras.Layer):
 
     def __init__(self) -> None:
         super().__init__(autocast=False)
+        self.supports_masking = True
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         object.__setattr__(self, "mask", mask)  # unseen by Keras, which would track it

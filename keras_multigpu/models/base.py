@@ -160,6 +160,9 @@ class ParallelModel(keras.Model):
         if self._replicas is not None:
             self._replicas.retrace()
 
+    def _check_change(self, method: str) -> None:
+        """Refuses a change of the template's layers where the mode can't follow it."""
+
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Prints the template's summary, and a line on the mode and the devices."""
         super().summary(*args, **kwargs)
@@ -282,6 +285,7 @@ def _forward(name: str) -> Any:
     """A method that changes the template, whose replicas are traced anew."""
 
     def method(self: ParallelModel, *args: Any, **kwargs: Any) -> Any:
+        self._check_change(name)
         result = getattr(self.template, name)(*args, **kwargs)
         self._retrace()
         return result

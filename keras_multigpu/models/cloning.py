@@ -10,6 +10,8 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.engines import check_alike
+
 # Members whose seeds lie one apart would share seeds with each other's layers.
 _SEED_STEP = 0x9E3779B1
 _SEEDS = 2**31
@@ -28,6 +30,7 @@ def clone(template: keras.Model, number: int) -> keras.Model:
     Raises:
         ValueError: if the template can't be made again from its configuration.
     """
+    _check_arguments(template)
     try:
         config = keras.saving.serialize_keras_object(template)
         config.pop("compile_config", None)
@@ -47,8 +50,10 @@ def clone(template: keras.Model, number: int) -> keras.Model:
             "Independent replicas are made from the template's configuration. Received: "
             f"model={template!r}, from whose configuration no equal model could be made "
             f"({type(error).__name__}: {error}). Give its classes a `get_config` from which "
-            "`from_config` makes them again, or use `replicas='shared'`."
+            "`from_config` makes them again, register its functions with "
+            "`keras.saving.register_keras_serializable()`, or use `replicas='shared'`."
         ) from error
+    check_alike([template.variables, model.variables])
     copy_fixed(template, model)
     return model
 
@@ -65,6 +70,9 @@ def follow(template: keras.Model, model: keras.Model) -> None:
     for layer, own in _pairs(template, model):
         if own.trainable != layer.trainable:
             own.trainable = layer.trainable
+    for variable, own in zip(template.variables, model.variables):
+        if own.trainable != variable.trainable:
+            own.trainable = variable.trainable
 
 
 def _pairs(template: keras.Model, model: keras.Model) -> Iterator[tuple[Any, Any]]:
@@ -73,8 +81,43 @@ def _pairs(template: keras.Model, model: keras.Model) -> Iterator[tuple[Any, Any
 
 
 def _classes(template: keras.Model) -> dict[str, type]:
-    """The classes in a model, which need not be registered in the process that defined them."""
-    return {type(layer).__name__: type(layer) for layer in template._flatten_layers()}
+    """The user's classes in a model, which need not be registered.
+
+    Raises:
+        ValueError: if a name stands for two classes.
+    """
+    found: dict[str, type] = {}
+    for layer in template._flatten_layers():
+        cls = type(layer)
+        if found.setdefault(cls.__name__, cls) is not cls:
+            raise ValueError(
+                "Independent replicas are made from the template's configuration, in which classes "
+                f"stand by their names. Received: two classes named {cls.__name__!r}, "
+                f"{found[cls.__name__]} and {cls}. Rename one of them."
+            )
+    return {name: cls for name, cls in found.items() if not cls.__module__.startswith("keras.")}
+
+
+def _check_arguments(template: keras.Model) -> None:
+    """Refuses classes whose arguments are not known: a clone would be made with the defaults."""
+    for cls in _classes(template).values():
+        own_config = any("get_config" in vars(base) for base in _users(cls))
+        init = next((base for base in _users(cls) if "__init__" in vars(base)), None)
+        parameters = list(inspect.signature(init).parameters.values()) if init else []
+        named = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        unknown = [name for name in named if name not in ("name", "trainable", "dtype")]
+        if unknown and not own_config:
+            raise ValueError(
+                "Independent replicas are made from the template's configuration, in which the "
+                f"arguments of all classes must stand. Received: {cls.__name__}, which takes "
+                f"{', '.join(unknown)} and has no `get_config`. Give it one that returns them, "
+                "beside what `super().get_config()` does, or use `replicas='shared'`."
+            )
+
+
+def _users(cls: type) -> list[type]:
+    """A class and its bases, without Keras's."""
+    return [base for base in cls.__mro__[:-1] if not base.__module__.startswith("keras.")]
 
 
 def _adapt(config: Any, number: int, classes: dict[str, type]) -> Any:
@@ -90,8 +133,12 @@ def _adapt(config: Any, number: int, classes: dict[str, type]) -> Any:
     adapted: dict[str, Any] = {}
     for key, value in config.items():
         is_seed = key == "seed" and isinstance(value, int) and not isinstance(value, bool)
-        fresh = (value + number * _SEED_STEP) % _SEEDS if is_seed else None
-        adapted[key] = fresh if is_seed else _adapt(value, number, classes)
+        if is_seed:
+            adapted[key] = (value + number * _SEED_STEP) % _SEEDS
+        elif key == "shared_object_id":
+            adapted[key] = f"{value} in clone {number}"  # else one clone would be another's part
+        else:
+            adapted[key] = _adapt(value, number, classes)
     if config.get("class_name") in classes:
         parameters = inspect.signature(classes[config["class_name"]]).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

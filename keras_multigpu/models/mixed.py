@@ -40,7 +40,8 @@ class MixedModel(ParallelModel):
 
     _mix: keras.Layer
     compiled: bool
-    now: Now
+    _now: Now
+    _unmixed_functions: dict[bool, Any]
 
     @property
     def replicas(self) -> tuple[keras.Model, ...]:
@@ -58,27 +59,29 @@ class MixedModel(ParallelModel):
 
     @mix.setter
     def mix(self, value: Any) -> None:
-        had_weights = "_mix" in vars(self) and bool(self._mix.variables)
-        if "_mix" in vars(self):
+        mix, before = get_mix(value), vars(self).get("_mix")
+        outputs = self._build_mix(mix)
+        if before is not None:
             del self._mix  # Keras goes on tracking a layer that is merely replaced
-        self._mix = get_mix(value)
+        self._mix = mix
+        self._now.symbolic_outputs = outputs
         self.train_function = self.test_function = self.predict_function = None
-        self._now.symbolic_outputs = None
-        if self._template.built and getattr(self._template, "inputs", None):
-            self._build_mix()
-        if self.compiled and (had_weights or self._mix.variables):
+        if self.compiled and (before is None or _has_weights(before) or _has_weights(mix)):
             self.compiled = False
 
-    def _build_mix(self) -> None:
-        """Builds the mix of a template with symbolic inputs, and keeps the symbolic outputs."""
+    def _build_mix(self, mix: keras.Layer) -> Any:
+        """Builds a mix for a template with symbolic inputs, and gives the symbolic outputs."""
+        if not self._template.built or not getattr(self._template, "inputs", None):
+            return None
         inputs = symbolic_inputs(self._template)
-        self._now.symbolic_outputs = self.compute_output_spec(inputs)
+        outputs = self._template.compute_output_spec(inputs)
+        return _call_mix(mix, [outputs] * len(self.replicas), inputs)
 
     def _keeps_outputs(self) -> bool:
         if self._now.symbolic_outputs is None:
             return True
-        outputs = zip(self._template.outputs, self.outputs)
-        return all(before.shape == after.shape for before, after in outputs)
+        before, after = self._template.outputs, self.outputs
+        return [one.shape for one in before] == [one.shape for one in after]
 
     @property
     def outputs(self) -> list[keras.KerasTensor]:
@@ -103,9 +106,27 @@ class MixedModel(ParallelModel):
         return self._mix.compute_output_shape([shapes] * len(self.replicas))
 
     def _mix_outputs(self, outputs: list[Any], features: Any) -> Any:
-        if "features" in inspect.signature(self._mix.call).parameters:
-            return self._mix(outputs, features=features)
-        return self._mix(outputs)
+        return _call_mix(self._mix, outputs, features)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the template is trainable, or the mix has weights that are."""
+        return self._template.trainable or bool(self._mix.trainable_variables)
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._template.trainable = value
+        if "_mix" in vars(self):
+            self._mix.trainable = value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "optimizer":  # compiled anew: what was traced before is out of date
+            self._unmixed_functions.clear()
+
+    def _retrace(self) -> None:
+        super()._retrace()
+        self._unmixed_functions.clear()
 
     def predict_step(self, *args: Any) -> Any:
         """The step of `predict`: the template's own, where it has one, for the mix."""
@@ -119,7 +140,7 @@ class MixedModel(ParallelModel):
         Args:
             x: as in `predict`.
             training: call the replicas as in training, so that random layers draw; nothing but
-                their seeds is changed. Shared replicas differ only so.
+                seeds and counters is changed. Shared replicas differ only so.
             **kwargs: those of `predict`: `batch_size`, `verbose`, `steps`, `callbacks`.
 
         Returns:
@@ -144,11 +165,15 @@ class MixedModel(ParallelModel):
 
         Returns:
             In the structure of the outputs, arrays of shape `(rows,)`: the standard deviation over
-            the replicas, as the root of its mean square over all values of a sample.
+            the replicas, as the root of its mean square over all values of a sample. Of outputs
+            that are not numbers: the share of values that are not the first replica's.
         """
         outputs = self.predict_replicas(x, training=training, **kwargs)
 
         def spread(*parts: np.ndarray) -> np.ndarray:
+            if parts[0].dtype.kind not in "biufc":
+                differs = np.stack(parts) != parts[0]
+                return differs.mean(axis=0).reshape(len(parts[0]), -1).mean(axis=1)
             variance = np.var(np.stack(parts).astype("float64"), axis=0)
             return np.sqrt(variance.reshape(len(variance), -1).mean(axis=1))
 
@@ -157,7 +182,19 @@ class MixedModel(ParallelModel):
 
 def features_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The inputs of a model among the arguments of its call."""
-    return args[0] if args else next(iter(kwargs.values()))
+    given = (*args, *kwargs.values())
+    is_tensor = keras.ops.is_tensor
+    return next(one for one in given if any(map(is_tensor, keras.tree.flatten(one))))
+
+
+def _call_mix(mix: keras.Layer, outputs: list[Any], features: Any) -> Any:
+    takes_features = "features" in inspect.signature(mix.call).parameters
+    return mix(outputs, features=features) if takes_features else mix(outputs)
+
+
+def _has_weights(mix: keras.Layer) -> bool:
+    """Whether a mix has weights, or may have once it is built."""
+    return bool(mix.variables) or not (mix.built or isinstance(mix, keras.layers.Lambda))
 
 
 def symbolic_inputs(template: keras.Model) -> Any:

@@ -51,13 +51,13 @@ class TowerParallel(MixedModel):
     ):
         count = num_replicas or len(devices)
         options = {"replicas": replicas, "num_replicas": count, "loss_of": loss_of}
+        object.__setattr__(self, "_unmixed_functions", {})
         super().__init__(template, devices, options)
         homes = [self.devices[number % len(self.devices)] for number in range(count)]
         self.clones = []
         if replicas == "independent":
             self.clones = [self._clone(number, homes[number]) for number in range(1, count)]
         self._homes = tuple(homes)
-        self._unmixed_functions: dict[bool, Any] = {}
         self._now = Now()
         self._replicas = engines.current().make_replicas(self.replicas, homes)
         self.mix = mix
@@ -115,6 +115,7 @@ class TowerParallel(MixedModel):
         return self._mix_outputs(outputs, features_of(args, kwargs))
 
     def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._follow()
         if self._now.unmixed:
             kwargs = {**kwargs, "training": True}
         count = len(self._homes)
@@ -147,6 +148,12 @@ class TowerParallel(MixedModel):
                 variable.assign(values[0])
             elif self._now.unmixed is None:
                 variable.assign(values[0] if len(values) == 1 else sum(values) / len(values))
+
+    @property
+    def metrics(self) -> list[keras.Metric]:
+        """The metrics: of those in layers the template's, which see the mean over the replicas."""
+        hidden = {id(metric) for model in self.clones for metric in model.metrics}
+        return [metric for metric in super().metrics if id(metric) not in hidden]
 
     @property
     def losses(self) -> list[Any]:
@@ -211,6 +218,14 @@ class TowerParallel(MixedModel):
         """As in the other modes, and the mix."""
         return {**super().get_config(), "mix": keras.saving.serialize_keras_object(self._mix)}
 
+    def _check_change(self, method: str) -> None:
+        if self.clones:
+            raise ValueError(
+                "The layers of independent replicas are fixed once they are made. Received: a call "
+                f"of `{method}` on a model with {len(self.clones) + 1} of them. Change the "
+                "template's layers, and make it parallel again."
+            )
+
     @property
     def trainable_variables(self) -> list[keras.Variable]:
         """The variables that are trained: of all the replicas, and the mix's."""
@@ -222,6 +237,12 @@ class TowerParallel(MixedModel):
         """As `trainable_variables`, without metrics' and seeds."""
         self._follow()
         return super().trainable_weights
+
+    @property
+    def non_trainable_variables(self) -> list[keras.Variable]:
+        """The variables that are not trained: of all the replicas, and the mix's."""
+        self._follow()
+        return super().non_trainable_variables
 
     def _follow(self) -> None:
         """Layers that were frozen in the template are frozen in all the replicas."""

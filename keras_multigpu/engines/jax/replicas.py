@@ -11,20 +11,21 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from keras_multigpu.engines.base import (
+    SEED,
     SEED_STEP,
     Call,
     Replicas,
     Result,
     Tensor,
+    check_alike,
     get_mask,
     in_fresh_thread,
     set_mask,
+    state_of_none,
 )
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.stacked import StackedVariable, stack_all
 from keras_multigpu.engines.jax.tensors import split_tensors
-
-_SEED = "seed_generator_state"
 
 
 class JaxReplicas(Replicas):
@@ -69,6 +70,7 @@ class JaxReplicas(Replicas):
 
     def _make_stacks(self) -> None:
         states = [_state(model) for model in self.models]
+        check_alike(states)
         if self._stacks.keys() != {id(variable) for variable in states[0]}:
             # Values can't be given to a variable within Keras's scopes.
             in_fresh_thread(lambda: self._stacks.update(stack_all(states, self.placement.sharded)))
@@ -115,13 +117,15 @@ class JaxReplicas(Replicas):
         if self._has_own_weights:
             self._make_stacks()
         own, shared = [], []
-        for parts in zip(*(_unique(model.variables) for model in self.models)):
+        states = [_unique(model.variables) for model in self.models]
+        check_alike(states)
+        for parts in zip(*states):
             first = parts[0]
             if id(first) in self._stacks:
                 own.append((first, self._stacks[id(first)].value))
             elif self._has_own_weights:
                 own.append((first, jax.numpy.stack([part.value for part in parts])))
-            elif first.name == _SEED:
+            elif first.name == SEED:
                 steps = np.arange(len(parts), dtype="uint64") * SEED_STEP
                 shifts = np.stack([steps, np.zeros_like(steps)], axis=1).astype("uint32")
                 own.append((first, first.value + shifts))
@@ -145,12 +149,18 @@ class JaxReplicas(Replicas):
         (args, kwargs), masks = masked
         for part, mask in zip(keras.tree.flatten((args, kwargs)), masks):
             set_mask(part, mask)
-        with keras.StatelessScope(state_mapping=state, collect_losses=True) as scope:
+        with _Scope(state_mapping=state, collect_losses=True) as scope:
             outputs = self.template(*args, **kwargs)
             losses = list(scope.losses)
             if self._has_own_weights:
                 weights = self.template.trainable_weights
                 losses += [v.regularizer(v.value) for v in weights if v.regularizer is not None]
+        if self._has_own_weights:
+            known = {id(variable) for variable, _ in state}
+            known |= {id(variable) for variable in self.template.metrics_variables}
+            for variable in scope.assigned:
+                if id(variable) not in known:
+                    raise state_of_none(variable)
         masks = [get_mask(part) for part in keras.tree.flatten(outputs)]
         tensors, rebuild = split_tensors((outputs, masks, losses))
         after = [(variable, scope.get_current_value(variable)) for variable, _ in state]
@@ -173,6 +183,18 @@ class JaxReplicas(Replicas):
         """A replica's variable in the place of one of the template's."""
         places = [id(one) for one in _unique(self.template.variables)]
         return _unique(self.models[number].variables)[places.index(id(variable))]
+
+
+class _Scope(keras.StatelessScope):
+    """A stateless scope that notes which variables are assigned."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.assigned: list[keras.Variable] = []
+
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
+        self.assigned.append(update[0])
+        super().add_update(update)
 
 
 def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:

@@ -22,9 +22,9 @@ def save_by_replica(optimizer: keras.Optimizer) -> None:
     references: dict[int, keras.Variable] = {}
     make_slot = optimizer.add_variable_from_reference
 
-    def make_noted_slot(reference: keras.Variable, *args: Any, **kwargs: Any) -> keras.Variable:
-        slot = make_slot(reference, *args, **kwargs)
-        references[id(slot)] = reference
+    def make_noted_slot(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
+        slot = make_slot(reference_variable, *args, **kwargs)
+        references[id(slot)] = reference_variable
         return slot
 
     def save(store: Any) -> None:

@@ -20,9 +20,9 @@ def place_updates(optimizer: keras.Optimizer) -> None:
         return  # placed already
     make_slot, update = optimizer.add_variable_from_reference, optimizer.update_step
 
-    def make_slot_there(reference: Any, *args: Any, **kwargs: Any) -> Any:
-        with tf.device(_device_of(reference)):
-            return make_slot(reference, *args, **kwargs)
+    def make_slot_there(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        with tf.device(_device_of(reference_variable)):
+            return make_slot(reference_variable, *args, **kwargs)
 
     def update_there(gradient: Any, variable: Any, *args: Any) -> None:
         with tf.device(_device_of(variable)):

@@ -9,7 +9,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Call, Replicas, Result, Tensor, get_mask, set_mask
+from keras_multigpu.engines.base import (
+    SEED,
+    Call,
+    Replicas,
+    Result,
+    Tensor,
+    check_alike,
+    get_mask,
+    set_mask,
+    state_of_none,
+)
 from keras_multigpu.engines.tensorflow.links import Links
 from keras_multigpu.engines.tensorflow.losses import find_sums
 from keras_multigpu.engines.tensorflow.passes import Passes
@@ -42,9 +52,11 @@ class TensorFlowReplicas(Replicas):
         self.retrace()
 
     def retrace(self) -> None:
-        has_own_weights = any(model is not self.template for model in self.models)
+        self._has_own_weights = any(model is not self.template for model in self.models)
         layers = batch_normalizations(self.template, self.synchronized)
-        self._function = TemplateFunction(self.template, layers, with_penalties=has_own_weights)
+        self._function = TemplateFunction(
+            self.template, layers, with_penalties=self._has_own_weights
+        )
         self._sums: dict[Any, list[bool]] = {}
 
     def run(self, calls: Sequence[Call], sizes: Sequence[Any], *, compiled: bool) -> list[Result]:
@@ -53,6 +65,7 @@ class TensorFlowReplicas(Replicas):
         compiled = compiled and not self._function.layers  # XLA knows no collective operations
         serial = next(_serials) if self._function.layers else 0
         states = [_unique(model.variables) for model in self.models]
+        check_alike(states)
         links = Links(states, self.devices, self.wire_dtype)
         masked = [(call, [get_mask(part) for part in tf.nest.flatten(call)]) for call in calls]
         passes = Passes(self._function, links, masked, sizes, serial, compiled)
@@ -83,11 +96,18 @@ class TensorFlowReplicas(Replicas):
             set_mask(part, mask)
         # The traced function knows the template's variables; the replica has others in their place.
         own = dict(zip(map(id, self._function.variables), state))
-        assigned = self._function.assigned
-        updates = [
-            (own.get(id(assigned[key]), assigned[key]), value) for key, value in raw.updates.items()
-        ]
+        updates = []
+        for key, value in raw.updates.items():
+            variable = self._function.assigned[key]
+            if self._has_own_weights and not self._may_share(variable, own):
+                raise state_of_none(variable)
+            updates.append((own.get(id(variable), variable), value))
         return Result(outputs, losses, updates, raw.shapes)
+
+    def _may_share(self, variable: keras.Variable, own: dict[int, keras.Variable]) -> bool:
+        """Whether it is in its place in all replicas, or replicas may have it in common."""
+        in_metrics = any(variable is one for one in self.template.metrics_variables)
+        return id(variable) in own or in_metrics or variable.name == SEED
 
 
 def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:

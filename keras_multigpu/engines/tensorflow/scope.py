@@ -7,9 +7,7 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import SEED_STEP, Tensor
-
-_SEED = "seed_generator_state"
+from keras_multigpu.engines.base import SEED, SEED_STEP, Tensor
 
 
 class ReplicaScope(keras.StatelessScope):
@@ -32,7 +30,7 @@ class ReplicaScope(keras.StatelessScope):
 
     def get_current_value(self, variable: keras.Variable) -> Tensor | None:
         value = super().get_current_value(variable)
-        if variable.name == _SEED and id(variable) not in self._seeded:
+        if variable.name == SEED and id(variable) not in self._seeded:
             # The template's own generators are mapped; Keras's global one is met here first.
             self._seeded.add(id(variable))
             value = tf.identity(variable._value) if value is None else value
