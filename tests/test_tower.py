@@ -466,27 +466,6 @@ def test_the_replicas_outputs_follow_a_new_compile(rng):
     assert difference(parts, [model.predict(x, verbose=0) for model in parallel.replicas]) < 1e-6
 
 
-class Logged(layers.Layer):
-    """Keeps a metric of its inputs."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.mean = keras.metrics.Mean(name="input")
-
-    def call(self, inputs):
-        self.mean.update_state(ops.mean(inputs))
-        return inputs
-
-
-def test_a_metric_in_a_layer_is_reported_once(rng):
-    x, y = _data(rng)
-    template = keras.Sequential([keras.Input((6,)), Logged(), layers.Dense(2)])
-    parallel = _committee(2, template)
-    parallel.compile("sgd", "mse")
-    logs = parallel.evaluate(x + 5, y, batch_size=70, verbose=0, return_dict=True)
-    assert abs(logs["input"] - (x + 5).mean()) < 1e-4
-
-
 def test_a_state_of_no_model_is_refused(rng):
     inputs = keras.Input(batch_shape=(2, 3, 4))
     template = keras.Model(inputs, layers.GRU(3, stateful=True)(inputs))

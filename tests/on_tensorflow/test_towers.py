@@ -1,8 +1,8 @@
-"""Committees with what needs TensorFlow: text, and exports for serving."""
+"""Committees with what only TensorFlow has: text, metrics in layers, exports for serving."""
 
 import keras
 import numpy as np
-from keras import layers
+from keras import layers, ops
 from parity import difference
 
 from keras_multigpu import make_parallel
@@ -31,3 +31,24 @@ def test_exported_for_serving(rng, tmp_path):
     parallel.export(tmp_path / "serving", verbose=False)
     layer = keras.layers.TFSMLayer(tmp_path / "serving", call_endpoint="serve")
     assert difference(np.asarray(layer(x)), parallel.predict(x, verbose=0)) < 1e-6
+
+
+class Logged(layers.Layer):
+    """Keeps a metric of its inputs."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.mean = keras.metrics.Mean(name="input")
+
+    def call(self, inputs):
+        self.mean.update_state(ops.mean(inputs))
+        return inputs
+
+
+def test_a_metric_in_a_layer_is_reported_once(rng):
+    x, y = rng.normal(size=(70, 6)).astype("float32"), rng.normal(size=(70, 2))
+    template = keras.Sequential([keras.Input((6,)), Logged(), layers.Dense(2)])
+    parallel = make_parallel(template, 2, mode="tower", replicas="independent")
+    parallel.compile("sgd", "mse")
+    logs = parallel.evaluate(x + 5, y, batch_size=70, verbose=0, return_dict=True)
+    assert abs(logs["input"] - (x + 5).mean()) < 1e-4
