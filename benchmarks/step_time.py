@@ -1,6 +1,7 @@
-"""How long a training step takes: keras_multigpu, MirroredStrategy and plain Keras in turn.
+"""How long a training step takes: keras_multigpu, the backend's own way and plain Keras in turn.
 
     python -m benchmarks.step_time --models mlp convnet --devices 1 2 8 --repeats 5
+    KERAS_BACKEND=jax python -m benchmarks.step_time --models mlp --devices 2 8
 
 Every measurement is a process of its own (`step_worker`), on logical CPU devices with one thread
 each. The sides take turns, round by round, so that what else the machine does meets them alike;
@@ -15,10 +16,15 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
+
 from benchmarks.models import MODELS
 from benchmarks.processes import host, markdown_table, merge_versions, progress, run_module
 
-_SIDES = {"plain": "plain, 1 device", "ours": "keras_multigpu", "mirrored": "MirroredStrategy"}
+_BACKEND = keras.backend.backend()
+_PEERS = {"tensorflow": ("mirrored", "MirroredStrategy"), "jax": ("distributed", "DataParallel")}
+# One thread works on an operation, as if each device were one core.
+_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 _FIGURES = {
     "step_ms": (
         "ms",
@@ -36,16 +42,16 @@ def turns(
 ) -> Iterator[dict[str, Any]]:
     """What to measure, in order: within a round each side once for every number of devices.
 
-    Plain Keras runs on one device, once a round. MirroredStrategy is left out on one device,
-    where plain Keras is the one to compare with.
+    Plain Keras runs on one device, once a round. The backend's own way is left out on one
+    device, where plain Keras is the one to compare with.
     """
     for model in models:
         for number in range(repeats):
             if "plain" in sides:
                 yield {"model": model, "side": "plain", "devices": 1, "round": number}
             for count in devices:
-                for side in ("ours", "mirrored"):
-                    if side in sides and (side == "ours" or count > 1):
+                for side in sides:
+                    if side == "ours" or (side != "plain" and count > 1):
                         yield {"model": model, "side": side, "devices": count, "round": number}
 
 
@@ -57,7 +63,12 @@ def measure(turn: dict[str, Any], steps: int, jit: bool) -> dict[str, Any]:
     """
     request = {key: turn[key] for key in ("model", "side", "devices")}
     request |= {"steps": steps, "jit": jit}
-    found = run_module("benchmarks.step_worker", json.dumps(request), timeout=_TIMEOUT_S)
+    found = run_module(
+        "benchmarks.step_worker",
+        json.dumps(request),
+        timeout=_TIMEOUT_S,
+        environment={"XLA_FLAGS": _ONE_THREAD} if _BACKEND == "jax" else None,
+    )
     result = {**turn, **found}
     if "error" not in found:
         result["step_ms"] = statistics.median(found["all_steps_ms"])
@@ -106,20 +117,23 @@ def _median_and_spread(values: Sequence[float], digits: int = 1) -> str:
     return f"{middle} ({'..'.join(ends)})" if len(values) > 1 else middle
 
 
-def report(figures: Figures, models: Sequence[str], devices: Sequence[int]) -> str:
+def report(
+    figures: Figures, models: Sequence[str], devices: Sequence[int], peer: tuple[str, str]
+) -> str:
     """A Markdown table for each of `_FIGURES`, with the ratios of the sides."""
+    sides = {"plain": "plain, 1 device", "ours": "keras_multigpu", peer[0]: peer[1]}
     start = ["model", "batch", "devices"]
     parts = []
     for key, (unit, title) in _FIGURES.items():
-        header = [*start, *(f"{name}, {unit}" for name in _SIDES.values())]
+        header = [*start, *(f"{name}, {unit}" for name in sides.values())]
         rows = [
             [model, str(MODELS[model].batch_size), str(count)]
-            + [figures.show(key, model, side, count) for side in _SIDES]
-            + [figures.ratio(key, model, side, count) for side in ("mirrored", "plain")]
+            + [figures.show(key, model, side, count) for side in sides]
+            + [figures.ratio(key, model, side, count) for side in (peer[0], "plain")]
             for model in models
             for count in devices
         ]
-        parts += [title, markdown_table([*header, "ours/Mirrored", "ours/plain"], rows)]
+        parts += [title, markdown_table([*header, f"ours/{peer[1]}", "ours/plain"], rows)]
     return "\n\n".join(parts)
 
 
@@ -130,14 +144,15 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 8], metavar="N")
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument("--steps", type=int, default=10, help="timed steps in a process")
-    parser.add_argument("--only", default=",".join(_SIDES), help=f"some of {','.join(_SIDES)}")
+    parser.add_argument("--only", help="some of the sides, with commas between")
     parser.add_argument("--jit", action="store_true", help="compile with jit_compile=True")
     parser.add_argument("--json", metavar="FILE", help="save the raw figures")
     options = parser.parse_args()
-    options.only = options.only.split(",")
-    unknown = set(options.only) - set(_SIDES)
+    sides = ["plain", "ours", _PEERS[_BACKEND][0]]
+    options.only = options.only.split(",") if options.only else sides
+    unknown = set(options.only) - set(sides)
     if unknown:
-        parser.error(f"--only takes some of {','.join(_SIDES)}. Received: {','.join(unknown)}")
+        parser.error(f"--only takes some of {','.join(sides)}. Received: {','.join(unknown)}")
     return options
 
 
@@ -149,10 +164,12 @@ def main() -> None:
         "host": host(),
         "versions": merge_versions(results),
         "setting": f"{options.repeats} rounds, medians of {options.steps} steps, Adam, "
-        f"logical CPU devices with one intra-op thread each, jit_compile={options.jit}",
+        f"logical CPU devices with one intra-op thread each, "
+        f"jit_compile={options.jit or _BACKEND == 'jax'}",
     }
     print("\n".join(f"- {text}" for text in environment.values()), end="\n\n")
-    print(report(Figures(results), options.models, options.devices))
+    peer = _PEERS[_BACKEND]
+    print(report(Figures(results), options.models, options.devices, peer))
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"environment": environment, "measurements": results}, file, indent=1)

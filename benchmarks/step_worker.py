@@ -16,17 +16,17 @@ import time
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 import keras_multigpu
 from benchmarks.models import MODELS, Benchmark
 from benchmarks.processes import describe
 
+_BACKEND = keras.backend.backend()
 _WARM_UP = 3
 
 
 class _Clock(keras.callbacks.Callback):
-    """Notes when each batch ends. Keras has read the batch's loss by then, so it is done."""
+    """Notes when each batch ends, and waits for its loss."""
 
     def __init__(self):
         super().__init__()
@@ -34,21 +34,40 @@ class _Clock(keras.callbacks.Callback):
         self.cpu = [time.process_time()]
 
     def on_train_batch_end(self, batch, logs=None):
+        float(logs["loss"])
         self.wall.append(time.perf_counter())
         self.cpu.append(time.process_time())
 
 
 def _split_processor(devices: int) -> None:
-    """Makes logical CPU devices; one thread works on an operation, as if each were one core."""
-    parts = [tf.config.LogicalDeviceConfiguration() for _ in range(devices)]
-    processor = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(processor, parts)
-    tf.config.threading.set_intra_op_parallelism_threads(1)
+    """Makes logical CPU devices; one thread works on an operation, as if each were one core.
+
+    With JAX the thread is a matter of the flags in `step_time`.
+    """
+    keras_multigpu.use_virtual_devices(devices)
+    if _BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
+def _data(batch: tuple[Any, Any], steps: int) -> dict[str, Any]:
+    """The arguments of `fit` for so many steps on one batch, which stays in memory."""
+    if _BACKEND == "jax":
+        return {"x": (batch for _ in range(steps)), "steps_per_epoch": steps}
+    import tensorflow as tf
+
+    return {"x": tf.data.Dataset.from_tensors(batch).repeat(steps)}
 
 
 def _compiled(benchmark: Benchmark, side: str, devices: int, jit: bool) -> keras.Model:
     """The model of one side, ready to be trained."""
+    if side == "distributed":
+        names = [f"cpu:{index}" for index in range(devices)]
+        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=names))
     if side == "mirrored":
+        import tensorflow as tf
+
         strategy = tf.distribute.MirroredStrategy([f"/cpu:{index}" for index in range(devices)])
         with strategy.scope():
             model = benchmark.build()
@@ -65,19 +84,19 @@ def measure(side: str, model: str, devices: int, steps: int, jit: bool = False) 
     """Times `fit`.
 
     Args:
-        side: `"ours"`, `"mirrored"` or `"plain"`.
+        side: `"ours"`, `"plain"`, and `"mirrored"` (TensorFlow) or `"distributed"` (JAX).
         model: a name in `MODELS`.
         devices: how many logical devices there are; `"plain"` uses the first.
         steps: how many steps to time, after the first one and those that warm up.
-        jit: compile with XLA.
+        jit: compile with XLA, as JAX always does.
     """
     _split_processor(devices)
     keras.utils.set_random_seed(0)
     benchmark = MODELS[model]
-    parallel = _compiled(benchmark, side, devices, jit)
-    data = tf.data.Dataset.from_tensors(benchmark.make_batch()).repeat(1 + _WARM_UP + steps)
+    parallel = _compiled(benchmark, side, devices, jit or _BACKEND == "jax")
+    data = _data(benchmark.make_batch(), 1 + _WARM_UP + steps)
     clock = _Clock()
-    parallel.fit(data, verbose=0, callbacks=[clock])
+    parallel.fit(**data, verbose=0, callbacks=[clock])
     return {
         "first_s": clock.wall[1] - clock.wall[0],
         "all_steps_ms": _intervals_ms(clock.wall[1 + _WARM_UP :]),
@@ -96,7 +115,7 @@ def main() -> None:
         result = {"error": describe(error)}
     result["versions"] = {
         "keras": keras.__version__,
-        "tensorflow": tf.__version__,
+        _BACKEND: sys.modules[_BACKEND].__version__,
         "keras_multigpu": keras_multigpu.__version__,
     }
     print(json.dumps(result))

@@ -73,6 +73,7 @@ def test_a_model_without_weights():
     assert np.array_equal(parallel.predict(x, verbose=0), x)
     parallel.compile("sgd", "mse")
     with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         parallel.fit(x, x, verbose=0)
     if keras.backend.backend() == "tensorflow":  # on JAX Keras has nothing to say of it
         assert "does not have any trainable weights" in str(told[0].message)
