@@ -25,7 +25,7 @@ _BACKEND = keras.backend.backend()
 _PEERS = {"tensorflow": ("mirrored", "MirroredStrategy"), "jax": ("distributed", "DataParallel")}
 # One thread works on an operation, as if each device were one core.
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-_FIGURES = {
+FIGURES = {
     "step_ms": (
         "ms",
         "The median step. Here and below: the median round (lowest..highest).",
@@ -59,7 +59,7 @@ def measure(turn: dict[str, Any], steps: int, jit: bool) -> dict[str, Any]:
     """Takes one turn in a process of its own.
 
     Returns:
-        The turn, with the figures named in `_FIGURES` and every step's, or with an `error`.
+        The turn, with the figures named in `FIGURES` and every step's, or with an `error`.
     """
     request = {key: turn[key] for key in ("model", "side", "devices")}
     request |= {"steps": steps, "jit": jit}
@@ -102,9 +102,9 @@ class Figures:
             return _median_and_spread(values)
         return next((result["error"] for result in found), "-")
 
-    def ratio(self, key: str, model: str, side: str, devices: int) -> str:
-        """Median and spread of our figure over another side's in the same round."""
-        ours, other = self.find(model, "ours", devices), self.find(model, side, devices)
+    def ratio(self, key: str, model: str, side: str, devices: int, of: str = "ours") -> str:
+        """Median and spread of the figure of a side of ours over another's in the same round."""
+        ours, other = self.find(model, of, devices), self.find(model, side, devices)
         both = [(ours[number], other[number]) for number in ours if number in other]
         ratios = [one[key] / two[key] for one, two in both if key in one and key in two]
         return _median_and_spread(ratios, digits=2) if ratios else "-"
@@ -120,11 +120,11 @@ def _median_and_spread(values: Sequence[float], digits: int = 1) -> str:
 def report(
     figures: Figures, models: Sequence[str], devices: Sequence[int], peer: tuple[str, str]
 ) -> str:
-    """A Markdown table for each of `_FIGURES`, with the ratios of the sides."""
+    """A Markdown table for each of `FIGURES`, with the ratios of the sides."""
     sides = {"plain": "plain, 1 device", "ours": "keras_multigpu", peer[0]: peer[1]}
     start = ["model", "batch", "devices"]
     parts = []
-    for key, (unit, title) in _FIGURES.items():
+    for key, (unit, title) in FIGURES.items():
         header = [*start, *(f"{name}, {unit}" for name in sides.values())]
         rows = [
             [model, str(MODELS[model].batch_size), str(count)]

@@ -60,8 +60,10 @@ def _data(batch: tuple[Any, Any], steps: int) -> dict[str, Any]:
     return {"x": tf.data.Dataset.from_tensors(batch).repeat(steps)}
 
 
-def _compiled(benchmark: Benchmark, side: str, devices: int, jit: bool) -> keras.Model:
-    """The model of one side, ready to be trained."""
+def _compiled(benchmark: Benchmark, side: str, devices: int, jit: bool) -> list[keras.Model]:
+    """The models of one side, ready to be trained one after the other."""
+    if side == "separate":
+        return [_compiled(benchmark, "plain", 1, jit)[0] for _ in range(devices)]
     if side == "distributed":
         names = [f"cpu:{index}" for index in range(devices)]
         keras.distribution.set_distribution(keras.distribution.DataParallel(devices=names))
@@ -72,36 +74,48 @@ def _compiled(benchmark: Benchmark, side: str, devices: int, jit: bool) -> keras
         with strategy.scope():
             model = benchmark.build()
             benchmark.compile(model, jit_compile=jit)
-        return model
+        return [model]
     model = benchmark.build()
     if side == "ours":
         model = keras_multigpu.make_parallel(model, n_gpus=devices, mode="data")
+    if side == "towers":
+        model = keras_multigpu.make_parallel(
+            model, n_gpus=devices, mode="tower", replicas="independent", loss_of="replicas"
+        )
     benchmark.compile(model, jit_compile=jit)
-    return model
+    return [model]
 
 
 def measure(side: str, model: str, devices: int, steps: int, jit: bool = False) -> dict[str, Any]:
     """Times `fit`.
 
     Args:
-        side: `"ours"`, `"plain"`, and `"mirrored"` (TensorFlow) or `"distributed"` (JAX).
+        side: `"ours"`, `"plain"`, and `"mirrored"` (TensorFlow) or `"distributed"` (JAX);
+            `"towers"`, an independent replica on every device, or `"separate"`, as many plain
+            models, trained one after the other: a step is then one of each, added up.
         model: a name in `MODELS`.
-        devices: how many logical devices there are; `"plain"` uses the first.
+        devices: how many logical devices there are; plain models use the first.
         steps: how many steps to time, after the first one and those that warm up.
         jit: compile with XLA, as JAX always does.
     """
     _split_processor(devices)
     keras.utils.set_random_seed(0)
     benchmark = MODELS[model]
-    parallel = _compiled(benchmark, side, devices, jit or _BACKEND == "jax")
-    data = _data(benchmark.make_batch(), 1 + _WARM_UP + steps)
-    clock = _Clock()
-    parallel.fit(**data, verbose=0, callbacks=[clock])
+    models = _compiled(benchmark, side, devices, jit or _BACKEND == "jax")
+    clocks = []
+    for one in models:
+        clocks.append(_Clock())
+        data = _data(benchmark.make_batch(), 1 + _WARM_UP + steps)
+        one.fit(**data, verbose=0, callbacks=[clocks[-1]])
     return {
-        "first_s": clock.wall[1] - clock.wall[0],
-        "all_steps_ms": _intervals_ms(clock.wall[1 + _WARM_UP :]),
-        "all_cpu_ms": _intervals_ms(clock.cpu[1 + _WARM_UP :]),
+        "first_s": sum(clock.wall[1] - clock.wall[0] for clock in clocks),
+        "all_steps_ms": _added([_intervals_ms(clock.wall[1 + _WARM_UP :]) for clock in clocks]),
+        "all_cpu_ms": _added([_intervals_ms(clock.cpu[1 + _WARM_UP :]) for clock in clocks]),
     }
+
+
+def _added(parts: list[list[float]]) -> list[float]:
+    return [sum(values) for values in zip(*parts)]
 
 
 def _intervals_ms(times: list[float]) -> list[float]:
