@@ -44,16 +44,22 @@ def make_parallel(
         n_gpus: how many devices to use; `None` for all GPUs of the host, or its CPU device where
             it has none. Virtual devices (`use_virtual_devices`) count as GPUs.
         mode: `"data"` slices every batch, runs a replica of the model on each slice and merges
-            the outputs: the maths of one device.
+            the outputs: the maths of one device. `"tower"` runs every replica on the whole batch,
+            and a layer mixes their outputs.
         devices: the names of the devices to use instead, as `list_devices` gives them.
         **options: of mode `"data"`: `wire_dtype`, the type in which weights and gradients cross
             between devices, `None` (their own), `"bfloat16"` or `"float16"`; and
             `sync_batch_norm=True`, to have every `BatchNormalization` see the whole batch.
+            Of mode `"tower"`: `replicas="shared"` (one set of weights) or `"independent"` (a
+            committee: the model, and others built like it with weights of their own);
+            `mix="mean"`, `"weighted"`, `"gaussian"`, `"gated"`, a Keras layer, or a function of the
+            list of outputs; `num_replicas`, if not one per device; and `loss_of="mix"` or
+            `"replicas"`, what is trained.
 
     Returns:
         A Keras model with the template's inputs, outputs, layers and weights, and the attributes
         `template`, `devices` and `mode`. It is compiled if the model is, with the optimizer's
-        state as it stands.
+        state as it stands where it trains the same weights.
 
     Raises:
         ValueError: if the request can't be met: the text says what was expected, what was
@@ -71,6 +77,9 @@ def make_parallel(
         ('cpu:0', 'cpu:1', 'cpu:2', 'cpu:3')
         >>> bool(np.all(parallel.get_weights()[0] == model.get_weights()[0]))
         True
+        >>> committee = make_parallel(model, n_gpus=4, mode="tower", replicas="independent")
+        >>> np.shape(committee.predict_replicas(np.ones((5, 3)), verbose=0))
+        (4, 5, 1)
     """
     engines.current()
     request = _check(model, n_gpus, mode, devices, options)
