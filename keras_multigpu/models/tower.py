@@ -69,6 +69,7 @@ class TowerParallel(MixedModel):
         Raises:
             ValueError: if an option is not one of those that are known.
         """
+        engines.current().check_process()
         checks.check_names(template, ("replicas", "clones", "mix", *_METHODS))
         checks.check_choice("replicas", options.get("replicas", "shared"), "shared", "independent")
         checks.check_choice("loss_of", options.get("loss_of", "mix"), "mix", "replicas")
