@@ -90,6 +90,27 @@ def test_a_failing_step_loses_no_weights(mode, rng):
     assert difference(parallel.get_weights(), before) == 0
 
 
+@pytest.mark.parametrize("mode", ["data", "tower", "independent"])
+@pytest.mark.parametrize("moment", ["on_train_batch_begin", "on_train_batch_end"])
+def test_an_interruption_loses_no_weights(mode, moment, rng):
+    class Interrupt(keras.callbacks.Callback):
+        def interrupt(self, batch, logs=None):
+            if batch == 2:
+                raise KeyboardInterrupt
+
+    setattr(Interrupt, moment, Interrupt.interrupt)
+    options = {"mode": "tower", "replicas": mode} if mode == "independent" else {"mode": mode}
+    parallel = make_parallel(_template(), 4, **options)
+    before = parallel.get_weights()
+    parallel.compile("adam", "mse")
+    x, y = rng.normal(size=(40, 6)), rng.normal(size=(40, 2))
+    with pytest.raises(KeyboardInterrupt):
+        parallel.fit(x, y, 8, verbose=0, callbacks=[Interrupt()])
+    assert difference(parallel.get_weights(), before) > 1e-4
+    assert int(parallel.optimizer.iterations) == (2 if moment == "on_train_batch_begin" else 3)
+    parallel.fit(x, y, 8, verbose=0)
+
+
 def test_optimizers_that_look_at_a_whole_weight_are_told():
     parallel = make_parallel(_template(), 2, mode="tower", replicas="independent")
     with pytest.warns(UserWarning, match="sees all of a weight's replicas as one.*clipnorm=1.0"):

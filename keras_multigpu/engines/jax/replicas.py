@@ -54,10 +54,9 @@ class JaxReplicas(Replicas):
     def find_sums(self, call: Call, count: int) -> list[bool]:
         raise NotImplementedError("The rows of a batch are never sliced.")
 
-    def holds(self, variable: keras.Variable) -> bool:
-        """Whether a variable is a replica's own, on that replica's device."""
-        parts = (part for stack in self._stacks.values() for part in stack.parts)
-        return any(variable is part for part in parts)
+    def parts(self) -> set[int]:
+        """The `id`s of the variables that are the replicas' own, on their devices."""
+        return {id(part) for stack in self._stacks.values() for part in stack.parts}
 
     def stacked(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
         """The variables as a step sees them: stacked where each replica has its own."""

@@ -10,6 +10,7 @@ import keras
 
 from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
+from keras_multigpu.engines.jax.stacked import StackedVariable
 
 
 class PlacedSteps(keras.Model):
@@ -25,6 +26,7 @@ class PlacedSteps(keras.Model):
     variables: list[keras.Variable]
     _template: keras.Model
     _is_running: bool
+    _latest_state: Any = ()
     _replicas: JaxReplicas | None
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -73,19 +75,19 @@ class PlacedSteps(keras.Model):
         """A step function of Keras's that is given its state and batches on the devices."""
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
-            try:
-                return function(place.put_state(state), _PlacedBatches(iterator, place))
-            except Exception:
-                self._restore(state)
-                raise
+            self._latest_state = state
+            result = function(place.put_state(state), _PlacedBatches(iterator, place))
+            self._latest_state = result[1]
+            return result
 
         return step
 
-    def _restore(self, state: Any) -> None:
-        """Gives the variables the state again that a failed step was to begin with.
+    def _restore(self) -> None:
+        """Gives the variables the latest state again, after an error or an interruption.
 
-        Keras takes it out of them for the time of the steps, so that it would be lost.
+        Keras takes the state out of them for the time of the steps, so that it would be lost.
         """
+        state, self._latest_state = self._latest_state, ()
         lists = [self.trainable_variables, self.non_trainable_variables]
         if len(state) == 4:
             lists.append(self.optimizer.variables)
@@ -93,7 +95,8 @@ class PlacedSteps(keras.Model):
             lists.append(self.metrics_variables)
         for variables, values in zip(lists, state):
             for variable, value in zip(variables, values):
-                if not value.is_deleted():
+                is_out = isinstance(variable, StackedVariable) or variable._value is None
+                if is_out and not value.is_deleted():
                     variable.assign(value)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
@@ -121,7 +124,12 @@ class PlacedSteps(keras.Model):
         return self._run_one(super().predict_on_batch, args, kwargs)
 
     def _run_one(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        result = step(*args, **kwargs)
+        try:
+            result = step(*args, **kwargs)
+        except BaseException:
+            self._restore()
+            raise
+        self._latest_state = ()
         # To bring the weights back after every step would be slow. They stay, unless the
         # template's own optimizer or metrics are tied to other devices, with which JAX would
         # refuse to use them.
@@ -140,15 +148,18 @@ class PlacedSteps(keras.Model):
         self._is_running = True
         try:
             return loop(*args, **kwargs)
+        except BaseException:
+            self._restore()
+            raise
         finally:
-            self._is_running = False
+            self._is_running, self._latest_state = False, ()
             self._bring_home()
 
     def _bring_home(self) -> None:
+        there = set() if self._replicas is None else self._replicas.parts()
         for variable in self.variables:
-            is_replicas = self._replicas is not None and self._replicas.holds(variable)
-            # Keras keeps no value in a variable during a step: it is lost if the step fails.
-            if not is_replicas and variable._value is not None:
+            # A value is missing if the step lost it: XLA had taken its memory when it failed.
+            if id(variable) not in there and variable._value is not None:
                 variable.assign(on_one_device(variable.value))
 
 
