@@ -245,3 +245,15 @@ def test_the_legacy_format_is_refused(tmp_path):
     parallel = make_parallel(_sequential(), 2)
     with pytest.raises(ValueError, match=r"format `.keras`.*model.h5.*model.template.save"):
         parallel.save(tmp_path / "model.h5")
+
+
+def test_a_compiled_templates_exclusions_from_weight_decay(rng):
+    template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=1.0)
+    optimizer.exclude_from_weight_decay(var_names=["kernel"])
+    template.compile(optimizer, "mse")
+    parallel = make_parallel(template, 2)
+    x = rng.normal(size=(8, 6)).astype("float32")
+    before = template.get_weights()[0]
+    parallel.fit(x, parallel.predict(x, verbose=0), verbose=0)  # the gradient is zero
+    assert difference(template.get_weights()[0], before) < 1e-5

@@ -70,7 +70,9 @@ def test_more_devices_than_there_are():
 
 
 def test_unknown_modes_and_options():
-    with pytest.raises(ValueError, match="`mode` must be one of 'data'. Received: mode='dta'"):
+    with pytest.raises(
+        ValueError, match="`mode` must be one of 'data', 'tower'. Received: mode='dta'"
+    ):
         make_parallel(_model(), 2, "dta")
     with pytest.raises(TypeError, match="options wire_dtype, sync_batch_norm. Received: wire='bf"):
         make_parallel(_model(), 2, wire="bfloat16")
@@ -167,4 +169,13 @@ def test_the_public_names():
         "make_parallel",
         "use_virtual_devices",
     ]
-    assert keras_multigpu.layers.__all__ == ["BatchMerge", "BatchSlice"]
+    assert keras_multigpu.layers.__all__ == [
+        "BatchMerge",
+        "BatchSlice",
+        "GatedMix",
+        "GaussianMix",
+        "GaussianNLL",
+        "GaussianRMSE",
+        "WeightedMix",
+        "mean_mix",
+    ]

@@ -16,11 +16,12 @@ import keras_multigpu
 from keras_multigpu import make_parallel
 
 # The cases of which each shows something that the others don't.
-NAMES = (
-    "mlp unbuilt_sequential conv residual_shared_block embedding_lstm_masked regularized "
-    "bidirectional_masked_output dict_inputs_and_outputs subclassed_add_loss own_steps "
-    "nested_structures frozen_backbone text_input scipy_csr_input clipped_accumulated_ema"
-).split()
+NAMES = {
+    *("mlp", "unbuilt_sequential", "conv", "residual_shared_block", "embedding_lstm_masked"),
+    *("regularized", "bidirectional_masked_output", "dict_inputs_and_outputs", "own_steps"),
+    *("subclassed_add_loss", "nested_structures", "frozen_backbone", "text_input"),
+    *("scipy_csr_input", "clipped_accumulated_ema"),
+}
 every_case = pytest.mark.parametrize("case", [c for c in CASES if c.name in NAMES], ids=str)
 
 
@@ -568,3 +569,36 @@ def test_optimizers_that_name_the_argument(rng):
         parallel.compile("adafactor", "mse")
     parallel.fit(x, y, verbose=0)
     assert all(np.isfinite(weight).all() for weight in parallel.get_weights())
+
+
+def test_constraints_of_independent_replicas(rng):
+    x, y = _data(rng)
+    parallel = _committee(2, _regressor(None, kernel_constraint="non_neg"))
+    reference, members = _by_hand(parallel, layers.Average())
+    for model in (reference, parallel):
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(x, y, 32, shuffle=False, verbose=0)
+    for member, replica in zip(members, parallel.replicas):
+        assert difference(member.get_weights(), replica.get_weights()) < 1e-5
+        assert replica.get_weights()[0].min() == 0
+
+
+@pytest.mark.parametrize("replicas", ["shared", "independent"])
+def test_as_a_layer_of_another_model(replicas, rng):
+    x, _ = _data(rng, 4)
+    parallel = make_parallel(_regressor(), 2, mode="tower", replicas=replicas)
+    inputs = keras.Input((6,))
+    outer = keras.Model(inputs, layers.Rescaling(2.0)(parallel(inputs)))
+    assert difference(np.asarray(outer(x)), 2 * parallel.predict(x, verbose=0)) < 1e-6
+
+
+def test_what_is_excluded_from_weight_decay(rng):
+    x, _ = _data(rng)
+    parallel = _committee(2, keras.Sequential([keras.Input((6,)), layers.Dense(2)]))
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=1.0)
+    kernels = [model.layers[0].kernel for model in parallel.replicas]
+    optimizer.exclude_from_weight_decay(var_list=kernels)
+    parallel.compile(optimizer, "mse")
+    before = [np.array(kernel) for kernel in kernels]
+    parallel.fit(x, parallel.predict(x, verbose=0), verbose=0)  # the gradient is zero
+    assert difference([np.array(kernel) for kernel in kernels], before) < 1e-5

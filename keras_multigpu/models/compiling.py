@@ -49,6 +49,10 @@ def _copy_optimizer(compiled: keras.Model, model: keras.Model) -> Any:
     if optimizer is None:
         return None
     copy = type(optimizer).from_config(optimizer.get_config())
+    # What is excluded from weight decay is in no configuration.
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(optimizer, name):
+            setattr(copy, name, getattr(optimizer, name))
     variables = compiled.trainable_variables
     is_same = list(map(id, variables)) == list(map(id, model.trainable_variables))
     if optimizer.built and is_same:

@@ -183,8 +183,13 @@ class MixedModel(ParallelModel):
 def features_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The inputs of a model among the arguments of its call."""
     given = (*args, *kwargs.values())
-    is_tensor = keras.ops.is_tensor
-    return next(one for one in given if any(map(is_tensor, keras.tree.flatten(one))))
+    arrays = (one for one in given if any(map(_is_array, keras.tree.flatten(one))))
+    return next(arrays, given[0] if given else None)
+
+
+def _is_array(value: Any) -> bool:
+    is_tensor = isinstance(value, keras.KerasTensor) or keras.ops.is_tensor(value)
+    return is_tensor or hasattr(value, "__array__")
 
 
 def _call_mix(mix: keras.Layer, outputs: list[Any], features: Any) -> Any:

@@ -1,5 +1,8 @@
 """Where the replicas run, how often they are traced, what they share and what they don't."""
 
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -216,3 +219,17 @@ def test_a_loss_that_cannot_be_tried_is_told():
     parallel.compile("sgd", "mse")
     with pytest.warns(UserWarning, match=r"taken for a mean.*ValueError.*not eagerly"):
         parallel.evaluate(np.ones((4, 3)), np.ones((4, 3)), verbose=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "tower", "replicas": "independent"}], ids=str)
+def test_models_that_are_dropped_are_freed(options):
+    template = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    parallel = make_parallel(template, 2, **options)
+    parallel.compile("sgd", "mse")
+    parallel.fit(np.ones((8, 3)), np.ones((8, 2)), verbose=0)
+    parallel.predict(np.ones((8, 3)), verbose=0)
+    alive = [weakref.ref(template), weakref.ref(parallel)]
+    del template, parallel
+    keras.utils.clear_session()
+    gc.collect()
+    assert [one() for one in alive] == [None, None]

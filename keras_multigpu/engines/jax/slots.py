@@ -23,6 +23,8 @@ def save_by_replica(optimizer: keras.Optimizer) -> None:
     make_slot = optimizer.add_variable_from_reference
 
     def make_noted_slot(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
+        if isinstance(reference_variable, StackedVariable):
+            _exclude_as_its_parts(optimizer, reference_variable)
         slot = make_slot(reference_variable, *args, **kwargs)
         references[id(slot)] = reference_variable
         return slot
@@ -55,6 +57,13 @@ def save_by_replica(optimizer: keras.Optimizer) -> None:
     optimizer.load_own_variables = load
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         save_by_replica(optimizer.inner_optimizer)
+
+
+def _exclude_as_its_parts(optimizer: keras.Optimizer, variable: StackedVariable) -> None:
+    """Excludes a stacked variable from weight decay if a replica's own was excluded."""
+    excluded: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
+    if any(optimizer._var_key(part) in excluded for part in variable.parts):
+        excluded.add(optimizer._var_key(variable))
 
 
 def _warn_of_whole_variables(optimizer: keras.Optimizer) -> None:

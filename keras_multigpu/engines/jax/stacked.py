@@ -38,7 +38,8 @@ class StackedVariable(keras.Variable):
         # Keras makes the optimizer's slots by it.
         self._layout = sharding
         if first.constraint is not None:
-            self.constraint = jax.vmap(first.constraint)
+            constraint = jax.vmap(first.constraint)
+            self.constraint = lambda value: constraint(keras.ops.convert_to_tensor(value))
 
     @property
     def _value(self) -> Tensor:

@@ -159,7 +159,8 @@ class PlacedSteps(keras.Model):
         there = set() if self._replicas is None else self._replicas.parts()
         for variable in self.variables:
             # A value is missing if the step lost it: XLA had taken its memory when it failed.
-            if id(variable) not in there and variable._value is not None:
+            value = variable._value if id(variable) not in there else None
+            if value is not None and not value.is_deleted():
                 variable.assign(on_one_device(variable.value))
 
 

@@ -100,7 +100,18 @@ class Passes:
             by_inputs += gradients[len(keys) :]
         self._used.clear()
         flat = self._links.sum(by_weights) + by_inputs
+        if self._order == 1:
+            self._release()
         return (flat, [None] * len(variables)) if variables else flat
+
+    def _release(self) -> None:
+        """Lets go of the template, once no more gradients can be asked for.
+
+        TensorFlow never forgets the gradient function of a graph, and with it what that holds.
+        """
+        del self._function, self._masked
+        self.raws.clear()
+        self._tapes.clear()
 
     def _gradient(self, number: int, arriving: Iterator[tuple[int, Tensor]]) -> list[Tensor | None]:
         """The gradient of one replica, by its copies of the weights and its inputs."""

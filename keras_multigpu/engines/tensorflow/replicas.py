@@ -73,7 +73,7 @@ class TensorFlowReplicas(Replicas):
         if len(self._function.variables) != len(states[0]):
             self.retrace()  # layers were built in this call: now their variables are known
             return self.run(calls, sizes, compiled=compiled)
-        return [self._result(raw, gathered, state) for raw, state in zip(passes.raws, states)]
+        return [self._result(raw, gathered, state) for raw, state in zip(list(passes.raws), states)]
 
     def find_sums(self, call: Call, count: int) -> list[bool]:
         if not count or len(self.devices) == 1:
