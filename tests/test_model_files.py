@@ -249,7 +249,7 @@ def test_the_legacy_format_is_refused(tmp_path):
 
 def test_a_compiled_templates_exclusions_from_weight_decay(rng):
     template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
-    optimizer = keras.optimizers.AdamW(0.01, weight_decay=1.0)
+    optimizer = keras.optimizers.SGD(0.01, weight_decay=1.0)
     optimizer.exclude_from_weight_decay(var_names=["kernel"])
     template.compile(optimizer, "mse")
     parallel = make_parallel(template, 2)

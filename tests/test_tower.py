@@ -341,7 +341,7 @@ def test_every_batch_size_of_a_committee(rng):
 @pytest.mark.parametrize("option", [{"run_eagerly": True}, {"jit_compile": True}], ids=str)
 @pytest.mark.parametrize("replicas", ["shared", "independent"])
 def test_ways_of_running(replicas, option, rng):
-    x, y = _data(rng)
+    x, y = _data(rng, 21)
     parallel = make_parallel(_regressor(None), 3, mode="tower", replicas=replicas)
     if replicas == "independent":
         reference, _ = _by_hand(parallel, layers.Average())
@@ -352,7 +352,7 @@ def test_ways_of_running(replicas, option, rng):
     for model in (reference, parallel):
         extra = option if model is parallel else {}
         model.compile(keras.optimizers.SGD(0.1), "mse", **extra)
-        histories.append(model.fit(x, y, 32, 2, shuffle=False, verbose=0).history)
+        histories.append(model.fit(x, y, 16, shuffle=False, verbose=0).history)
     assert difference(*histories) < 1e-5
     assert difference(reference.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-5
 
@@ -595,7 +595,7 @@ def test_as_a_layer_of_another_model(replicas, rng):
 def test_what_is_excluded_from_weight_decay(rng):
     x, _ = _data(rng)
     parallel = _committee(2, keras.Sequential([keras.Input((6,)), layers.Dense(2)]))
-    optimizer = keras.optimizers.AdamW(0.01, weight_decay=1.0)
+    optimizer = keras.optimizers.SGD(0.01, weight_decay=1.0)
     kernels = [model.layers[0].kernel for model in parallel.replicas]
     optimizer.exclude_from_weight_decay(var_list=kernels)
     parallel.compile(optimizer, "mse")

@@ -11,6 +11,7 @@ from keras import layers
 from parity import difference, variables
 
 from keras_multigpu import make_parallel
+from keras_multigpu.engines.jax.placement import placement
 
 
 class Watched(keras.Model):
@@ -77,10 +78,7 @@ def _compiled_step(parallel, x, y):
         text.append(jax.jit(parallel.train_step).lower(state, data).compile().as_text())
         return {}, state
 
-    from keras_multigpu.engines.jax.placement import placement
-    from keras_multigpu.engines.jax.steps import _placed
-
-    _placed(watch, placement(parallel.devices))(state, iter([(x, y)]))
+    parallel._placed(watch, placement(parallel.devices))(state, iter([(x, y)]))
     return text[0]
 
 
