@@ -20,27 +20,51 @@ def save_by_replica(optimizer: keras.Optimizer) -> None:
         return  # done already
     _warn_of_whole_variables(optimizer)
     references: dict[int, keras.Variable] = {}
-    make_slot = optimizer.add_variable_from_reference
+    make_slot, build = optimizer.add_variable_from_reference, optimizer.build
+
+    def build_excluding(variables: list[keras.Variable]) -> None:
+        for variable in variables:
+            if isinstance(variable, StackedVariable):
+                _exclude_as_its_parts(optimizer, variable)
+        build(variables)
 
     def make_noted_slot(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
-        if isinstance(reference_variable, StackedVariable):
-            _exclude_as_its_parts(optimizer, reference_variable)
         slot = make_slot(reference_variable, *args, **kwargs)
         references[id(slot)] = reference_variable
         return slot
 
-    def save(store: Any) -> None:
-        for place, (variable, number) in enumerate(_entries(optimizer, references)):
+    optimizer.build = build_excluding
+    optimizer.add_variable_from_reference = make_noted_slot
+    files = _Files(optimizer, references)
+    optimizer.save_own_variables, optimizer.load_own_variables = files.save, files.load
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        save_by_replica(optimizer.inner_optimizer)
+
+
+class _Files:
+    """What an optimizer of stacked variables writes to a file, and reads from one.
+
+    Args:
+        optimizer: the optimizer.
+        references: the variable that each slot was made for, by the slot's `id`.
+    """
+
+    def __init__(self, optimizer: keras.Optimizer, references: dict[int, keras.Variable]):
+        self._optimizer = optimizer
+        self._references = references
+
+    def save(self, store: Any) -> None:
+        for place, (variable, number) in enumerate(_entries(self._optimizer, self._references)):
             value = np.asarray(variable.value)
             store[str(place)] = value if number is None else value[number]
 
-    def load(store: Any) -> None:
-        entries = _entries(optimizer, references)
+    def load(self, store: Any) -> None:
+        entries = _entries(self._optimizer, self._references)
         if len(store.keys()) != len(entries):
             raise ValueError(
-                f"The optimizer {optimizer.name!r} has {len(entries)} variables, counted for each "
-                f"replica. Received: a file with {len(store.keys())}. Compile the model as the "
-                "one that was saved, with as many replicas, and train or build it before loading."
+                f"The optimizer {self._optimizer.name!r} has {len(entries)} variables, counted for "
+                f"each replica. Received: a file with {len(store.keys())}. Compile the model as "
+                "the one that was saved, with as many replicas, and train it before loading."
             )
         rows: dict[int, list[np.ndarray]] = {}
         for place, (variable, number) in enumerate(entries):
@@ -48,15 +72,9 @@ def save_by_replica(optimizer: keras.Optimizer) -> None:
                 variable.assign(store[str(place)])
             else:
                 rows.setdefault(id(variable), []).append(np.asarray(store[str(place)]))
-        for variable in optimizer.variables:
+        for variable in self._optimizer.variables:
             if id(variable) in rows:
                 variable.assign(np.stack(rows[id(variable)]))
-
-    optimizer.add_variable_from_reference = make_noted_slot
-    optimizer.save_own_variables = save
-    optimizer.load_own_variables = load
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        save_by_replica(optimizer.inner_optimizer)
 
 
 def _exclude_as_its_parts(optimizer: keras.Optimizer, variable: StackedVariable) -> None:
