@@ -2,7 +2,9 @@
 
 import doctest
 import importlib
+import pathlib
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -29,6 +31,17 @@ def test_examples(name):
     module = importlib.import_module(name)
     assert module.__doc__, f"{name} has no docstring"
     assert doctest.testmod(module).failed == 0
+
+
+DOCUMENTS = ("README.md", "docs/peers.md", "docs/design.md")
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_tests_that_are_named_exist(name):
+    root = pathlib.Path(__file__).parent.parent
+    text = (root / name).read_text()
+    for path, function in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?", text):
+        assert f"def {function}" in (root / path).read_text(), (path, function)
 
 
 def _run(*arguments):
