@@ -602,3 +602,41 @@ def test_what_is_excluded_from_weight_decay(rng):
     before = [np.array(kernel) for kernel in kernels]
     parallel.fit(x, parallel.predict(x, verbose=0), verbose=0)  # the gradient is zero
     assert difference([np.array(kernel) for kernel in kernels], before) < 1e-5
+
+
+def test_an_interrupted_committee_is_resumed(rng, tmp_path):
+    x, y = _data(rng)
+
+    def fit(model, *callbacks):
+        model.fit(x, y, 32, 4, shuffle=False, verbose=0, callbacks=list(callbacks))
+
+    def stop(epoch, logs):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    models = [_committee(2, mix="weighted") for _ in range(3)]
+    undisturbed, interrupted, resumed = models
+    interrupted.set_weights(undisturbed.get_weights())
+    for model in models:
+        model.compile("adam", "mse")
+    backups = [keras.callbacks.BackupAndRestore(tmp_path / "backup") for _ in range(2)]
+    fit(undisturbed)
+    with pytest.raises(KeyboardInterrupt):
+        fit(interrupted, backups[0], keras.callbacks.LambdaCallback(on_epoch_begin=stop))
+    fit(resumed, backups[1])
+    assert difference(variables(undisturbed), variables(resumed)) < 1e-5
+
+
+def test_the_best_weights_of_a_committee(rng, tmp_path):
+    x, y = _data(rng)
+    parallel = _committee(2)
+    parallel.compile(keras.optimizers.SGD(0.5), "mse")
+    path = tmp_path / "best.weights.h5"
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_best_only=True),
+        keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True),
+    ]
+    parallel.fit(x, y, 8, 12, verbose=0, validation_split=0.3, callbacks=callbacks)
+    restored = parallel.get_weights()
+    parallel.load_weights(path)
+    assert difference(parallel.get_weights(), restored) == 0
