@@ -21,15 +21,8 @@ except ModuleNotFoundError as error:
         "KERAS_BACKEND=jax: Keras takes TensorFlow otherwise."
     ) from error
 
-from keras_multigpu.engines.base import (
-    Engine,
-    Replicas,
-    Result,
-    check_alike,
-    count_rows,
-    get_mask,
-    set_mask,
-)
+from keras_multigpu.engines.base import Engine, Replicas, Result
+from keras_multigpu.engines.shared import check_alike, count_rows, get_mask, set_mask
 
 __all__ = [
     "Engine",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import types
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +11,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.devices import choose_devices
+from keras_multigpu.models.classes import parallel_class
 from keras_multigpu.models.compiling import compile_like
 
 # What a model has of its own once it is compiled: never looked up in the template.
@@ -248,46 +247,8 @@ def build_parallel(
     options: dict[str, Any],
 ) -> ParallelModel:
     """A mode's parallel model, compiled like its template where that is compiled."""
-    parallel = parallel_class(mode, template)(template, devices, **options)
+    classes: Any = (mode, type(template))
+    parallel = parallel_class(*classes)(template, devices, **options)
     if template.compiled and parallel._keeps_outputs():
         compile_like(parallel, template)
     return parallel
-
-
-def parallel_class(mode: type[ParallelModel], template: keras.Model) -> type[ParallelModel]:
-    """The class of a mode's parallel models of templates of one class."""
-    classes: Any = (mode, type(template))
-    return _parallel_class(*classes)
-
-
-@functools.cache
-def _parallel_class(mode: Any, template_class: Any) -> type[ParallelModel]:
-    bases = (mode, *engines.current().mixins, template_class)
-
-    @functools.wraps(template_class.call)
-    def call(self: ParallelModel, *args: Any, **kwargs: Any) -> Any:
-        return self._call_replicas(args, kwargs)
-
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace.update(call=call, __module__=mode.__module__, __doc__=mode.__doc__)
-        if issubclass(template_class, keras.Sequential):
-            namespace.update({name: _forward(name) for name in ("add", "pop")})
-
-    made = types.new_class(mode.__name__, bases, exec_body=fill)
-    # Keras looks up the name under which a class is saved by the class, and by that name the
-    # class that loads it: the mode's own, which makes the other again.
-    for cls in (made, mode):
-        keras.saving.register_keras_serializable(package="keras_multigpu")(cls)
-    return made
-
-
-def _forward(name: str) -> Any:
-    """A method that changes the template, whose replicas are traced anew."""
-
-    def method(self: ParallelModel, *args: Any, **kwargs: Any) -> Any:
-        self._check_change(name)
-        result = getattr(self.template, name)(*args, **kwargs)
-        self._retrace()
-        return result
-
-    return method

@@ -11,19 +11,13 @@ import jax
 import keras
 from jax.experimental.sparse import JAXSparse
 
-from keras_multigpu.engines.base import (
-    Call,
-    Engine,
-    Tensor,
-    get_mask,
-    in_fresh_thread,
-    set_mask,
-)
+from keras_multigpu.engines.base import Call, Engine, Tensor
 from keras_multigpu.engines.jax import devices, tensors
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.slots import save_by_replica
 from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution
+from keras_multigpu.engines.shared import get_mask, in_fresh_thread, set_mask
 
 _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")
 # Older trainers pin the state of a step to the devices that the variables were made on.

@@ -10,22 +10,19 @@ import keras
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from keras_multigpu.engines.base import (
+from keras_multigpu.engines.base import Call, Replicas, Result, Tensor
+from keras_multigpu.engines.jax.placement import placement
+from keras_multigpu.engines.jax.stacked import StackedVariable, stack_all
+from keras_multigpu.engines.jax.tensors import split_tensors
+from keras_multigpu.engines.shared import (
     SEED,
     SEED_STEP,
-    Call,
-    Replicas,
-    Result,
-    Tensor,
     check_alike,
     get_mask,
     in_fresh_thread,
     set_mask,
     state_of_none,
 )
-from keras_multigpu.engines.jax.placement import placement
-from keras_multigpu.engines.jax.stacked import StackedVariable, stack_all
-from keras_multigpu.engines.jax.tensors import split_tensors
 
 
 class JaxReplicas(Replicas):

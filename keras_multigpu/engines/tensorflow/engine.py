@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Call, Engine, Tensor, in_fresh_thread, unchanged
+from keras_multigpu.engines.base import Call, Engine, Tensor
+from keras_multigpu.engines.shared import in_fresh_thread, unchanged
 from keras_multigpu.engines.tensorflow.placing import place_updates
 from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows

@@ -9,17 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import (
-    SEED,
-    Call,
-    Replicas,
-    Result,
-    Tensor,
-    check_alike,
-    get_mask,
-    set_mask,
-    state_of_none,
-)
+from keras_multigpu.engines.base import Call, Replicas, Result, Tensor
+from keras_multigpu.engines.shared import SEED, check_alike, get_mask, set_mask, state_of_none
 from keras_multigpu.engines.tensorflow.links import Links
 from keras_multigpu.engines.tensorflow.losses import find_sums
 from keras_multigpu.engines.tensorflow.passes import Passes

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import SEED, SEED_STEP, Tensor
+from keras_multigpu.engines.base import Tensor
+from keras_multigpu.engines.shared import SEED, SEED_STEP
 
 
 class ReplicaScope(keras.StatelessScope):

@@ -1,0 +1,132 @@
+"""What the engines share: seeds, masks, checks, and scopes to step out of."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+
+from keras_multigpu.engines.base import Tensor
+
+SEED = "seed_generator_state"
+"""The name of the variables in which Keras keeps the seeds of random layers."""
+
+SEED_STEP = 0x9E3779B9
+"""Added to the seed of replica i, i times: the golden ratio of 2^32 keeps the seeds apart."""
+
+
+def check_alike(states: Sequence[Sequence[keras.Variable]]) -> None:
+    """Refuses replicas whose variables are not those of the first one, one by one.
+
+    Raises:
+        ValueError: if there are others, more or fewer.
+    """
+    first, *others = ([(tuple(v.shape), v.dtype) for v in state] for state in states)
+    for number, other in enumerate(others, start=1):
+        if other != first:
+            raise ValueError(
+                "Independent replicas must be built alike: all run by the template's code, with "
+                f"weights of their own. Received: variables {first} in the template, and "
+                f"{other} in replica {number}. Change the template before it is made parallel."
+            )
+
+
+def state_of_none(variable: keras.Variable) -> ValueError:
+    """What to say of a variable that replicas assign and that is in no model's `variables`."""
+    return ValueError(
+        "Each independent replica needs a state of its own, and the template assigns the variable "
+        f"{variable.path!r}, which is not among its `variables`: a recurrent layer with "
+        "`stateful=True`, say, or a variable that no layer tracks. Received: "
+        f"a variable of shape {tuple(variable.shape)}. Use `replicas='shared'`, or have a "
+        "layer track it."
+    )
+
+
+def count_rows(tensor: Tensor) -> Tensor:
+    """The length of a tensor's first axis: a number where it is known, else a scalar tensor."""
+    return keras.ops.shape(tensor)[0]
+
+
+def get_mask(tensor: Tensor) -> Tensor | None:
+    """The Keras mask that a tensor carries, if any.
+
+    The attribute is the one of Keras's guide "Masking and padding"; Keras exports no reader. For
+    tensors that take no attributes (those of JAX) it keeps a table, which its layers read.
+    """
+    if hasattr(tensor, "__dict__") or not keras.ops.is_tensor(tensor):
+        return getattr(tensor, "_keras_mask", None)
+    reader = _MaskReader()
+    reader(tensor)
+    return reader.mask
+
+
+def set_mask(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """Gives a tensor its Keras mask, and returns it."""
+    if mask is not None and hasattr(tensor, "__dict__"):
+        tensor._keras_mask = mask
+    elif mask is not None:
+        _MaskWriter(mask)(tensor)
+    return tensor
+
+
+class _MaskReader(keras.Layer):
+    mask: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__(autocast=False)
+        self.supports_masking = True
+
+    def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        object.__setattr__(self, "mask", mask)  # unseen by Keras, which would track it
+        return inputs
+
+
+class _MaskWriter(keras.Layer):
+    mask: Tensor
+
+    def __init__(self, mask: Tensor):
+        super().__init__(autocast=False)
+        self.supports_masking = True
+        object.__setattr__(self, "mask", mask)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+    def compute_mask(self, inputs: Tensor, previous_mask: Any = None) -> Tensor:
+        return self.mask
+
+
+def in_fresh_thread(function: Callable[[], Any]) -> None:
+    """Calls a function in a thread of its own, outside the scopes that the caller is in.
+
+    Keras and the backends keep their scopes per thread, and a variable that is created in one of
+    Keras's gets its value, and its device, only when the scope is left.
+    """
+    policy, errors = keras.config.dtype_policy(), []
+
+    def run() -> None:
+        try:
+            keras.config.set_dtype_policy(policy)
+            function()
+        except BaseException as error:  # handed over to the caller, whose thread it concerns
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+@contextlib.contextmanager
+def unchanged(model: keras.Model, attribute: str, value: Any) -> Iterator[None]:
+    """Sets an attribute of a model and restores it afterwards."""
+    before = getattr(model, attribute)
+    setattr(model, attribute, value)
+    try:
+        yield
+    finally:
+        setattr(model, attribute, before)
