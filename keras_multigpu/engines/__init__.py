@@ -22,9 +22,18 @@ except ModuleNotFoundError as error:
     ) from error
 
 from keras_multigpu.engines.base import Engine, Replicas, Result
-from keras_multigpu.engines.shared import check_alike, count_rows, get_mask, set_mask
+from keras_multigpu.engines.shared import (
+    SEED_STEP,
+    check_alike,
+    count_rows,
+    get_mask,
+    is_array,
+    set_mask,
+    split_tensors,
+)
 
 __all__ = [
+    "SEED_STEP",
     "Engine",
     "Replicas",
     "Result",
@@ -32,7 +41,9 @@ __all__ = [
     "count_rows",
     "current",
     "get_mask",
+    "is_array",
     "set_mask",
+    "split_tensors",
 ]
 
 

@@ -50,6 +50,32 @@ def count_rows(tensor: Tensor) -> Tensor:
     return keras.ops.shape(tensor)[0]
 
 
+def is_array(value: Any) -> bool:
+    """Whether it is a tensor, or what becomes one."""
+    return keras.ops.is_tensor(value) or hasattr(value, "__array__")
+
+
+def split_tensors(
+    structure: Any, is_part: Callable[[Any], bool] = is_array
+) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+    """The tensors of a structure, and the function that puts others in their places.
+
+    Args:
+        structure: any structure.
+        is_part: which of its leaves are taken.
+    """
+    flat = keras.tree.flatten(structure)
+    places = [place for place, part in enumerate(flat) if is_part(part)]
+
+    def restore(tensors: Sequence[Tensor]) -> Any:
+        restored = list(flat)
+        for place, tensor in zip(places, tensors):
+            restored[place] = tensor
+        return keras.tree.pack_sequence_as(structure, restored)
+
+    return [flat[place] for place in places], restore
+
+
 def get_mask(tensor: Tensor) -> Tensor | None:
     """The Keras mask that a tensor carries, if any.
 

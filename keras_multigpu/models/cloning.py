@@ -10,10 +10,8 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.engines import check_alike
+from keras_multigpu.engines import SEED_STEP, check_alike
 
-# Members whose seeds lie one apart would share seeds with each other's layers.
-_SEED_STEP = 0x9E3779B1
 _SEEDS = 2**31
 
 
@@ -54,11 +52,11 @@ def clone(template: keras.Model, number: int) -> keras.Model:
             "`keras.saving.register_keras_serializable()`, or use `replicas='shared'`."
         ) from error
     check_alike([template.variables, model.variables])
-    copy_fixed(template, model)
+    _copy_fixed(template, model)
     return model
 
 
-def copy_fixed(template: keras.Model, model: keras.Model) -> None:
+def _copy_fixed(template: keras.Model, model: keras.Model) -> None:
     """Gives a clone the template's values of what training by gradients does not change."""
     for variable, own in zip(template.variables, model.variables):
         if not variable.trainable and "seed_generator" not in variable.path:
@@ -134,7 +132,7 @@ def _adapt(config: Any, number: int, classes: dict[str, type]) -> Any:
     for key, value in config.items():
         is_seed = key == "seed" and isinstance(value, int) and not isinstance(value, bool)
         if is_seed:
-            adapted[key] = (value + number * _SEED_STEP) % _SEEDS
+            adapted[key] = (value + number * SEED_STEP) % _SEEDS
         elif key == "shared_object_id":
             adapted[key] = f"{value} in clone {number}"  # else one clone would be another's part
         else:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
+from keras_multigpu.engines import split_tensors
 from keras_multigpu.layers import BatchMerge, BatchSlice
 from keras_multigpu.layers.batch import batch_rows, slice_bounds
 from keras_multigpu.models import checks
@@ -89,7 +90,7 @@ class DataParallel(ParallelModel):
         if engine.partitions:
             args, kwargs = self._shard_rows(args, kwargs)
             return self._template(*args, **kwargs)
-        tensors, restore = _take_tensors((args, kwargs))
+        tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
         if not any(len(tensor.shape) for tensor in tensors):
             return self._template(*args, **kwargs)  # answers as one device would
         with engine.on_device("cpu:0"):
@@ -117,7 +118,7 @@ class DataParallel(ParallelModel):
 
     def _shard_rows(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of a call, whose rows the compiler is to spread over the devices."""
-        tensors, restore = _take_tensors((args, kwargs))
+        tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
         return restore(engines.current().shard_rows(tensors, self.devices))
 
     def _portions(self, tensors: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -161,17 +162,3 @@ def _merge_loss(values: Sequence[Any], is_sum: bool, shares: Sequence[Any], whol
 
 def _weighted_sum(values: Sequence[Any], shares: Sequence[Any]) -> Any:
     return sum(value * keras.ops.cast(share, value.dtype) for value, share in zip(values, shares))
-
-
-def _take_tensors(structure: Any) -> tuple[list[Any], Any]:
-    """The tensors of a structure, and the function that puts others in their places."""
-    flat = keras.tree.flatten(structure)
-    places = [place for place, part in enumerate(flat) if keras.ops.is_tensor(part)]
-
-    def restore(tensors: Sequence[Any]) -> Any:
-        restored = list(flat)
-        for place, tensor in zip(places, tensors):
-            restored[place] = tensor
-        return keras.tree.pack_sequence_as(structure, restored)
-
-    return [flat[place] for place in places], restore

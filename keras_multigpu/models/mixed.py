@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu.engines import is_array
 from keras_multigpu.layers.mixing import get_mix
 from keras_multigpu.models.base import ParallelModel
 
@@ -32,11 +33,7 @@ class Now:
 
 
 class MixedModel(ParallelModel):
-    """What a mode needs that mixes the outputs of several replicas.
-
-    Attributes:
-        now: what changes from one use of the model to the next.
-    """
+    """What a mode needs that mixes the outputs of several replicas."""
 
     _mix: keras.Layer
     compiled: bool
@@ -183,13 +180,12 @@ class MixedModel(ParallelModel):
 def features_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The inputs of a model among the arguments of its call."""
     given = (*args, *kwargs.values())
-    arrays = (one for one in given if any(map(_is_array, keras.tree.flatten(one))))
+    arrays = (one for one in given if any(map(_is_tensor_or_symbol, keras.tree.flatten(one))))
     return next(arrays, given[0] if given else None)
 
 
-def _is_array(value: Any) -> bool:
-    is_tensor = isinstance(value, keras.KerasTensor) or keras.ops.is_tensor(value)
-    return is_tensor or hasattr(value, "__array__")
+def _is_tensor_or_symbol(value: Any) -> bool:
+    return isinstance(value, keras.KerasTensor) or is_array(value)
 
 
 def _call_mix(mix: keras.Layer, outputs: list[Any], features: Any) -> Any:

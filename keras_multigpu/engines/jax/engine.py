@@ -17,7 +17,7 @@ from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.slots import save_by_replica
 from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution
-from keras_multigpu.engines.shared import get_mask, in_fresh_thread, set_mask
+from keras_multigpu.engines.shared import get_mask, in_fresh_thread, set_mask, split_tensors
 
 _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")
 # Older trainers pin the state of a step to the devices that the variables were made on.
@@ -82,7 +82,7 @@ class JaxEngine(Engine):
         return [set_mask(place.constrain(part), get_mask(part)) for part in parts]
 
     def build(self, function: Callable[..., Any], call: Call) -> None:
-        arrays, restore = tensors.split_tensors(call)
+        arrays, restore = split_tensors(call)
 
         def trace(given: list[Tensor]) -> None:
             args, kwargs = restore(given)

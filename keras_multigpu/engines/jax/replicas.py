@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec
 from keras_multigpu.engines.base import Call, Replicas, Result, Tensor
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.stacked import StackedVariable, stack_all
-from keras_multigpu.engines.jax.tensors import split_tensors
 from keras_multigpu.engines.shared import (
     SEED,
     SEED_STEP,
@@ -21,6 +20,7 @@ from keras_multigpu.engines.shared import (
     get_mask,
     in_fresh_thread,
     set_mask,
+    split_tensors,
     state_of_none,
 )
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
-import keras
 from jax.experimental import sparse
 
 from keras_multigpu.engines.base import Tensor
@@ -26,21 +24,3 @@ def join_rows(tensors: Sequence[Tensor]) -> Tensor:
     if isinstance(tensors[0], sparse.BCOO):
         return sparse.bcoo_concatenate(tensors, dimension=0)
     return jax.numpy.concatenate(tensors, axis=0)
-
-
-def split_tensors(structure: Any) -> tuple[list[Tensor], Any]:
-    """The arrays in a structure, and the function that puts others in their places."""
-    flat = keras.tree.flatten(structure)
-    places = [
-        place
-        for place, part in enumerate(flat)
-        if keras.ops.is_tensor(part) or hasattr(part, "__array__")
-    ]
-
-    def restore(given: Sequence[Tensor]) -> Any:
-        restored = list(flat)
-        for place, tensor in zip(places, given):
-            restored[place] = tensor
-        return keras.tree.pack_sequence_as(structure, restored)
-
-    return [flat[place] for place in places], restore

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.base import Call, Engine, Tensor
-from keras_multigpu.engines.shared import in_fresh_thread, unchanged
+from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow.placing import place_updates
 from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
@@ -80,15 +80,12 @@ class TensorFlowEngine(Engine):
         return tf.device(_full_name(name))
 
     def build(self, function: Callable[..., Any], call: Call) -> None:
-        arrays = [part for part in tf.nest.flatten(call) if _is_array(part)]
+        arrays, restore = split_tensors(call)
         tensors = [part if tf.is_tensor(part) else tf.convert_to_tensor(part) for part in arrays]
 
         @tf.function(autograph=False, input_signature=[[for_any_rows(part) for part in tensors]])
         def trace(tensors: list[Tensor]) -> None:
-            given = iter(tensors)
-            args, kwargs = tf.nest.map_structure(
-                lambda part: next(given) if _is_array(part) else part, call
-            )
+            args, kwargs = restore(tensors)
             function(*args, **kwargs)
 
         in_fresh_thread(trace.get_concrete_function)
@@ -114,10 +111,6 @@ class TensorFlowEngine(Engine):
 
 def _full_name(device: str) -> str:
     return device if device.startswith("/") else f"/device:{device.upper()}"
-
-
-def _is_array(value: Any) -> bool:
-    return tf.is_tensor(value) or hasattr(value, "__array__")
 
 
 def _with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> tf.SparseTensor:
