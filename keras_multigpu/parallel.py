@@ -11,9 +11,19 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.devices import choose_devices
-from keras_multigpu.models import DataParallel, ParallelModel, TowerParallel, build_parallel
+from keras_multigpu.models import (
+    DataParallel,
+    ModelParallel,
+    ParallelModel,
+    TowerParallel,
+    build_parallel,
+)
 
-_MODES: dict[str, type[ParallelModel]] = {"data": DataParallel, "tower": TowerParallel}
+_MODES: dict[str, type[ParallelModel]] = {
+    "data": DataParallel,
+    "tower": TowerParallel,
+    "model": ModelParallel,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +55,8 @@ def make_parallel(
             it has none. Virtual devices (`use_virtual_devices`) count as GPUs.
         mode: `"data"` slices every batch, runs a replica of the model on each slice and merges
             the outputs: the maths of one device. `"tower"` runs every replica on the whole batch,
-            and a layer mixes their outputs.
+            and a layer mixes their outputs. `"model"` runs one model with its layers on
+            different devices, their weights with them.
         devices: the names of the devices to use instead, as `list_devices` gives them.
         **options: of mode `"data"`: `wire_dtype`, the type in which weights and gradients cross
             between devices, `None` (their own), `"bfloat16"` or `"float16"`; and
@@ -54,7 +65,8 @@ def make_parallel(
             committee: the model, and others built like it with weights of their own);
             `mix="mean"`, `"weighted"`, `"gaussian"`, `"gated"`, a Keras layer, or a function of the
             list of outputs; `num_replicas`, if not one per device; and `loss_of="mix"` or
-            `"replicas"`, what is trained.
+            `"replicas"`, what is trained. Of mode `"model"`: `placement`, a dict from names of
+            layers, or regular expressions, to device numbers; `None` to have it chosen.
 
     Returns:
         A Keras model with the template's inputs, outputs, layers and weights, and the attributes

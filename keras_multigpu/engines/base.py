@@ -174,6 +174,42 @@ class Engine(abc.ABC):
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         """Has an optimizer keep and update the slots of a variable on that variable's device."""
 
+    def move_variables(
+        self, homes: Sequence[tuple[keras.Variable, str]], model: keras.Model
+    ) -> None:
+        """Moves variables to devices, with their values. Only where not `partitions`.
+
+        Args:
+            homes: pairs of a variable and the device that it is to be on.
+            model: the model that has them; what it traced before is dropped.
+        """
+        raise NotImplementedError(f"{self.name} has no variables on single devices.")
+
+    def find_shards(self, model: keras.Model, count: int) -> dict[str, int]:
+        """The weights of large layers to spread over devices. Only where `partitions`.
+
+        Args:
+            model: a built model.
+            count: how many devices there are.
+
+        Returns:
+            The axis to spread, by the weight's path.
+
+        Raises:
+            ValueError: if there is none whose axes the devices divide.
+        """
+        raise NotImplementedError(f"{self.name} does not partition.")
+
+    def shard(self, model: keras.Model, axes: dict[str, int], devices: Sequence[str]) -> None:
+        """Spreads weights over devices. Only where `partitions`.
+
+        Args:
+            model: a built model.
+            axes: what `find_shards` gave.
+            devices: the devices.
+        """
+        raise NotImplementedError(f"{self.name} does not partition.")
+
     @abc.abstractmethod
     def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
         """A scope around the making of Keras's step functions for a parallel model."""

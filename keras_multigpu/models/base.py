@@ -42,6 +42,7 @@ class ParallelModel(keras.Model):
     # Kept from Keras's walk over a model's parts, whose paths name the weights in a file.
     _hidden = frozenset({"template", "_template"})
     _on_fewer_devices = "It computes the same on them."
+    _spreads_weights = False  # over the devices; else it spreads the rows, or whole replicas
     _replicas: engines.Replicas | None = None
 
     def __init__(self, template: keras.Model, devices: Sequence[str], options: dict[str, Any]):

@@ -83,6 +83,27 @@ def check_count(name: str, value: Any) -> None:
         )
 
 
+def check_graph(template: keras.Model, is_graph: bool) -> None:
+    """Refuses a model whose layers can't be told apart without running its code."""
+    if not is_graph:
+        raise ValueError(
+            "Model mode places the layers of a graph: of a Sequential or functional model without "
+            f"a `call` of its own. Received: {template.name!r}, of class {type(template).__name__}, "
+            "which has one. Rebuild it as `keras.Model(inputs, outputs)`, or use `mode='data'`."
+        )
+
+
+def check_chosen_only(placement: Any) -> None:
+    """Refuses a placement where the backend has one program for all devices."""
+    if placement is not None:
+        raise ValueError(
+            f"`placement` must be None on the Keras backend {engines.current().name!r}, which runs "
+            "one program on all devices: a layer can't be on one of them, and large layers are "
+            f"spread over all. Received: placement={placement!r}. Leave it out, or use "
+            "TensorFlow."
+        )
+
+
 def check_any_batch_size(template: keras.Model) -> None:
     """Refuses a template whose batch size is fixed."""
     for tensor in keras.tree.flatten(getattr(template, "inputs", None)):

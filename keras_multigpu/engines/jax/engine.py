@@ -12,7 +12,7 @@ import keras
 from jax.experimental.sparse import JAXSparse
 
 from keras_multigpu.engines.base import Call, Engine, Tensor
-from keras_multigpu.engines.jax import devices, tensors
+from keras_multigpu.engines.jax import devices, shards, tensors
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.slots import save_by_replica
@@ -107,6 +107,12 @@ class JaxEngine(Engine):
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         save_by_replica(optimizer)  # a stacked variable's slots are where it is
+
+    def find_shards(self, model: keras.Model, count: int) -> dict[str, int]:
+        return shards.find_shards(model, count)
+
+    def shard(self, model: keras.Model, axes: dict[str, int], devices: Sequence[str]) -> None:
+        shards.shard(model, axes, devices)
 
     def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu.engines.jax.shards import shard_alike
 from keras_multigpu.engines.jax.stacked import StackedVariable
 
 Entry = tuple[keras.Variable, int | None]
@@ -31,6 +32,7 @@ def save_by_replica(optimizer: keras.Optimizer) -> None:
     def make_noted_slot(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
         slot = make_slot(reference_variable, *args, **kwargs)
         references[id(slot)] = reference_variable
+        shard_alike(slot, reference_variable)
         return slot
 
     optimizer.build = build_excluding

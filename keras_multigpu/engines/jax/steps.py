@@ -10,6 +10,7 @@ import keras
 
 from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
+from keras_multigpu.engines.jax.shards import is_spread
 from keras_multigpu.engines.jax.stacked import StackedVariable
 
 
@@ -23,6 +24,7 @@ class PlacedSteps(keras.Model):
     """
 
     devices: tuple[str, ...]
+    _spreads_weights: bool
     variables: list[keras.Variable]
     _template: keras.Model
     _is_running: bool
@@ -42,7 +44,9 @@ class PlacedSteps(keras.Model):
         return self._make_placed("predict_function", super().make_predict_function, force)
 
     def _placement(self) -> Placement:
-        return placement(self.devices) if self._replicas is None else self._replicas.placement
+        if self._replicas is not None:
+            return self._replicas.placement
+        return placement(self.devices, spread=not self._spreads_weights)
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
@@ -157,6 +161,8 @@ class PlacedSteps(keras.Model):
 
     def _bring_home(self) -> None:
         there = set() if self._replicas is None else self._replicas.parts()
+        if self._spreads_weights:
+            there |= {id(variable) for variable in self.variables if is_spread(variable)}
         for variable in self.variables:
             # A value is missing if the step lost it: XLA had taken its memory when it failed.
             value = variable._value if id(variable) not in there else None

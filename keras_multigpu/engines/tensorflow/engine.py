@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.base import Call, Engine, Tensor
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
-from keras_multigpu.engines.tensorflow.placing import place_updates
+from keras_multigpu.engines.tensorflow.placing import move_variable, place_updates, use_moved
 from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
 
@@ -102,6 +102,13 @@ class TensorFlowEngine(Engine):
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         place_updates(optimizer)
+
+    def move_variables(
+        self, homes: Sequence[tuple[keras.Variable, str]], model: keras.Model
+    ) -> None:
+        for variable, device in homes:
+            move_variable(variable, _full_name(device))
+        use_moved(model)
 
     def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
         # XLA compiles a cluster for one device: a compiled step would leave the others idle.

@@ -1,4 +1,4 @@
-"""An optimizer whose slots are on their variables' devices, and are updated there."""
+"""Variables on other devices; an optimizer whose slots are with them, and are updated there."""
 
 from __future__ import annotations
 
@@ -32,6 +32,42 @@ def place_updates(optimizer: keras.Optimizer) -> None:
     optimizer.update_step = update_there
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         place_updates(optimizer.inner_optimizer)
+
+
+def move_variable(variable: keras.Variable, device: str) -> None:
+    """Moves a variable to a device, with its value.
+
+    TensorFlow has no such operation: Keras's variable is given another one of TensorFlow's.
+    What was traced with the old one fails from then on: its resource is taken away, so that
+    nothing goes on with values that are no longer the variable's.
+    """
+    old = variable._value
+    wanted = tf.DeviceSpec.from_string(device)
+    here = tf.DeviceSpec.from_string(old.device)
+    if (here.device_type, here.device_index) == (wanted.device_type, wanted.device_index):
+        return
+    with tf.init_scope(), tf.device(device):
+        variable._value = tf.Variable(
+            old.read_value(),
+            trainable=old.trainable,
+            name=variable.name,
+            dtype=old.dtype,
+            synchronization=old.synchronization,
+            aggregation=old.aggregation,
+        )
+        tf.raw_ops.DestroyResourceOp(resource=old.handle, ignore_lookup_error=True)
+
+
+def use_moved(model: keras.Model) -> None:
+    """Has a model, and its optimizer, use variables that were moved."""
+    model.train_function = model.test_function = model.predict_function = None
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and optimizer.built:
+        # Keras knows variables by TensorFlow's, which are others now.
+        variables = optimizer._trainable_variables
+        optimizer._trainable_variables_indices = {
+            optimizer._var_key(variable): place for place, variable in enumerate(variables)
+        }
 
 
 def _device_of(variable: Any) -> str:

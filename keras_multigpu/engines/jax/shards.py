@@ -1,0 +1,108 @@
+"""Large layers whose weights are spread over the devices: the tensor parallelism of model mode.
+
+XLA then partitions the products by which the layers are computed, and inserts what has to cross.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import keras
+from jax.sharding import NamedSharding, PartitionSpec
+
+from keras_multigpu.engines.jax.placement import placement
+
+# A weight with a smaller share of the model than this is copied to every device.
+_LEAST_SHARE = 0.01
+# Where the heads are in the kernels of an attention layer.
+_HEADS = {"query": 1, "key": 1, "value": 1, "attention_output": 0}
+
+
+def find_shards(model: keras.Model, count: int) -> dict[str, int]:
+    """The kernels to spread, and along which axis.
+
+    Attention is spread by heads, `Embedding` by features. `Dense` and `EinsumDense` are spread
+    along their longest axis: of two layers of which the first widens and the second narrows, the
+    first is spread by outputs and the second by inputs, so that one sum crosses and not the wide
+    activation (Shoeybi et al., "Megatron-LM", 2019).
+
+    Args:
+        model: a built model.
+        count: how many devices there are.
+
+    Returns:
+        The axis, by the path of the weight.
+
+    Raises:
+        ValueError: if no large layer can be spread over so many devices.
+    """
+    total = sum(math.prod(variable.shape) for variable in model.variables)
+    kinds = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
+    kernels = {id(layer): _kernel(layer) for layer in layers}
+    large = [
+        (layer, kernel)
+        for layer in layers
+        if (kernel := kernels[id(layer)]) is not None
+        and math.prod(kernel.shape) >= _LEAST_SHARE * total
+    ]
+    axes = {kernel.path: _axis(layer, kernel.shape, count) for layer, kernel in large}
+    found = {path: axis for path, axis in axes.items() if axis is not None}
+    if not found:
+        shapes = ", ".join(f"{kernel.path} {tuple(kernel.shape)}" for _, kernel in large)
+        raise ValueError(
+            "On JAX, model mode spreads the weights of large `Dense`, `EinsumDense`, `Embedding` "
+            f"and attention layers over the devices. Received: the model {model.name!r} and "
+            f"{count} devices, with no such weight of which an axis can be divided by {count} "
+            f"({shapes or 'there is no such layer'}). Choose another number of devices, or "
+            "use `mode='data'`."
+        )
+    return found
+
+
+def shard(model: keras.Model, axes: dict[str, int], names: Sequence[str]) -> None:
+    """Spreads weights over devices.
+
+    Args:
+        model: a built model.
+        axes: the axis to spread, by the weight's path.
+        names: the devices' names.
+    """
+    mesh = placement(tuple(names)).mesh
+    for variable in model.variables:
+        axis = axes.get(variable.path)
+        if axis is not None:
+            spec = PartitionSpec(*[None] * axis, "devices")
+            variable.assign(jax.device_put(variable.value, NamedSharding(mesh, spec)))
+
+
+def shard_alike(slot: keras.Variable, reference: keras.Variable) -> None:
+    """Spreads an optimizer's slot as the variable it belongs to."""
+    sharding = getattr(reference.value, "sharding", None)
+    if is_spread(reference) and slot.shape == reference.shape:
+        slot.assign(jax.device_put(slot.value, sharding))
+
+
+def is_spread(variable: keras.Variable) -> bool:
+    """Whether each device has a part of a variable only."""
+    value = variable._value
+    return value is not None and not value.sharding.is_fully_replicated
+
+
+def _kernel(layer: keras.Layer) -> keras.Variable | None:
+    """The largest weight of a layer."""
+    return max(layer.weights, key=lambda weight: math.prod(weight.shape), default=None)
+
+
+def _axis(layer: keras.Layer, shape: Sequence[int], count: int) -> int | None:
+    """The axis of a kernel to spread, `None` if the devices divide none."""
+    divided = [axis for axis, length in enumerate(shape) if length % count == 0]
+    if isinstance(layer, keras.layers.Embedding):
+        wanted: int | None = 1
+    else:
+        wanted = _HEADS.get(layer.name) if len(shape) == 3 else None
+    if wanted in divided:
+        return wanted
+    return max(divided, key=lambda axis: (shape[axis], axis), default=None)

@@ -1,0 +1,149 @@
+"""Model mode: the layers of one model on different devices."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from keras_multigpu import engines
+from keras_multigpu.models import checks
+from keras_multigpu.models.base import ParallelModel
+from keras_multigpu.models.graph import is_graph, read_graph, symbolic_ends
+from keras_multigpu.models.placement import check_placement, choose_placement, place_by_names
+from keras_multigpu.models.stages import Stages
+
+
+@keras.saving.register_keras_serializable(package="keras_multigpu")
+class ModelParallel(ParallelModel):
+    """One model with its layers, and their weights, on different devices.
+
+    On TensorFlow the graph is cut into stages, each on one device; what crosses between devices
+    is the outputs of stages, and their gradients. On JAX large layers are spread over all devices.
+
+    Args:
+        template: the model to make parallel.
+        devices: the devices to use, as `keras_multigpu.list_devices` names them.
+        placement: the number of each layer's device, by the layer's name or a regular
+            expression; `None` to have it chosen.
+    """
+
+    mode = "model"
+    _on_fewer_devices = "The layers of the other devices are on these."
+    _spreads_weights = True
+    _stages: Stages | None = None
+    _axes: tuple[tuple[str, int], ...] = ()
+
+    def __init__(
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        placement: Mapping[str, int] | None = None,
+    ):
+        given = None if placement is None else dict(placement)
+        super().__init__(template, devices, {"placement": given})
+        if template.built:
+            self._place()
+
+    @classmethod
+    def _check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
+        """Refuses what model mode can't do.
+
+        Raises:
+            ValueError: if the placement does not fit the model and the devices, or the model's
+                layers can't be placed.
+        """
+        engine = engines.current()
+        checks.check_names(template, ("placement", "stages"))
+        placement = options.get("placement")
+        if engine.partitions:
+            engine.check_process()
+            checks.check_chosen_only(placement)
+            if template.built:
+                engine.find_shards(template, len(devices))
+            return
+        check_placement(placement, len(devices))
+        checks.check_graph(template, is_graph(template))
+        if template.built and placement:
+            place_by_names(read_graph(template), placement)
+
+    def build(self, *args: Any, **kwargs: Any) -> None:
+        """Builds the template, and places its layers."""
+        super().build(*args, **kwargs)
+        self._place()
+
+    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super()._build(args, kwargs)
+        engines.in_fresh_thread(self._place)
+
+    def _place(self) -> None:
+        """Puts the weights where their layers are to be, and cuts the graph."""
+        engine = engines.current()
+        if engine.partitions:
+            axes = engine.find_shards(self._template, len(self.devices))
+            engine.shard(self._template, axes, self.devices)
+            self._axes = tuple(axes.items())
+            return
+        graph, count = read_graph(self._template), len(self.devices)
+        placement = self.options["placement"]
+        if placement is None:
+            numbers = choose_placement(graph, count)
+        else:  # a file may have been written where there were more devices
+            numbers = place_by_names(graph, {name: n % count for name, n in placement.items()})
+        homes = {
+            id(variable): (variable, self.devices[number])
+            for call, number in reversed([*zip(graph.calls, numbers)])
+            for variable in call.variables
+        }
+        engine.move_variables(list(homes.values()), self._template)
+        self._stages = Stages(graph, numbers, self.devices, self._template.dtype_policy)
+        # Takes the inputs as the template does, and gives them as a list.
+        inputs, _ = symbolic_ends(self._template)
+        object.__setattr__(self, "_entry", keras.Model(inputs, self._template.inputs))
+
+    @property
+    def placement(self) -> dict[str, int]:
+        """The number of each layer's device, by the layer's name after those of its models.
+
+        On JAX: the axis along which a weight is spread over the devices, by the weight's path.
+        """
+        if self._stages is None:
+            return dict(self._axes)
+        paths = ("/".join(call.path) for call in self._stages.graph.calls)
+        return dict(zip(paths, self._stages.numbers))
+
+    @property
+    def stages(self) -> Stages | None:
+        """The parts of the graph, each on one device; on JAX there are none."""
+        return self._stages
+
+    def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if engines.current().partitions:
+            return self._template(*args, **kwargs)
+        assert self._stages is not None
+        given = inspect.signature(self._template.call).bind(*args, **kwargs).arguments
+        values = keras.tree.flatten(self._entry(given["inputs"], mask=given.get("mask")))
+        outputs, losses = self._stages.run(values, given.get("training"), self.jit_compile)
+        for loss in losses:
+            # Not `self.add_loss`: a functional model has it for symbolic losses only.
+            keras.Layer.add_loss(self, loss)
+        return keras.tree.pack_sequence_as(symbolic_ends(self._template)[1], outputs)
+
+    def _retrace(self) -> None:
+        if self._stages is not None:
+            self._stages.retrace()
+
+    def _check_change(self, method: str) -> None:
+        raise ValueError(
+            "The layers of a model are placed once, when it is made parallel. Received: a call of "
+            f"`{method}`. Change the template's layers, and make it parallel again."
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # Not in `compile`: Keras compiles a loaded model only if that is its own.
+        if name == "optimizer" and value is not None:
+            engines.current().place_updates(value)

@@ -1,0 +1,107 @@
+"""What the calls of a graph cost: estimates, by which the layers are placed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_multigpu.models.graph import LayerCall
+
+# An axis of unknown length is taken to be as long as this.
+_UNKNOWN = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """A device and its links, as far as a placement depends on them. Only their ratios matter.
+
+    Attributes:
+        flops: operations on numbers, per second.
+        memory: bytes read or written, per second.
+        link: bytes between two devices, per second.
+        launch: seconds that a layer takes at least.
+        latency: seconds that a copy takes at least.
+    """
+
+    flops: float = 1e13
+    memory: float = 1e12
+    link: float = 1e10
+    launch: float = 1e-5
+    latency: float = 2e-5
+
+
+def flops(call: LayerCall) -> float:
+    """Multiplications and additions of a call for one row of the batch.
+
+    Each kernel (a weight with two axes or more) is applied once at every position: an element of
+    a sequence, a point of an image. Embeddings look up, and are counted as copies.
+
+    Args:
+        call: the call.
+    """
+    work = float(sum(map(_elements, call.outputs)))
+    if isinstance(call.layer, keras.layers.Embedding):
+        return work
+    kernels = sum(math.prod(v.shape) for v in call.variables if len(v.shape) >= 2)
+    return work + 2.0 * kernels * _positions(call)
+
+
+def weight_bytes(call: LayerCall) -> int:
+    """The bytes of a layer's variables."""
+    return sum(_size(v.dtype) * math.prod(v.shape) for v in call.variables)
+
+
+def row_bytes(tensor: keras.KerasTensor) -> int:
+    """The bytes of one row of a tensor."""
+    return _elements(tensor) * _size(tensor.dtype)
+
+
+def seconds(call: LayerCall, rows: int, hardware: Hardware) -> float:
+    """The estimated time of a call in a training step: forwards, backwards, and the update.
+
+    Args:
+        call: the call.
+        rows: rows of the batch.
+        hardware: the device.
+    """
+    # Backwards there are two products for one; an update reads and writes a weight, its gradient
+    # and two slots.
+    computing = 3 * rows * flops(call) / hardware.flops
+    updating = 6 * weight_bytes(call) / hardware.memory
+    return hardware.launch + computing + updating
+
+
+def crossing(tensor: keras.KerasTensor, rows: int, hardware: Hardware) -> float:
+    """The estimated time that a tensor and its gradient take between two devices.
+
+    Args:
+        tensor: the tensor.
+        rows: rows of the batch.
+        hardware: the link.
+    """
+    return 2 * (hardware.latency + rows * row_bytes(tensor) / hardware.link)
+
+
+def _positions(call: LayerCall) -> float:
+    """How often a layer applies its kernels to a row."""
+    given, made = call.inputs[0].shape, call.outputs[0].shape
+    shape = made if len(made) == len(given) else given
+    is_first = getattr(call.layer, "data_format", None) == "channels_first"
+    return float(math.prod(_known(shape[2:] if is_first else shape[1:-1])))
+
+
+def _elements(tensor: keras.KerasTensor) -> int:
+    return math.prod(_known(tensor.shape[1:]))
+
+
+def _known(shape: Any) -> list[int]:
+    return [_UNKNOWN if axis is None else axis for axis in shape]
+
+
+def _size(dtype: str) -> int:
+    is_short = dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+    return (2 if dtype == "bfloat16" else 1) if is_short else np.dtype(dtype).itemsize

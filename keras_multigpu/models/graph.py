@@ -1,0 +1,172 @@
+"""A model's graph: the calls of its layers, in order, and the models that parts of it make."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LayerCall:
+    """One call of a layer, or of an operation of `keras.ops`, on symbolic tensors.
+
+    Attributes:
+        layer: what is called.
+        path: its name, after the names of the models that it is in.
+        inputs: the tensors that the call is given.
+        outputs: those that it returns.
+    """
+
+    layer: Any
+    path: tuple[str, ...]
+    inputs: tuple[keras.KerasTensor, ...]
+    outputs: tuple[keras.KerasTensor, ...]
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The layer's variables; an operation has none."""
+        return list(getattr(self.layer, "variables", ()))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Graph:
+    """A model as calls of its layers. Models within it that are graphs are seen through.
+
+    Attributes:
+        inputs: the model's inputs.
+        outputs: its outputs, in order.
+        calls: every call comes after those whose outputs it takes, and right after them where
+            that is possible: a branch is finished before the next begins.
+    """
+
+    inputs: tuple[keras.KerasTensor, ...]
+    outputs: tuple[keras.KerasTensor, ...]
+    calls: tuple[LayerCall, ...]
+
+    def producers(self) -> dict[int, int]:
+        """The place of the call that returns a tensor, by the tensor's `id`."""
+        return {id(tensor): n for n, call in enumerate(self.calls) for tensor in call.outputs}
+
+    def ends(
+        self, places: Iterable[int]
+    ) -> tuple[list[keras.KerasTensor], list[keras.KerasTensor]]:
+        """The tensors that some of the calls take from elsewhere, and those they make for others.
+
+        Args:
+            places: the calls' places.
+        """
+        inside = set(places)
+        own = [self.calls[place] for place in sorted(inside)]
+        others = [call for place, call in enumerate(self.calls) if place not in inside]
+        made = _by_id(tensor for call in own for tensor in call.outputs)
+        taken = _by_id(tensor for call in own for tensor in call.inputs)
+        elsewhere = _by_id(tensor for call in others for tensor in call.inputs)
+        elsewhere |= _by_id(self.outputs)
+        return (
+            [tensor for key, tensor in taken.items() if key not in made],
+            [tensor for key, tensor in made.items() if key in elsewhere],
+        )
+
+
+def is_graph(model: Any) -> bool:
+    """Whether a model is nothing but the graph of its layers' calls."""
+    if isinstance(model, keras.Sequential):
+        kind: Any = keras.Sequential
+    else:
+        kind = _functional_class()
+    names = ("call", "__call__")
+    return isinstance(model, kind) and all(
+        getattr(type(model), name) is getattr(kind, name) for name in names
+    )
+
+
+def symbolic_ends(model: keras.Model) -> tuple[Any, Any]:
+    """The symbolic inputs and outputs of a graph, in the structures that calls use."""
+    if isinstance(model, keras.Sequential):
+        return model.inputs[0], model.outputs[0]
+    return model.input, model.output
+
+
+def read_graph(model: keras.Model) -> Graph:
+    """Reads the graph of a built model, for which `is_graph` holds.
+
+    The layers are called once more, on symbolic inputs: Keras has no public list of the calls.
+
+    Args:
+        model: the model.
+    """
+    calls: list[LayerCall] = []
+    inputs = keras.tree.map_structure(_like, symbolic_ends(model)[0])
+    outputs = keras.tree.flatten(_call_layers(model, inputs, (), calls))
+    return Graph(tuple(keras.tree.flatten(inputs)), tuple(outputs), _depth_first(outputs, calls))
+
+
+def _call_layers(
+    model: keras.Model, inputs: Any, path: tuple[str, ...], calls: list[LayerCall]
+) -> Any:
+    """Calls the layers of a model on symbolic inputs, and notes the calls."""
+
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        own_path = (*path, layer.name)
+        is_plain = len(args) == 1 and not any(
+            part is not None for part in keras.tree.flatten(kwargs)
+        )
+        if is_plain and is_graph(layer):
+            structure = symbolic_ends(layer)[0]
+            given = keras.tree.pack_sequence_as(structure, keras.tree.flatten(args[0]))
+            return _call_layers(layer, given, own_path, calls)
+        outputs = layer(*args, **kwargs)
+        calls.append(LayerCall(layer, own_path, _tensors((args, kwargs)), _tensors(outputs)))
+        return outputs
+
+    if isinstance(model, keras.Sequential):
+        for layer in model.layers:
+            inputs = call(layer, inputs)
+        return inputs
+    plain = keras.Model(*symbolic_ends(model))  # not compiled, and of Keras's own class
+    copied = keras.models.clone_model(
+        plain, input_tensors=inputs, clone_function=lambda layer: layer, call_function=call
+    )
+    return copied.output
+
+
+def _depth_first(
+    outputs: Sequence[keras.KerasTensor], calls: Sequence[LayerCall]
+) -> tuple[LayerCall, ...]:
+    """The calls that some tensors need, each after those that it needs itself."""
+    producers = {id(tensor): call for call in calls for tensor in call.outputs}
+    ordered: dict[int, LayerCall] = {}
+    waiting = [producers[id(tensor)] for tensor in reversed(outputs) if id(tensor) in producers]
+    while waiting:
+        call = waiting[-1]
+        makers = [producers[id(tensor)] for tensor in call.inputs if id(tensor) in producers]
+        missing = [maker for maker in makers if id(maker) not in ordered]
+        if missing:
+            waiting += reversed(missing)
+        else:
+            ordered.setdefault(id(waiting.pop()), call)
+    return tuple(ordered.values())
+
+
+def _functional_class() -> type[keras.Model]:
+    """The class of functional models, which Keras does not name in public."""
+    tensor = keras.Input((1,))
+    return type(keras.Model(tensor, tensor))
+
+
+def _like(tensor: keras.KerasTensor) -> keras.KerasTensor:
+    return keras.Input(
+        batch_shape=tensor.shape, dtype=tensor.dtype, sparse=tensor.sparse, name=tensor.name
+    )
+
+
+def _tensors(structure: Any) -> tuple[keras.KerasTensor, ...]:
+    flat: Sequence[Any] = keras.tree.flatten(structure)
+    return tuple(part for part in flat if isinstance(part, keras.KerasTensor))
+
+
+def _by_id(tensors: Iterable[keras.KerasTensor]) -> dict[int, keras.KerasTensor]:
+    return {id(tensor): tensor for tensor in tensors}

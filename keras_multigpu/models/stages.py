@@ -1,0 +1,104 @@
+"""The stages of a model's graph: each a part of it, on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_multigpu import engines
+from keras_multigpu.models.graph import Graph
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stage:
+    """A part of a graph that runs on one device.
+
+    Attributes:
+        name: what it is called in reports.
+        device: the number of its device.
+        places: the places of its calls in the graph.
+        inputs: the graph's tensors that it takes.
+        outputs: those that it makes for others.
+        replicas: its one replica.
+    """
+
+    name: str
+    device: int
+    places: tuple[int, ...]
+    inputs: tuple[keras.KerasTensor, ...]
+    outputs: tuple[keras.KerasTensor, ...]
+    replicas: engines.Replicas
+
+
+class Stages:
+    """A graph cut where its calls change devices, as seldom as their order allows.
+
+    A stage's level is the number of changes on the way to it; the calls of one level and one
+    device are a stage. So stages come one after the other by their levels, and those of one
+    level run at once.
+
+    Args:
+        graph: the graph.
+        numbers: the number of each call's device.
+        devices: the devices' names.
+        policy: the dtype policy of the model.
+    """
+
+    def __init__(self, graph: Graph, numbers: Sequence[int], devices: Sequence[str], policy: Any):
+        self.graph = graph
+        self.numbers = tuple(numbers)
+        self._devices = tuple(devices)
+        self._policy = policy
+        parts: dict[tuple[int, int], list[int]] = {}
+        for place, key in enumerate(zip(self._levels(), numbers)):
+            parts.setdefault(key, []).append(place)
+        self.stages = tuple(self._stage(*key, parts[key]) for key in sorted(parts))
+
+    def run(
+        self, values: Sequence[Any], training: bool | None, compiled: bool
+    ) -> tuple[list[Any], list[Any]]:
+        """Calls the stages one after the other, each on its device, and assigns their state.
+
+        Args:
+            values: the graph's inputs.
+            training: as in a call of a model.
+            compiled: compile each stage with XLA.
+
+        Returns:
+            The graph's outputs, and the losses that the layers added.
+        """
+        tensors = dict(zip(map(id, self.graph.inputs), values))
+        losses: list[Any] = []
+        for stage in self.stages:
+            call = (([tensors[id(one)] for one in stage.inputs],), {"training": training})
+            (result,) = stage.replicas.run([call], [1], compiled=compiled)
+            for variable, value in result.updates:
+                variable.assign(value)
+            losses += result.losses
+            made = keras.tree.flatten(result.outputs)
+            tensors.update(zip(map(id, stage.outputs), made))
+        return [tensors[id(one)] for one in self.graph.outputs], losses
+
+    def retrace(self) -> None:
+        """Has all stages traced anew."""
+        for stage in self.stages:
+            stage.replicas.retrace()
+
+    def _levels(self) -> list[int]:
+        levels: list[int] = []
+        producers = self.graph.producers()
+        for call, number in zip(self.graph.calls, self.numbers):
+            before = [producers[id(tensor)] for tensor in call.inputs if id(tensor) in producers]
+            changes = [levels[place] + (self.numbers[place] != number) for place in before]
+            levels.append(max(changes, default=0))
+        return levels
+
+    def _stage(self, level: int, number: int, places: Sequence[int]) -> Stage:
+        inputs, outputs = self.graph.ends(places)
+        name = f"stage_{level}_on_{number}"
+        model = keras.Model(inputs, outputs, name=name, dtype=self._policy)
+        replicas = engines.current().make_replicas([model], [self._devices[number]])
+        return Stage(name, number, tuple(places), tuple(inputs), tuple(outputs), replicas)
