@@ -35,6 +35,28 @@ class Result:
     shapes: list[tuple[int | None, ...]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """A tensor that crosses from one device to another in a step.
+
+    Attributes:
+        source: the device it comes from.
+        target: the device it goes to.
+        kind: `"inputs"`, `"weights"`, `"activations"`, `"gradients"`, or `"other"`: state that
+            layers keep, such as moving averages, and single numbers.
+        tensor: its name in the backend's program.
+        bytes: its size; `None` where that is known only when the step runs.
+        copies: how many copies it is made in.
+    """
+
+    source: str
+    target: str
+    kind: str
+    tensor: str
+    bytes: int | None
+    copies: int = 1
+
+
 class Replicas(abc.ABC):
     """The replicas of one template, with its weights or with weights of their own."""
 
@@ -209,6 +231,19 @@ class Engine(abc.ABC):
             devices: the devices.
         """
         raise NotImplementedError(f"{self.name} does not partition.")
+
+    @abc.abstractmethod
+    def count_transfers(self, model: keras.Model, batch: Any, training: bool) -> list[Transfer]:
+        """What crosses between devices in one step of a parallel model.
+
+        Compiles the step anew, and may run it: the caller gives the model its state again.
+
+        Args:
+            model: a parallel model that is built; for a training step compiled, and its
+                optimizer built.
+            batch: the inputs, the targets and the weights of the samples, `None` where absent.
+            training: a training step, or a prediction.
+        """
 
     @abc.abstractmethod
     def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:

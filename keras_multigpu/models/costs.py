@@ -23,15 +23,11 @@ class Hardware:
         flops: operations on numbers, per second.
         memory: bytes read or written, per second.
         link: bytes between two devices, per second.
-        launch: seconds that a layer takes at least.
-        latency: seconds that a copy takes at least.
     """
 
     flops: float = 1e13
     memory: float = 1e12
     link: float = 1e10
-    launch: float = 1e-5
-    latency: float = 2e-5
 
 
 def flops(call: LayerCall) -> float:
@@ -72,7 +68,7 @@ def seconds(call: LayerCall, rows: int, hardware: Hardware) -> float:
     # and two slots.
     computing = 3 * rows * flops(call) / hardware.flops
     updating = 6 * weight_bytes(call) / hardware.memory
-    return hardware.launch + computing + updating
+    return computing + updating
 
 
 def crossing(tensor: keras.KerasTensor, rows: int, hardware: Hardware) -> float:
@@ -83,7 +79,7 @@ def crossing(tensor: keras.KerasTensor, rows: int, hardware: Hardware) -> float:
         rows: rows of the batch.
         hardware: the link.
     """
-    return 2 * (hardware.latency + rows * row_bytes(tensor) / hardware.link)
+    return 2 * rows * row_bytes(tensor) / hardware.link
 
 
 def _positions(call: LayerCall) -> float:

@@ -11,12 +11,13 @@ import jax
 import keras
 from jax.experimental.sparse import JAXSparse
 
-from keras_multigpu.engines.base import Call, Engine, Tensor
+from keras_multigpu.engines.base import Call, Engine, Tensor, Transfer
 from keras_multigpu.engines.jax import devices, shards, tensors
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.slots import save_by_replica
-from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution
+from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution, compile_step
+from keras_multigpu.engines.jax.transfers import count_collectives, count_inputs
 from keras_multigpu.engines.shared import get_mask, in_fresh_thread, set_mask, split_tensors
 
 _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")
@@ -113,6 +114,10 @@ class JaxEngine(Engine):
 
     def shard(self, model: keras.Model, axes: dict[str, int], devices: Sequence[str]) -> None:
         shards.shard(model, axes, devices)
+
+    def count_transfers(self, model: keras.Model, batch: Any, training: bool) -> list[Transfer]:
+        text, parts = compile_step(model, batch, training)
+        return count_inputs(parts) + count_collectives(text, model.devices)
 
     def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()

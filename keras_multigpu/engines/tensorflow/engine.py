@@ -10,11 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Call, Engine, Tensor
+from keras_multigpu.engines.base import Call, Engine, Tensor, Transfer
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow.placing import move_variable, place_updates, use_moved
 from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
+from keras_multigpu.engines.tensorflow.transfers import count_transfers
 
 _LOCAL = re.compile(r"(?:/job:localhost/replica:0/task:0)?/?(?:device:)?(cpu|gpu):(\d+)")
 
@@ -109,6 +110,19 @@ class TensorFlowEngine(Engine):
         for variable, device in homes:
             move_variable(variable, _full_name(device))
         use_moved(model)
+
+    def count_transfers(self, model: keras.Model, batch: Any, training: bool) -> list[Transfer]:
+        def run() -> None:
+            if training:
+                model.make_train_function(force=True)
+                model.train_on_batch(*batch)
+            else:
+                model.make_predict_function(force=True)
+                model.predict_on_batch(batch[0])
+
+        # XLA hides shapes; it changes what each device computes, and not what crosses.
+        with unchanged(model, "jit_compile", False):
+            return count_transfers(run)
 
     def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
         # XLA compiles a cluster for one device: a compiled step would leave the others idle.

@@ -78,20 +78,23 @@ class Links:
         Args:
             gradients: each replica's, by the variable's `id`.
         """
-        sums = []
-        for variable in self.trainable:
-            key, wire = id(variable), self._wire(variable)
-            parts = []
-            for replica in self._users[key]:
-                gradient = gradients[replica][key]
-                if gradient is not None:
-                    with tf.device(self.devices[replica]):
-                        parts.append(cast(gradient, wire))
-            with tf.device(self._hubs[key]):
-                total = cast(add([cast(part, variable.dtype) for part in parts]), wire)
-            with tf.device(_home(variable)):
-                sums.append(cast(total, variable.dtype))
-        return sums
+        with tf.name_scope("gradients"):  # so that reports tell them
+            return [self._sum(gradients, variable) for variable in self.trainable]
+
+    def _sum(
+        self, gradients: Sequence[dict[int, Tensor | None]], variable: keras.Variable
+    ) -> Tensor | None:
+        key, wire = id(variable), self._wire(variable)
+        parts = []
+        for replica in self._users[key]:
+            gradient = gradients[replica][key]
+            if gradient is not None:
+                with tf.device(self.devices[replica]):
+                    parts.append(cast(gradient, wire))
+        with tf.device(self._hubs[key]):
+            total = cast(add([cast(part, variable.dtype) for part in parts]), wire)
+        with tf.device(_home(variable)):
+            return cast(total, variable.dtype)
 
     def _wire(self, variable: keras.Variable) -> str:
         return self.wire_dtype if self.wire_dtype and len(self.devices) > 1 else variable.dtype

@@ -1,0 +1,104 @@
+"""What crosses between devices, read from the step that XLA has compiled for all of them.
+
+XLA's collective operations are counted as rings of devices do them, which no other way of doing
+them undercuts: each device sends to the next one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from keras_multigpu.engines.base import Transfer
+
+HOST = "host"
+_COLLECTIVE = re.compile(
+    r"= (?P<shapes>\(.*?\)|\S+) "
+    r"(?P<name>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+)
+_SHAPE = re.compile(r"([a-z]+\d*\w*)\[([\d,]*)\]")
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_BITS = re.compile(r"\d+")
+
+
+def count_collectives(text: str, devices: Sequence[str]) -> list[Transfer]:
+    """What the collective operations of a compiled program move.
+
+    Args:
+        text: the program, as XLA prints it.
+        devices: the devices, in their order.
+    """
+    count = len(devices)
+    return [
+        Transfer(source, devices[(place + 1) % count], kind, name, size, copies)
+        for kind, name, size, copies in _collectives(text, count)
+        for place, source in enumerate(devices)
+        if count > 1 and size
+    ]
+
+
+def count_inputs(parts: Sequence[tuple[Any, Any]]) -> list[Transfer]:
+    """What goes from the host to the devices.
+
+    Args:
+        parts: pairs of an array of the batch and its sharding.
+    """
+    return [
+        Transfer(HOST, _name(device), "inputs", f"batch {number}", _bytes(array, index), 1)
+        for number, (array, sharding) in enumerate(parts)
+        for device, index in sharding.devices_indices_map(np.shape(array)).items()
+    ]
+
+
+def _collectives(text: str, count: int) -> Iterator[tuple[str, str, int, int]]:
+    """The kind, name, bytes that each device sends, and copies, of each tensor that crosses."""
+    for line in text.splitlines():
+        found = _COLLECTIVE.search(line)
+        if not found:
+            continue
+        described = _OP_NAME.search(line)
+        origin = described[1] if described else ""
+        shapes = _SHAPE.findall(found["shapes"])
+        name = found["name"]
+        if "-start(" in found[0] and name != "all-reduce":
+            shapes = shapes[len(shapes) // 2 :]  # the operands are named first
+        share, copies = _ring(name, count)
+        for dtype, axes in shapes:
+            size = math.prod(map(int, filter(None, axes.split(",")))) * _bits(dtype) // 8
+            # The derivative's operations are those that `jax.grad` has transposed.
+            kind = "gradients" if "transpose(" in origin else "activations"
+            yield kind, f"{name} {dtype}[{axes}] of {origin}", round(size * share), copies
+
+
+def _ring(name: str, count: int) -> tuple[float, int]:
+    """What each device sends, in sizes of the result, and in how many copies."""
+    part = (count - 1) / count
+    return {
+        "all-reduce": (2 * part, 2 * (count - 1)),
+        "all-gather": (part, count - 1),
+        "reduce-scatter": (count - 1.0, count - 1),
+        "all-to-all": (part, count - 1),
+        "collective-permute": (1.0, 1),
+    }[name]
+
+
+def _bits(dtype: str) -> int:
+    found = _BITS.search(dtype)
+    return int(found[0]) if found else 8  # `pred` is a byte
+
+
+def _bytes(array: Any, index: Any) -> int:
+    sizes = [len(range(*one.indices(size))) for one, size in zip(index, np.shape(array))]
+    dtype = keras.backend.standardize_dtype(array.dtype)
+    return math.prod(sizes) * jax.numpy.dtype(dtype).itemsize
+
+
+def _name(device: Any) -> str:
+    kind = "cpu" if device.platform == "cpu" else "gpu"
+    return f"{kind}:{device.id}"

@@ -1,0 +1,221 @@
+"""What crosses between devices, counted from the graphs that TensorFlow makes for each of them.
+
+Before it runs a function TensorFlow optimizes its graph and cuts it into one graph per device,
+with a pair of operations, send and receive, for every tensor that crosses. `tf.summary.trace_on`
+shows these graphs. They hold no shapes; so the graphs are put together again, and TensorFlow
+infers the shapes from those of the function's arguments.
+"""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+
+import tensorflow as tf
+
+from keras_multigpu.engines.base import Transfer
+
+_SENDS = ("_Send", "_HostSend")
+_RECEIVES = ("_Recv", "_HostRecv")
+_PASS_ON = ("Identity", "Cast")
+# Put before names, of which TensorFlow keeps some to itself when graphs are imported.
+_PREFIX = "merged/"
+# A gradient of oneDNN's that TensorFlow puts in place of two operations. Its shape function
+# does not know the shape of its second result, the gradient by the bias.
+_WITH_BIAS = "BackpropFilterWithBias"
+
+
+def count_transfers(run: Callable[[], object]) -> list[Transfer]:
+    """What crosses in a step.
+
+    Args:
+        run: traces the function of the step, and runs it once.
+    """
+    return _Step(_partitions(run)).transfers()
+
+
+def _partitions(run: Callable[[], object]) -> list[tf.compat.v1.GraphDef]:
+    """The graphs per device of the largest function that runs.
+
+    TensorFlow shows those that it calls as well, though they have become parts of it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        writer = tf.summary.create_file_writer(folder)
+        with writer.as_default():
+            tf.summary.trace_on(graph=True, profiler=False)
+            try:
+                run()
+            finally:
+                tf.summary.trace_export("step", step=0)
+        writer.close()
+        found = [
+            list(graphs.partition_graphs)
+            for metadata in _metadata(next(pathlib.Path(folder).iterdir()))
+            for graphs in metadata.function_graphs
+        ]
+    return max(found, key=lambda graphs: sum(len(graph.node) for graph in graphs))
+
+
+def _metadata(file: pathlib.Path) -> Iterator[tf.compat.v1.RunMetadata]:
+    for record in tf.data.TFRecordDataset(str(file)):
+        for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value:
+            for text in value.tensor.string_val:
+                yield tf.compat.v1.RunMetadata.FromString(text)
+
+
+class _Step:
+    """The graphs of one function's devices, as one graph.
+
+    Args:
+        partitions: the graphs.
+    """
+
+    def __init__(self, partitions: Iterable[tf.compat.v1.GraphDef]):
+        self._graphs = list(partitions)
+        self._nodes = {node.name: node for graph in self._graphs for node in graph.node}
+        self._sends = [node for node in self._nodes.values() if node.op in _SENDS]
+        self._sent = {_key(node): node.input[0] for node in self._sends}
+        self._takers: dict[str, list[str]] = collections.defaultdict(list)
+        for node in self._nodes.values():
+            for name in self._inputs(node):
+                self._takers[_node_name(name)].append(node.name)
+        self._shapes = self._infer_shapes()
+
+    def transfers(self) -> list[Transfer]:
+        """A transfer for every tensor that is sent, but for those that only set an order."""
+        return [
+            self._transfer(node, node.input[0])
+            for node in self._sends
+            if not self._is_control(node.input[0])
+        ]
+
+    def _transfer(self, node: tf.compat.v1.NodeDef, tensor: str) -> Transfer:
+        dtype = tf.as_dtype(node.attr["T"].type)
+        elements = self._shapes.get(tensor if ":" in tensor else f"{tensor}:0")
+        return Transfer(
+            source=_short(node.attr["send_device"].s.decode()),
+            target=_short(node.attr["recv_device"].s.decode()),
+            kind=self._kind(tensor, elements),
+            tensor=tensor,
+            bytes=None if elements is None else elements * dtype.size,
+        )
+
+    def _inputs(self, node: tf.compat.v1.NodeDef) -> list[str]:
+        """The tensors that an operation takes; a receive takes what was sent."""
+        return [self._sent[_key(node)]] if node.op in _RECEIVES else list(node.input)
+
+    def _is_control(self, tensor: str) -> bool:
+        """Whether nothing but the order of operations depends on it."""
+        node = self._nodes[_node_name(tensor)]
+        return tensor.startswith("^") or (node.op == "Const" and bool(node.input))
+
+    def _kind(self, tensor: str, elements: int | None) -> str:
+        origin = self._nodes[_node_name(tensor)]
+        while origin.op in (*_PASS_ON, *_RECEIVES):
+            origin = self._nodes[_node_name(self._inputs(origin)[0])]
+        if _is_gradient(origin.name):
+            return "gradients"
+        if origin.op == "ReadVariableOp":
+            return "weights" if elements is None or elements > 1 else "other"
+        if self._is_input(origin):
+            return "inputs"
+        return "activations" if self._is_used(tensor) else "other"
+
+    def _is_input(self, node: tf.compat.v1.NodeDef) -> bool:
+        """Whether it is a part of the batch: what is made of the function's arguments alone."""
+        leaves = [one for one in self._walk(node.name, back=True) if not one.input]
+        kinds = {one.op for one in leaves if one.op not in ("Const", "NoOp")}
+        is_data = any(
+            one.op in ("_Arg", "IteratorGetNext") and one.attr["T"].type != tf.resource
+            for one in leaves
+        )
+        return is_data and kinds <= {"_Arg", "IteratorGetNext"} and not self._reads(leaves)
+
+    def _reads(self, leaves: Iterable[tf.compat.v1.NodeDef]) -> bool:
+        return any(one.op == "_Arg" and one.attr["T"].type == tf.resource for one in leaves)
+
+    def _is_used(self, tensor: str) -> bool:
+        """Whether a gradient or a result depends on it, and not the state of the model alone."""
+        return any(
+            node.op == "_Retval" or _is_gradient(node.name)
+            for node in self._walk(_node_name(tensor), back=False)
+        )
+
+    def _walk(self, name: str, back: bool) -> Iterator[tf.compat.v1.NodeDef]:
+        seen, waiting = {name}, [name]
+        while waiting:
+            node = self._nodes[waiting.pop()]
+            yield node
+            names = map(_node_name, self._inputs(node)) if back else self._takers[node.name]
+            fresh = set(names) - seen
+            seen |= fresh
+            waiting += fresh
+
+    def _infer_shapes(self) -> dict[str, int | None]:
+        """The number of elements of every tensor, `None` where it is not known beforehand."""
+        merged = tf.compat.v1.GraphDef()
+        merged.versions.CopyFrom(self._graphs[0].versions)
+        merged.library.CopyFrom(self._graphs[0].library)
+        for node in self._nodes.values():
+            if node.op not in _SENDS:
+                self._add(merged, node)
+        with tf.Graph().as_default() as graph:
+            tf.graph_util.import_graph_def(merged, name="")
+        outputs = [tensor for op in graph.get_operations() for tensor in op.outputs]
+        names = [tensor.name.removeprefix(_PREFIX) for tensor in outputs]
+        shapes = dict(zip(names, [tensor.shape.num_elements() for tensor in outputs]))
+        for node in self._nodes.values():
+            if _WITH_BIAS in node.op:
+                shapes[f"{node.name}:1"] = shapes[f"{node.name}/bias:0"]
+        return shapes
+
+    def _add(self, merged: tf.compat.v1.GraphDef, node: tf.compat.v1.NodeDef) -> None:
+        """Adds a node, without its device; a receive becomes an identity."""
+        added = merged.node.add()
+        added.CopyFrom(node)
+        added.name = _PREFIX + node.name
+        added.device = ""
+        if "_class" in added.attr:
+            del added.attr["_class"]  # where it is to be placed: beside others, by their names
+        del added.input[:]
+        added.input.extend(map(self._renamed, self._inputs(node)))
+        if node.op in _RECEIVES:
+            added.attr.clear()
+            is_control = added.input[0].startswith("^")
+            added.op = "NoOp" if is_control else "Identity"
+            if not is_control:
+                added.attr["T"].type = node.attr["tensor_type"].type
+        if _WITH_BIAS in node.op:
+            bias = merged.node.add(name=f"{added.name}/bias", op="BiasAddGrad")
+            bias.input.append(self._renamed(node.input[2]))
+            bias.attr["T"].CopyFrom(node.attr["T"])
+
+    def _renamed(self, tensor: str) -> str:
+        """The name of a tensor in the graph that was put together."""
+        if tensor.startswith("^"):
+            return f"^{_PREFIX}{tensor[1:]}"
+        name, _, number = tensor.partition(":")
+        is_bias = number == "1" and _WITH_BIAS in self._nodes[name].op
+        return f"{_PREFIX}{name}/bias" if is_bias else _PREFIX + tensor
+
+
+def _key(node: tf.compat.v1.NodeDef) -> tuple[bytes, ...]:
+    return tuple(node.attr[name].s for name in ("tensor_name", "send_device", "recv_device"))
+
+
+def _node_name(tensor: str) -> str:
+    return tensor.lstrip("^").partition(":")[0]
+
+
+def _is_gradient(name: str) -> bool:
+    return "gradient" in name
+
+
+def _short(device: str) -> str:
+    """The name of a device as `list_devices` gives it; of another host's in full."""
+    spec = tf.DeviceSpec.from_string(device)
+    if spec.job not in (None, "localhost"):
+        return device
+    return f"{spec.device_type.lower()}:{spec.device_index}"
