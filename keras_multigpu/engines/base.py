@@ -72,6 +72,9 @@ class Engine(abc.ABC):
     name: str
     """The backend's name in Keras."""
 
+    title: str
+    """The backend's name for people."""
+
     partitions: bool = False
     """Whether the backend's compiler spreads one computation over several devices itself.
 
@@ -92,6 +95,14 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def find_device(self, name: str) -> str | None:
         """The canonical form of a device's name, or `None` where there is no such device."""
+
+    @abc.abstractmethod
+    def describe_device(self, name: str) -> str:
+        """What a device is: a GPU's product name, or `"CPU"`.
+
+        Args:
+            name: its canonical name.
+        """
 
     @abc.abstractmethod
     def use_virtual_devices(self, count: int) -> None:

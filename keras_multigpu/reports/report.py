@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import html
-import json
-import math
-import numbers
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from keras_multigpu.reports import forms
 from keras_multigpu.reports.drawing import new_figure
 
 
@@ -108,39 +105,18 @@ class Report(abc.ABC):
         """
 
     def __str__(self) -> str:
-        cells = self._cells()
-        widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = ["  ".join(map(_pad, row, widths, self._is_right())).rstrip() for row in cells]
-        parts = ["\n".join([self.title, *self._lines("")]), "\n".join(lines), "\n".join(self.notes)]
-        return "\n\n".join(part for part in parts if part)
+        return forms.as_text(self)
 
     def __repr__(self) -> str:
         return str(self)
 
     def to_markdown(self) -> str:
-        """The report as Markdown: a table that GitHub and notebooks show.
-
-        Returns:
-            Text that ends without a line break.
-        """
-        header, *rows = ([cell.replace("|", "\\|") for cell in row] for row in self._cells())
-        rules = ["---:" if is_right else "---" for is_right in self._is_right()]
-        table = "\n".join(f"| {' | '.join(row)} |" for row in [header, rules, *rows])
-        parts = [f"**{self.title}**", "\n".join(self._lines("- ")), table, *self.notes]
-        return "\n\n".join(part for part in parts if part)
+        """The report as Markdown, with a table that GitHub and notebooks show."""
+        return forms.as_markdown(self)
 
     def to_html(self) -> str:
         """The report as a piece of HTML that needs nothing besides itself."""
-        header, *rows = (self._html_row(row) for row in self._cells())
-        header = header.replace("<td", "<th").replace("</td>", "</th>")
-        settings = "".join(f"<li>{html.escape(line)}</li>" for line in self._lines(""))
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        body = "".join(rows)
-        return (
-            f"<div><p><strong>{html.escape(self.title)}</strong></p>"
-            + (f"<ul>{settings}</ul>" if settings else "")
-            + f"<table><thead>{header}</thead><tbody>{body}</tbody></table>{notes}</div>"
-        )
+        return forms.as_html(self)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -176,15 +152,7 @@ class Report(abc.ABC):
             An object with `title`, `settings`, `columns` (each with `name` and `unit`), `rows`
             (each an object, by the columns' names) and `notes`.
         """
-        names = [column.name for column in self.columns]
-        found = {
-            "title": self.title,
-            "settings": self.settings,
-            "columns": [{"name": column.name, "unit": column.unit} for column in self.columns],
-            "rows": [dict(zip(names, row)) for row in self.rows],
-            "notes": self.notes,
-        }
-        return json.dumps(_plain(found), indent=1, allow_nan=False)
+        return forms.as_json(self)
 
     def plot(self) -> Any:
         """The report as a plot.
@@ -212,65 +180,22 @@ class Report(abc.ABC):
             ImportError: if the plot is asked for, and matplotlib is not installed.
         """
         path = pathlib.Path(path)
-        forms = {
+        texts = {
             ".txt": self.__str__,
             ".md": self.to_markdown,
             ".html": self.to_html,
             ".json": self.to_json,
         }
         suffix = path.suffix.lower()
-        if suffix in forms:
-            path.write_text(forms[suffix]() + "\n", encoding="utf-8")
+        if suffix in texts:
+            path.write_text(texts[suffix]() + "\n", encoding="utf-8")
         elif suffix in _PLOTS:
             self.plot().savefig(path)
         else:
             raise ValueError(
-                f"`path` must end in one of {', '.join([*forms, *_PLOTS])}. Received: "
+                f"`path` must end in one of {', '.join([*texts, *_PLOTS])}. Received: "
                 f"path={str(path)!r}. Name the file after the form that you want."
             )
 
-    def _cells(self) -> list[list[str]]:
-        """The headings and the rows as text."""
-        shown = [[c.show(value) for c, value in zip(self.columns, row)] for row in self.rows]
-        return [[column.heading for column in self.columns], *shown]
-
-    def _is_right(self) -> list[bool]:
-        """Whether each column holds numbers, which are set to the right."""
-        columns = zip(*self.rows) if self.rows else ([] for _ in self.columns)
-        return [
-            all(value is None or isinstance(value, numbers.Number) for value in values)
-            for values in columns
-        ]
-
-    def _lines(self, mark: str) -> list[str]:
-        return [f"{mark}{name}: {value}" for name, value in self.settings.items()]
-
-    def _html_row(self, cells: Sequence[str]) -> str:
-        sides = ("right" if is_right else "left" for is_right in self._is_right())
-        row = (
-            f'<td style="text-align: {side}">{html.escape(cell)}</td>'
-            for side, cell in zip(sides, cells)
-        )
-        return f"<tr>{''.join(row)}</tr>"
-
 
 _PLOTS = (".png", ".svg", ".pdf")
-
-
-def _pad(cell: str, width: int, is_right: bool) -> str:
-    return cell.rjust(width) if is_right else cell.ljust(width)
-
-
-def _plain(value: Any) -> Any:
-    """A value of types that JSON has."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    if value is None or isinstance(value, (str, bool)):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return float(value) if math.isfinite(value) else None
-    return str(value)

@@ -32,6 +32,7 @@ class JaxEngine(Engine):
     """
 
     name = "jax"
+    title = "JAX"
     partitions = True
     mixins = (PlacedSteps,)
 
@@ -54,6 +55,9 @@ class JaxEngine(Engine):
         kind = "cpu" if local[1] == "cpu" else "gpu"
         short = f"{kind}:{int(local[2])}"
         return short if short in self.list_devices(kind) else None
+
+    def describe_device(self, name: str) -> str:
+        return "CPU" if name.startswith("cpu") else devices.find(name).device_kind
 
     def use_virtual_devices(self, count: int) -> None:
         if len(self.list_devices("cpu")) != count:
