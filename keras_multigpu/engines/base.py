@@ -150,6 +150,15 @@ class Engine(abc.ABC):
         """A scope whose operations and new variables are on a device."""
 
     @abc.abstractmethod
+    def copy(self, tensor: Tensor, name: str) -> Tensor:
+        """A tensor of the same values on a device; it is there when this returns.
+
+        Args:
+            tensor: a dense tensor, on any device.
+            name: the canonical name of the device to copy it to.
+        """
+
+    @abc.abstractmethod
     def build(self, function: Callable[..., Any], call: Call) -> None:
         """Creates the variables that a call with these arguments would; computes nothing.
 

@@ -81,6 +81,11 @@ class JaxEngine(Engine):
     def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
         return jax.default_device(devices.find(name))
 
+    def copy(self, tensor: Tensor, name: str) -> Tensor:
+        # Not an alias, which JAX may give between devices that share their memory.
+        copied = jax.device_put(tensor, devices.find(name), may_alias=False)
+        return copied.block_until_ready()
+
     def shard_rows(self, parts: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
         place = placement(tuple(names))
         return [set_mask(place.constrain(part), get_mask(part)) for part in parts]

@@ -95,6 +95,12 @@ class TensorFlowEngine(Engine):
     def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
         return tf.device(_full_name(name))
 
+    def copy(self, tensor: Tensor, name: str) -> Tensor:
+        with self.on_device(name):
+            copied = tf.identity(tensor)
+        tf.test.experimental.sync_devices()
+        return copied
+
     def build(self, function: Callable[..., Any], call: Call) -> None:
         arrays, restore = split_tensors(call)
         tensors = [part if tf.is_tensor(part) else tf.convert_to_tensor(part) for part in arrays]
