@@ -167,6 +167,7 @@ def test_the_public_names():
         "layers",
         "list_devices",
         "make_parallel",
+        "reports",
         "use_virtual_devices",
     ]
     assert keras_multigpu.layers.__all__ == [

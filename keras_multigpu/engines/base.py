@@ -94,6 +94,9 @@ class Engine(abc.ABC):
     name: str
     """The backend's name in Keras."""
 
+    title: str
+    """The backend's name for people."""
+
     partitions: bool = False
     """Whether the backend's compiler spreads one computation over several devices itself.
 
@@ -114,6 +117,14 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def find_device(self, name: str) -> str | None:
         """The canonical form of a device's name, or `None` where there is no such device."""
+
+    @abc.abstractmethod
+    def describe_device(self, name: str) -> str:
+        """What a device is: a GPU's product name, or `"CPU"`.
+
+        Args:
+            name: its canonical name.
+        """
 
     @abc.abstractmethod
     def use_virtual_devices(self, count: int) -> None:
@@ -159,6 +170,15 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """A scope whose operations and new variables are on a device."""
+
+    @abc.abstractmethod
+    def copy(self, tensor: Tensor, name: str) -> Tensor:
+        """A tensor of the same values on a device; it is there when this returns.
+
+        Args:
+            tensor: a dense tensor, on any device.
+            name: the canonical name of the device to copy it to.
+        """
 
     @abc.abstractmethod
     def build(self, function: Callable[..., Any], call: Call) -> None:

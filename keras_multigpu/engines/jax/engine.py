@@ -33,6 +33,7 @@ class JaxEngine(Engine):
     """
 
     name = "jax"
+    title = "JAX"
     partitions = True
     mixins = (PlacedSteps,)
 
@@ -56,6 +57,9 @@ class JaxEngine(Engine):
         short = f"{kind}:{int(local[2])}"
         return short if short in self.list_devices(kind) else None
 
+    def describe_device(self, name: str) -> str:
+        return "CPU" if name.startswith("cpu") else devices.find(name).device_kind
+
     def use_virtual_devices(self, count: int) -> None:
         if len(self.list_devices("cpu")) != count:
             jax.config.update("jax_num_cpu_devices", count)
@@ -77,6 +81,11 @@ class JaxEngine(Engine):
 
     def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
         return jax.default_device(devices.find(name))
+
+    def copy(self, tensor: Tensor, name: str) -> Tensor:
+        # Not an alias, which JAX may give between devices that share their memory.
+        copied = jax.device_put(tensor, devices.find(name), may_alias=False)
+        return copied.block_until_ready()
 
     def shard_rows(self, parts: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
         place = placement(tuple(names))

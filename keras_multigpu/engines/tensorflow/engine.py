@@ -24,6 +24,7 @@ class TensorFlowEngine(Engine):
     """Keras on TensorFlow, as the modes see it."""
 
     name = "tensorflow"
+    title = "TensorFlow"
 
     def list_devices(self, kind: str) -> tuple[str, ...]:
         count = 0
@@ -40,6 +41,21 @@ class TensorFlowEngine(Engine):
             known = {device.name for device in tf.config.list_logical_devices()}
             return name if name in known else None
         return None
+
+    def describe_device(self, name: str) -> str:
+        kind, _, number = name.rpartition("/")[2].removeprefix("device:").lower().partition(":")
+        if kind == "cpu":
+            return "CPU"
+        # A virtual GPU is a part of a physical one; the parts are numbered GPU by GPU.
+        owners = [
+            physical
+            for physical in tf.config.list_physical_devices("GPU")
+            for _ in tf.config.get_logical_device_configuration(physical) or (None,)
+        ]
+        if name.startswith("/job:") or int(number) >= len(owners):
+            return "GPU"  # of another machine, say: its details are not known here
+        details = tf.config.experimental.get_device_details(owners[int(number)])
+        return details.get("device_name", "GPU")
 
     def use_virtual_devices(self, count: int) -> None:
         if len(self.list_devices("cpu")) == count:
@@ -79,6 +95,12 @@ class TensorFlowEngine(Engine):
 
     def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
         return tf.device(_full_name(name))
+
+    def copy(self, tensor: Tensor, name: str) -> Tensor:
+        with self.on_device(name):
+            copied = tf.identity(tensor)
+        tf.test.experimental.sync_devices()
+        return copied
 
     def build(self, function: Callable[..., Any], call: Call) -> None:
         arrays, restore = split_tensors(call)

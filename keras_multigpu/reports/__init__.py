@@ -1,0 +1,17 @@
+"""Reports: is it worth using several devices, and what do they cost each other."""
+
+from keras_multigpu.reports.links import PRESETS, Link, measure_link
+from keras_multigpu.reports.report import Column, Report
+from keras_multigpu.reports.scaling_report import Run, ScalingReport
+from keras_multigpu.reports.scaling_runs import scaling
+
+__all__ = [
+    "PRESETS",
+    "Column",
+    "Link",
+    "Report",
+    "Run",
+    "ScalingReport",
+    "measure_link",
+    "scaling",
+]

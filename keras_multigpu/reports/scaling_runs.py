@@ -1,0 +1,162 @@
+"""The same training on 1, 2, 4 devices: how long it takes, and whether it comes to the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from keras_multigpu.parallel import make_parallel
+from keras_multigpu.reports.checks import check_counts
+from keras_multigpu.reports.environment import are_virtual, describe_environment
+from keras_multigpu.reports.scaling_plan import Plan
+from keras_multigpu.reports.scaling_report import Run, ScalingReport
+from keras_multigpu.reports.state import Snapshot, state_of
+
+_VIRTUAL = "Virtual devices share one processor: their times say nothing of GPUs."
+
+
+def scaling(
+    model: keras.Model,
+    data: Any,
+    n_gpus: Sequence[int] = (1, 2, 4),
+    mode: str = "data",
+    *,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    steps: int | None = None,
+    warm_up: int = 1,
+    repeats: int = 3,
+    weak: bool = False,
+    compile_with: Callable[[keras.Model], Any] | None = None,
+    verbose: int = 1,
+    **options: Any,
+) -> ScalingReport:
+    """Trains a model on 1, 2, 4 devices, and reports how the times compare.
+
+    Every run is a `fit` of `make_parallel(model, n, mode)`, with one device as with several. All
+    start from the weights and the optimizer's state that the model has, and see the same rows in
+    the same order. The numbers of devices take turns, 1 2 4 1 2 4, so that what else the machine
+    does meets them alike. Afterwards, after an error and after an interruption too, the model is
+    as it was.
+
+    Args:
+        model: a Keras model that is built and compiled. It is compiled alike for every number of
+            devices, each of which keeps an optimizer of its own in memory.
+        data: a tuple of inputs, targets and, if there are any, sample weights; or a source that
+            can be read several times: a `tf.data.Dataset` or a `keras.utils.PyDataset`. Rows are
+            not shuffled; a source that shuffles by itself gives each run another order.
+        n_gpus: the numbers of devices, as `make_parallel` takes them.
+        mode: the mode of `make_parallel`. A committee of towers gets more members with more
+            devices, and not faster, unless `num_replicas` is given. Its other members are made
+            anew for each number of devices, so that losses differ.
+        batch_size: rows of a batch, on all the devices together; `None` for Keras's 32, and for
+            sources that give batches.
+        epochs: how many a run trains for.
+        steps: batches of an epoch; `None` for all. Needed where the data have no end.
+        warm_up: how many epochs each number of devices trains for before it is timed: what is
+            traced and compiled then is not timed.
+        repeats: how many runs are timed on each number of devices.
+        weak: give each of n devices `batch_size` rows, so that a batch has n times as many: the
+            speed-up then compares rows a second, and the losses are not comparable.
+        compile_with: compiles a parallel model, where that can't be done like the model's own: one
+            with a `compile` of its own, or whose outputs a mode changes.
+        verbose: 1 for a progress bar, 0 for silence.
+        **options: the mode's, for `make_parallel`.
+
+    Returns:
+        A report with a row for each number of devices: the median time of a run in seconds, the
+        fastest and the slowest, the loss of the last epoch, the speed-up and the efficiency.
+
+    Raises:
+        ValueError: if the model is not built or not compiled, a number is out of range, or
+            `make_parallel` refuses the request.
+        TypeError: if the data can be read only once.
+
+    Example:
+        >>> import numpy as np
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        >>> model.compile("adam", "mse")
+        >>> data = np.ones((64, 3)), np.ones((64, 1))
+        >>> report = scaling(model, data, n_gpus=(1, 2), batch_size=16, repeats=2, verbose=0)
+        >>> [(run.devices, len(run.seconds)) for run in report.runs]
+        [(1, 2), (2, 2)]
+    """
+    counts = check_counts("n_gpus", n_gpus)
+    plan = Plan(data, batch_size, epochs, steps, warm_up, repeats, weak)
+    _check_model(model, compile_with)
+    models = [make_parallel(model, count, mode, **options) for count in counts]
+    before = Snapshot(state_of(model))
+    try:
+        runs = _measure([_prepare(one, compile_with) for one in models], plan, verbose)
+    finally:
+        before.restore()
+    used = max((one.devices for one in models), key=len)
+    settings = {"model": model.name, "mode": mode, **options, **plan.describe()}
+    return ScalingReport(
+        runs,
+        weak=weak,
+        notes=[_VIRTUAL] if are_virtual(used) else [],
+        settings={**settings, **describe_environment(used)},
+    )
+
+
+def _check_model(model: Any, compile_with: Any) -> None:
+    """Refuses what can't be trained; what is no model at all is for `make_parallel` to refuse."""
+    if not isinstance(model, keras.Model):
+        return
+    if not model.built:
+        raise ValueError(
+            "`model` must be built, for all runs start from its weights. Received: "
+            f"model={model.name!r}, which is not. Call it on a batch, or give it an input shape."
+        )
+    if not model.compiled and compile_with is None:
+        raise ValueError(
+            f"`model` must be compiled. Received: model={model.name!r}, which is not. Compile it, "
+            "or give `compile_with=lambda parallel: parallel.compile(...)`."
+        )
+
+
+def _prepare(model: keras.Model, compile_with: Callable[[keras.Model], Any] | None) -> keras.Model:
+    """Compiles a parallel model, and makes the optimizer's state, so that it can be kept."""
+    if compile_with is not None:
+        compile_with(model)
+    if not model.compiled:
+        raise ValueError(
+            "A parallel model could not be compiled like the model. Received: "
+            f"model={model.template.name!r}, with a `compile` of its own, or with outputs that the "
+            "mode changes. Give `compile_with=lambda parallel: parallel.compile(...)`."
+        )
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _measure(models: Sequence[keras.Model], plan: Plan, verbose: int) -> list[Run]:
+    """Trains the models in turn, each from the same start, and times it."""
+    starts = [Snapshot(state_of(model)) for model in models]
+    seconds: list[list[float]] = [[] for _ in models]
+    histories: list[Any] = [None for _ in models]
+    rounds = range(0 if plan.warm_up else 1, plan.repeats + 1)  # the round 0 warms up
+    progress = keras.utils.Progbar(len(models) * len(rounds), verbose=verbose, unit_name="run")
+    for number in rounds:
+        for place, model in enumerate(models):
+            starts[place].restore()
+            begin = time.perf_counter()
+            history = plan.fit(model, plan.epochs if number else plan.warm_up)
+            if number:
+                seconds[place].append(time.perf_counter() - begin)
+                histories[place] = history
+            progress.add(1)
+    return [
+        Run(
+            len(model.devices),
+            tuple(times),
+            history.history["loss"][-1],
+            plan.batch_size_on(len(model.devices)),
+            history.params["steps"] and history.params["steps"] * plan.epochs,
+        )
+        for model, times, history in zip(models, seconds, histories)
+    ]

@@ -1,0 +1,288 @@
+"""`reports.scaling`: the arithmetic on given figures, and trainings on virtual devices."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from keras_multigpu import make_parallel, reports
+from keras_multigpu.reports import Run, ScalingReport
+from keras_multigpu.reports.scaling_plan import Plan
+from keras_multigpu.reports.scaling_report import find_efficiency, find_speedup
+from keras_multigpu.reports.state import state_of
+
+PUBLISHED = ((1, 2, 3, 4), (857.7, 562.5, 384.4, 263.6), (0.0281, 0.0283, 0.0262, 0.0258))
+
+
+def small(**arguments):
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.Dropout(0.25),
+            keras.layers.Dense(2),
+        ]
+    )
+    model.compile(**({"optimizer": "adam", "loss": "mse"} | arguments))
+    return model
+
+
+def values_of(model):
+    return [np.array(keras.ops.convert_to_numpy(one)) for one in state_of(model)]
+
+
+def same(before, after):
+    return len(before) == len(after) and all(map(np.array_equal, before, after))
+
+
+@pytest.fixture
+def data(rng):
+    return rng.normal(size=(40, 6)).astype("float32"), rng.normal(size=(40, 2)).astype("float32")
+
+
+def test_the_published_table():
+    report = ScalingReport.from_figures(*PUBLISHED, title="Autoencoder")
+    assert [round(one, 2) for one in report.speedups] == [1.0, 1.52, 2.23, 3.25]
+    assert [round(one, 3) for one in report.efficiencies] == [1.0, 0.762, 0.744, 0.813]
+    assert str(report).splitlines() == [
+        "Autoencoder",
+        "",
+        "devices  time (s)    loss  speed-up  efficiency",
+        "      1     857.7  0.0281      1.00        100%",
+        "      2     562.5  0.0283      1.52         76%",
+        "      3     384.4  0.0262      2.23         74%",
+        "      4     263.6  0.0258      3.25         81%",
+        "",
+        "4 devices are 3.25 times as fast as 1, an efficiency of 81%.",
+    ]
+    rows = json.loads(report.to_json())["rows"]
+    assert rows[1]["time"] == 562.5
+    assert rows[1]["loss"] == 0.0283
+    left, right = report.plot().axes
+    assert right.lines[1].get_ydata().tolist() == report.speedups
+    assert right.lines[0].get_ydata().tolist() == [1, 2, 3, 4]
+    assert left.get_ylim()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "seconds", "weak", "speedup", "efficiency"),
+    [
+        ((1, 4), (8.0, 2.0), False, 4.0, 1.0),
+        ((1, 4), (8.0, 16.0), False, 0.5, 0.125),
+        ((2, 4), (8.0, 4.0), False, 2.0, 1.0),
+        ((1, 4), (8.0, 10.0), True, 3.2, 0.8),
+        ((2, 4), (8.0, 10.0), True, 1.6, 0.8),
+    ],
+)
+def test_speedup_and_efficiency(counts, seconds, weak, speedup, efficiency):
+    base, run = (Run(count, (second,)) for count, second in zip(counts, seconds))
+    assert find_speedup(run, base, weak=weak) == pytest.approx(speedup)
+    assert find_efficiency(run, base, weak=weak) == pytest.approx(efficiency)
+
+
+def test_repeats_are_told_by_their_median_and_spread():
+    report = ScalingReport([Run(2, (3.0, 1.0, 2.0), 0.5, 32, 4), Run(1, (4.0, 9.0, 5.0), 0.5, 32)])
+    assert [column.name for column in report.columns][:6] == [
+        "devices", "batch size", "time", "fastest", "slowest", "step",
+    ]  # fmt: skip
+    assert report.rows == [
+        (1, 32, 5.0, 4.0, 9.0, None, 0.5, 1.0, 1.0),
+        (2, 32, 2.0, 1.0, 3.0, 0.5, 0.5, 2.5, 1.25),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "weak", "notes"),
+    [
+        (((4.0, 4.2), (2.0, 2.2)), False, ["2 devices are 1.95 times as fast as 1, an effici"]),
+        (((4.0, 4.2), (4.4, 4.6)), False, ["More devices are no faster than 1: 2 take 1.10 times"]),
+        (((4.0, 4.2), (4.1, 4.6)), False, ["More devices", "On 2 devices the repeats overlap"]),
+        (((4.0, 4.2), (4.0, 4.2)), True, ["2 devices are 2.00 times as fast as 1, in rows a sec"]),
+        (((4.0, 4.0), (9.0, 9.0)), True, ["More devices are no faster than 1: 2 take 1.12 times"]),
+    ],
+)
+def test_what_the_figures_say(seconds, weak, notes):
+    runs = [Run(count, times) for count, times in zip((1, 2), seconds)]
+    found = ScalingReport(runs, weak=weak).notes
+    assert [one[: len(start)] for one, start in zip(found, notes)] == notes
+    assert len(found) == len(notes)
+
+
+def test_a_single_number_of_devices_says_nothing():
+    assert ScalingReport([Run(2, (1.0,))]).notes == []
+
+
+@pytest.mark.parametrize(
+    "numbers", [{}, {"mode": "tower"}, {"mode": "tower", "replicas": "independent"}]
+)
+def test_trainings_leave_the_model_as_it_was(data, numbers, capsys):
+    model = small()
+    model.fit(*data, epochs=1, verbose=0)
+    before = values_of(model)
+    optimizer = model.optimizer
+    report = reports.scaling(model, data, (1, 2), batch_size=10, repeats=2, steps=2, **numbers)
+    assert same(before, values_of(model))
+    assert model.optimizer is optimizer
+    assert [(one.devices, len(one.seconds), one.steps) for one in report.runs] == [
+        (1, 2, 2),
+        (2, 2, 2),
+    ]
+    assert all(second > 0 for one in report.runs for second in one.seconds)
+    assert "6/6" in capsys.readouterr().out
+    model.fit(*data, epochs=1, verbose=0)
+    assert not same(before, values_of(model))
+
+
+def test_all_start_alike_and_train_alike(data):
+    model = small(metrics=["mae"])
+    dropout = next(one for one in model.layers if "dropout" in one.name)
+    dropout.rate = 0.0
+    model.fit(*data, epochs=1, verbose=0)
+    start = model.get_weights()
+    report = reports.scaling(model, data, (1, 2, 4), batch_size=8, epochs=2, repeats=2, verbose=0)
+    alone = make_parallel(model, 1)
+    wanted = alone.fit(*data, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"][-1]
+    np.testing.assert_allclose([one.loss for one in report.runs], wanted, rtol=1e-5)
+    model.set_weights(start)
+    assert [one.batch_size for one in report.runs] == [8, 8, 8]
+    assert [one.steps for one in report.runs] == [10, 10, 10]
+    assert report.settings["mode"] == "data"
+    assert report.settings["batch size"] == 8
+    assert report.settings["devices"] == "4 x CPU"
+    assert "Keras " + keras.__version__ in report.settings["versions"]
+    assert "Virtual devices share one processor" in report.notes[-1]
+
+
+def test_weak_scaling(data):
+    report = reports.scaling(small(), data, (1, 2), batch_size=8, weak=True, repeats=1, verbose=0)
+    assert [(one.batch_size, one.steps) for one in report.runs] == [(8, 5), (16, 3)]
+    base, run = report.runs
+    assert report.speedups[1] == pytest.approx(2 * base.median / run.median)
+    assert report.settings["scaling"] == "weak, the batch size is that of a device"
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        rows = slice(10 * index, 10 * index + 10)
+        return self.x[rows], self.y[rows]
+
+
+def test_sources_of_batches(data):
+    report = reports.scaling(small(), Batches(*data), (1, 2), repeats=1, verbose=0)
+    assert [one.steps for one in report.runs] == [4, 4]
+    assert report.settings["batch size"] == "the data's own"
+
+
+def test_sample_weights(data):
+    weights = np.zeros(40)
+    report = reports.scaling(
+        small(), (*data, weights), (1,), repeats=1, warm_up=0, batch_size=20, verbose=0
+    )
+    assert report.runs[0].loss == 0
+    assert report.settings["warm-up"] == "0 epochs"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_interrupted(data, error, monkeypatch):
+    model = small()
+    model.fit(*data, verbose=0)
+    before, fits = values_of(model), []
+    fit = Plan.fit
+
+    def interrupted(plan, parallel, epochs):
+        fit(plan, parallel, epochs)
+        fits.append(same(before, values_of(model)))
+        if len(fits) == 3:
+            raise error("stop")
+
+    monkeypatch.setattr(Plan, "fit", interrupted)
+    with pytest.raises(error, match="stop"):
+        reports.scaling(model, data, (1, 2), batch_size=20, verbose=0)
+    assert fits == [False, False, False]  # the weights had been trained when it happened
+    assert same(before, values_of(model))
+
+
+class OwnCompile(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def compile(self, rate):
+        super().compile(keras.optimizers.SGD(rate), "mse")
+
+
+def test_a_compile_of_its_own(data):
+    model = OwnCompile()
+    model(data[0])
+    model.compile(rate=0.1)
+    with pytest.raises(
+        ValueError,
+        match=r"could not be compiled like the model. Received: model='own_compile.*', with a "
+        r"`compile` of its own.*Give `compile_with=",
+    ):
+        reports.scaling(model, data, (1,), verbose=0)
+    report = reports.scaling(
+        model, data, (1,), repeats=1, verbose=0, compile_with=lambda one: one.compile(rate=0.1)
+    )
+    assert len(report.runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        ({"n_gpus": ()}, ValueError, r"`n_gpus` must be a sequence.*Received: n_gpus=\(\)"),
+        ({"n_gpus": 4}, ValueError, r"different positive integers.*Received: n_gpus=4. Give"),
+        ({"n_gpus": (1, 1)}, ValueError, r"Received: n_gpus=\(1, 1\). Give \(1, 2, 4\), say"),
+        ({"n_gpus": (0, 1)}, ValueError, r"Received: n_gpus=\(0, 1\)"),
+        ({"n_gpus": (1, 99)}, ValueError, r"must not exceed.*Received: n_gpus=99"),
+        ({"mode": "fast"}, ValueError, r"`mode` must be one of.*Received: mode='fast'"),
+        ({"epochs": 0}, ValueError, r"`epochs` must be an integer, 1 or more. Received: epochs=0"),
+        ({"steps": 1.5}, ValueError, r"`steps` must be an integer, 1 or more.*steps=1.5. Give 1"),
+        ({"warm_up": -1}, ValueError, r"`warm_up` must be an integer, 0 or more.*warm_up=-1"),
+        ({"repeats": True}, ValueError, r"`repeats` must be an integer.*Received: repeats=True"),
+        ({"batch_size": 0}, ValueError, r"`batch_size` must be an integer.*batch_size=0"),
+        ({"weak": True}, ValueError, r"`weak=True` needs the rows.*Received: batch_size=None"),
+        ({"data": iter([1])}, TypeError, r"read from its start.*Received: data=<list_iterator"),
+        ({"data": (1, 2, 3, 4)}, ValueError, r"`data` must be a tuple.*Received: a tuple of 4"),
+        ({"model": None}, ValueError, r"`model` must be a Keras 3 model.*Received: model=None"),
+    ],
+)
+def test_refused(data, changes, error, match):
+    given = {"model": small(), "data": data, "n_gpus": (1, 2), "verbose": 0} | changes
+    with pytest.raises(error, match=match):
+        reports.scaling(given.pop("model"), given.pop("data"), **given)
+
+
+def test_a_model_that_is_not_ready(data):
+    unbuilt = keras.Sequential([keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match=r"`model` must be built.*Received: model='sequential"):
+        reports.scaling(unbuilt, data)
+    unbuilt.build((None, 6))
+    with pytest.raises(ValueError, match=r"`model` must be compiled.*Received: model='sequential"):
+        reports.scaling(unbuilt, data)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (((1, 2), (1.0,)), r"`seconds` must have a figure for each.*Received: seconds=\(1.0,\)"),
+        (((1,), (1.0,), ()), r"`losses` must have a figure.*n_gpus=\(1,\). Received: losses=\(\)"),
+        (((1,), (0.0,)), r"`seconds` must be a finite number, above 0. Received: seconds=0.0"),
+        (((1,), (float("nan"),)), r"`seconds` must be a finite number.*Received: seconds=nan"),
+        (((0,), (1.0,)), r"Received: n_gpus=\(0,\)"),
+    ],
+)
+def test_figures_that_are_refused(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        ScalingReport.from_figures(*arguments)
