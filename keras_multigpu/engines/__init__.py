@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
         "KERAS_BACKEND=jax: Keras takes TensorFlow otherwise."
     ) from error
 
-from keras_multigpu.engines.base import Engine, Replicas, Result
+from keras_multigpu.engines.base import Engine, Replicas, Result, Transfer
 from keras_multigpu.engines.shared import (
     SEED_STEP,
     check_alike,
@@ -38,6 +38,7 @@ __all__ = [
     "Engine",
     "Replicas",
     "Result",
+    "Transfer",
     "check_alike",
     "count_rows",
     "current",

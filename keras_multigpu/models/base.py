@@ -13,6 +13,7 @@ from keras_multigpu import engines
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.models.classes import parallel_class
 from keras_multigpu.models.compiling import compile_like
+from keras_multigpu.models.costs import variables_bytes
 
 # What a model has of its own once it is compiled: never looked up in the template.
 _COMPILED = frozenset({"optimizer", "_compile_config", "_compiled_trainable_state"})
@@ -67,6 +68,22 @@ class ParallelModel(keras.Model):
     def _keeps_outputs(self) -> bool:
         """Whether what the template was compiled with suits the parallel model's outputs."""
         return True
+
+    def least_bytes(self, rows: int) -> int | None:
+        """The bytes that devices must send each other in a training step, all together.
+
+        They are a bound for weights, gradients and activations in this mode, however it is done.
+        A mean over n devices of the gradients of weights of P bytes, known to all of them,
+        needs 2 x P x (n - 1) (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+        clusters of workstations", 2009).
+
+        Args:
+            rows: the rows of the batch.
+
+        Returns:
+            The bytes, or `None` where no bound is known.
+        """
+        return 2 * variables_bytes(self.trainable_variables) * (len(self.devices) - 1)
 
     @property
     def template(self) -> keras.Model:

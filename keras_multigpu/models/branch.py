@@ -12,7 +12,12 @@ from keras_multigpu import engines
 from keras_multigpu.models import checks
 from keras_multigpu.models.base import ParallelModel
 from keras_multigpu.models.graph import is_graph, read_graph, symbolic_ends
-from keras_multigpu.models.placement import check_placement, choose_placement, place_by_names
+from keras_multigpu.models.placement import (
+    check_placement,
+    choose_placement,
+    find_crossings,
+    place_by_names,
+)
 from keras_multigpu.models.stages import Stages
 
 
@@ -119,6 +124,15 @@ class ModelParallel(ParallelModel):
     def stages(self) -> Stages | None:
         """The parts of the graph, each on one device; on JAX there are none."""
         return self._stages
+
+    def least_bytes(self, rows: int) -> int | None:
+        """As in all modes: here what the placement chosen by default would have to send."""
+        if self._stages is None:
+            return None
+        graph = self._stages.graph
+        chosen = choose_placement(graph, len(self.devices))
+        between = [one for one in find_crossings(graph, chosen) if one.maker is not None]
+        return sum(one.bytes(rows) for one in between)
 
     def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if engines.current().partitions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -46,9 +47,10 @@ def flops(call: LayerCall) -> float:
     return work + 2.0 * kernels * _positions(call)
 
 
-def weight_bytes(call: LayerCall) -> int:
-    """The bytes of a layer's variables."""
-    return sum(_size(v.dtype) * math.prod(v.shape) for v in call.variables)
+def variables_bytes(variables: Iterable[keras.Variable]) -> int:
+    """The bytes of variables; one that is named twice counts once."""
+    unique = {id(variable): variable for variable in variables}.values()
+    return sum(_size(variable.dtype) * math.prod(variable.shape) for variable in unique)
 
 
 def row_bytes(tensor: keras.KerasTensor) -> int:
@@ -67,7 +69,7 @@ def seconds(call: LayerCall, rows: int, hardware: Hardware) -> float:
     # Backwards there are two products for one; an update reads and writes a weight, its gradient
     # and two slots.
     computing = 3 * rows * flops(call) / hardware.flops
-    updating = 6 * weight_bytes(call) / hardware.memory
+    updating = 6 * variables_bytes(call.variables) / hardware.memory
     return computing + updating
 
 

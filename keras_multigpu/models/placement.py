@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -105,6 +106,57 @@ def choose_placement(graph: Graph, count: int) -> list[int]:
     return [first.setdefault(id(c.layer), n) for c, n in zip(graph.calls, numbers)]
 
 
+@dataclasses.dataclass(frozen=True)
+class Crossing:
+    """A tensor that is made on one device and used on another.
+
+    Attributes:
+        maker: the place of the call that makes it; `None` for an input of the model.
+        takers: the places of the calls on the other device that use it.
+        target: the number of that device; the source is the maker's, and 0 for inputs.
+        row_bytes: the bytes of one row of it.
+        has_gradient: whether its gradient comes back.
+    """
+
+    maker: int | None
+    takers: tuple[int, ...]
+    target: int
+    row_bytes: int
+    has_gradient: bool
+
+    def bytes(self, rows: int) -> int:
+        """What crosses in a training step with so many rows, there and back."""
+        return rows * self.row_bytes * (2 if self.has_gradient else 1)
+
+
+def find_crossings(graph: Graph, numbers: Sequence[int]) -> list[Crossing]:
+    """What a placement has to send from device to device: each tensor once to each of them.
+
+    Args:
+        graph: the graph.
+        numbers: the device of every call.
+    """
+    producers = graph.producers()
+    takers: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
+    tensors: dict[int, keras.KerasTensor] = {}
+    for place, call in enumerate(graph.calls):
+        for tensor in call.inputs:
+            maker = producers.get(id(tensor))
+            if numbers[place] != (0 if maker is None else numbers[maker]):
+                tensors[id(tensor)] = tensor
+                takers[id(tensor), numbers[place]].append(place)
+    return [
+        Crossing(
+            maker=producers.get(key),
+            takers=tuple(dict.fromkeys(places)),
+            target=target,
+            row_bytes=costs.row_bytes(tensors[key]),
+            has_gradient=key in producers and keras.backend.is_float_dtype(tensors[key].dtype),
+        )
+        for (key, target), places in takers.items()
+    ]
+
+
 def _matches(key: str, path: Sequence[str]) -> bool:
     names = {*path, *("/".join(path[:end]) for end in range(1, len(path) + 1))}
     return key in names or any(re.fullmatch(key, name) for name in names)
@@ -133,13 +185,12 @@ def _chains(graph: Graph) -> list[list[int]]:
     uses = collections.Counter(id(call.layer) for call in graph.calls)
     chains: dict[int, list[int]] = {}
     for place, (call, makers) in enumerate(zip(graph.calls, before)):
-        maker = next(iter(makers), None)
-        is_next = len(makers) == 1 and maker is not None and len(after[maker]) == 1
-        if is_next and uses[id(call.layer)] == uses[id(graph.calls[maker].layer)] == 1:  # type: ignore[index]
-            chains[place] = chains[maker]  # type: ignore[index]
-        else:
-            chains[place] = []
-        chains[place].append(place)
+        chain: list[int] = []
+        for maker in makers if len(makers) == 1 else ():
+            calls_once = uses[id(call.layer)] == uses[id(graph.calls[maker].layer)] == 1
+            chain = chains[maker] if calls_once and len(after[maker]) == 1 else chain
+        chain.append(place)
+        chains[place] = chain
     return list({id(chain): chain for chain in chains.values()}.values())
 
 
@@ -166,7 +217,7 @@ def _schedule(graph: Graph, count: int, hardware: costs.Hardware) -> tuple[list[
     for chain in sorted(range(len(chains)), key=lambda number: (-rank[number], number)):
         layer = id(graph.calls[chains[chain][0]].layer)
         ends = []
-        for number in [of_layer[layer]] if layer in of_layer else range(count):
+        for number in [of_layer[layer]] if layer in of_layer else [*range(count)]:
             arrivals = [
                 done[maker] + (spent if device[maker] != number else 0.0)
                 for maker, spent in links[chain].items()
@@ -212,7 +263,7 @@ def _sizes(calls: Sequence[LayerCall], hardware: costs.Hardware) -> list[float]:
     seen: set[int] = set()
     weights = []
     for call in calls:
-        weights.append(0 if id(call.layer) in seen else costs.weight_bytes(call))
+        weights.append(0 if id(call.layer) in seen else costs.variables_bytes(call.variables))
         seen.add(id(call.layer))
     work = [costs.seconds(call, _ROWS, hardware) for call in calls]
     all_work, all_weights = sum(work), max(sum(weights), 1)

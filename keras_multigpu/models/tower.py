@@ -11,6 +11,7 @@ from keras_multigpu import engines
 from keras_multigpu.layers.mixing import get_mix
 from keras_multigpu.models import checks
 from keras_multigpu.models.cloning import clone, follow
+from keras_multigpu.models.costs import row_bytes
 from keras_multigpu.models.mixed import MixedModel, Now, features_of, symbolic_inputs
 
 _METHODS = ("predict_replicas", "disagreement")
@@ -76,6 +77,16 @@ class TowerParallel(MixedModel):
         checks.check_count("num_replicas", options.get("num_replicas"))
         get_mix(options.get("mix", "mean"))
         checks.warn_of_direct_calls(template)
+
+    def least_bytes(self, rows: int) -> int | None:
+        """As in all modes: of independent replicas only outputs and their gradients cross."""
+        if self.options["replicas"] == "shared":
+            return super().least_bytes(rows)
+        outputs = keras.tree.flatten(getattr(self._template, "outputs", None))
+        if None in outputs:
+            return None
+        away = sum(home != self._homes[0] for home in self._homes)
+        return 2 * away * rows * sum(map(row_bytes, outputs))
 
     def _clone(self, number: int, device: str) -> keras.Model:
         with engines.current().on_device(device):

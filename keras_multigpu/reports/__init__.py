@@ -1,9 +1,11 @@
 """Reports: is it worth using several devices, and what do they cost each other."""
 
 from keras_multigpu.reports.links import PRESETS, Link, measure_link
+from keras_multigpu.reports.placement_plot import plot_placement
 from keras_multigpu.reports.report import Column, Report
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
 from keras_multigpu.reports.scaling_runs import scaling
+from keras_multigpu.reports.transfers import TransfersReport, transfers
 
 __all__ = [
     "PRESETS",
@@ -12,6 +14,9 @@ __all__ = [
     "Report",
     "Run",
     "ScalingReport",
+    "TransfersReport",
     "measure_link",
+    "plot_placement",
     "scaling",
+    "transfers",
 ]

@@ -25,12 +25,20 @@ class Snapshot:
     """
 
     def __init__(self, variables: Iterable[keras.Variable]):
-        # A copy: what the backend gives may be the variable's own memory.
-        self._values = [(one, np.array(keras.ops.convert_to_numpy(one))) for one in variables]
+        self._values: dict[int, tuple[keras.Variable, np.ndarray]] = {}
+        self.add(variables)
+
+    def add(self, variables: Iterable[keras.Variable]) -> None:
+        """Remembers the values of further variables, of which it has none yet."""
+        for variable in variables:
+            if id(variable) not in self._values:
+                # A copy: what the backend gives may be the variable's own memory.
+                value = np.array(keras.ops.convert_to_numpy(variable))
+                self._values[id(variable)] = (variable, value)
 
     def restore(self) -> None:
         """Gives the variables the values that they had."""
-        for variable, value in self._values:
+        for variable, value in self._values.values():
             variable.assign(value)
 
 
