@@ -11,7 +11,7 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.models import checks
 from keras_multigpu.models.base import ParallelModel
-from keras_multigpu.models.graph import is_graph, read_graph, symbolic_ends
+from keras_multigpu.models.graph import is_graph, part_of_graph, read_graph, symbolic_ends
 from keras_multigpu.models.placement import (
     check_placement,
     choose_placement,
@@ -104,10 +104,12 @@ class ModelParallel(ParallelModel):
             for variable in call.variables
         }
         engine.move_variables(list(homes.values()), self._template)
-        self._stages = Stages(graph, numbers, self.devices, self._template.dtype_policy)
+        policy = self._template.dtype_policy
+        self._stages = Stages(graph, numbers, self.devices, policy)
         # Takes the inputs as the template does, and gives them as a list.
         inputs, _ = symbolic_ends(self._template)
-        object.__setattr__(self, "_entry", keras.Model(inputs, self._template.inputs))
+        entry = part_of_graph(inputs, self._template.inputs, "entry", policy)
+        object.__setattr__(self, "_entry", entry)
 
     @property
     def placement(self) -> dict[str, int]:

@@ -88,8 +88,9 @@ def check_graph(template: keras.Model, is_graph: bool) -> None:
     if not is_graph:
         raise ValueError(
             "Model mode places the layers of a graph: of a Sequential or functional model without "
-            f"a `call` of its own. Received: {template.name!r}, of class {type(template).__name__}, "
-            "which has one. Rebuild it as `keras.Model(inputs, outputs)`, or use `mode='data'`."
+            f"a `call` of its own. Received: {template.name!r}, of class "
+            f"{type(template).__name__}, which has one. Rebuild it as "
+            "`keras.Model(inputs, outputs)`, or use `mode='data'`."
         )
 
 

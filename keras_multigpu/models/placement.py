@@ -43,6 +43,13 @@ def check_placement(placement: object, count: int) -> None:
                 f"{expected} Received: {name!r}: {number!r}, with {count} devices. Use a number "
                 "in that range, or make the model parallel on more devices."
             )
+        try:
+            re.compile(name)
+        except re.error as error:
+            raise ValueError(
+                f"{expected} Received: {name!r}, which is no regular expression: {error}. "
+                "Escape what is to be taken literally: `re.escape(name)`."
+            ) from error
 
 
 def place_by_names(graph: Graph, placement: Mapping[str, int]) -> list[int]:

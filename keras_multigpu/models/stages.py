@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.models.graph import Graph
+from keras_multigpu.models.graph import Graph, part_of_graph
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,6 +99,6 @@ class Stages:
     def _stage(self, level: int, number: int, places: Sequence[int]) -> Stage:
         inputs, outputs = self.graph.ends(places)
         name = f"stage_{level}_on_{number}"
-        model = keras.Model(inputs, outputs, name=name, dtype=self._policy)
+        model = part_of_graph(inputs, outputs, name, self._policy)
         replicas = engines.current().make_replicas([model], [self._devices[number]])
         return Stage(name, number, tuple(places), tuple(inputs), tuple(outputs), replicas)

@@ -33,11 +33,12 @@ def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
         ImportError: if matplotlib is not installed.
 
     Example:
+        >>> from keras import Input, Sequential, layers
         >>> from keras_multigpu import make_parallel
-        >>> from keras import Sequential, Input, layers
         >>> model = Sequential([Input((8,)), layers.Dense(64), layers.Dense(2)])
-        >>> parallel = make_parallel(model, 2, "model", placement={"dense.*": 1})  # doctest: +SKIP
-        >>> plot_placement(parallel, rows=32).savefig("placement.png")  # doctest: +SKIP
+        >>> parallel = make_parallel(model, 2, mode="model")
+        >>> if parallel.stages is not None:  # there are none on JAX
+        ...     figure = plot_placement(parallel, rows=32)
     """
     stages = parallel.stages if isinstance(parallel, ModelParallel) else None
     if stages is None:
@@ -52,12 +53,14 @@ def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
     height = max(level for _, level in places) + 1
     figure = new_figure(max(4.0, _COLUMN * width), max(2.0, _ROW * (height + 2)))
     axes = figure.subplots()
-    _draw_layers(axes, graph, numbers, places, parallel.devices)
+    _draw_layers(axes, graph, numbers, places)
     _draw_lines(axes, graph, numbers, places, rows)
     axes.set(xlim=(-0.6, width - 0.4), ylim=(height - 0.3, -1.0))
     axes.set_title(f"{parallel.name} on {len(parallel.devices)} devices", fontsize=10)
     axes.axis("off")
-    axes.legend(loc="upper right", fontsize=7)
+    used = sorted(set(numbers))
+    handles = [axes.scatter([], [], marker="s", color=_color(one), alpha=0.35) for one in used]
+    axes.legend(handles, [parallel.devices[one] for one in used], loc="upper right", fontsize=7)
     return figure
 
 
@@ -81,19 +84,15 @@ def _places(graph: Graph) -> list[tuple[float, int]]:
 
 
 def _draw_layers(
-    axes: Any,
-    graph: Graph,
-    numbers: Sequence[int],
-    places: Sequence[tuple[float, int]],
-    devices: Sequence[str],
+    axes: Any, graph: Graph, numbers: Sequence[int], places: Sequence[tuple[float, int]]
 ) -> None:
-    shown: set[int] = set()
     for call, number, place in zip(graph.calls, numbers, places):
-        label = None if number in shown else devices[number]
-        shown.add(number)
-        box = {"boxstyle": "round", "facecolor": f"C{number % 10}", "alpha": 0.35}
-        axes.plot(*place, "s", color=f"C{number % 10}", alpha=0.35, label=label)
+        box = {"boxstyle": "round", "facecolor": _color(number), "alpha": 0.35}
         axes.text(*place, call.path[-1], ha="center", va="center", fontsize=7, bbox=box)
+
+
+def _color(number: int) -> str:
+    return f"C{number % 10}"
 
 
 def _draw_lines(

@@ -152,9 +152,7 @@ class TransfersReport(Report):
 
     def _of(self, step: str) -> list[Transfer]:
         if step not in ("training", "prediction"):
-            raise ValueError(
-                f"`step` must be 'training' or 'prediction'. Received: step={step!r}."
-            )
+            raise ValueError(f"`step` must be 'training' or 'prediction'. Received: step={step!r}.")
         return self.training if step == "training" else self.prediction
 
     def _rows(self) -> list[tuple[Any, ...]]:

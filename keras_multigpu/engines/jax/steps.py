@@ -162,12 +162,26 @@ class PlacedSteps(keras.Model):
     def _bring_home(self) -> None:
         there = set() if self._replicas is None else self._replicas.parts()
         if self._spreads_weights:
-            there |= {id(variable) for variable in self.variables if is_spread(variable)}
+            spread = [variable for variable in self.variables if is_spread(variable)]
+            self._own_arrays(spread)
+            there |= set(map(id, spread))
         for variable in self.variables:
             # A value is missing if the step lost it: XLA had taken its memory when it failed.
             value = variable._value if id(variable) not in there else None
             if value is not None and not value.is_deleted():
                 variable.assign(on_one_device(variable.value))
+
+    def _own_arrays(self, variables: list[keras.Variable]) -> None:
+        """Gives variables arrays of their own where they share one with the optimizer.
+
+        They do when the optimizer has set them to averages; and a step of the template's may
+        take the memory of its arrays.
+        """
+        optimizer: Any = getattr(self, "optimizer", None)
+        shared = set() if optimizer is None else {id(slot._value) for slot in optimizer.variables}
+        for variable in variables:
+            if id(variable._value) in shared:
+                variable.assign(jax.numpy.copy(variable._value))
 
 
 def compile_step(model: Any, batch: Any, training: bool) -> tuple[str, list[tuple[Any, Any]]]:

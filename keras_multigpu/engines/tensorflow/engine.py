@@ -12,7 +12,12 @@ import tensorflow as tf
 
 from keras_multigpu.engines.base import Call, Engine, Tensor, Transfer
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
-from keras_multigpu.engines.tensorflow.placing import move_variable, place_updates, use_moved
+from keras_multigpu.engines.tensorflow.placing import (
+    drop_stale,
+    move_variable,
+    place_updates,
+    use_moved,
+)
 from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
 from keras_multigpu.engines.tensorflow.transfers import count_transfers
@@ -147,6 +152,7 @@ class TensorFlowEngine(Engine):
             return count_transfers(run)
 
     def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+        drop_stale(model)
         # XLA compiles a cluster for one device: a compiled step would leave the others idle.
         # The replicas are compiled instead.
         return unchanged(model, "jit_compile", False)

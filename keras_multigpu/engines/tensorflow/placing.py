@@ -58,6 +58,15 @@ def move_variable(variable: keras.Variable, device: str) -> None:
         tf.raw_ops.DestroyResourceOp(resource=old.handle, ignore_lookup_error=True)
 
 
+def drop_stale(model: keras.Model) -> None:
+    """Drops what a model has traced with variables that have moved since."""
+    homes = [id(variable._value) for variable in model.variables]
+    before = vars(model).get("_traced_with", homes)
+    object.__setattr__(model, "_traced_with", homes)
+    if homes[: len(before)] != before:
+        use_moved(model)
+
+
 def use_moved(model: keras.Model) -> None:
     """Has a model, and its optimizer, use variables that were moved."""
     model.train_function = model.test_function = model.predict_function = None

@@ -47,8 +47,9 @@ def _partitions(run: Callable[[], object]) -> list[tf.compat.v1.GraphDef]:
             tf.summary.trace_on(graph=True, profiler=False)
             try:
                 run()
-            finally:
                 tf.summary.trace_export("step", step=0)
+            finally:
+                tf.summary.trace_off()
         writer.close()
         found = [
             list(graphs.partition_graphs)

@@ -1,0 +1,146 @@
+"""What crosses between devices, counted without running on GPUs."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from parity import difference, variables
+
+from keras_multigpu import make_parallel, reports
+from keras_multigpu.engines import Transfer
+
+BACKEND = keras.backend.backend()
+ROWS = 24
+
+
+def _mlp():
+    return keras.Sequential(
+        [keras.Input((16,)), layers.Dense(64, "relu", use_bias=False), layers.Dense(8)]
+    )
+
+
+_WEIGHTS = 4 * (16 * 64 + 64 * 8 + 8)
+_OUTPUTS = 4 * ROWS * 8
+_INPUTS = 4 * ROWS * 16
+
+
+def _batch(rng):
+    return rng.normal(size=(ROWS, 16)).astype("float32"), rng.normal(size=(ROWS, 8))
+
+
+def _compiled(n, mode="data", **options):
+    parallel = make_parallel(_mlp(), n, mode, **options)
+    parallel.compile("adam", "mse", metrics=["mae"])
+    return parallel
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_gradients_cross_once_in_data_mode(n, rng):
+    report = reports.transfers(_compiled(n), _batch(rng))
+    assert report.least == 2 * _WEIGHTS * (n - 1)
+    sent, predicted = report.bytes("training"), report.bytes("prediction")
+    away = (n - 1) / n
+    if BACKEND == "jax":
+        # XLA sums the gradients in rings, and the loss; there is nothing else to be sent.
+        assert "weights" not in sent
+        assert 0 <= sent["gradients"] - 2 * _WEIGHTS * (n - 1) < 100 * n
+        assert sum(sent.values()) - sent["inputs"] - sent["gradients"] < 100 * n
+        assert sent["inputs"] == 4 * ROWS * (16 + 8)
+        assert predicted == {"inputs": _INPUTS}
+    else:
+        # The outputs go to the first device, and their gradients come back.
+        assert sent["weights"] == _WEIGHTS * (n - 1)
+        # A sum that is formed on another device than its variable's has one way more.
+        relayed = sent["gradients"] - _WEIGHTS * (n - 1) - _OUTPUTS * away
+        assert relayed == 0 if n == 2 else 0 <= relayed < _WEIGHTS / 2
+        assert sent["activations"] == _OUTPUTS * away
+        assert sent["inputs"] == _INPUTS * away
+        assert predicted == {
+            "weights": _WEIGHTS * (n - 1),
+            "inputs": _INPUTS * away,
+            "activations": _OUTPUTS * away,
+        }
+
+
+def test_independent_towers_send_no_weights(rng):
+    parallel = _compiled(2, "tower", replicas="independent")
+    report = reports.transfers(parallel, _batch(rng))
+    sent = report.bytes("training")
+    assert report.least == 2 * _OUTPUTS
+    assert "weights" not in sent
+    if BACKEND == "tensorflow":
+        assert sent["activations"] == sent["gradients"] == _OUTPUTS
+        assert sent["inputs"] == _INPUTS
+    else:
+        # XLA gathers the outputs on all devices, where the loss is computed; no weight crosses.
+        assert sent["activations"] + sent["gradients"] <= 4 * report.least
+        assert not any("16,64]" in one.tensor for one in report.training)
+
+
+def test_one_device_sends_nothing(rng):
+    report = reports.transfers(_compiled(1), _batch(rng))
+    between = [one for one in report.training if one.source != "host"]
+    assert between == []
+
+
+def test_the_model_is_as_before(rng):
+    x, y = _batch(rng)
+    parallel = _compiled(2)
+    parallel.fit(x, y, verbose=0)
+    before = [np.array(value) for value in variables(parallel)]
+    reports.transfers(parallel, (x, y))
+    assert difference(before, variables(parallel)) == 0
+    alone = _mlp()
+    alone.set_weights(parallel.get_weights())
+    alone.compile("sgd", "mse")
+    parallel.compile("sgd", "mse")
+    for model in (alone, parallel):
+        model.fit(x, y, verbose=0, shuffle=False)
+    assert difference(alone.get_weights(), parallel.get_weights()) < 1e-6
+
+
+def test_before_the_first_step_and_without_one(rng):
+    x, y = _batch(rng)
+    parallel = make_parallel(keras.Sequential([layers.Dense(64), layers.Dense(8)]), 2)
+    report = reports.transfers(parallel, x)
+    assert report.training == []
+    assert report.prediction
+    parallel.compile("adam", "mse", metrics=["mae"])
+    weights = parallel.get_weights()
+    report = reports.transfers(parallel, (x, y, np.ones(ROWS)))
+    assert report.training
+    assert difference(weights, parallel.get_weights()) == 0
+    assert int(parallel.optimizer.iterations.numpy() if BACKEND != "jax" else 0) == 0
+
+
+def test_forms(rng, tmp_path):
+    report = reports.transfers(_compiled(2), _batch(rng))
+    names, sums = report.matrix("training")
+    assert names[-2:] == ["cpu:0", "cpu:1"]
+    assert sums.sum() == sum(report.bytes("training").values())
+    text = str(report)
+    assert re.search(r"training +cpu:0 +cpu:1 +\w+", text)
+    assert re.search(r"A training step sends .* the least is 12.4 kB", text)
+    assert set(report.to_dataframe()["step"]) == {"training", "prediction"}
+    report.save(tmp_path / "map.png")
+    labels = [text.get_text() for axes in report.plot().axes for text in axes.texts]
+    assert any(label.endswith("kB") for label in labels)
+
+
+def test_sizes_that_are_not_known():
+    sent = [Transfer("cpu:0", "cpu:1", "activations", "loop", None)]
+    report = reports.TransfersReport(sent, [], ("cpu:0", "cpu:1"))
+    assert report.bytes("training") == {"activations": 0}
+    assert "Of 1 tensors the size is known only when the step runs" in str(report)
+
+
+def test_wrong_arguments(rng):
+    with pytest.raises(ValueError, match="that `make_parallel` has made. Received: parallel="):
+        reports.transfers(_mlp(), _batch(rng))
+    with pytest.raises(ValueError, match=r"tuple of inputs, targets .* ndarray of 1. Give"):
+        reports.transfers(_compiled(2), _batch(rng)[0])
+    report = reports.TransfersReport([], [], ("cpu:0",))
+    with pytest.raises(ValueError, match="'training' or 'prediction'. Received: step='step'"):
+        report.bytes("step")
