@@ -44,7 +44,7 @@ def compare(models: Sequence[str], devices: Sequence[int], steps: int, repeats: 
     """Predicts and measures, and makes a Markdown table of both."""
     results = {model: measure(model, devices, steps, repeats) for model in models}
     rows: list[list[str]] = []
-    errors: list[float] = []
+    errors: dict[str, list[float]] = {"step": [], "speed-up": []}
     for model, found in results.items():
         if "error" in found:
             rows.append([model, *["-"] * 7, found["error"]])
@@ -52,7 +52,8 @@ def compare(models: Sequence[str], devices: Sequence[int], steps: int, repeats: 
         for place, count in enumerate(devices):
             rows.append([model, *_row(found, place, count)])
             if count > 1:
-                errors.append(abs(found["predicted"][place] / found["measured"][place] - 1))
+                errors["step"].append(_error(found, place, ""))
+                errors["speed-up"].append(_error(found, place, "_speedup"))
     header = ["model", "batch", "devices", "predicted, ms", "measured, ms (lowest..highest)"]
     header += ["error", "speed-up predicted", "measured", "cores of one device"]
     setting = (
@@ -60,12 +61,17 @@ def compare(models: Sequence[str], devices: Sequence[int], steps: int, repeats: 
         "steps; logical CPU devices with one intra-op thread each"
     )
     parts = [setting, markdown_table(header, rows)]
-    if errors:
-        parts.append(
-            f"Median error on more than one device: {statistics.median(errors):.0%}, "
-            f"largest {max(errors):.0%}, over {len(errors)} predictions."
-        )
+    parts += [
+        f"Error of the {name} on more than one device: median {statistics.median(values):.0%}, "
+        f"largest {max(values):.0%}, over {len(values)} predictions."
+        for name, values in errors.items()
+        if values
+    ]
     return "\n\n".join(parts)
+
+
+def _error(found: dict[str, Any], place: int, figure: str) -> float:
+    return abs(found["predicted" + figure][place] / found["measured" + figure][place] - 1)
 
 
 def _row(found: dict[str, Any], place: int, count: int) -> list[str]:
@@ -99,8 +105,7 @@ def main() -> None:
     if not options.published:
         print(compare(options.models, options.devices, options.steps, options.repeats))
         print()
-    print(f"DeepCoNN on two GPUs, an epoch:\n\n{published.deepconn()}\n")
-    print(f"An autoencoder recommender, a training:\n\n{published.autoencoder()}")
+    print(f"{published.deepconn()}\n\n{published.autoencoder()}")
 
 
 if __name__ == "__main__":
