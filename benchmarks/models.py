@@ -80,9 +80,20 @@ def _text() -> keras.Model:
     )
 
 
+def _transformer() -> keras.Model:
+    inputs = keras.Input((64,), dtype="int32")
+    x = layers.Embedding(_VOCABULARY, 128)(inputs)
+    for _ in range(2):
+        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, 32)(x, x))
+        hidden = layers.Dense(256, activation="gelu")(x)
+        x = layers.LayerNormalization()(x + layers.Dense(128)(hidden))
+    return keras.Model(inputs, layers.Dense(_CLASSES)(layers.GlobalAveragePooling1D()(x)))
+
+
 MODELS = {
     "resnet50": Benchmark(_resnet50, 64, (64, 64, 3), is_softmax=True),
     "convnet": Benchmark(_convnet, 256, (32, 32, 3)),
     "mlp": Benchmark(_mlp, 256, (1024,)),
     "text": Benchmark(_text, 128, (64,), vocabulary=_VOCABULARY),
+    "transformer": Benchmark(_transformer, 64, (64,), vocabulary=_VOCABULARY),
 }

@@ -24,7 +24,7 @@ from benchmarks.processes import host, markdown_table, merge_versions, progress,
 _BACKEND = keras.backend.backend()
 _PEERS = {"tensorflow": ("mirrored", "MirroredStrategy"), "jax": ("distributed", "DataParallel")}
 # One thread works on an operation, as if each device were one core.
-_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 FIGURES = {
     "step_ms": (
         "ms",
@@ -67,7 +67,7 @@ def measure(turn: dict[str, Any], steps: int, jit: bool) -> dict[str, Any]:
         "benchmarks.step_worker",
         json.dumps(request),
         timeout=_TIMEOUT_S,
-        environment={"XLA_FLAGS": _ONE_THREAD} if _BACKEND == "jax" else None,
+        environment={"XLA_FLAGS": ONE_THREAD} if _BACKEND == "jax" else None,
     )
     result = {**turn, **found}
     if "error" not in found:

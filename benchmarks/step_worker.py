@@ -39,7 +39,7 @@ class _Clock(keras.callbacks.Callback):
         self.cpu.append(time.process_time())
 
 
-def _split_processor(devices: int) -> None:
+def split_processor(devices: int) -> None:
     """Makes logical CPU devices; one thread works on an operation, as if each were one core.
 
     With JAX the thread is a matter of the flags in `step_time`.
@@ -98,7 +98,7 @@ def measure(side: str, model: str, devices: int, steps: int, jit: bool = False) 
         steps: how many steps to time, after the first one and those that warm up.
         jit: compile with XLA, as JAX always does.
     """
-    _split_processor(devices)
+    split_processor(devices)
     keras.utils.set_random_seed(0)
     benchmark = MODELS[model]
     models = _compiled(benchmark, side, devices, jit or _BACKEND == "jax")

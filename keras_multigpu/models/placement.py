@@ -113,6 +113,29 @@ def choose_placement(graph: Graph, count: int) -> list[int]:
     return [first.setdefault(id(c.layer), n) for c, n in zip(graph.calls, numbers)]
 
 
+def find_share(graph: Graph, numbers: Sequence[int]) -> float:
+    """The part of a step's time on one device that a placement takes, by estimate.
+
+    Devices work at once as far as their calls don't wait for each other; copies take no time.
+
+    Args:
+        graph: the graph.
+        numbers: the device of every call.
+
+    Returns:
+        1 for a chain, 1 / n for n equal branches on n devices.
+    """
+    hardware, producers = costs.Hardware(), graph.producers()
+    work = [costs.seconds(call, _ROWS, hardware) for call in graph.calls]
+    free: dict[int, float] = collections.defaultdict(float)
+    done: list[float] = []
+    for call, number, spent in zip(graph.calls, numbers, work):
+        arrivals = [done[producers[id(t)]] for t in call.inputs if id(t) in producers]
+        free[number] = max([free[number], *arrivals]) + spent
+        done.append(free[number])
+    return max(done, default=0.0) / max(sum(work), 1e-12)
+
+
 @dataclasses.dataclass(frozen=True)
 class Crossing:
     """A tensor that is made on one device and used on another.

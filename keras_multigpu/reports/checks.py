@@ -6,6 +6,8 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+import keras
+
 
 def check_counts(name: str, values: Any) -> tuple[int, ...]:
     """Several numbers of devices, each given once.
@@ -54,6 +56,24 @@ def check_quantity(name: str, value: Any, *, zero: bool = False) -> float:
             f"Received: {name}={value!r}. Check its unit."
         )
     return float(value)
+
+
+def check_built(model: Any) -> None:
+    """Refuses what has no weights.
+
+    Raises:
+        ValueError: if it is no Keras model, or one that is not built.
+    """
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            "`model` must be a Keras 3 model, an instance of `keras.Model`. Received: "
+            f"model={model!r} (of type {type(model).__name__}). Create the model first."
+        )
+    if not model.built:
+        raise ValueError(
+            f"`model` must be built, so that it has weights. Received: model={model.name!r}, "
+            "which is not. Call it on a batch, or give it an input shape."
+        )
 
 
 def _is_positive_integer(value: Any) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 from keras_multigpu.models import ModelParallel
 from keras_multigpu.models.graph import Graph
 from keras_multigpu.models.placement import find_crossings
+from keras_multigpu.reports.advice_report import show_bytes
 from keras_multigpu.reports.drawing import new_figure
-from keras_multigpu.reports.transfers import show_bytes
 
 _COLUMN, _ROW = 2.4, 0.55  # inches that a layer takes
 

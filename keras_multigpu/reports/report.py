@@ -20,7 +20,7 @@ class Column:
         name: its name, in every form.
         unit: the unit of its values, `""` for none.
         format: how a value is shown: a format of Python's (`".2f"`), or a function that gives the
-            text. `None`, where there is no value, is shown as `-`.
+            text, with its unit. `None`, where there is no value, is shown as `-`.
 
     Example:
         >>> column = Column("time", "s", ".2f")
@@ -34,8 +34,9 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """The name, with the unit in brackets."""
-        return f"{self.name} ({self.unit})" if self.unit else self.name
+        """The name, with the unit in brackets where the values are shown without it."""
+        has_unit = self.unit and not callable(self.format)
+        return f"{self.name} ({self.unit})" if has_unit else self.name
 
     def show(self, value: Any) -> str:
         """A value as text."""

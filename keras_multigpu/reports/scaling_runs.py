@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_multigpu.parallel import make_parallel
-from keras_multigpu.reports.checks import check_counts
+from keras_multigpu.reports.checks import check_built, check_counts
 from keras_multigpu.reports.environment import are_virtual, describe_environment
 from keras_multigpu.reports.scaling_plan import Plan
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
@@ -86,7 +86,8 @@ def scaling(
     """
     counts = check_counts("n_gpus", n_gpus)
     plan = Plan(data, batch_size, epochs, steps, warm_up, repeats, weak)
-    _check_model(model, compile_with)
+    check_built(model)
+    _check_compiled(model, compile_with)
     models = [make_parallel(model, count, mode, **options) for count in counts]
     before = Snapshot(state_of(model))
     try:
@@ -103,15 +104,7 @@ def scaling(
     )
 
 
-def _check_model(model: Any, compile_with: Any) -> None:
-    """Refuses what can't be trained; what is no model at all is for `make_parallel` to refuse."""
-    if not isinstance(model, keras.Model):
-        return
-    if not model.built:
-        raise ValueError(
-            "`model` must be built, for all runs start from its weights. Received: "
-            f"model={model.name!r}, which is not. Call it on a batch, or give it an input shape."
-        )
+def _check_compiled(model: keras.Model, compile_with: Any) -> None:
     if not model.compiled and compile_with is None:
         raise ValueError(
             f"`model` must be compiled. Received: model={model.name!r}, which is not. Compile it, "

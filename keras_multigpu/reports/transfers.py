@@ -12,6 +12,7 @@ import numpy as np
 from keras_multigpu import engines
 from keras_multigpu.engines import Transfer
 from keras_multigpu.models import ParallelModel
+from keras_multigpu.reports.advice_report import show_bytes
 from keras_multigpu.reports.environment import describe_environment
 from keras_multigpu.reports.report import Column, Report
 from keras_multigpu.reports.state import Snapshot, state_of
@@ -191,20 +192,6 @@ class TransfersReport(Report):
 
     def _is_placed(self) -> bool:
         return self.settings.get("mode") == "model"
-
-
-def show_bytes(size: float) -> str:
-    """A number of bytes for people, in powers of 1000.
-
-    Example:
-        >>> show_bytes(12), show_bytes(2048), show_bytes(3.2e9)
-        ('12 B', '2.05 kB', '3.2 GB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
 
 
 def _check(parallel: Any, batch: Any) -> tuple[Any, ...]:

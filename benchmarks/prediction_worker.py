@@ -1,0 +1,96 @@
+"""Predicts the step times of one model on n devices, then measures them: see `prediction`.
+
+    python -m benchmarks.prediction_worker '{"model": "mlp", "devices": [1, 2, 4], "steps": 10}'
+
+The last line on stdout is a JSON object: for each number of devices the step in seconds as it was
+predicted (`predicted`) and measured (`measured`, and every repeat in `repeats`), the speed-ups of
+both, how many processor cores one device keeps busy (`cores_of_one`), and the versions.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_multigpu
+from benchmarks.models import MODELS
+from benchmarks.processes import describe
+from benchmarks.step_worker import split_processor
+from keras_multigpu import reports
+from keras_multigpu.reports.environment import count_cores
+
+_BACKEND = keras.backend.backend()
+
+
+def compare(model: str, devices: list[int], steps: int, repeats: int) -> dict[str, Any]:
+    """The figures of one model.
+
+    Args:
+        model: a name in `MODELS`.
+        devices: the numbers of logical devices.
+        steps: how many steps are timed, by either.
+        repeats: how many times by `reports.scaling`.
+    """
+    split_processor(max(devices))
+    keras.utils.set_random_seed(0)
+    benchmark = MODELS[model]
+    template = benchmark.build()
+    benchmark.compile(template, jit_compile=_BACKEND == "jax")
+    batch = benchmark.make_batch()
+    cores = _cores_of_one(template, batch, steps)
+    advice = reports.advise(
+        template,
+        benchmark.batch_size,
+        devices,
+        inputs=batch[0],
+        processors=count_cores() / cores,
+        steps=steps,
+    )
+    data = tuple(np.concatenate([part] * steps) for part in batch)
+    measured = reports.scaling(
+        template, data, devices, batch_size=benchmark.batch_size, repeats=repeats, verbose=0
+    )
+    return {
+        "batch_size": benchmark.batch_size,
+        "cores_of_one": cores,
+        "link": advice.settings["link"],
+        "predicted": [one.step_s for one in advice.predictions],
+        "measured": [run.step_seconds for run in measured.runs],
+        "repeats": [[one / steps for one in run.seconds] for run in measured.runs],
+        "predicted_speedup": [one.speedup for one in advice.predictions],
+        "measured_speedup": measured.speedups,
+    }
+
+
+def _cores_of_one(model: keras.Model, batch: Any, steps: int) -> float:
+    """How many cores one device keeps busy: processor time by wall-clock time."""
+    parallel = keras_multigpu.make_parallel(model, 1)
+    for _ in range(2):  # the first is for tracing and compiling
+        parallel.train_on_batch(*batch)
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        parallel.train_on_batch(*batch)
+    found = (time.process_time() - cpu) / (time.perf_counter() - wall)
+    return min(max(found, 1.0), count_cores())
+
+
+def main() -> None:
+    try:
+        result = compare(**json.loads(sys.argv[1]))
+    except Exception as error:
+        result = {"error": describe(error)}
+    result["versions"] = {
+        "keras": keras.__version__,
+        _BACKEND: sys.modules[_BACKEND].__version__,
+        "keras_multigpu": keras_multigpu.__version__,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What each mode makes of a workload: who computes what, what crosses, what is kept where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from keras_multigpu.reports.prediction import Load, Traffic, Workload, rows_of_busiest
+
+
+def find_load(mode: str, work: Workload, devices: int) -> Load:
+    """What a mode makes of a workload on a number of devices.
+
+    Raises:
+        ValueError: if the mode is not in `LOADS`, or is `"model"` and it is not known how the model
+            is spread.
+    """
+    check_mode(mode)
+    if mode == "model" and devices > 1 and devices not in work.cuts:
+        raise ValueError(
+            "For mode 'model' it must be known how the model is spread. Received: "
+            f"cuts={dict(work.cuts)!r}, without {devices} devices. Give "
+            f"`cuts={{{devices}: Cut(size, copies, share)}}`."
+        )
+    return LOADS[mode](work, devices)
+
+
+def check_mode(mode: str) -> None:
+    """Refuses a mode that is not known.
+
+    Raises:
+        ValueError: if it is not in `LOADS`.
+    """
+    if mode not in LOADS:
+        raise ValueError(
+            f"`modes` must be of {', '.join(map(repr, LOADS))}. Received: mode={mode!r}. A "
+            "'committee' is mode 'tower' with `replicas='independent'`."
+        )
+
+
+def _load_data(work: Workload, devices: int) -> Load:
+    """A slice of the batch for each device."""
+    rows = rows_of_busiest(work, devices)
+    seconds = work.step.seconds(rows)
+    # Where each device computes the whole batch, none needs anything of the others.
+    is_split = devices > 1 and not (work.partitions and work.batch_size % devices)
+    traffic = _shared_weights(work, devices) if is_split else Traffic()
+    if is_split and not work.partitions:
+        traffic = _add(traffic, _gathered(work, work.batch_size - rows))
+    return Load(
+        seconds, devices * seconds, work.step.seconds(work.batch_size), traffic, _memory(work, rows)
+    )
+
+
+def _load_tower(work: Workload, devices: int) -> Load:
+    """The whole batch on each device, with one set of weights."""
+    traffic = _shared_weights(work, devices) if devices > 1 else Traffic()
+    return _towers(work, devices, traffic)
+
+
+def _load_committee(work: Workload, devices: int) -> Load:
+    """The whole batch on each device, whose weights are its own."""
+    return _towers(work, devices, Traffic())
+
+
+def _towers(work: Workload, devices: int, traffic: Traffic) -> Load:
+    seconds = work.step.seconds(work.batch_size)
+    traffic = _add(traffic, _gathered(work, work.batch_size * (devices - 1)))
+    total = devices * seconds
+    return Load(seconds, total, total, traffic, _memory(work, work.batch_size))
+
+
+def _load_model(work: Workload, devices: int) -> Load:
+    """The whole batch, on devices that have some of the layers each."""
+    seconds = work.step.seconds(work.batch_size)
+    if devices == 1:
+        return Load(seconds, seconds, seconds, Traffic(), _memory(work, work.batch_size))
+    cut = work.cuts[devices]
+    traffic = Traffic(cut.size, cut.size, 2 * cut.copies)
+    return Load(cut.share * seconds, seconds, seconds, traffic, cut.memory)
+
+
+LOADS: dict[str, Callable[[Workload, int], Load]] = {
+    "data": _load_data,
+    "tower": _load_tower,
+    "committee": _load_committee,
+    "model": _load_model,
+}
+"""What each mode makes of a workload; `"committee"` is towers with weights of their own."""
+
+
+def _shared_weights(work: Workload, devices: int) -> Traffic:
+    """The weights' way to the devices, and the gradients' way back.
+
+    Over hubs, the device of the variables sends 2 P (n-1) / n bytes of weights before it receives
+    as many of gradients, a copy for each variable; in a ring, each device sends and receives that
+    of gradients at the same time, in 2 (n-1) rounds, which is the least that can be done (Patarasuk
+    and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
+    """
+    factor = 2 * (devices - 1) / devices
+    sizes = work.sizes
+    if work.partitions:
+        gradients = factor * sizes.gradients
+        return Traffic(gradients, gradients, 2 * (devices - 1), duplex=True)
+    return Traffic(
+        factor * sizes.weights, factor * sizes.gradients, 2 * factor * sizes.tensors, duplex=False
+    )
+
+
+def _gathered(work: Workload, rows: int) -> Traffic:
+    """The outputs of rows on other devices, which are merged on one, and their gradients."""
+    size = rows * work.sizes.outputs
+    return Traffic(size, size, 2 if rows else 0)
+
+
+def _add(first: Traffic, second: Traffic) -> Traffic:
+    return Traffic(
+        first.sent + second.sent,
+        first.received + second.received,
+        first.copies + second.copies,
+        first.duplex,
+    )
+
+
+def _memory(work: Workload, rows: int) -> int | None:
+    """The bytes of a device that has all the weights, their gradients and slots, and some rows."""
+    sizes = work.sizes
+    if sizes.activations is None:
+        return None
+    return sizes.weights + sizes.gradients + sizes.slots + rows * sizes.activations

@@ -1,0 +1,86 @@
+"""The bytes of a model: of its weights, its optimizer's state, its activations."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from keras_multigpu.reports.prediction import Sizes
+
+
+def find_sizes(model: keras.Model, outputs: Any) -> Sizes:
+    """The bytes of a model that have to be kept, or moved.
+
+    The optimizer's are those that it keeps for one value, times the values that are trained; for a
+    model that is not compiled, those of Adam. The activations are all outputs of the layers and
+    operations of a Functional or Sequential model, layer by layer and each once: an estimate, for a
+    backend forgets some, and keeps others besides.
+
+    Args:
+        model: a model that is built.
+        outputs: its outputs for one row, in any structure.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        >>> find_sizes(model, model.outputs)
+        Sizes(weights=32, gradients=32, tensors=2, slots=64, outputs=8, activations=20)
+    """
+    trainable = model.trainable_variables
+    return Sizes(
+        weights=sum(map(count_bytes, model.variables)),
+        gradients=sum(map(count_bytes, trainable)),
+        tensors=len(model.variables),
+        slots=_count_slots(model) * sum(map(count_bytes, trainable)),
+        outputs=sum(map(_row_bytes, keras.tree.flatten(outputs))),
+        activations=_count_activations(model),
+    )
+
+
+def count_bytes(tensor: Any) -> int:
+    """The bytes of a variable or a tensor whose shape is known."""
+    return math.prod(tensor.shape) * _item_size(tensor.dtype)
+
+
+def _row_bytes(tensor: Any) -> int:
+    """The bytes of one row; an axis whose length is not known counts for 1."""
+    return math.prod(size or 1 for size in tensor.shape[1:]) * _item_size(tensor.dtype)
+
+
+def _item_size(dtype: Any) -> int:
+    name = keras.backend.standardize_dtype(dtype)
+    digits = re.match(r"[a-z]+(\d+)", name)
+    return max(int(digits[1]) // 8, 1) if digits else 1
+
+
+def _count_slots(model: keras.Model) -> int:
+    """How many values the optimizer keeps for each value that is trained."""
+    optimizer: Any = getattr(model, "optimizer", None) or keras.optimizers.Adam()
+    copy = type(optimizer).from_config(optimizer.get_config())
+    before = len(copy.variables)
+    copy.build([keras.Variable([[0.0]], name="one")])
+    # An optimizer around another one (loss scaling) has counters of its own.
+    return sum(len(one.shape) == 2 for one in copy.variables[before:])
+
+
+def _count_activations(model: keras.Model) -> int | None:
+    tensors = {id(tensor): tensor for tensor in _outputs_within(model)}
+    return sum(map(_row_bytes, tensors.values())) or None
+
+
+def _outputs_within(model: Any) -> Iterable[Any]:
+    """The symbolic outputs of a model's operations, of models within it too."""
+    if isinstance(model, keras.Sequential):
+        parts = [model.inputs, *model.layers] if model.inputs else []
+    else:
+        parts = getattr(model, "operations", [])  # what a Functional model is made of
+    for part in parts:
+        if isinstance(part, list):
+            yield from part
+        elif isinstance(part, keras.Model):
+            yield from _outputs_within(part)
+        else:
+            yield from keras.tree.flatten(part.output)

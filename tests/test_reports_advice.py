@@ -1,0 +1,228 @@
+"""`reports.advise`: what it measures, what it finds out of a model, and what it refuses."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_multigpu import engines, reports
+from keras_multigpu.reports import Cut, Link
+from keras_multigpu.reports.prediction import Sizes
+from keras_multigpu.reports.sizes import find_sizes
+from keras_multigpu.reports.state import state_of
+from keras_multigpu.reports.step import make_inputs
+
+ON_JAX = engines.current().partitions
+LINK = Link("link", 1e6, 1e-3)
+
+
+def dense(**arguments):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(2)])
+    if arguments:
+        model.compile(**arguments)
+    return model
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs):
+        return {"a": self.dense(inputs["x"])}
+
+
+def test_sizes():
+    model = dense(optimizer="adam", loss="mse")
+    count = 6 * 8 + 8 + 8 * 2 + 2
+    assert find_sizes(model, model.outputs) == Sizes(
+        weights=4 * count,
+        gradients=4 * count,
+        tensors=4,
+        slots=2 * 4 * count,
+        outputs=8,
+        activations=4 * (6 + 8 + 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "slots"),
+    [
+        ("sgd", 0),
+        (keras.optimizers.SGD(0.1, momentum=0.9), 1),
+        ("rmsprop", 1),
+        ("adam", 2),
+        (keras.optimizers.Adam(amsgrad=True), 3),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), 2),
+    ],
+)
+def test_slots(optimizer, slots):
+    model = dense(optimizer=optimizer, loss="mse")
+    sizes = find_sizes(model, model.outputs)
+    assert sizes.slots == slots * sizes.weights
+
+
+def test_sizes_of_half_precision_frozen_and_nested():
+    inner = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, dtype="float16")])
+    inner.layers[0].trainable = False
+    inputs = keras.Input((6,))
+    outputs = keras.layers.Dense(1)(keras.ops.tanh(inner(inputs)))
+    sizes = find_sizes(keras.Model(inputs, outputs), [outputs])
+    assert sizes.weights == 2 * 56 + 4 * 9
+    assert sizes.gradients == 4 * 9
+    assert sizes.outputs == 4
+    # the inputs, outside and inside; the inner layer's outputs; their tanh; the outputs
+    assert sizes.activations == 4 * 6 + 4 * 6 + 2 * 8 + 2 * 8 + 4
+
+
+def test_sizes_of_a_subclassed_model():
+    model = Subclassed()
+    outputs = model({"x": np.ones((1, 3), "float32")})
+    assert find_sizes(model, outputs).activations is None
+    assert find_sizes(model, outputs).outputs == 8
+
+
+def test_measured():
+    model = dense(optimizer="adam", loss="mse")
+    model.fit(np.ones((8, 6)), np.ones((8, 2)), verbose=0)
+    before = [np.array(keras.ops.convert_to_numpy(one)) for one in state_of(model)]
+    advice = reports.advise(model, 16, (1, 2), link=LINK, steps=2)
+    after = [keras.ops.convert_to_numpy(one) for one in state_of(model)]
+    assert all(map(np.array_equal, before, after))
+    one, two = advice.predictions
+    assert one.compute_s > 0
+    assert one.step_s == one.alone_s
+    assert one.speedup == 1
+    assert two.compute_s <= one.compute_s
+    assert two.load.traffic.duplex == ON_JAX
+    assert two.transfer_s == pytest.approx(two.load.traffic.seconds(LINK))
+    assert "step on one device, measured" in advice.settings
+    assert advice.settings["link"] == str(LINK)
+
+
+def test_measured_again_after_an_error(monkeypatch):
+    model = dense(optimizer="adam", loss="mse")
+    before = model.get_weights()
+    seen = []
+
+    def fail(self, batch, logs=None):
+        seen.append(batch)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("keras_multigpu.reports.step._Clock.on_train_batch_end", fail)
+    with pytest.raises(KeyboardInterrupt):
+        reports.advise(model, 16, link=LINK)
+    assert seen == [0]
+    assert all(map(np.array_equal, before, model.get_weights()))
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_structures_that_are_given(batch_size):
+    model = Subclassed()
+    inputs = {"x": np.ones((batch_size, 3), "float32")}
+    model(inputs)
+    advice = reports.advise(model, batch_size, (1, 2), link=LINK, inputs=inputs, steps=1)
+    assert len(advice.predictions) == 2
+    assert advice.predictions[0].load.memory is None
+
+
+def test_inputs_that_are_made():
+    inputs = {
+        "words": keras.Input((5,), dtype="int32", name="words"),
+        "image": keras.Input((4, 4, 3), dtype="float16", name="image"),
+    }
+    word = keras.layers.Embedding(7, 2)(inputs["words"])
+    both = [keras.layers.Flatten()(word), keras.layers.Flatten()(inputs["image"])]
+    outputs = {"out": keras.layers.Dense(1)(keras.layers.Concatenate()(both))}
+    model = keras.Model(inputs, outputs)
+    made = make_inputs(model, 3)
+    assert made["words"].dtype == "int32"
+    assert not made["words"].any()
+    assert made["image"].shape == (3, 4, 4, 3)
+    advice = reports.advise(model, 4, (2,), link="pcie3", steps=1)
+    assert advice.predictions[0].step_s > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "fixed_s", "row_s"),
+    [(0.016, 0.0, 0.001), ({16: 0.016, 8: 0.012}, 0.008, 0.0005)],
+)
+def test_step_times_that_are_given(given, fixed_s, row_s, monkeypatch):
+    monkeypatch.setattr("keras_multigpu.reports.advice.measure_step", None)
+    advice = reports.advise(dense(), 16, (1, 2, 64), link=LINK, step_seconds=given)
+    seconds = [fixed_s + rows * row_s for rows in (16, 8, 16 if ON_JAX else 1)]
+    assert [one.compute_s for one in advice.predictions] == pytest.approx(seconds)
+    assert "step on one device, given" in advice.settings
+
+
+def test_speed_processors_and_overlap():
+    advice = reports.advise(
+        dense(), 16, (2,), link=LINK, step_seconds=0.016, speed=4, processors=1, overlap=1
+    )
+    found = advice.predictions[0]
+    assert found.alone_s == pytest.approx(0.004)
+    assert found.compute_s == pytest.approx(0.004)
+    assert found.transfer_s == 0
+    assert advice.settings["speed"] == "4 times that of the device here"
+    assert advice.settings["processors"] == "those of 1 devices"
+    assert advice.settings["overlap"] == "100% of the copies hidden"
+
+
+def test_modes():
+    advice = reports.advise(
+        dense(), 16, (2,), modes=("data", "tower", "committee", "model"), link=LINK,
+        step_seconds=0.016, cuts={2: Cut(64, 1, 0.5)},
+    )  # fmt: skip
+    assert list(advice.verdicts) == ["data", "tower", "committee", "model"]
+    assert advice.predictions[3].load.traffic.sent == 64
+
+
+def test_the_link_of_this_machine(monkeypatch):
+    advice = reports.advise(dense(), 16, (2,), step_seconds=0.016)
+    assert advice.settings["link"].startswith("cpu:0 to cpu:1: ")
+    monkeypatch.setattr("keras_multigpu.reports.advice.choose_devices", lambda n, names: ("cpu:0",))
+    advice = reports.advise(dense(), 16, (2,), step_seconds=0.016)
+    assert advice.settings["link"].startswith("PCIe 4.0 x16: 31.51 GB/s")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"model": 3}, r"`model` must be a Keras 3 model.*Received: model=3 \(of type int\)"),
+        ({"model": keras.Sequential([keras.layers.Dense(1)])}, r"`model` must be built"),
+        ({"batch_size": 0}, r"`batch_size` must be an integer, 1 or more. Received: batch_size=0"),
+        ({"n_gpus": (2, 2)}, r"`n_gpus` must be a sequence.*Received: n_gpus=\(2, 2\)"),
+        ({"modes": ("fast",)}, r"`modes` must be of 'data'.*Received: mode='fast'"),
+        ({"modes": ("model",)}, r"Received: cuts={}, without 2 devices"),
+        ({"link": "isdn"}, r"`link` must be one of.*Received: link='isdn'"),
+        ({"step_seconds": 0}, r"`step_seconds` must be a finite number, above 0.*step_seconds=0"),
+        (
+            {"step_seconds": {8: 1}},
+            r"on batch_size=16 rows.*Received: step_seconds={8: 1}. Give {",
+        ),
+        ({"step_seconds": {16: 1}}, r"that on a smaller batch. Received: step_seconds={16: 1}"),
+        ({"step_seconds": {16: 1, 32: 2}}, r"Received: step_seconds={16: 1, 32: 2}"),
+        ({"step_seconds": {16: 1, 8: -2}}, r"`step_seconds` must be.*Received: step_seconds=-2"),
+        ({"speed": 0}, r"`speed` must be a finite number, above 0. Received: speed=0"),
+        ({"processors": -1}, r"`processors` must be a finite number.*Received: processors=-1"),
+        ({"overlap": -0.1}, r"`overlap` must be a finite number, 0 or more.*overlap=-0.1"),
+        ({"overlap": 1.1}, r"`overlap` must be a part, from 0 to 1. Received: overlap=1.1. Give"),
+        ({"steps": 0}, r"`steps` must be an integer, 1 or more. Received: steps=0"),
+    ],
+)
+def test_refused(changes, match):
+    given = {"model": dense(), "batch_size": 16, "n_gpus": (1, 2), "link": LINK} | changes
+    with pytest.raises(ValueError, match=match):
+        reports.advise(given.pop("model"), given.pop("batch_size"), **given)
+
+
+@pytest.mark.parametrize("shape", [None, (None, 3)])
+def test_a_model_that_does_not_tell_its_shapes(shape):
+    if shape is None:
+        model = Subclassed()
+        model({"x": np.ones((1, 3), "float32")})
+    else:
+        model = keras.Sequential([keras.Input(shape), keras.layers.Dense(1)])
+    with pytest.raises(
+        ValueError, match=r"`inputs` must be given.*with the input shapes .*Give `inputs=x\[:16\]`"
+    ):
+        reports.advise(model, 16, link=LINK)

@@ -1,0 +1,246 @@
+"""The arithmetic of predictions: what modes make of a workload, and what links make of that."""
+
+import dataclasses
+
+import pytest
+
+from keras_multigpu.reports import Cut, Link
+from keras_multigpu.reports.advice_report import Advice, decide, describe, show_bytes, show_seconds
+from keras_multigpu.reports.loads import find_load
+from keras_multigpu.reports.prediction import (
+    Load,
+    Sizes,
+    StepTime,
+    Traffic,
+    Workload,
+    find_busiest,
+    predict,
+)
+
+SIZES = Sizes(weights=1000, gradients=800, tensors=10, slots=1600, outputs=4, activations=20)
+WORK = Workload(StepTime(1.0, 0.5), 16, SIZES)
+ON_JAX = dataclasses.replace(WORK, partitions=True)
+
+
+@pytest.mark.parametrize(
+    ("times", "fixed_s", "row_s"),
+    [
+        ((4, 3.0, 2, 2.0), 1.0, 0.5),
+        ((4, 2.0, 2, 1.0), 0.0, 0.5),
+        ((4, 4.0, 2, 1.0), 0.0, 1.0),  # a line would start below zero
+        ((4, 2.0, 2, 3.0), 2.0, 0.0),  # the smaller batch took longer
+    ],
+)
+def test_step_time(times, fixed_s, row_s):
+    step = StepTime.through(*times)
+    assert step == StepTime(fixed_s, row_s)
+    assert step.seconds(times[0]) == times[1]
+
+
+def test_data_mode_over_hubs():
+    load = find_load("data", WORK, 4)
+    assert load.busiest_s == 1 + 0.5 * 4
+    assert load.total_s == 4 * load.busiest_s
+    assert load.alone_s == 1 + 0.5 * 16
+    # 2 P (n - 1) / n of weights and of gradients; the outputs of 12 rows, and their gradients
+    assert load.traffic == Traffic(1500 + 48, 1200 + 48, 2 * 1.5 * 10 + 2, duplex=False)
+    assert load.memory == 1000 + 800 + 1600 + 4 * 20
+
+
+def test_data_mode_in_a_ring():
+    assert find_load("data", ON_JAX, 4).traffic == Traffic(1200, 1200, 6, duplex=True)
+
+
+def test_rows_that_the_devices_do_not_divide():
+    assert find_load("data", WORK, 3).busiest_s == 1 + 0.5 * 6
+    load = find_load("data", ON_JAX, 3)
+    assert load.busiest_s == load.alone_s
+    assert load.traffic == Traffic()
+
+
+def test_more_devices_than_rows():
+    assert find_load("data", WORK, 64).busiest_s == 1.5
+
+
+@pytest.mark.parametrize("mode", ["data", "tower", "committee", "model"])
+@pytest.mark.parametrize("work", [WORK, ON_JAX])
+def test_one_device_sends_nothing(mode, work):
+    load = find_load(mode, work, 1)
+    assert (load.traffic.sent, load.traffic.received, load.traffic.copies) == (0, 0, 0)
+    assert load.busiest_s == load.total_s == load.alone_s == 9
+
+
+def test_towers():
+    load = find_load("tower", WORK, 4)
+    assert load.busiest_s == 9
+    assert load.total_s == load.alone_s == 36
+    assert load.traffic == Traffic(1500 + 192, 1200 + 192, 32)
+    load = find_load("committee", WORK, 4)
+    assert load.alone_s == 36
+    assert load.traffic == Traffic(192, 192, 2)
+    assert load.memory == 1000 + 800 + 1600 + 16 * 20
+
+
+def test_model_mode():
+    work = dataclasses.replace(WORK, cuts={2: Cut(300, 2, share=0.5, memory=77)})
+    load = find_load("model", work, 2)
+    assert (load.busiest_s, load.total_s, load.alone_s) == (4.5, 9, 9)
+    assert load.traffic == Traffic(300, 300, 4)
+    assert load.memory == 77
+
+
+def test_memory_that_is_not_known():
+    sizes = dataclasses.replace(SIZES, activations=None)
+    assert find_load("data", dataclasses.replace(WORK, sizes=sizes), 2).memory is None
+
+
+@pytest.mark.parametrize(
+    ("duplex", "overlap", "processors", "step", "transfer"),
+    [
+        (False, 0.0, None, 2.0 + 1.4, 1.4),
+        (True, 0.0, None, 2.0 + 1.2, 1.2),
+        (False, 0.5, None, 2.0 + 0.7, 0.7),
+        (False, 1.0, None, 2.0, 0.0),
+        (False, 0.0, 1, 8.0 + 1.4, 1.4),
+        (False, 0.0, 2, 4.0 + 1.4, 1.4),
+        (False, 0.0, 4, 2.0 + 1.4, 1.4),
+        (False, 0.0, 8, 2.0 + 1.4, 1.4),
+    ],
+)
+def test_prediction(duplex, overlap, processors, step, transfer):
+    load = Load(2.0, 8.0, 6.0, Traffic(100, 20, 2, duplex), None)
+    found = predict("data", 4, load, Link("link", 100, 0.1), processors, overlap)
+    assert found.step_s == pytest.approx(step)
+    assert found.transfer_s == pytest.approx(transfer)
+    assert found.speedup == pytest.approx(6 / step)
+    assert found.efficiency == pytest.approx(6 / step / 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    source: str
+    target: str
+    bytes: int
+    copies: int
+
+
+def test_the_busiest_device():
+    counted = [Transfer("a", "b", 100, 1), Transfer("a", "c", 50, 2), Transfer("b", "a", 30, 1)]
+    assert find_busiest(counted) == Traffic(150, 30, 4)
+    assert find_busiest(counted, duplex=True).duplex
+    assert find_busiest([]) == Traffic()
+
+
+def prediction(compute, transfer, *, alone=0.04, devices=2, mode="data", total=None, duplex=False):
+    load = Load(
+        compute, devices * compute if total is None else total, alone,
+        Traffic(transfer * 1e9, 0, duplex=duplex), 1,
+    )  # fmt: skip
+    return predict(mode, devices, load, Link("link", 1e9), 1 if total else None)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (
+            prediction(0.026, 0.018),
+            "2 in mode 'data' would take 1.10 times as long: 18.0 ms of 44.0 ms go into moving "
+            "18.0 MB of weights and gradients",
+        ),
+        (
+            prediction(0.021, 0.004),
+            "2 in mode 'data' would be 1.60 times as fast, an efficiency of 80%: 4.00 ms of "
+            "25.0 ms go into moving 4.00 MB of weights and gradients",
+        ),
+        (
+            prediction(0.01, 0.03, duplex=True),
+            "2 in mode 'data' would be hardly faster (1.00 times): 30.0 ms of 40.0 ms go into "
+            "moving 30.0 MB of gradients",
+        ),
+        (
+            prediction(0.03, 0.002, alone=0.048),
+            "2 in mode 'data' would be 1.50 times as fast, an efficiency of 75%: 6.00 ms of "
+            "32.0 ms don't get less with fewer rows on a device",
+        ),
+        (
+            prediction(0.03, 0.002, total=0.06),
+            "2 in mode 'data' would take 1.55 times as long: 40.0 ms of 62.0 ms are lost to "
+            "processors that the devices share",
+        ),
+        (
+            prediction(0.04, 0.01, mode="model"),
+            "2 in mode 'model' would take 1.25 times as long: 20.0 ms of 50.0 ms go by while "
+            "devices wait for each other",
+        ),
+        (
+            prediction(0.02, 0.03, mode="model"),
+            "2 in mode 'model' would take 1.25 times as long: 30.0 ms of 50.0 ms go into moving "
+            "30.0 MB of activations and their gradients",
+        ),
+    ],
+)
+def test_words(found, text):
+    assert describe(found) == text
+
+
+def test_verdicts():
+    slow, fast = prediction(0.026, 0.018), prediction(0.021, 0.004)
+    assert decide([slow]) == (
+        "Stay on one device: 2 in mode 'data' would take 1.10 times as long, because 18.0 ms of "
+        "44.0 ms go into moving 18.0 MB of weights and gradients."
+    )
+    best = "Take 2 devices in mode 'data': 1.60 times as fast as one, an efficiency of 80%."
+    assert decide([slow, fast]) == best
+    # Four times as many devices that are a little faster are not worth it.
+    many = prediction(0.019, 0.001, devices=8)
+    assert decide([fast, many]) == best
+    assert decide([many]).startswith(
+        "Stay on one device: 8 in mode 'data' would be 2.00 times as fast, an efficiency of 25%,"
+    )
+    assert decide([prediction(0.04, 0, devices=1)]).startswith("Nothing to decide")
+
+
+def test_the_report():
+    towers = prediction(0.04, 0.001, alone=0.08, mode="committee")
+    advice = Advice([prediction(0.04, 0, devices=1), prediction(0.02, 0.005), towers])
+    assert list(advice.verdicts) == ["data", "committee"]
+    assert advice.notes[:2] == list(advice.verdicts.values())
+    assert len(advice.notes) == 4
+    lines = str(advice).splitlines()
+    assert lines[2].split()[:5] == ["mode", "devices", "step", "computing", "moving"]
+    assert lines[4].split()[:4] == ["data", "2", "25.0", "ms"]
+    assert advice.to_dataframe()["step"].tolist() == [0.04, 0.025, 0.041]
+    left, right = advice.plot().axes
+    assert [bar.get_height() for bar in left.containers[1]] == [0, 5, 1]
+    assert right.lines[0].get_ydata().tolist() == pytest.approx([1, 1.6])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.00 ms"), (1e-5, "0.01 ms"), (0.1234, "123 ms"), (0.9996, "1.00 s"), (123.4, "123 s")],
+)
+def test_show_seconds(seconds, text):
+    assert show_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (12_345_678, "12.3 MB"), (5e15, "5000 TB")],
+)
+def test_show_bytes(size, text):
+    assert show_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("mode", "match"),
+    [
+        ("fast", r"`modes` must be of 'data', .*. Received: mode='fast'. A 'committee' is"),
+        (
+            "model",
+            r"how the model is spread. Received: cuts={}, without 2 devices. Give `cuts={2:",
+        ),
+    ],
+)
+def test_refused(mode, match):
+    with pytest.raises(ValueError, match=match):
+        find_load(mode, WORK, 2)
