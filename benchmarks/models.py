@@ -90,6 +90,39 @@ def _transformer() -> keras.Model:
     return keras.Model(inputs, layers.Dense(_CLASSES)(layers.GlobalAveragePooling1D()(x)))
 
 
+def _deepconn() -> keras.Model:
+    """Two reviews and how they match, as Zheng, Noroozi and Yu described it (WSDM 2017)."""
+
+    def branch(name: str) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+        x = inputs = keras.Input((800,), dtype="int32", name=name)
+        x = layers.Embedding(_VOCABULARY, 50, name=f"{name}_embedding")(x)
+        x = layers.Conv1D(10, 3, activation="tanh", name=f"{name}_conv")(x)
+        x = layers.GlobalMaxPooling1D(name=f"{name}_max")(x)
+        return inputs, layers.Dense(64, name=f"{name}_dense")(x)
+
+    (user, left), (item, right) = branch("user"), branch("item")
+    return keras.Model({"user": user, "item": item}, layers.Dot(1, name="match")([left, right]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs(Benchmark):
+    """A model of two inputs that gives one number."""
+
+    def make_batch(self) -> tuple[dict[str, np.ndarray], np.ndarray]:  # type: ignore[override]
+        """Two inputs of shape `(batch_size, *row_shape)`, and ratings `(batch_size, 1)`."""
+        random = np.random.default_rng(0)
+        shape = (self.batch_size, *self.row_shape)
+        texts = (random.integers(self.vocabulary, size=shape, dtype="int32") for _ in range(2))
+        return dict(zip(("user", "item"), texts)), random.normal(size=(self.batch_size, 1)).astype(
+            "float32"
+        )
+
+    def compile(self, model: keras.Model, *, jit_compile: bool) -> None:
+        """Compiles a model for training by squared errors, with RMSprop."""
+        model.compile("rmsprop", "mse", jit_compile=jit_compile)
+
+
+DEEPCONN = Pairs(_deepconn, 100, (800,), vocabulary=_VOCABULARY)
 MODELS = {
     "resnet50": Benchmark(_resnet50, 64, (64, 64, 3), is_softmax=True),
     "convnet": Benchmark(_convnet, 256, (32, 32, 3)),

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 
 import keras_multigpu
-from benchmarks.models import MODELS, Benchmark
+from benchmarks.models import DEEPCONN, MODELS, Benchmark
 from benchmarks.processes import describe
 
 _BACKEND = keras.backend.backend()
@@ -60,6 +60,13 @@ def _data(batch: tuple[Any, Any], steps: int) -> dict[str, Any]:
     return {"x": tf.data.Dataset.from_tensors(batch).repeat(steps)}
 
 
+# The layers on the second device: one review's, or those at every other place.
+PLACEMENTS = {
+    "branches": None,
+    "alternating": {".*_embedding": 1, ".*_conv": 0, ".*_max": 1, ".*_dense": 0, "match": 1},
+}
+
+
 def _compiled(benchmark: Benchmark, side: str, devices: int, jit: bool) -> list[keras.Model]:
     """The models of one side, ready to be trained one after the other."""
     if side == "separate":
@@ -82,6 +89,8 @@ def _compiled(benchmark: Benchmark, side: str, devices: int, jit: bool) -> list[
         model = keras_multigpu.make_parallel(
             model, n_gpus=devices, mode="tower", replicas="independent", loss_of="replicas"
         )
+    if side in PLACEMENTS:
+        model = keras_multigpu.make_parallel(model, 2, "model", placement=PLACEMENTS[side])
     benchmark.compile(model, jit_compile=jit)
     return [model]
 
@@ -92,15 +101,16 @@ def measure(side: str, model: str, devices: int, steps: int, jit: bool = False) 
     Args:
         side: `"ours"`, `"plain"`, and `"mirrored"` (TensorFlow) or `"distributed"` (JAX);
             `"towers"`, an independent replica on every device, or `"separate"`, as many plain
-            models, trained one after the other: a step is then one of each, added up.
-        model: a name in `MODELS`.
+            models, trained one after the other: a step is then one of each, added up;
+            `"branches"` or `"alternating"`, a placement of the layers of `"deepconn"`.
+        model: a name in `MODELS`, or `"deepconn"`.
         devices: how many logical devices there are; plain models use the first.
         steps: how many steps to time, after the first one and those that warm up.
         jit: compile with XLA, as JAX always does.
     """
     split_processor(devices)
     keras.utils.set_random_seed(0)
-    benchmark = MODELS[model]
+    benchmark = DEEPCONN if model == "deepconn" else MODELS[model]
     models = _compiled(benchmark, side, devices, jit or _BACKEND == "jax")
     clocks = []
     for one in models:

@@ -103,7 +103,8 @@ def advise(
     rows = make_inputs(model, batch_size) if inputs is None else inputs
     sizes = find_sizes(model, model(take(rows, 1)))
     for count in counts if "model" in modes else ():
-        cuts.setdefault(count, find_cut(model, count, batch_size, sizes, placement))
+        if count > 1 and count not in cuts:
+            cuts[count] = find_cut(model, count, batch_size, sizes, placement)
     fewer = max(batch_size // max(counts), 1)
     step = known or measure_step(model, rows, batch_size, fewer, steps)
     work = Workload(

@@ -54,9 +54,9 @@ def find_cut(
     if engine.partitions:
         raise ValueError(
             f"On {engine.title} model mode spreads each layer over all devices, and what crosses "
-            f"then is the compiler's choice. Received: modes with 'model', and no cut for {devices} "
-            f"devices. Count it with `reports.transfers`, and give `cuts={{{devices}: Cut(size, "
-            "copies, share)}`."
+            "is the compiler's choice. Received: modes with 'model', and no cut for "
+            f"{devices} devices. Count with `reports.transfers`, and give "
+            f"`cuts={{{devices}: Cut(size, copies, share)}}`."
         )
     if not is_graph(model):
         raise ValueError(

@@ -340,3 +340,22 @@ def test_plot_of_a_placement(tmp_path):
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["cpu:0", "cpu:1"]
     with pytest.raises(ValueError, match="in mode 'model' on TensorFlow.* Received: parallel="):
         reports.plot_placement(make_parallel(_mlp(), 2))
+
+
+def test_advice_on_placements():
+    """One device, a branch on each of two, and devices alternating from layer to layer."""
+    model, found = _branches(800, 500), []
+    settings = {"link": "pcie3", "step_seconds": 0.02, "modes": ("model",)}
+    for placement in (None, {".*_embedding": 1, ".*_max": 1}):
+        one, two = reports.advise(
+            model, 100, (1, 2), processors=1, placement=placement, **settings
+        ).predictions
+        assert one.step_s == pytest.approx(0.02)
+        assert two.load.memory < one.load.memory
+        found.append(two)
+    branches, alternating = found
+    assert branches.load.traffic.sent == 100 * 64 * 4
+    assert alternating.load.traffic.sent > 2 * 100 * 800 * 50 * 4
+    assert 0.02 < branches.step_s < alternating.step_s
+    (alone,) = reports.advise(model, 100, (2,), **settings).predictions
+    assert 0.5 <= alone.compute_s / 0.02 < 0.6  # two processors, which work at once

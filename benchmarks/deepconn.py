@@ -1,0 +1,113 @@
+"""DeepCoNN's two branches on one device, on two, and with devices alternating: predicted, measured.
+
+    python -m benchmarks.deepconn --rounds 5
+
+The question of a published experiment (an epoch on one GPU 20.5 s, a branch on each of two 22.5 s,
+layers alternating between two 23.0 s), on logical CPU devices of one thread each: what crosses, by
+`reports.transfers`; the step that `reports.advise` predicts, from the measured step on one device
+and the measured link; and the steps as measured, in turn, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from typing import Any
+
+from benchmarks.models import DEEPCONN
+from benchmarks.processes import host, markdown_table, merge_versions, progress, run_module
+
+SIDES = ("plain", "branches", "alternating")
+_TIMEOUT_S = 900.0
+
+
+def measure(rounds: int, steps: int) -> dict[str, list[dict[str, Any]]]:
+    """The figures of every side, round by round, the sides taking turns."""
+    found: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    for number in range(rounds):
+        for side in SIDES:
+            request = {"side": side, "model": "deepconn", "devices": 2, "steps": steps}
+            result = run_module("benchmarks.step_worker", json.dumps(request), timeout=_TIMEOUT_S)
+            if "error" in result:
+                sys.exit(f"{side}: {result['error']}")
+            found[side].append(result)
+            progress(f"round {number}: {side}: {statistics.median(result['all_steps_ms']):.1f} ms")
+    return found
+
+
+def predict(step_ms: float) -> dict[str, Any]:
+    """Counted bytes and predicted steps of either placement, in this process.
+
+    Args:
+        step_ms: the measured step on one device.
+    """
+    import keras_multigpu
+    from benchmarks.step_worker import PLACEMENTS
+    from keras_multigpu import reports
+
+    keras_multigpu.use_virtual_devices(2)
+    link = reports.measure_link()
+    found: dict[str, Any] = {"link": str(link)}
+    for side, placement in PLACEMENTS.items():
+        template = DEEPCONN.build()
+        advice = reports.advise(
+            template,
+            DEEPCONN.batch_size,
+            (2,),
+            modes=("model",),
+            placement=placement,
+            link=link,
+            step_seconds=step_ms / 1000,
+            processors=1,  # one device by itself keeps the cores busy
+        )
+        parallel = keras_multigpu.make_parallel(template, 2, "model", placement=placement)
+        DEEPCONN.compile(parallel, jit_compile=False)
+        report = reports.transfers(parallel, DEEPCONN.make_batch())
+        sent = report.bytes("training")
+        found[side] = {
+            "step_ms": 1000 * advice.predictions[0].step_s,
+            "activations": sent.get("activations", 0),
+            "gradients": sent.get("gradients", 0),
+            "weights": sent.get("weights", 0),
+            "notes": report.notes,
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.deepconn", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10, help="timed steps in a process")
+    options = parser.parse_args()
+    measured = measure(options.rounds, options.steps)
+    medians = {
+        side: [statistics.median(one["all_steps_ms"]) for one in results]
+        for side, results in measured.items()
+    }
+    plain = statistics.median(medians["plain"])
+    predicted = predict(plain)
+    print(f"- {host()}\n- {merge_versions(measured['plain'])}\n- {predicted['link']}\n")
+    rows = []
+    for side in SIDES:
+        ratios = [ours / one for ours, one in zip(medians[side], medians["plain"])]
+        guess = predicted.get(side, {"step_ms": plain})
+        crossing = [f"{guess.get(kind, 0) / 1e6:.3f}" for kind in ("activations", "gradients")]
+        rows.append(
+            [
+                "one device" if side == "plain" else side,
+                *crossing,
+                f"{guess['step_ms']:.1f}",
+                f"{statistics.median(medians[side]):.1f}",
+                f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})",
+            ]
+        )
+    header = ["placement", "activations, MB", "gradients, MB", "predicted, ms", "measured, ms"]
+    print(markdown_table([*header, "measured, of one device"], rows))
+    print("\n" + "\n".join(predicted["alternating"]["notes"]))
+
+
+if __name__ == "__main__":
+    main()
