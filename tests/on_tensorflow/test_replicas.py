@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers, ops
 from parity import difference
 
-from keras_multigpu import make_parallel
+from keras_multigpu import make_parallel, reports
 
 
 class Probe(layers.Layer):
@@ -233,3 +233,20 @@ def test_models_that_are_dropped_are_freed(options):
     keras.utils.clear_session()
     gc.collect()
     assert [one() for one in alive] == [None, None]
+
+
+def test_the_values_of_a_loop_stay_on_their_device(rng):
+    """Of a recurrent layer cross what of any other does: nothing that the loop keeps."""
+    x, y = rng.integers(0, 50, (8, 12)), rng.normal(size=(8, 3))
+    model = keras.Sequential(
+        [keras.Input((12,), dtype="int32"), layers.Embedding(50, 4), layers.GRU(5), layers.Dense(3)]
+    )
+    parallel = make_parallel(model, 2)
+    parallel.compile("sgd", "mse")
+    report = reports.transfers(parallel, (x, y))
+    back = [one for one in report.training if (one.source, one.target) == ("cpu:1", "cpu:0")]
+    # The output, and the gradients of the weights; the embedding's is rows and their places.
+    assert len(back) <= 1 + len(parallel.trainable_variables) + 1
+    assert sum(one.kind == "activations" for one in back) == 1
+    there = [one for one in report.training if (one.source, one.target) == ("cpu:0", "cpu:1")]
+    assert sum(one.kind == "gradients" for one in there) == 1

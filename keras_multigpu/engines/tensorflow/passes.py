@@ -94,7 +94,7 @@ class Passes:
         by_inputs: list[Tensor | None] = []
         for number, device in enumerate(self._links.devices):
             keys = self._links.trainable_of(number)
-            with tf.device(device):
+            with tf.device(device), tf.name_scope("gradients"):
                 gradients = self._gradient(number, arriving)
             by_weights.append(dict(zip(keys, gradients)))
             by_inputs += gradients[len(keys) :]

@@ -101,6 +101,10 @@ class TemplateFunction:
             # XLA can't hand a loop's intermediate values from one cluster to another, so the
             # gradient's cluster runs the loop once more.
             return self._recomputed(forward, state, call, (number, size, *static))
+        if _has_loop(forward):
+            # Where TensorFlow makes a call a part of the calling graph, it has the intermediate
+            # values of loops go to the first device, and come back for the gradient.
+            forward = self._concrete("forward, apart", self._run, False, state, call, static)
         return self._raw(forward, state, call, number, size, *static)
 
     def _raw(self, forward: Any, *arguments: Any) -> Raw:
@@ -113,7 +117,10 @@ class TemplateFunction:
         key = f"{name}, compiled" if compiled else name
         if key not in self._functions:
             self._functions[key] = tf.function(
-                function, autograph=False, jit_compile=compiled or None
+                function,
+                autograph=False,
+                jit_compile=compiled or None,
+                experimental_attributes={"_noinline": True} if name.endswith("apart") else None,
             )
         specs = [
             [tf.TensorSpec(value.shape, value.dtype) for value in state],

@@ -44,7 +44,8 @@ def _partitions(run: Callable[[], object]) -> list[tf.compat.v1.GraphDef]:
     with tempfile.TemporaryDirectory() as folder:
         writer = tf.summary.create_file_writer(folder)
         with writer.as_default():
-            tf.summary.trace_on(graph=True, profiler=False)
+            for switch in (tf.summary.trace_on, tf.summary.trace_off, tf.summary.trace_on):
+                switch()  # off and on again: an earlier trace may have left its graphs
             try:
                 run()
                 tf.summary.trace_export("step", step=0)
