@@ -4,6 +4,7 @@ The backend is Keras's: `KERAS_BACKEND=jax pytest` runs the tests on JAX. What o
 is tested in a folder of its own.
 """
 
+import gc
 import os
 import tempfile
 
@@ -48,6 +49,10 @@ def _fresh_state():
     yield
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(policy)
+    # TensorFlow never forgets a graph that has gradients of its own. What is left of a test is not
+    # looked through again and again by all that follow.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
