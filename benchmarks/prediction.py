@@ -55,7 +55,7 @@ def compare(models: Sequence[str], devices: Sequence[int], steps: int, repeats: 
                 errors["step"].append(_error(found, place, ""))
                 errors["speed-up"].append(_error(found, place, "_speedup"))
     header = ["model", "batch", "devices", "predicted, ms", "measured, ms (lowest..highest)"]
-    header += ["error", "speed-up predicted", "measured", "cores of one device"]
+    header += ["error", "speed-up predicted", "measured", "processors"]
     setting = (
         f"- {host()}\n- {merge_versions(results.values())}\n- {repeats} repeats in turn of {steps} "
         "steps; logical CPU devices with one intra-op thread each"
@@ -85,7 +85,7 @@ def _row(found: dict[str, Any], place: int, count: int) -> list[str]:
         f"{predicted / measured - 1:+.0%}",
         f"{found['predicted_speedup'][place]:.2f}",
         f"{found['measured_speedup'][place]:.2f}",
-        f"{found['cores_of_one']:.2f}",
+        f"{found['processors']:.2f}",
     ]
 
 

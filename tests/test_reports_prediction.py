@@ -215,20 +215,13 @@ def test_the_report():
     assert right.lines[0].get_ydata().tolist() == pytest.approx([1, 1.6])
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0.00 ms"), (1e-5, "0.01 ms"), (0.1234, "123 ms"), (0.9996, "1.00 s"), (123.4, "123 s")],
-)
-def test_show_seconds(seconds, text):
-    assert show_seconds(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (12_345_678, "12.3 MB"), (5e15, "5000 TB")],
-)
-def test_show_bytes(size, text):
-    assert show_bytes(size) == text
+def test_how_quantities_are_shown():
+    assert [show_seconds(one) for one in (0, 1e-5, 0.1234, 0.9996, 123.4)] == [
+        "0.00 ms", "0.01 ms", "123 ms", "1.00 s", "123 s",
+    ]  # fmt: skip
+    assert [show_bytes(one) for one in (0, 999, 1000, 12_345_678, 5e15)] == [
+        "0 B", "999 B", "1.00 kB", "12.3 MB", "5000 TB",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

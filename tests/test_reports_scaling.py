@@ -198,10 +198,11 @@ def test_interrupted(data, error, monkeypatch):
     fit = Plan.fit
 
     def interrupted(plan, parallel, epochs):
-        fit(plan, parallel, epochs)
+        result = fit(plan, parallel, epochs)
         fits.append(same(before, values_of(model)))
         if len(fits) == 3:
             raise error("stop")
+        return result
 
     monkeypatch.setattr(Plan, "fit", interrupted)
     with pytest.raises(error, match="stop"):

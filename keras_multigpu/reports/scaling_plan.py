@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,16 +72,29 @@ class Plan:
             size = _KERAS_BATCH_SIZE
         return size * devices if self.weak and size else size
 
-    def fit(self, model: keras.Model, epochs: int) -> keras.callbacks.History:
-        """Trains a parallel model for some epochs, on the rows in their own order."""
+    def fit(self, model: keras.Model, epochs: int) -> tuple[keras.callbacks.History, float]:
+        """Trains a parallel model for some epochs, on the rows in their own order.
+
+        Returns:
+            What `fit` returns, and the seconds from the start of the first epoch to the end of
+            the last.
+        """
+        watch = _Stopwatch()
         x, *others = self.data if isinstance(self.data, tuple) else (self.data,)
         given = dict(zip(("y", "sample_weight"), others))
         if self.batch_size is not None:
             given["batch_size"] = self.batch_size_on(len(model.devices))
         given = {name: value for name, value in given.items() if value is not None}
-        return model.fit(
-            x, **given, epochs=epochs, steps_per_epoch=self.steps, shuffle=False, verbose=0
+        history = model.fit(
+            x,
+            **given,
+            epochs=epochs,
+            steps_per_epoch=self.steps,
+            shuffle=False,
+            callbacks=[watch],
+            verbose=0,
         )
+        return history, watch.seconds
 
     def describe(self) -> dict[str, Any]:
         """What a reader of the figures must know."""
@@ -94,3 +108,21 @@ class Plan:
         return found | (
             {"scaling": "weak, the batch size is that of a device"} if self.weak else {}
         )
+
+
+class _Stopwatch(keras.callbacks.Callback):
+    """Times the epochs of a `fit`, without what comes before and after them.
+
+    TensorFlow may take seconds to put a pipeline of data away when `fit` is over: it waits for its
+    tuner, which sleeps for twice as long each time.
+    """
+
+    seconds = 0.0
+    _begin = 0.0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._begin = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        # The logs are numbers by now: what was computed for them is done.
+        self.seconds = time.perf_counter() - self._begin

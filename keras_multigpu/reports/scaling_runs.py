@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,8 +66,9 @@ def scaling(
         **options: the mode's, for `make_parallel`.
 
     Returns:
-        A report with a row for each number of devices: the median time of a run in seconds, the
-        fastest and the slowest, the loss of the last epoch, the speed-up and the efficiency.
+        A report with a row for each number of devices: the median time of a run in seconds, from
+        the start of its first epoch to the end of its last; the fastest and the slowest; the loss
+        of the last epoch, the speed-up and the efficiency.
 
     Raises:
         ValueError: if the model is not built or not compiled, a number is out of range, or
@@ -137,10 +137,9 @@ def _measure(models: Sequence[keras.Model], plan: Plan, verbose: int) -> list[Ru
     for number in rounds:
         for place, model in enumerate(models):
             starts[place].restore()
-            begin = time.perf_counter()
-            history = plan.fit(model, plan.epochs if number else plan.warm_up)
+            history, lasted = plan.fit(model, plan.epochs if number else plan.warm_up)
             if number:
-                seconds[place].append(time.perf_counter() - begin)
+                seconds[place].append(lasted)
                 histories[place] = history
             progress.add(1)
     return [

@@ -1,0 +1,41 @@
+"""Reports on what only TensorFlow has: `tf.data`, and GPUs that are split into virtual ones."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu import engines, reports
+
+
+def test_a_dataset():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    rows = tf.data.Dataset.from_tensor_slices((np.ones((20, 3)), np.ones((20, 1))))
+    report = reports.scaling(model, rows.batch(8), (1, 2), repeats=1, verbose=0)
+    assert [run.steps for run in report.runs] == [3, 3]
+    report = reports.scaling(model, rows.batch(8).repeat(), (1,), repeats=1, steps=2, verbose=0)
+    assert [run.steps for run in report.runs] == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gpu:0", "NVIDIA A"),
+        ("gpu:1", "NVIDIA A"),
+        ("/job:localhost/replica:0/task:0/device:GPU:2", "GPU"),
+        ("gpu:2", "GPU"),  # a driver that tells no name
+        ("gpu:9", "GPU"),
+        ("/job:worker/replica:0/task:1/device:CPU:0", "CPU"),
+    ],
+)
+def test_describe_device(monkeypatch, name, text):
+    first, second = types.SimpleNamespace(parts=[1, 2]), types.SimpleNamespace(parts=None)
+    details = {id(first): {"device_name": "NVIDIA A"}, id(second): {}}
+    config = tf.config
+    monkeypatch.setattr(config, "list_physical_devices", lambda kind: [first, second])
+    monkeypatch.setattr(config, "get_logical_device_configuration", lambda one: one.parts)
+    monkeypatch.setattr(config.experimental, "get_device_details", lambda one: details[id(one)])
+    assert engines.current().describe_device(name) == text
