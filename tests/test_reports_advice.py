@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_multigpu import engines, reports
+from keras_multigpu import engines, make_parallel, reports
 from keras_multigpu.reports import Cut, Link
 from keras_multigpu.reports.prediction import Sizes
 from keras_multigpu.reports.sizes import find_sizes
@@ -174,6 +174,31 @@ def test_modes():
     )  # fmt: skip
     assert list(advice.verdicts) == ["data", "tower", "committee", "model"]
     assert advice.predictions[3].load.traffic.sent == 64
+
+
+def test_transfers_that_were_counted():
+    model, link = dense(), Link("slow", 1e6)
+    parallel = make_parallel(model, 2)
+    parallel.compile("adam", "mse")
+    report = reports.transfers(parallel, (np.ones((16, 6)), np.ones((16, 2))))
+    settings = {"link": link, "step_seconds": 0.016}
+    guessed, counted = (
+        reports.advise(model, 16, (2, 4), counted=given, **settings).predictions
+        for given in ((), (report,))
+    )
+    kinds = ("weights", "gradients", "activations", "other")
+    sent = {
+        one.source: sum(
+            other.bytes
+            for other in report.training
+            if other.source == one.source and other.kind in kinds
+        )
+        for one in report.training
+        if one.source != "host"
+    }
+    assert counted[0].load.traffic.sent in sent.values()
+    assert counted[0].load.traffic.sent == pytest.approx(guessed[0].load.traffic.sent, rel=0.2)
+    assert counted[1] == guessed[1]
 
 
 def test_models_that_cannot_be_spread():

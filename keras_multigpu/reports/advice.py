@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,9 +16,10 @@ from keras_multigpu.reports.cuts import find_cut
 from keras_multigpu.reports.environment import describe_environment
 from keras_multigpu.reports.links import PRESETS, Link, find_link, measure_link
 from keras_multigpu.reports.loads import check_mode, find_load
-from keras_multigpu.reports.prediction import Cut, StepTime, Workload, predict
+from keras_multigpu.reports.prediction import Cut, Load, StepTime, Workload, find_busiest, predict
 from keras_multigpu.reports.sizes import find_sizes
 from keras_multigpu.reports.step import make_inputs, measure_step, take
+from keras_multigpu.reports.transfers import TransfersReport
 
 
 def advise(
@@ -32,6 +34,7 @@ def advise(
     inputs: Any = None,
     placement: Mapping[str, int] | None = None,
     cuts: Mapping[int, Cut] | None = None,
+    counted: Sequence[TransfersReport] = (),
     processors: float | None = None,
     overlap: float = 0.0,
     steps: int = 10,
@@ -67,6 +70,8 @@ def advise(
         placement: of mode `"model"`, as in `make_parallel`; `None` for the one that is chosen.
         cuts: how the model is spread in mode `"model"`, by the number of devices, where it is not
             to be found from the model.
+        counted: what `transfers` has counted for parallel models of this one, with batches of this
+            size: used in place of the bytes that follow from the model.
         processors: how many devices' worth of processors there really are, for virtual devices,
             which share them: 1 where one device by itself keeps the whole processor busy. `None`
             where each device is one.
@@ -116,13 +121,31 @@ def advise(
         cuts,
     )
     used = given or _link_here()
+    found = {(mode, n): find_load(mode, work, n) for mode in modes for n in counts}
+    found |= _with_counts(found, counted)
     predictions = [
-        predict(mode, count, find_load(mode, work, count), used, processors, overlap)
-        for mode in modes
-        for count in counts
+        predict(mode, count, load, used, processors, overlap)
+        for (mode, count), load in found.items()
     ]
     settings = _describe(model, work, used, known is not None, speed, overlap)
     return Advice(predictions, settings=settings)
+
+
+def _with_counts(
+    loads: Mapping[tuple[str, int], Load], counted: Sequence[TransfersReport]
+) -> dict[tuple[str, int], Load]:
+    """The loads for which transfers were counted, with these."""
+    found = {}
+    for report in counted:
+        key = (str(report.settings.get("mode")), len(report.devices))
+        if key in loads:
+            between = [one for one in report.training if one.source in report.devices]
+            traffic = find_busiest(
+                [one for one in between if one.kind != "inputs"],
+                duplex=engines.current().partitions,
+            )
+            found[key] = dataclasses.replace(loads[key], traffic=traffic)
+    return found
 
 
 def _check_numbers(batch_size: Any, speed: Any, processors: Any, overlap: Any, steps: Any) -> None:

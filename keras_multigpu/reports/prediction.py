@@ -235,8 +235,8 @@ def find_busiest(transfers: Iterable[Any], *, duplex: bool = False) -> Traffic:
     received: dict[str, float] = {}
     copies: dict[str, float] = {}
     for one in transfers:
-        sent[one.source] = sent.get(one.source, 0) + one.bytes
-        received[one.target] = received.get(one.target, 0) + one.bytes
+        sent[one.source] = sent.get(one.source, 0) + (one.bytes or 0)
+        received[one.target] = received.get(one.target, 0) + (one.bytes or 0)
         for name in (one.source, one.target):
             copies[name] = copies.get(name, 0) + one.copies
     if not copies:
