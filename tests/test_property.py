@@ -33,7 +33,7 @@ def _build(training):
 
 
 @settings(
-    max_examples=8 if keras.backend.backend() == "jax" else 25,
+    max_examples=8 if keras.backend.backend() == "jax" else 15,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=True,
