@@ -14,6 +14,7 @@ from keras_multigpu.engines.base import Call, Engine, Tensor
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow.placing import place_updates
 from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
+from keras_multigpu.engines.tensorflow.rows import sum_rows
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
 
 _LOCAL = re.compile(r"(?:/job:localhost/replica:0/task:0)?/?(?:device:)?(cpu|gpu):(\d+)")
@@ -67,6 +68,16 @@ class TensorFlowEngine(Engine):
     def storage(self, tensor: Tensor) -> dict[str, bool]:
         kinds = {"sparse": tf.SparseTensor, "ragged": tf.RaggedTensor}
         return {kind: True for kind, cls in kinds.items() if isinstance(tensor, cls)}
+
+    def sum_rows(
+        self,
+        table: Tensor,
+        indices: Tensor,
+        weights: Tensor | None = None,
+        *,
+        sparse_gradient: bool = False,
+    ) -> Tensor:
+        return sum_rows(table, indices, weights, sparse_gradient)
 
     def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
         first, *others = counts
