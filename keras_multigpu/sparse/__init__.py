@@ -9,7 +9,8 @@ except ModuleNotFoundError as error:
         "Install the extra `sparse`: pip install 'keras-multigpu[sparse]'."
     ) from error
 
+from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.sparse.collisions import collision_probability, expected_collisions
 from keras_multigpu.sparse.encoder import HashEncoder
 
-__all__ = ["HashEncoder", "collision_probability", "expected_collisions"]
+__all__ = ["HashEncoder", "MultiHotDense", "collision_probability", "expected_collisions"]

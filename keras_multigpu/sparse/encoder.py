@@ -10,8 +10,8 @@ import numpy as np
 
 from keras_multigpu.sparse import outputs, settings
 from keras_multigpu.sparse.cardinality import Cardinality
-from keras_multigpu.sparse.code import check_cardinality, check_splits, group_width
-from keras_multigpu.sparse.collisions import check_probability, safe_group
+from keras_multigpu.sparse.code import group_width
+from keras_multigpu.sparse.collisions import safe_group
 from keras_multigpu.sparse.estimator import Estimator
 from keras_multigpu.sparse.hashing import TableHasher, distinct, hashes
 from keras_multigpu.sparse.layout import Layout, Place
@@ -76,13 +76,7 @@ class HashEncoder(Estimator):
 
     def _prepare(self) -> None:
         """Checks the settings, and lays out the row where all cardinalities are known."""
-        check_splits(self.splits)
-        if self.collision_probability is not None:
-            check_probability(self.collision_probability)
-        outputs.check(self.output)
-        settings.check_missing(self.missing)
-        settings.check_others(self.others)
-        check_cardinality(self.num_threads, "num_threads")
+        settings.check(self.get_params())
         self._seen: dict[str, Cardinality] = {}
         self._layout: Layout | None = None
         self._given = settings.named_columns(self.columns)

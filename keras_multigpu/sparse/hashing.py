@@ -173,15 +173,10 @@ def kernel() -> types.ModuleType | None:
 
 
 def _encode(values: pa.Array) -> pa.DictionaryArray:
-    """Each distinct value once, and where it is; floats by their bits."""
-    kind = values.type
-    if pa.types.is_null(kind):
-        return values.cast(pa.string()).dictionary_encode()
-    if not pa.types.is_floating(kind):
-        return values.dictionary_encode()
-    bits = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[kind.bit_width]
-    encoded = values.view(bits).dictionary_encode()
-    return pa.DictionaryArray.from_arrays(encoded.indices, encoded.dictionary.view(kind))
+    """Each distinct value once, and where it is."""
+    if pa.types.is_null(values.type):
+        values = values.cast(pa.string())
+    return values.dictionary_encode()
 
 
 def _is_null(values: pa.Array) -> np.ndarray:

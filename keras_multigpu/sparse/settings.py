@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_multigpu.sparse.code import check_cardinality
+from keras_multigpu.sparse import outputs
+from keras_multigpu.sparse.code import check_cardinality, check_splits
+from keras_multigpu.sparse.collisions import check_probability
 
 NAMES = (
     "columns",
@@ -49,27 +51,28 @@ def parse(text: str) -> tuple[dict[str, Any], str]:
     return content, fingerprint
 
 
-def check_missing(missing: Any) -> None:
-    """Refuses a text for missing values that is no text.
+def check(settings: Mapping[str, Any]) -> None:
+    """Refuses settings, but for the columns, that are not of their kind.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if one is not.
     """
+    check_splits(settings["splits"])
+    if settings["collision_probability"] is not None:
+        check_probability(settings["collision_probability"])
+    outputs.check(settings["output"])
+    missing, others, threads = (settings[name] for name in ("missing", "others", "num_threads"))
     if not isinstance(missing, str):
         raise ValueError(
             "`missing` must be a string, the text that stands for a missing value. "
             f"Received: missing={missing!r}."
         )
-
-
-def check_others(others: Any) -> None:
-    """Refuses an unknown way to deal with other columns.
-
-    Raises:
-        ValueError: if it is one.
-    """
     if others not in ("error", "ignore"):
         raise ValueError(f'`others` must be "error" or "ignore". Received: others={others!r}.')
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ValueError(
+            f"`num_threads` must be a positive integer. Received: num_threads={threads!r}."
+        )
 
 
 def named_columns(columns: Any) -> dict[str, int | None]:

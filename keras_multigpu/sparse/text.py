@@ -6,7 +6,7 @@ It is what Python's `str` gives, as far as `str` gives one answer wherever the v
 |---|---|
 | string | itself |
 | integer, of any width | its decimal digits: `7`, `-7` |
-| float64 | Python's `str`: `7.0`, `0.1`, `1e+16`, `inf`, `-0.0` |
+| float64 | Python's `str`: `7.0`, `0.1`, `1e+16`, `inf`; `0.0` for -0.0 too, which is equal |
 | float32, float16 | that of the shortest decimal that is rounded to it: `0.1`, as of float64 |
 | boolean | `True`, `False` |
 | bytes | the bytes are hashed as they are, so those of UTF-8 text are that text's |
@@ -70,7 +70,7 @@ def texts(values: pa.Array, missing: str = MISSING) -> pa.Array:
     if pa.types.is_floating(kind):
         to_double = float if pa.types.is_float64(kind) else _shortest
         doubles = map(to_double, values.to_numpy(zero_copy_only=False))
-        return pa.array((missing if x != x else str(x) for x in doubles), pa.string())
+        return pa.array((missing if x != x else str(x + 0.0) for x in doubles), pa.string())
     return values.cast(pa.string())
 
 
