@@ -1,1 +1,1 @@
-"""The reference models."""
+"""The reference models, each in a module of its own."""
