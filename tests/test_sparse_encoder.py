@@ -108,7 +108,10 @@ def test_json_and_files(tmp_path, rng):
 
 def test_fingerprints():
     first = HashEncoder({"x": 100, "y": 50})
-    same = [HashEncoder({"x": 99, "y": 50}, output="csr", num_threads=2), HashEncoder(first.columns)]
+    same = [
+        HashEncoder({"x": 99, "y": 50}, output="csr", num_threads=2),
+        HashEncoder(first.columns),
+    ]
     assert {one.fingerprint for one in same} == {first.fingerprint}
     others = [
         HashEncoder({"y": 50, "x": 100}),

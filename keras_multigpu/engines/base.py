@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -198,6 +198,21 @@ class Engine(abc.ABC):
             synchronized: which `BatchNormalization` layers see all the replicas' rows:
                 `"none"`, `"marked"` (those with `synchronized=True`) or `"all"`.
         """
+
+    def stream_batches(self, epoch: Callable[[], Iterator[Any]], example: Any) -> Any:
+        """The backend's own stream of batches.
+
+        Args:
+            epoch: starts an epoch: an iterator over batches, tuples of arrays.
+            example: one of the batches, whose types and shapes all have, but for the rows.
+
+        Raises:
+            RuntimeError: if the backend has no streams of its own.
+        """
+        raise RuntimeError(
+            "A `tf.data.Dataset` needs the Keras backend 'tensorflow'. Received: "
+            f"keras.backend.backend()={self.name!r}. Give the dataset itself to `fit`."
+        )
 
     @abc.abstractmethod
     def place_updates(self, optimizer: keras.Optimizer) -> None:

@@ -11,6 +11,13 @@ except ModuleNotFoundError as error:
 
 from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.sparse.collisions import collision_probability, expected_collisions
+from keras_multigpu.sparse.dataset import HashedDataset
 from keras_multigpu.sparse.encoder import HashEncoder
 
-__all__ = ["HashEncoder", "MultiHotDense", "collision_probability", "expected_collisions"]
+__all__ = [
+    "HashEncoder",
+    "HashedDataset",
+    "MultiHotDense",
+    "collision_probability",
+    "expected_collisions",
+]

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_multigpu.layers import MultiHotDense
-from keras_multigpu.sparse import HashEncoder
+from keras_multigpu.sparse import HashedDataset, HashEncoder
 
 _MIDDLE_EXPONENT = 0.3
 
@@ -112,8 +112,13 @@ class WideModel(keras.Model):
         _compare(encoder.fingerprint, self.encoder.fingerprint)
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains the model, as Keras does, on indices of its own encoder."""
+        """Trains the model, as Keras does, on indices of its own encoder.
+
+        A `HashedDataset` is read in the order that it has itself.
+        """
         self._check_data(x, kwargs.get("validation_data"))
+        if isinstance(x, HashedDataset):
+            kwargs.setdefault("shuffle", False)
         return super().fit(x, *args, **kwargs)
 
     def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -110,6 +110,12 @@ class TensorFlowEngine(Engine):
         synchronized: str = "none",
     ) -> TensorFlowReplicas:
         return TensorFlowReplicas(models, list(map(_full_name, devices)), wire_dtype, synchronized)
+
+    def stream_batches(self, epoch: Callable[[], Iterator[Any]], example: Any) -> tf.data.Dataset:
+        signature = tf.nest.map_structure(
+            lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), example
+        )
+        return tf.data.Dataset.from_generator(epoch, output_signature=signature)
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         place_updates(optimizer)

@@ -23,9 +23,7 @@ def sum_rows(
         rows, ones = tf.shape(indices)[0], tf.shape(indices)[1]
         of_row = tf.repeat(tf.range(rows), ones)
         taken = tf.reshape(indices, [-1])
-        return tf.sparse.segment_sum(
-            table, taken, of_row, num_segments=rows, sparse_gradient=True
-        )
+        return tf.sparse.segment_sum(table, taken, of_row, num_segments=rows, sparse_gradient=True)
     gradient = _of_rows_touched if sparse_gradient else _of_all_rows
     if weights is None:
 
