@@ -99,7 +99,8 @@ class HashedDataset(keras.utils.PyDataset):
         _check(counts, seed, errors, process)
         self.encoder = encoder
         self.skipped: collections.Counter[str] = collections.Counter()
-        self._start = self._next_start = 0
+        self._start = 0
+        self._has_begun = self._is_done = False
         self._num_labels, self._has_weight = len(labels), weight is not None
         numbers = (*labels, *([weight] if weight else []))
         schema = Schema(tuple(encoder.layout.codes), numbers)
@@ -164,6 +165,7 @@ class HashedDataset(keras.utils.PyDataset):
                 f"Received: index={index}."
             )
         with self._lock:
+            self._is_done |= self._has_begun and index == self.num_batches - 1
             parts = self._order.batch(*divmod(self._start + index, self.num_batches))
             blocks = [(*self._read(chunk), rows) for chunk, rows in parts]
         indices = np.concatenate([indices[rows] for indices, _, rows in blocks])
@@ -174,9 +176,14 @@ class HashedDataset(keras.utils.PyDataset):
         return (indices, labels) if self._num_labels else (indices,)
 
     def on_epoch_begin(self) -> None:
-        """Goes on to the next epoch; Keras calls it before each, the first one included."""
-        self._start = self._next_start
-        self._next_start += self.num_batches
+        """Goes on to the next epoch, if all batches of this one were asked for.
+
+        Keras calls it before every epoch, and on JAX once more, only to look at the first batch.
+        Of a dataset with no more batches than it then reads ahead, the first epoch is passed over.
+        """
+        if self._is_done:
+            self._start += self.num_batches
+        self._has_begun, self._is_done = True, False
         self._reads.clear()
 
     def resume(self, epoch: int, batch: int = 0) -> None:
@@ -199,7 +206,8 @@ class HashedDataset(keras.utils.PyDataset):
                 f"An epoch has batches 0 to {self.num_batches - 1}. "
                 f"Received: epoch={epoch}, batch={batch}."
             )
-        self._start = self._next_start = epoch * self.num_batches + batch
+        self._start = epoch * self.num_batches + batch
+        self._has_begun = self._is_done = False
         self._reads.clear()
 
     def to_tf_data(self) -> Any:
