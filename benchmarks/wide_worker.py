@@ -51,14 +51,14 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
 
     import keras_multigpu
     from keras_multigpu.layers import MultiHotDense
-    from keras_multigpu.sparse import HashEncoder
+    from keras_multigpu.sparse import HashEncoder, outputs
 
     keras_multigpu.use_virtual_devices(devices)
     keras.utils.set_random_seed(0)
     names = [f"column_{number}" for number in range(COLUMNS)]
     encoder = HashEncoder(dict.fromkeys(names, CARDINALITY))
     ranks, labels = make_rows(rows)
-    table = {name: ranks[:, place] for place, name in enumerate(names)}
+    indices = encoder.transform({name: ranks[:, place] for place, name in enumerate(names)})
     units = 32 if model == "hidden" else 1
 
     class DenseBatches(keras.utils.PyDataset):
@@ -69,8 +69,7 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
 
         def __getitem__(self, number: int) -> Any:
             part = slice(number * BATCH, (number + 1) * BATCH)
-            one = {name: column[part] for name, column in table.items()}
-            return encoder.transform(one, output="dense"), labels[part]
+            return outputs.make("dense", indices[part], encoder.width), labels[part]
 
     first: Any
     if side == "dense":
@@ -78,19 +77,18 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
         data: dict[str, Any] = {"x": DenseBatches()}
     elif side == "csr":
         x, first = keras.Input((encoder.width,), sparse=True), keras.layers.Dense(units)
-        data = {"x": encoder.transform(table, output="csr"), "y": labels, "batch_size": BATCH}
+        data = {"x": outputs.make("csr", indices, encoder.width), "y": labels, "batch_size": BATCH}
     else:
         x = keras.Input((encoder.ones,), dtype="int32")
         first = MultiHotDense(units, encoder.width, sparse_gradient=side == "sparse")
-        data = {"x": encoder.transform(table), "y": labels, "batch_size": BATCH}
+        data = {"x": indices, "y": labels, "batch_size": BATCH}
     out = first(x)
     trained = keras.Model(x, keras.layers.Dense(1)(out) if model == "hidden" else out)
     if devices > 1:
         trained = keras_multigpu.make_parallel(trained, devices)
     optimizer: Any = keras.optimizers.Adam() if model == "hidden" else keras.optimizers.Ftrl(0.2)
-    # XLA where it can be had: TensorFlow's sparse matrices can't.
-    jit = side in ("dense", "indices") or keras.backend.backend() == "jax"
-    trained.compile(optimizer, "mse", jit_compile=jit)
+    # What is fastest for each side, on processors: XLA for indices.
+    trained.compile(optimizer, "mse", jit_compile=True if side == "indices" else "auto")
     losses, rates = [], []
     for epoch in range(_EPOCHS + 1):
         begin = time.perf_counter()
