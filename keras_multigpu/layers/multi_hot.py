@@ -32,9 +32,9 @@ class MultiHotDense(keras.Layer):
         padding: an index that stands for nothing, to fill up rows with fewer ones: -1, say.
         sparse_gradient: on TensorFlow, give the optimizer the rows of the kernel that the batch
             touched, and not all: fewer bytes come back from other devices, and an update by `SGD`
-            without momentum costs what those rows cost. Such a model is not compiled by XLA, which is
-            slower where all rows are updated anyway, as by `Adam` or `Ftrl`. JAX has no sparse
-            gradients: there it changes nothing.
+            without momentum costs what those rows cost. Such a model is not compiled by XLA, and
+            so is slower where all rows are updated anyway, as by `Adam` or `Ftrl`. JAX has no
+            sparse gradients: there it changes nothing.
         **kwargs: those of `keras.Layer`.
 
     Input: integers of shape `(rows, ones)`; optionally `weights` of the same shape, as the second

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,10 +14,8 @@ from keras_multigpu import engines
 from keras_multigpu.sparse.encoder import HashEncoder
 from keras_multigpu.sparse.files import find_files, make_source
 from keras_multigpu.sparse.order import Order
+from keras_multigpu.sparse.reading import ChunkReader
 from keras_multigpu.sparse.sources import BadDataError, Chunk, Schema, Source
-
-_KEPT_CHUNKS = 3
-_MANY_READS = 3
 
 
 class HashedDataset(keras.utils.PyDataset):
@@ -104,36 +101,37 @@ class HashedDataset(keras.utils.PyDataset):
         self._num_labels, self._has_weight = len(labels), weight is not None
         numbers = (*labels, *([weight] if weight else []))
         schema = Schema(tuple(encoder.layout.codes), numbers)
-        self._sources: dict[int, Source] = {}
-        self._chunks: list[Chunk] = []
-        for number, path in enumerate(find_files(files)):
-            self._scan(number, make_source(path, schema, chunk_rows, errors == "skip", delimiter))
-        if not self._chunks:
-            raise ValueError(
-                "The files must have at least one good row. Received: "
-                f"{len(self._sources)} files without, skipped: {dict(self.skipped)}."
-            )
+        sources = [
+            make_source(path, schema, chunk_rows, errors == "skip", delimiter)
+            for path in find_files(files)
+        ]
+        chunks = self._scan(sources)
         order_seed = int(seed) if shuffle else None
-        self._order = Order(self._chunks, batch_size, order_seed, process, processes)
+        self._order = Order(chunks, batch_size, order_seed, process, processes)
+        if not self._order.rows:
+            raise ValueError(
+                "The files must have at least one good row for each process. Received: "
+                f"{len(sources)} files with {self._order.left_out} good rows for {processes} "
+                f"processes, skipped: {dict(self.skipped)}."
+            )
         self.left_out = self._order.left_out
-        self._encode = self.encoder.stream()
-        self._reads: collections.Counter[int] = collections.Counter()
-        self._has_warned = False
-        self._latest: Source | None = None
-        self._kept: collections.OrderedDict[int, Any] = collections.OrderedDict()
+        self._reader = ChunkReader(sources, chunks, encoder)
         self._lock = threading.Lock()
 
-    def _scan(self, number: int, source: Source) -> None:
-        self._sources[number] = source
-        try:
-            found = [Chunk(number, *one) for one in source.scan()]
-        except BadDataError:
-            if not source.skips:
-                raise
-            self.skipped["unreadable files"] += 1
-            return
-        self._chunks += found
-        self.skipped += source.skipped
+    def _scan(self, sources: Sequence[Source]) -> list[Chunk]:
+        """The chunks of all files; what is bad in them is told, or counted."""
+        chunks: list[Chunk] = []
+        for number, source in enumerate(sources):
+            try:
+                chunks += [Chunk(number, *one) for one in source.scan()]
+            except BadDataError:
+                if not source.skips:
+                    raise
+                self.skipped["unreadable files"] += 1
+                chunks = [chunk for chunk in chunks if chunk.file != number]
+            else:
+                self.skipped += source.skipped
+        return chunks
 
     @property
     def rows(self) -> int:
@@ -167,7 +165,7 @@ class HashedDataset(keras.utils.PyDataset):
         with self._lock:
             self._is_done |= self._has_begun and index == self.num_batches - 1
             parts = self._order.batch(*divmod(self._start + index, self.num_batches))
-            blocks = [(*self._read(chunk), rows) for chunk, rows in parts]
+            blocks = [(*self._reader.read(chunk), rows) for chunk, rows in parts]
         indices = np.concatenate([indices[rows] for indices, _, rows in blocks])
         numbers = np.concatenate([numbers[rows] for _, numbers, rows in blocks])
         labels = numbers[:, : self._num_labels]
@@ -184,7 +182,7 @@ class HashedDataset(keras.utils.PyDataset):
         if self._is_done:
             self._start += self.num_batches
         self._has_begun, self._is_done = True, False
-        self._reads.clear()
+        self._reader.begin_epoch()
 
     def resume(self, epoch: int, batch: int = 0) -> None:
         """Goes to a batch of an epoch, to train on from there.
@@ -208,7 +206,7 @@ class HashedDataset(keras.utils.PyDataset):
             )
         self._start = epoch * self.num_batches + batch
         self._has_begun = self._is_done = False
-        self._reads.clear()
+        self._reader.begin_epoch()
 
     def to_tf_data(self) -> Any:
         """The batches as a `tf.data.Dataset`, which gives another epoch each time it is run.
@@ -222,33 +220,6 @@ class HashedDataset(keras.utils.PyDataset):
             yield from (self[index] for index in range(self.num_batches))
 
         return engines.current().stream_batches(epoch, self[0])
-
-    def _read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The indices and the numbers of a chunk; the latest are kept."""
-        if number not in self._kept:
-            self._reads[number] += 1
-            if self._reads[number] == _MANY_READS and not self._has_warned:
-                self._has_warned = True
-                warnings.warn(
-                    "The batches of a HashedDataset are asked for in disorder, so that chunks are "
-                    "read again and again. Received: many reads of the same chunk in an epoch. "
-                    "Call `fit(..., shuffle=False)`: the dataset shuffles itself.",
-                    stacklevel=3,
-                )
-            chunk = self._chunks[number]
-            source = self._sources[chunk.file]
-            if self._latest is not None and self._latest is not source:
-                self._latest.close()
-            self._latest = source
-            block = source.read(chunk.place)
-            try:
-                self._kept[number] = (self._encode(block.table), block.numbers)
-            except TypeError as error:
-                raise BadDataError(f"{source.path}: {error}") from error
-            while len(self._kept) > _KEPT_CHUNKS:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(number)
-        return self._kept[number]
 
 
 def _check(counts: dict[str, Any], seed: Any, errors: Any, process: Any) -> None:

@@ -174,10 +174,6 @@ class HashEncoder(Estimator):
         outputs.check(output)
         return outputs.make(output, self.stream()(table), self.width)
 
-    def fit_transform(self, table: Any, y: Any = None) -> Any:
-        """`fit`, then `transform`."""
-        return self.fit(table).transform(table)
-
     def stream(self) -> Callable[[Any], np.ndarray]:
         """A function from tables to indices, for tables that come one after the other.
 

@@ -20,6 +20,18 @@ class Estimator(abc.ABC):
     def _prepare(self) -> None:
         """Checks the settings, and forgets what was fitted."""
 
+    @abc.abstractmethod
+    def fit(self, table: Any, y: Any = None) -> Any:
+        """Estimates what was not given."""
+
+    @abc.abstractmethod
+    def transform(self, table: Any) -> Any:
+        """The rows of a table in another form."""
+
+    def fit_transform(self, table: Any, y: Any = None) -> Any:
+        """`fit`, then `transform`."""
+        return self.fit(table).transform(table)
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The settings, by name."""
         return {name: getattr(self, name) for name in settings.NAMES}
