@@ -177,6 +177,7 @@ def test_the_public_names():
         "GaussianMix",
         "GaussianNLL",
         "GaussianRMSE",
+        "MultiHotDense",
         "WeightedMix",
         "mean_mix",
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -156,6 +156,35 @@ class Engine(abc.ABC):
     def join_rows(self, tensors: Sequence[Tensor]) -> Tensor:
         """Tensors of one kind, one after the other along their first axis."""
 
+    def sum_rows(
+        self,
+        table: Tensor,
+        indices: Tensor,
+        weights: Tensor | None = None,
+        *,
+        sparse_gradient: bool = False,
+    ) -> Tensor:
+        """The sums of rows of a table: `sum_j weights[:, j] * table[indices[:, j]]`.
+
+        The gradient of the table has each row once, summed over the indices that name it.
+
+        Args:
+            table: of shape `(width, units)`.
+            indices: integers of shape `(rows, ones)`, from 0 to `width - 1`.
+            weights: of shape `(rows, ones)`, of the table's type; `None` for ones.
+            sparse_gradient: give the gradient of the rows touched only, where the backend's
+                optimizers take one; it is then not compiled by XLA.
+
+        Returns:
+            A tensor of shape `(rows, units)`.
+        """
+        taken = keras.ops.take(table, indices, axis=0)
+        if weights is not None:
+            taken = taken * keras.ops.expand_dims(weights, -1)
+        # Sums of many parts are formed in float32 at least, as products of matrices are.
+        wide = keras.backend.result_type(table.dtype, "float32")
+        return keras.ops.cast(keras.ops.sum(keras.ops.cast(taken, wide), axis=1), table.dtype)
+
     @abc.abstractmethod
     def storage(self, tensor: Tensor) -> dict[str, bool]:
         """How a tensor is stored, as `keras.KerasTensor` is told: `{"sparse": True}`, say."""
@@ -211,6 +240,21 @@ class Engine(abc.ABC):
             synchronized: which `BatchNormalization` layers see all the replicas' rows:
                 `"none"`, `"marked"` (those with `synchronized=True`) or `"all"`.
         """
+
+    def stream_batches(self, epoch: Callable[[], Iterator[Any]], example: Any) -> Any:
+        """The backend's own stream of batches.
+
+        Args:
+            epoch: starts an epoch: an iterator over batches, tuples of arrays.
+            example: one of the batches, whose types and shapes all have, but for the rows.
+
+        Raises:
+            RuntimeError: if the backend has no streams of its own.
+        """
+        raise RuntimeError(
+            "A `tf.data.Dataset` needs the Keras backend 'tensorflow'. Received: "
+            f"keras.backend.backend()={self.name!r}. Give the dataset itself to `fit`."
+        )
 
     @abc.abstractmethod
     def place_updates(self, optimizer: keras.Optimizer) -> None:

@@ -4,6 +4,7 @@ from keras_multigpu.layers.batch import BatchMerge, BatchSlice
 from keras_multigpu.layers.gated import GatedMix
 from keras_multigpu.layers.gaussian import GaussianMix, GaussianNLL, GaussianRMSE
 from keras_multigpu.layers.mixing import WeightedMix, mean_mix
+from keras_multigpu.layers.multi_hot import MultiHotDense
 
 __all__ = [
     "BatchMerge",
@@ -12,6 +13,7 @@ __all__ = [
     "GaussianMix",
     "GaussianNLL",
     "GaussianRMSE",
+    "MultiHotDense",
     "WeightedMix",
     "mean_mix",
 ]

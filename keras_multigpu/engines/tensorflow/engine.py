@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -19,6 +19,7 @@ from keras_multigpu.engines.tensorflow.placing import (
     use_moved,
 )
 from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
+from keras_multigpu.engines.tensorflow.rows import sum_rows
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
 from keras_multigpu.engines.tensorflow.transfers import count_transfers
 
@@ -90,6 +91,16 @@ class TensorFlowEngine(Engine):
         kinds = {"sparse": tf.SparseTensor, "ragged": tf.RaggedTensor}
         return {kind: True for kind, cls in kinds.items() if isinstance(tensor, cls)}
 
+    def sum_rows(
+        self,
+        table: Tensor,
+        indices: Tensor,
+        weights: Tensor | None = None,
+        *,
+        sparse_gradient: bool = False,
+    ) -> Tensor:
+        return sum_rows(table, indices, weights, sparse_gradient)
+
     def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
         first, *others = counts
         message = "All tensors must have the same number of rows, the length of their first axis."
@@ -127,6 +138,12 @@ class TensorFlowEngine(Engine):
         synchronized: str = "none",
     ) -> TensorFlowReplicas:
         return TensorFlowReplicas(models, list(map(_full_name, devices)), wire_dtype, synchronized)
+
+    def stream_batches(self, epoch: Callable[[], Iterator[Any]], example: Any) -> tf.data.Dataset:
+        signature = tf.nest.map_structure(
+            lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), example
+        )
+        return tf.data.Dataset.from_generator(epoch, output_signature=signature)
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         place_updates(optimizer)

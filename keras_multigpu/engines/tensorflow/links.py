@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.base import Tensor
+from keras_multigpu.engines.tensorflow.rows import merge_rows
 from keras_multigpu.engines.tensorflow.tensors import add, cast
 
 
@@ -92,7 +93,10 @@ class Links:
                 with tf.device(self.devices[replica]):
                     parts.append(cast(gradient, wire))
         with tf.device(self._hubs[key]):
-            total = cast(add([cast(part, variable.dtype) for part in parts]), wire)
+            total = add([cast(part, variable.dtype) for part in parts])
+            if len(parts) > 1 and getattr(variable, "names_rows_once", False):
+                total = merge_rows(total)
+            total = cast(total, wire)
         with tf.device(_home(variable)):
             return cast(total, variable.dtype)
 

@@ -1,0 +1,109 @@
+"""A wide model trained from Parquet files that are read, hashed and trained on chunk by chunk.
+
+    python -m benchmarks.stream --rows 1000000 4000000
+    KERAS_BACKEND=jax python -m benchmarks.stream --rows 100000000
+
+Files are generated in a temporary folder first, a million rows in each. Each number of rows is a
+process of its own, which goes through its files once. Printed are the rate, the peak of the
+process's memory, which should not grow with the rows, and what 1.5 billion rows would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import resource
+import sys
+import tempfile
+import time
+from typing import Any
+
+from benchmarks.processes import (
+    describe,
+    host,
+    markdown_table,
+    merge_versions,
+    progress,
+    run_module,
+)
+from benchmarks.wide_data import COLUMNS, cardinalities, write_parquet
+
+_FILE_ROWS = 1_000_000
+_BATCH = 4096
+_TIMEOUT_S = 6 * 3600.0
+
+
+def train(folder: str, files: int) -> dict[str, Any]:
+    """One epoch of the linear model with logistic loss and Adam, in this process."""
+    import keras
+
+    from keras_multigpu.sparse import HashedDataset, HashEncoder
+    from keras_multigpu.zoo.wide import wide
+
+    paths = sorted(pathlib.Path(folder).glob("*.parquet"))[:files]
+    begin = time.perf_counter()
+    encoder = HashEncoder(cardinalities())
+    data = HashedDataset(paths, encoder, label="label", batch_size=_BATCH)
+    scanned = time.perf_counter()
+    model = wide(encoder, optimizer="adam", loss="logistic", metrics=["accuracy"])
+    found = model.fit(data, verbose=0).history
+    end = time.perf_counter()
+    backend = keras.backend.backend()
+    return {
+        "scan_s": scanned - begin,
+        "rate": data.rows / (end - scanned),
+        "loss": found["loss"][0],
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "versions": {"keras": keras.__version__, backend: sys.modules[backend].__version__},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stream", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 4_000_000])
+    parser.add_argument("--train", metavar="JSON", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.train:
+        try:
+            print(json.dumps(train(**json.loads(options.train))))
+        except Exception as error:
+            print(json.dumps({"error": describe(error)}))
+        return
+    results, table = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        counts = [-(-rows // _FILE_ROWS) for rows in options.rows]
+        for number in range(max(counts)):
+            write_parquet(pathlib.Path(folder) / f"{number:05}.parquet", _FILE_ROWS, 1000 * number)
+            progress(f"file {number + 1} of {max(counts)}")
+        for count in counts:
+            request = json.dumps({"folder": folder, "files": count})
+            found = run_module("benchmarks.stream", "--train", request, timeout=_TIMEOUT_S)
+            progress(f"{count} files: {found}")
+            results.append(found)
+            if "error" in found:
+                table.append([f"{count * _FILE_ROWS:,}", found["error"], *["-"] * 4])
+                continue
+            hours = 1.5e9 / found["rate"] / 3600
+            figures = [found["rate"], found["scan_s"], found["peak_mib"]]
+            cells = [f"{figure:,.0f}" for figure in figures]
+            table.append(
+                [f"{count * _FILE_ROWS:,}", *cells, f"{found['loss']:.4f}", f"{hours:.1f}"]
+            )
+    print(f"- {host()}")
+    print(f"- {merge_versions(results)}")
+    print(f"- {COLUMNS} columns, batches of {_BATCH:,}, linear, Adam, one device", end="\n\n")
+    header = [
+        "rows",
+        "examples/s",
+        "scan, s",
+        "peak memory, MiB",
+        "loss",
+        "1.5 billion rows, hours",
+    ]
+    print(markdown_table(header, table))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""How fast wide models train: from indices, from dense rows, from SciPy CSR, and Vowpal Wabbit.
+
+    python -m benchmarks.wide --repeats 3
+    KERAS_BACKEND=jax python -m benchmarks.wide --devices 1 2
+
+Every measurement is a process of its own (`wide_worker`). The sides take turns, round by round, so
+that what else the machine does meets them alike; ratios are formed within a round. Progress goes
+to stderr, the tables to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from benchmarks.processes import host, markdown_table, merge_versions, progress, run_module
+from benchmarks.wide_worker import BATCH, COLUMNS
+
+_BACKEND = keras.backend.backend()
+_TIMEOUT_S = 900.0
+# Batches in an epoch: enough for a second or so.
+_BATCHES = {"dense": 3, "csr": 8, "indices": 24, "sparse": 12, "vw": 24}
+_LINEAR_FACTOR = {"dense": 1, "csr": 2, "indices": 4, "sparse": 4, "vw": 2}
+_NAMES = {
+    "dense": "dense rows, made batch by batch",
+    "csr": "SciPy CSR through `fit`",
+    "indices": "indices, MultiHotDense",
+    "sparse": "indices, MultiHotDense, sparse gradients",
+    "vw": "Vowpal Wabbit, from its text",
+}
+_MODELS = {"hidden": "Dense(32), Dense(1), Adam", "linear": "linear, Ftrl"}
+
+Key = tuple[str, str, int]
+
+
+def keys(models: Sequence[str], devices: Sequence[int]) -> list[Key]:
+    """What a round measures: model, side, number of devices."""
+    sides = ["dense", "csr", *(["sparse"] if _BACKEND == "tensorflow" else [])]
+    found: list[Key] = []
+    for model in models:
+        found += [(model, side, 1) for side in sides]
+        found += [(model, "indices", count) for count in devices]
+    return found + ([("linear", "vw", 1)] if "linear" in models else [])
+
+
+def measure(key: Key) -> dict[str, Any]:
+    """Takes one turn in a process of its own."""
+    model, side, devices = key
+    factor = _LINEAR_FACTOR[side] if model == "linear" else 1
+    request = {
+        "side": side,
+        "model": model,
+        "rows": BATCH * _BATCHES[side] * factor,
+        "devices": devices,
+    }
+    found = run_module("benchmarks.wide_worker", json.dumps(request), timeout=_TIMEOUT_S)
+    if "error" not in found:
+        found["rate"] = statistics.median(found["rates"])
+    progress(f"{key}: {found.get('error') or round(found['rate'])}")
+    return found
+
+
+def report(rounds: Sequence[dict[Key, dict[str, Any]]], model: str) -> str:
+    """A Markdown table of one model: rates, memory, and how many times as fast indices are."""
+    rows = []
+    for key in [key for key in rounds[0] if key[0] == model]:
+        results = [found[key] for found in rounds]
+        rates = [result["rate"] for result in results if "rate" in result]
+        ours = [found[model, "indices", 1] for found in rounds]
+        ratios = [
+            one["rate"] / other["rate"]
+            for one, other in zip(ours, results)
+            if "rate" in one and "rate" in other
+        ]
+        if rates:
+            peak = f"{max(result['peak_mib'] for result in results):,.0f}"
+            cells = [_show(rates, 0), peak, _show(ratios, 1)]
+        else:
+            cells = [results[0]["error"], "-", "-"]
+        rows.append([_NAMES[key[1]], str(key[2]), *cells])
+    header = ["input", "devices", "examples/s", "peak memory, MiB", "indices are times as fast"]
+    return f"{_MODELS[model]}:\n\n{markdown_table(header, rows)}"
+
+
+def _show(values: Sequence[float], digits: int) -> str:
+    middle, low, high = (
+        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    )
+    return f"{middle} ({low}..{high})" if len(values) > 1 else middle
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.wide", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--models", nargs="+", default=list(_MODELS), choices=list(_MODELS))
+    parser.add_argument("--devices", nargs="+", type=int, default=[1, 2], metavar="N")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
+    options = parser.parse_args()
+    plan = keys(options.models, sorted({1, *options.devices}))
+    rounds = [{key: measure(key) for key in plan} for _ in range(options.repeats)]
+    results = itertools.chain.from_iterable(found.values() for found in rounds)
+    print(f"- {host()}")
+    print(f"- {merge_versions(results)}")
+    print(
+        f"- {COLUMNS} columns, 25,360 indices, 80 ones in a row, batches of {BATCH:,}; "
+        f"{options.repeats} rounds, medians (lowest..highest)",
+        end="\n\n",
+    )
+    print("\n\n".join(report(rounds, model) for model in options.models))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""Wide sparse data: categorical columns, hashed, streamed, and never dense."""
+
+try:
+    import pyarrow
+    import xxhash
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"keras_multigpu.sparse needs the library `{error.name}`, which is not installed. "
+        "Install the extra `sparse`: pip install 'keras-multigpu[sparse]'."
+    ) from error
+
+from keras_multigpu.layers import MultiHotDense
+from keras_multigpu.sparse.collisions import collision_probability, expected_collisions
+from keras_multigpu.sparse.dataset import HashedDataset
+from keras_multigpu.sparse.encoder import HashEncoder
+
+__all__ = [
+    "HashEncoder",
+    "HashedDataset",
+    "MultiHotDense",
+    "collision_probability",
+    "expected_collisions",
+]

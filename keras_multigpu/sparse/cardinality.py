@@ -1,0 +1,86 @@
+"""How many different values a stream has, in bounded memory: HyperLogLog.
+
+Flajolet, Fusy, Gandouet and Meunier, "HyperLogLog: the analysis of a near-optimal cardinality
+estimation algorithm" (2007), with the estimator of Ertl, "New cardinality estimation algorithms
+for HyperLogLog sketches" (2017, algorithm 6), which needs no correction for small or large
+numbers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+_INDEX_BITS = 14
+_REGISTERS = 2**_INDEX_BITS
+_RANK_BITS = 64 - _INDEX_BITS
+
+
+class Cardinality:
+    """Estimates how many distinct hashes it was given, to about 0.8%, in 16 KiB.
+
+    Equal hashes count once, whatever their order and however they are spread over calls; `merge`
+    joins the estimates of two streams.
+
+    Example:
+        >>> import numpy as np
+        >>> seen = Cardinality()
+        >>> rng = np.random.default_rng(0)
+        >>> for _ in range(3):
+        ...     seen.add(rng.integers(2**64, size=50_000, dtype="uint64"))
+        >>> abs(seen.estimate() - 150_000) < 3 * 0.008 * 150_000
+        True
+    """
+
+    def __init__(self) -> None:
+        self._ranks = np.zeros(_REGISTERS, "uint8")
+
+    def add(self, hashes: np.ndarray) -> None:
+        """Counts hashes.
+
+        Args:
+            hashes: uint64 hashes of 64 good bits, of shape `(values,)`.
+        """
+        registers = (hashes >> np.uint64(_RANK_BITS)).astype("int64")
+        rest = hashes & np.uint64(2**_RANK_BITS - 1)
+        # The place of the first one among the remaining bits: exact, for a float64 has 53.
+        _, exponents = np.frexp(rest.astype("float64"))
+        np.maximum.at(self._ranks, registers, (_RANK_BITS + 1 - exponents).astype("uint8"))
+
+    def merge(self, other: Cardinality) -> None:
+        """Counts what another one has counted."""
+        np.maximum(self._ranks, other._ranks, out=self._ranks)
+
+    def estimate(self) -> int:
+        """The estimate: 0 if nothing was added."""
+        counts = np.bincount(self._ranks, minlength=_RANK_BITS + 2).astype("float64")
+        total = _REGISTERS * _tau(1 - counts[_RANK_BITS + 1] / _REGISTERS)
+        for count in counts[_RANK_BITS:0:-1]:
+            total = (total + count) / 2
+        total += _REGISTERS * _sigma(counts[0] / _REGISTERS)
+        return round(_REGISTERS**2 / (2 * math.log(2) * total)) if math.isfinite(total) else 0
+
+
+def _sigma(x: float) -> float:
+    """The part of registers that are still empty: `x + sum_k x^(2^k) 2^(k-1)`."""
+    if x == 1:
+        return math.inf
+    total, weight, before = x, 1.0, -1.0
+    while total != before:
+        x, before = x * x, total
+        total += x * weight
+        weight *= 2
+    return total
+
+
+def _tau(x: float) -> float:
+    """The part of registers that are full: `(1 - x - sum_k (1 - x^(2^-k))^2 2^-k) / 3`."""
+    if x in (0, 1):
+        return 0.0
+    total, weight, before = 1 - x, 1.0, -1.0
+    while total != before:
+        x, before = math.sqrt(x), total
+        weight /= 2
+        total -= (1 - x) ** 2 * weight
+    return total / 3

@@ -1,0 +1,250 @@
+"""HashEncoder: the codes of a table's rows, without having seen the data before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_multigpu.sparse import outputs, settings
+from keras_multigpu.sparse.cardinality import Cardinality
+from keras_multigpu.sparse.code import group_width
+from keras_multigpu.sparse.collisions import safe_group
+from keras_multigpu.sparse.estimator import Estimator
+from keras_multigpu.sparse.hashing import TableHasher, distinct, hashes
+from keras_multigpu.sparse.layout import Layout, Place
+from keras_multigpu.sparse.tables import column_names, is_table, to_columns
+from keras_multigpu.sparse.text import MISSING, texts
+
+
+class HashEncoder(Estimator):
+    """Turns the rows of a table of categorical columns into multi-hot rows, by hashing.
+
+    Nothing is learned: a value's indices depend on its text, its column and the settings only, so
+    that any chunk of any file, on any machine, gives the same. The code is that of
+    `keras_multigpu.sparse.code`, the texts are those of `keras_multigpu.sparse.text`.
+
+    It is an estimator of scikit-learn's kind: `fit`, `transform`, `get_params`, pipelines.
+
+    Args:
+        columns: how many values each column has, `{"city": 40_000, "age": 100}`, in the order of
+            the row; about is enough. `None` for a number, a list of names, or nothing at all
+            leaves the numbers to `fit`.
+        splits: how many ones a value has: 4 (the published code), 2, or 1 (one-hot).
+        collision_probability: the highest accepted probability that some two values of a column
+            have the same code; `None` for the published width, by which it is about 0.39.
+        missing: the text that stands for a missing value.
+        output: what `transform` gives if not told otherwise: `"indices"`, `"csr"` or `"dense"`.
+        others: `"error"` to refuse a table with other columns, `"ignore"` to leave them out.
+        num_threads: how many columns are hashed at a time.
+
+    Raises:
+        ValueError: if an argument is not of that kind.
+
+    Example:
+        >>> encoder = HashEncoder({"city": 40_000, "age": 100})
+        >>> encoder.width, encoder.ones
+        (840, 8)
+        >>> encoder.transform({"city": ["Rome", None], "age": [41, 41]})
+        array([[ 24, 253, 504, 724, 808, 813, 825, 839],
+               [ 53, 305, 522, 639, 808, 813, 825, 839]], dtype=int32)
+        >>> encoder.explain(813)
+        Place(column='age', split=1, position=3)
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, int | None] | Sequence[str] | None = None,
+        splits: int = 4,
+        collision_probability: float | None = None,
+        missing: str = MISSING,
+        output: str = "indices",
+        others: str = "error",
+        num_threads: int = 1,
+    ):
+        # As they are given: scikit-learn's `clone` asks for that.
+        self.columns = columns
+        self.splits = splits
+        self.collision_probability = collision_probability
+        self.missing = missing
+        self.output = output
+        self.others = others
+        self.num_threads = num_threads
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Checks the settings, and lays out the row where all cardinalities are known."""
+        settings.check(self.get_params())
+        self._seen: dict[str, Cardinality] = {}
+        self._layout: Layout | None = None
+        self._given = settings.named_columns(self.columns)
+        if self._given and None not in self._given.values():
+            self._lay_out({name: count for name, count in self._given.items() if count})
+
+    def _lay_out(self, cardinalities: dict[str, int]) -> None:
+        groups = {
+            name: group_width(count, self.splits)
+            if self.collision_probability is None
+            else safe_group(count, self.collision_probability, self.splits)
+            for name, count in cardinalities.items()
+        }
+        self.cardinalities_ = cardinalities
+        self._layout = Layout.of(groups, self.splits, self.missing)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all cardinalities are known."""
+        return self._layout is not None
+
+    @property
+    def layout(self) -> Layout:
+        """Where each column has its indices.
+
+        Raises:
+            ValueError: if cardinalities are still to be estimated.
+        """
+        if self._layout is None:
+            raise ValueError(
+                "The cardinalities of the columns must be known. Received: "
+                f"columns={self.columns!r}. Call `fit` on a table, or on a stream of tables."
+            )
+        return self._layout
+
+    @property
+    def width(self) -> int:
+        """The columns of the multi-hot row."""
+        return self.layout.width
+
+    @property
+    def ones(self) -> int:
+        """The ones in a row: `splits` for each column."""
+        return self.layout.ones
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits, equal for encoders that give the same indices."""
+        return self.layout.fingerprint
+
+    def fit(self, tables: Any, y: Any = None) -> HashEncoder:
+        """Estimates the cardinalities that were not given, in bounded memory.
+
+        Args:
+            tables: a table, as `transform` takes it, or an iterable of tables, each read once.
+            y: ignored.
+        """
+        self._prepare()
+        for table in [tables] if is_table(tables) else tables:
+            self.partial_fit(table)
+        self.layout  # noqa: B018  an iterable without tables is told here
+        return self
+
+    def partial_fit(self, table: Any, y: Any = None) -> HashEncoder:
+        """Counts the values of one more table among those seen since the last `fit`."""
+        given = self._given or dict.fromkeys(column_names(table))
+        columns = to_columns(table, list(given), others=self.others)
+        self.feature_names_in_ = np.array(list(given), dtype=object)
+        self.n_features_in_ = len(given)
+        for name in (name for name, count in given.items() if count is None):
+            seen = self._seen.setdefault(name, Cardinality())
+            for chunk in columns[name].chunks:
+                seen.add(hashes(texts(distinct(chunk), self.missing)))
+        estimates = {name: max(1, seen.estimate()) for name, seen in self._seen.items()}
+        self._given = given
+        self._lay_out({name: count or estimates[name] for name, count in given.items()})
+        return self
+
+    def transform(self, table: Any, output: str | None = None) -> Any:
+        """The rows of a table as multi-hot rows.
+
+        Args:
+            table: a pandas or polars DataFrame, a pyarrow Table, or a dict from names to arrays,
+                with at least one row.
+            output: `"indices"`: where the ones are, int32 of shape `(rows, ones)`, rising in each
+                row; `"csr"`: a SciPy CSR matrix of float32, of shape `(rows, width)`;
+                `"dense"`: such a NumPy array. `None` for what the encoder was created with.
+
+        Raises:
+            ValueError: if columns are missing or unknown, there are no rows, or cardinalities are
+                to be estimated first.
+            TypeError: if it is no table, or a column is of mixed types or holds no categories.
+        """
+        output = self.output if output is None else output
+        outputs.check(output)
+        return outputs.make(output, self.stream()(table), self.width)
+
+    def stream(self) -> Callable[[Any], np.ndarray]:
+        """A function from tables to indices, for tables that come one after the other.
+
+        It gives what `transform` gives. A dictionary that a table shares with the one before it,
+        as those read from Parquet do, is hashed once for both.
+        """
+        layout, others = self.layout, self.others
+        hasher = TableHasher(layout.codes, layout.missing, int(self.num_threads))
+
+        def encode(table: Any) -> np.ndarray:
+            return hasher(to_columns(table, list(layout.codes), others=others))
+
+        return encode
+
+    def explain(self, index: int | str) -> Place | int:
+        """What an index stands for, or the index of what stands there by name.
+
+        Args:
+            index: an index, or a name as `get_feature_names_out` gives it.
+
+        Returns:
+            A `Place` of an index; an index of a name.
+
+        Raises:
+            ValueError: if there is no such index or name.
+
+        Example:
+            >>> encoder = HashEncoder({"city": 100})
+            >>> encoder.explain(13), encoder.explain(13).name
+            (Place(column='city', split=1, position=3), 'city:1:3')
+            >>> encoder.explain("city:1:3")
+            13
+        """
+        if isinstance(index, str):
+            return self.layout.index(Place.parse(index))
+        return self.layout.place(int(index))
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """The name of every index, in order."""
+        places = map(self.layout.place, range(self.width))
+        return np.array([place.name for place in places], dtype=object)
+
+    def to_json(self) -> str:
+        """The settings and the cardinalities as JSON, with the fingerprint."""
+        fingerprint = self.fingerprint
+        return settings.write({**self.get_params(), "columns": self.cardinalities_}, fingerprint)
+
+    @classmethod
+    def from_json(cls, text: str) -> HashEncoder:
+        """The encoder that `to_json` wrote.
+
+        Raises:
+            ValueError: if it was not written so, or gives other indices than it did.
+        """
+        content, fingerprint = settings.parse(text)
+        encoder = cls(**content)
+        if encoder.fingerprint != fingerprint:
+            raise ValueError(
+                "An encoder's settings must give the fingerprint that was saved with them. "
+                f"Received: fingerprint={fingerprint!r}, and settings whose fingerprint is "
+                f"{encoder.fingerprint!r}. The file was changed: take the one that was saved."
+            )
+        return encoder
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes `to_json` to a file."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> HashEncoder:
+        """Reads the encoder that `save` wrote."""
+        with open(path, encoding="utf-8") as file:
+            return cls.from_json(file.read())

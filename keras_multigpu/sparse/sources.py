@@ -1,0 +1,147 @@
+"""A file as chunks that are read one at a time: what CSV and Parquet have in common."""
+
+from __future__ import annotations
+
+import abc
+import collections
+import dataclasses
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+class BadDataError(ValueError):
+    """A file, or a row of a file, that can't be used; the text names it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Some rows of a file, read together.
+
+    Attributes:
+        file: the file's number in the data set.
+        unit: the number, within the file, of the part that is read from its beginning on: a row
+            group of Parquet, a compressed file, or the chunk itself.
+        rows: how many good rows it has.
+        place: where it is; the source knows what that means.
+    """
+
+    file: int
+    unit: int
+    rows: int
+    place: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """The columns to read.
+
+    Attributes:
+        features: those to hash.
+        numbers: the labels and the weight, which must be finite.
+    """
+
+    features: tuple[str, ...]
+    numbers: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """All of them, each once."""
+        return list(dict.fromkeys((*self.features, *self.numbers)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The good rows of a chunk.
+
+    Attributes:
+        table: the columns to hash.
+        numbers: float32, of shape `(rows, len(schema.numbers))`.
+    """
+
+    table: pa.Table
+    numbers: np.ndarray
+
+
+class Source(abc.ABC):
+    """One file; abstract.
+
+    Args:
+        path: the file.
+        schema: the columns to read.
+        chunk_rows: about how many rows to read together.
+        skips: count and leave out bad rows; they are errors otherwise.
+
+    Attributes:
+        skipped: how many rows were left out in `scan`, by reason.
+    """
+
+    _closer: weakref.finalize | None = None
+
+    def __init__(self, path: str, schema: Schema, chunk_rows: int, skips: bool):
+        self.path = path
+        self.schema = schema
+        self.chunk_rows = chunk_rows
+        self.skips = skips
+        self.skipped: collections.Counter[str] = collections.Counter()
+
+    @abc.abstractmethod
+    def scan(self) -> Iterator[tuple[int, int, Any]]:
+        """The unit, the number of good rows and the place of each chunk, in order.
+
+        Raises:
+            BadDataError: if the file can't be read, or bad rows are not to be skipped.
+        """
+
+    @abc.abstractmethod
+    def read(self, place: Any) -> Block:
+        """The good rows of a chunk."""
+
+    def keep_open(self, file: Any) -> Any:
+        """Keeps a file open until `close`, or until there is no more use for this source."""
+        # Not `__del__`: Python may collect the file before the source, with a warning.
+        self._closer = weakref.finalize(self, file.close)
+        return file
+
+    def close(self) -> None:
+        """Lets go of the file; `read` opens it again."""
+        if self._closer is not None:
+            self._closer()
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Refuses a file that lacks a column.
+
+        Raises:
+            BadDataError: if it does.
+        """
+        missing = [name for name in self.schema.names if name not in names]
+        if missing:
+            raise BadDataError(
+                f"{self.path} must have the columns {', '.join(map(repr, self.schema.names))}. "
+                f"Received: {', '.join(map(repr, names)) or 'no columns'}; missing: "
+                f"{', '.join(map(repr, missing))}."
+            )
+
+
+def to_numbers(column: pa.ChunkedArray) -> np.ndarray:
+    """The numbers of a column as float64; not-a-number where there is none."""
+    array = column.combine_chunks()
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        array = array.dictionary_decode()
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        return array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    try:
+        return array.cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        return np.array([_number(value) for value in array.to_pylist()])
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")

@@ -1,0 +1,1 @@
+"""The reference models, each in a module of its own."""

@@ -1,0 +1,367 @@
+"""HashedDataset: what is in its batches, their order, processes, resuming, and bad files."""
+
+import collections
+import gzip
+import re
+
+import keras
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from parity import difference
+from sparse_tables import plain_codes
+
+from keras_multigpu import make_parallel
+from keras_multigpu.sparse import HashedDataset, HashEncoder
+from keras_multigpu.zoo.wide import wide
+
+CARDINALITIES = {"city": 300, "age": 50}
+ENCODER = HashEncoder(CARDINALITIES)
+ROWS = 100
+
+
+def frame(first=0, rows=ROWS):
+    """A table whose label is the number of the row; some cities have commas, quotes, newlines."""
+    numbers = np.arange(first, first + rows)
+    cities = [f"city {n % 7}" for n in numbers]
+    cities[1], cities[3], cities[5] = 'Rome, "Eternal"', "New\nYork", None
+    return pd.DataFrame({"label": numbers, "city": cities, "age": numbers % 50, "other": 1.5})
+
+
+def write(path, table):
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pandas(table), path, row_group_size=40)
+    else:
+        table.to_csv(path, index=False)
+    return str(path)
+
+
+def two_files(folder, suffix):
+    """Two files of 100 rows."""
+    paths = [folder / f"part_{number}.{suffix}" for number in range(2)]
+    return [write(path, frame(ROWS * number)) for number, path in enumerate(paths)]
+
+
+@pytest.fixture(params=["csv", "csv.gz", "parquet"])
+def files(request, tmp_path):
+    """Two files in each of the formats."""
+    return two_files(tmp_path, request.param)
+
+
+def expected():
+    table = pd.concat([frame(), frame(ROWS)])
+    texts = {"city": table["city"].fillna("nan"), "age": table["age"].map(str)}
+    return plain_codes(texts, CARDINALITIES)
+
+
+def dataset(files, **options):
+    options = {"label": "label", "batch_size": 32, "chunk_rows": 15, **options}
+    return HashedDataset(files, ENCODER, **options)
+
+
+def labels_of(data):
+    return np.concatenate([data[number][1][:, 0] for number in range(len(data))]).astype(int)
+
+
+def test_in_order(files):
+    data = dataset(files, shuffle=False)
+    assert (len(data), data.rows, data.left_out) == (7, 200, 0)
+    assert not data.skipped
+    batches = [data[number] for number in range(7)]
+    assert [batch[0].shape for batch in batches] == [(32, 8)] * 6 + [(8, 8)]
+    assert {batch[0].dtype for batch in batches} == {np.dtype("int32")}
+    assert {batch[1].dtype for batch in batches} == {np.dtype("float32")}
+    np.testing.assert_array_equal(np.concatenate([batch[0] for batch in batches]), expected())
+    assert labels_of(data).tolist() == list(range(200))
+
+
+def test_shuffled_by_chunk_and_within(files):
+    data = dataset(files, seed=3)
+    data.on_epoch_begin()
+    data.on_epoch_begin()  # of the same epoch: none of its batches was asked for
+    first = labels_of(data)
+    rows = np.concatenate([data[number][0] for number in range(len(data))])
+    np.testing.assert_array_equal(rows, expected()[first])
+    assert sorted(first) == list(range(200))
+    assert (np.diff(first) == 1).mean() < 0.2
+    data.on_epoch_begin()
+    second = labels_of(data)
+    assert sorted(second) == list(range(200))
+    assert first.tolist() != second.tolist()
+    again = dataset(files, seed=3)
+    assert labels_of(again).tolist() == first.tolist()
+    assert labels_of(dataset(files, seed=4)).tolist() != first.tolist()
+    again.resume(1)
+    assert labels_of(again).tolist() == second.tolist()
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_shared_among_processes(files, processes):
+    parts = [dataset(files, process=p, processes=processes) for p in range(processes)]
+    assert len({len(part) for part in parts}) == 1
+    rows = [labels_of(part) for part in parts]
+    assert {len(one) for one in rows} == {200 // processes}
+    together = np.concatenate(rows)
+    assert len(set(together)) == len(together) == 200 - parts[0].left_out
+    assert parts[0].left_out == 200 % processes
+    assert set(together) == set(range(200 - parts[0].left_out))
+
+
+def test_resumed_at_a_batch(files):
+    whole, data = dataset(files, seed=1), dataset(files, seed=1)
+    data.resume(2, 3)
+    for _ in range(2):  # two epochs, which end in the middle of one
+        data.on_epoch_begin()
+        for number in range(7):
+            whole.resume(*divmod(data.epoch * 7 + 3 + number, 7))
+            for ours, other in zip(data[number], whole[0]):
+                np.testing.assert_array_equal(ours, other)
+    assert (data.epoch, len(data)) == (3, 7)
+
+
+def test_weights_and_several_labels(files):
+    data = dataset(files, label=["label", "age"], weight="other", shuffle=False)
+    indices, labels, weights = data[0]
+    assert labels[:3].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert (labels.shape, weights.tolist()) == ((32, 2), [1.5] * 32)
+    (alone,) = dataset(files, label=None, shuffle=False)[0]
+    np.testing.assert_array_equal(alone, indices)
+
+
+def test_patterns_and_delimiters(tmp_path):
+    frame().to_csv(tmp_path / "a.csv", index=False, sep=";")
+    frame(100).to_csv(tmp_path / "b.csv", index=False, sep=";")
+    data = dataset(str(tmp_path / "*.csv"), delimiter=";", shuffle=False)
+    assert labels_of(data).tolist() == list(range(200))
+    assert labels_of(dataset(tmp_path / "a.csv", delimiter=";", shuffle=False))[0] == 0
+
+
+def test_line_ends_blank_lines_and_long_rows(tmp_path, monkeypatch):
+    from keras_multigpu.sparse import csv_source
+
+    monkeypatch.setattr(csv_source, "_READ_BYTES", 7)  # rows go over many reads
+    text = '\ufefflabel,city,age\r\n0,Rome,1\r\n\r\n1,"a\r\nb",2\r\n2,Paris,3'
+    (tmp_path / "x.csv").write_bytes(text.encode())
+    data = dataset(tmp_path / "x.csv", shuffle=False, chunk_rows=1)
+    assert labels_of(data).tolist() == [0, 1, 2]
+    texts = {"city": ["Rome", "a\r\nb", "Paris"], "age": ["1", "2", "3"]}
+    np.testing.assert_array_equal(data[0][0], plain_codes(texts, CARDINALITIES))
+
+
+def model_of(**options):
+    return wide(ENCODER, optimizer="adam", loss="mse", **options)
+
+
+@pytest.mark.parametrize("devices", [None, 2])
+def test_fit(tmp_path, devices):
+    """As on the arrays."""
+    files = two_files(tmp_path, "parquet" if devices else "csv")
+    data = dataset(files, shuffle=False)
+    model, plain = model_of(), model_of()
+    plain.set_weights(model.get_weights())
+    arrays = expected(), np.arange(200, dtype="float32")[:, None]
+    if devices:
+        model = make_parallel(model, devices)
+    model.fit(data, epochs=2, verbose=0)
+    history = plain.fit(*arrays, batch_size=32, shuffle=False, epochs=2, verbose=0)
+    assert difference(model.get_weights(), plain.get_weights()) < 2e-5
+    assert data.epoch == 1
+    scores = model.evaluate(dataset(files, shuffle=False), verbose=0)
+    assert scores == pytest.approx(plain.evaluate(*arrays, verbose=0), rel=1e-4)
+    assert np.isfinite(history.history["loss"]).all()
+
+
+def test_training_goes_on_where_it_stopped(tmp_path):
+    files = two_files(tmp_path, "csv.gz")
+    whole, parts = model_of(), model_of()
+    parts.set_weights(whole.get_weights())
+    whole.fit(dataset(files, seed=5), epochs=3, verbose=0)
+    first = dataset(files, seed=5)
+    for number in range(3):
+        parts.train_on_batch(*first[number])
+    second = dataset(files, seed=5)
+    second.resume(0, 3)
+    parts.fit(second, epochs=2, verbose=0)
+    for number in range(4):
+        second.resume(2, 3 + number)
+        parts.train_on_batch(*second[0])
+    assert difference(parts.get_weights(), whole.get_weights()) < 1e-6
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_threads_of_keras(files, workers):
+    data = dataset(files, label=None, seed=2, workers=workers, batch_size=8)
+    # Built beforehand: on JAX, Keras builds a model by batches that it then gives it once more.
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Lambda(lambda x: x * 1.0)])
+    found = model.predict(data, verbose=0)
+    np.testing.assert_array_equal(found, expected()[labels_of(dataset(files, seed=2))])
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.data is TensorFlow's")
+def test_tf_data(files):
+    data = dataset(files, seed=2)
+    stream = data.to_tf_data()
+    assert [spec.shape.as_list() for spec in stream.element_spec] == [[None, 8], [None, 1]]
+    for epoch in range(2):
+        found = np.concatenate([labels.numpy()[:, 0] for _, labels in stream]).astype(int)
+        again = dataset(files, seed=2)
+        again.resume(epoch)
+        assert found.tolist() == labels_of(again).tolist()
+
+
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="what TensorFlow has")
+def test_no_tf_data(files):
+    with pytest.raises(RuntimeError, match="Keras backend 'tensorflow'. Received: .*='jax'"):
+        dataset(files).to_tf_data()
+
+
+def test_reading_in_disorder_is_told(files):
+    data = dataset(files)
+    with pytest.warns(UserWarning, match=r"in disorder.*fit\(..., shuffle=False\)"):
+        collections.deque(data[number] for number in [0, 3, 6] * 3)
+
+
+def test_a_model_of_another_encoder(files):
+    other = HashedDataset(files, HashEncoder({"age": 50, "city": 300}), label="label")
+    with pytest.raises(ValueError, match=f"Received: fingerprint='{other.fingerprint}'"):
+        model_of().fit(other)
+
+
+# Bad data.
+
+GOOD = "label,city,age\n1,Rome,3\n"
+BAD_LINES = {
+    "too few fields": ("2,Paris\n", r"line 5: a row must have 3 fields.*2 fields, '2,Paris'"),
+    "too many fields": ("2,a,3,4\n", "line 5: a row must have 3 fields.*4 fields, '2,a,3,4'"),
+    "no number": ("x,a,3\n", "line 5: 'label' must be a finite number. Received: 'x'"),
+    "not-a-number": ("nan,a,3\n", "line 5: 'label' must be a finite number. Received: 'nan'"),
+    "infinite": ("inf,a,3\n", "line 5: .*Received: 'inf'"),
+    "no label": (",a,3\n", "line 5: .*Received: ''"),
+    "ends in mid-line": ("2,Par", "line 5: a row must have 3 fields.*2 fields, '2,Par'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_bad_lines(tmp_path, name, suffix):
+    line, message = BAD_LINES[name]
+    text = GOOD + '2,"two\nlines",4\n' + line + ("" if "mid" in name else "7,Oslo,3\n")
+    path = tmp_path / f"bad.{suffix}"
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    with pytest.raises(ValueError, match=f'{re.escape(str(path))}, {message}.*errors="skip"'):
+        dataset(path)
+    data = dataset(path, errors="skip", shuffle=False)
+    assert labels_of(data).tolist() == ([1, 2] if "mid" in name else [1, 2, 7])
+    reason = "malformed" if "fields" in name or "mid" in name else "no finite label or weight"
+    assert data.skipped == collections.Counter({reason: 1})
+
+
+def test_a_quoted_field_that_never_ends(tmp_path):
+    (tmp_path / "cut.csv").write_text(GOOD + '2,"Par')
+    message = "cut.csv, line 3: the file ends inside a quoted field. Received: b'2,\"Par'"
+    with pytest.raises(ValueError, match=message):
+        dataset(tmp_path / "cut.csv")
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
+@pytest.mark.parametrize("column", ["label", "other"])
+def test_bad_numbers_in_parquet(tmp_path, value, column):
+    table = frame().astype({"label": float})
+    table.loc[50, column] = value
+    path = write(tmp_path / "bad.parquet", table)
+    with pytest.raises(ValueError, match=f"bad.parquet, row group 1, row 11: '{column}' must be a"):
+        dataset(path, weight="other")
+    data = dataset(path, weight="other", errors="skip", shuffle=False)
+    assert labels_of(data).tolist() == [*range(50), *range(51, 100)]
+    np.testing.assert_array_equal(data[1][0][18], expected()[51])
+    assert data.skipped["no finite label or weight"] == 1
+
+
+def unreadable(tmp_path, kind):
+    if kind == "truncated gzip":
+        whole = gzip.compress(frame(0, 5000).to_csv(index=False).encode())
+        (tmp_path / "b.csv.gz").write_bytes(whole[: len(whole) // 2])
+        return "b.csv.gz"
+    if kind == "no gzip":
+        (tmp_path / "b.csv.gz").write_bytes(b"label,city,age\n")
+        return "b.csv.gz"
+    if kind == "truncated parquet":
+        whole = (tmp_path / "a.parquet").read_bytes()
+        (tmp_path / "b.parquet").write_bytes(whole[: len(whole) // 2])
+        return "b.parquet"
+    if kind == "missing":
+        return "b.csv"
+    (tmp_path / "b.csv").write_text("" if kind == "empty" else "label,town,age\n1,Rome,3\n")
+    return "b.csv"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("truncated gzip", "must be a readable file. Received: EOFError"),
+        ("no gzip", "must be a readable file. Received: BadGzipFile"),
+        ("truncated parquet", "must be a readable Parquet file"),
+        ("missing", "must be a readable file. Received: FileNotFoundError"),
+        ("empty", "must have the columns 'city', 'age', 'label'. Received: no columns"),
+        ("other columns", "Received: 'label', 'town', 'age'; missing: 'city'"),
+    ],
+)
+def test_an_unreadable_file_among_many(tmp_path, kind, message):
+    good = write(tmp_path / "a.parquet", frame())
+    bad = str(tmp_path / unreadable(tmp_path, kind))
+    with pytest.raises(ValueError, match=f"{re.escape(bad)} .*{message}"):
+        dataset([good, bad])
+    data = dataset([bad, good], errors="skip", shuffle=False)
+    assert labels_of(data).tolist() == list(range(100))
+    assert data.skipped == {"unreadable files": 1}
+
+
+def test_a_column_of_lists_names_its_file(tmp_path):
+    table = pa.table({"label": [1.0], "city": [["a"]], "age": [1]})
+    pq.write_table(table, tmp_path / "lists.parquet")
+    with pytest.raises(ValueError, match=r"lists.parquet: .*'city' of type list<"):
+        dataset(tmp_path / "lists.parquet")[0]
+
+
+def test_files_that_are_not_there(tmp_path):
+    with pytest.raises(ValueError, match=r"A pattern must match files. Received: .*\*.csv'"):
+        dataset(str(tmp_path / "*.csv"))
+    with pytest.raises(ValueError, match=r"at least one file. Received: files=\[\]"):
+        dataset([])
+    with pytest.raises(ValueError, match=r"named .csv, .csv.gz, .parquet or .pq. Received: 'x.txt"):
+        dataset("x.txt")
+    (tmp_path / "none.csv").write_text("label,city,age\n")
+    with pytest.raises(ValueError, match="Received: 1 files with 0 good rows for 1 processes"):
+        dataset(tmp_path / "none.csv")
+    (tmp_path / "one.csv").write_text(GOOD + "x,Rome,3\n")
+    with pytest.raises(ValueError, match="1 good rows for 2 processes, skipped: {'no finite label"):
+        dataset(tmp_path / "one.csv", processes=2, errors="skip")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "`batch_size` must be a positive integer. Received: batch_size=0"),
+        ({"chunk_rows": 1.5}, "`chunk_rows` must be.*chunk_rows=1.5"),
+        ({"processes": True}, "`processes` must be.*processes=True"),
+        ({"seed": -1}, "`seed` must be an integer from 0 up. Received: seed=-1"),
+        ({"errors": "ignore"}, '`errors` must be "raise" or "skip".*errors=\'ignore\''),
+        ({"process": 2, "processes": 2}, "`process` must be an integer from 0 to 1.*process=2"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        dataset("x.csv", **options)
+
+
+def test_batches_that_are_not_there(files):
+    data = dataset(files)
+    for number in (-1, 7):
+        with pytest.raises(IndexError, match=f"from 0 to 6. Received: index={number}"):
+            data[number]
+    for epoch, batch in ((-1, 0), (0, 7)):
+        with pytest.raises(ValueError, match=f"0 to 6. Received: epoch={epoch}, batch={batch}"):
+            data.resume(epoch, batch)

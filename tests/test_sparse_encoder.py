@@ -1,0 +1,332 @@
+"""HashEncoder: outputs, streams, names, files, pipelines; and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import sklearn.base
+from sklearn.compose import ColumnTransformer
+from sklearn.linear_model import SGDClassifier
+from sklearn.pipeline import make_pipeline
+from sparse_tables import plain_codes
+
+import keras_multigpu.sparse
+from keras_multigpu.sparse import HashEncoder
+
+CARDINALITIES = {"city": 1000, "age": 100, "member": 2}
+
+
+def table(rng, rows=500):
+    return pd.DataFrame(
+        {
+            "city": [f"city {number}" for number in rng.integers(1000, size=rows)],
+            "age": rng.integers(100, size=rows),
+            "member": rng.random(rows) < 0.5,
+        }
+    )
+
+
+def test_the_three_outputs(rng):
+    frame = table(rng)
+    encoder = HashEncoder(CARDINALITIES)
+    indices = encoder.transform(frame)
+    texts = {name: frame[name].map(str) for name in frame}
+    np.testing.assert_array_equal(indices, plain_codes(texts, CARDINALITIES))
+    assert indices.shape == (500, 12) == (500, encoder.ones)
+    assert (encoder.width, encoder.ones) == (128 + 40 + 32, 12)
+    dense = encoder.transform(frame, output="dense")
+    expected = np.zeros((500, encoder.width), "float32")
+    for row, ones in enumerate(indices):
+        expected[row, ones] = 1
+    np.testing.assert_array_equal(dense, expected)
+    assert dense.dtype == np.float32
+    csr = encoder.transform(frame, output="csr")
+    assert csr.has_canonical_format
+    np.testing.assert_array_equal(csr.toarray(), dense)
+    assert HashEncoder(CARDINALITIES, output="csr").transform(frame).nnz == 12 * 500
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+def test_threads_and_chunks_change_nothing(rng, splits):
+    frame = table(rng)
+    encoder = HashEncoder(CARDINALITIES, splits=splits)
+    whole = encoder.transform(frame)
+    threads = HashEncoder(CARDINALITIES, splits=splits, num_threads=2).transform(frame)
+    np.testing.assert_array_equal(threads, whole)
+    stream = encoder.stream()
+    parts = [stream(frame[first : first + 64]) for first in range(0, 500, 64)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    arrow = pa.concat_tables([pa.Table.from_pandas(frame[:7]), pa.Table.from_pandas(frame[7:])])
+    np.testing.assert_array_equal(encoder.transform(arrow), whole)
+    np.testing.assert_array_equal(encoder.transform(pl.from_pandas(frame)), whole)
+
+
+def test_another_process_gives_the_same():
+    code = (
+        "from keras_multigpu.sparse import HashEncoder\n"
+        "e = HashEncoder({'x': 1000, 'y': 10})\n"
+        "print(e.transform({'x': ['a', None], 'y': [1.5, 2.0]}).tolist(), e.fingerprint)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    encoder = HashEncoder({"x": 1000, "y": 10})
+    here = encoder.transform({"x": ["a", None], "y": np.array([1.5, 2])}).tolist()
+    assert done.stdout == f"{here} {encoder.fingerprint}\n"
+
+
+def test_explain(rng):
+    encoder = HashEncoder({"a:b": 100, "c": 10})
+    names = encoder.get_feature_names_out()
+    assert len(names) == len(set(names)) == encoder.width == 72
+    for index, name in enumerate(names):
+        place = encoder.explain(index)
+        assert place.name == name
+        assert encoder.explain(name) == index
+        first = 0 if place.column == "a:b" else 40
+        group = 10 if place.column == "a:b" else 8
+        assert index == first + place.split * group + place.position
+    assert encoder.explain(13) == ("a:b", 1, 3)
+
+
+def test_json_and_files(tmp_path, rng):
+    frame = table(rng, 20)
+    encoder = HashEncoder(
+        {"city": None, "age": 3}, splits=2, collision_probability=0.1, missing="", others="ignore"
+    ).fit(frame)
+    again = HashEncoder.from_json(encoder.to_json())
+    assert again.fingerprint == encoder.fingerprint
+    assert again.others == "ignore"
+    encoder.save(tmp_path / "encoder.json")
+    loaded = HashEncoder.load(tmp_path / "encoder.json")
+    np.testing.assert_array_equal(loaded.transform(frame), encoder.transform(frame))
+    assert json.loads(encoder.to_json())["columns"] == {**encoder.cardinalities_}
+
+
+def test_fingerprints():
+    first = HashEncoder({"x": 100, "y": 50})
+    same = [
+        HashEncoder({"x": 99, "y": 50}, output="csr", num_threads=2),
+        HashEncoder(first.columns),
+    ]
+    assert {one.fingerprint for one in same} == {first.fingerprint}
+    others = [
+        HashEncoder({"y": 50, "x": 100}),
+        HashEncoder({"x": 101, "y": 50}),
+        HashEncoder({"x": 100, "z": 50}),
+        HashEncoder({"x": 100, "y": 50}, splits=2),
+        HashEncoder({"x": 100, "y": 50}, missing=""),
+    ]
+    assert len({one.fingerprint for one in [first, *others]}) == 6
+    assert first.fingerprint == "711a832bf516323c"
+
+
+# Estimated cardinalities, and scikit-learn.
+
+
+def test_fit_estimates_what_was_not_given():
+    numbers = np.arange(50_000)
+    frame = pd.DataFrame({"x": numbers, "y": numbers % 100, "z": numbers % 7})
+    encoder = HashEncoder({"x": None, "y": None, "z": 500})
+    assert not encoder.is_ready
+    stream = (frame[first : first + 9000] for first in range(0, 50_000, 9000))
+    assert encoder.fit(stream) is encoder
+    found = encoder.cardinalities_
+    assert found["x"] == pytest.approx(50_000, rel=0.025)
+    assert (found["y"], found["z"]) == (100, 500)
+    assert list(encoder.feature_names_in_) == ["x", "y", "z"]
+    whole = HashEncoder().fit(frame)
+    assert list(whole.cardinalities_) == ["x", "y", "z"]
+    assert whole.cardinalities_["x"] == found["x"]
+    assert HashEncoder(["y"], others="ignore").fit(frame).cardinalities_ == {"y": 100}
+    assert encoder.fit(frame[:10]).cardinalities_["x"] == 10
+
+
+def test_fit_has_equal_texts_in_every_library():
+    categories = pd.Categorical(["a", None, "b"], categories=["a", "b", "unused"])
+    assert HashEncoder().fit({"x": categories}).cardinalities_ == {"x": 2}
+    assert HashEncoder().fit({"x": ["a", "b", "b", None]}).cardinalities_ == {"x": 2}
+    assert HashEncoder().fit({"x": pa.nulls(3)}).cardinalities_ == {"x": 1}
+
+
+def test_in_a_pipeline(rng):
+    frame = table(rng, 2000)
+    y = frame["city"].map(len) + frame["member"] > 8
+    encoder = HashEncoder({"city": None, "member": 2}, output="csr")
+    columns = ColumnTransformer([("hash", encoder, ["city", "member"])])
+    for first in (make_pipeline(columns, SGDClassifier(random_state=0)),):
+        model = sklearn.base.clone(first).fit(frame, y)
+        assert model.score(frame, y) > 0.9
+    plain = make_pipeline(encoder, SGDClassifier(random_state=0))
+    plain.set_params(hashencoder__others="ignore").fit(frame, y)
+    assert plain.score(frame, y) > 0.9
+    assert plain[:-1].get_feature_names_out()[0] == "city:0:0"
+
+
+def test_parameters_and_clones():
+    encoder = HashEncoder({"x": 10}, splits=2)
+    copy = sklearn.base.clone(encoder)
+    assert copy.get_params() == encoder.get_params()
+    assert copy.fingerprint == encoder.fingerprint
+    assert copy.set_params(splits=4).ones == 4
+    assert encoder.ones == 2
+    assert eval(repr(encoder)).fingerprint == encoder.fingerprint
+    np.testing.assert_array_equal(
+        encoder.fit_transform({"x": ["a"]}), encoder.transform({"x": ["a"]})
+    )
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"columns": {"x": 0}}, r"columns\['x'\]` must be a positive integer.*columns\['x'\]=0"),
+        ({"columns": {"x": -3}}, "positive integer.*=-3"),
+        ({"columns": {"x": 2.0}}, "positive integer.*=2.0"),
+        ({"columns": {"x": True}}, "positive integer.*=True"),
+        ({"columns": {}}, r"dict from the names of columns.*columns=\{\}"),
+        ({"columns": "city"}, "dict from the names.*columns='city'"),
+        ({"columns": 3}, "dict from the names.*columns=3"),
+        ({"columns": {3: 10}}, "named by strings.*the name 3"),
+        ({"columns": ["x", "x"]}, r"named once.*\['x', 'x'\]"),
+        ({"splits": 3}, "`splits` must be 4.*splits=3"),
+        ({"splits": True}, "splits=True"),
+        ({"collision_probability": 0}, "between 0 and 1.*collision_probability=0"),
+        ({"collision_probability": 1.0}, "collision_probability=1.0"),
+        ({"collision_probability": "low"}, "collision_probability='low'"),
+        ({"missing": None}, "`missing` must be a string.*missing=None"),
+        ({"output": "sparse"}, '`output` must be "indices", "csr" or "dense".*output=\'sparse\''),
+        ({"output": None}, "output=None"),
+        ({"others": "drop"}, '`others` must be "error" or "ignore".*others=\'drop\''),
+        ({"num_threads": 0}, "`num_threads` must be a positive integer.*num_threads=0"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        HashEncoder(**{"columns": {"x": 10}, **settings})
+
+
+def test_too_wide():
+    with pytest.raises(ValueError, match=r"splits=4 a group is at most 65536 wide.*width 65537"):
+        HashEncoder({"x": 65536**2 + 1})
+    with pytest.raises(ValueError, match="at most 65536 wide.*`collision_probability`"):
+        HashEncoder({"x": 10**9}, collision_probability=0.01)
+    with pytest.raises(ValueError, match="splits=1 a group is at most 1073741824 wide"):
+        HashEncoder({"x": 10**6}, splits=1, collision_probability=0.01)
+    columns = {f"x{number}": 2**32 for number in range(8192)}
+    with pytest.raises(ValueError, match="at most 2147483647 of them.*need 2147483648"):
+        HashEncoder(columns)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        ({"y": [1]}, ValueError, "columns 'x'. Received: a table with 'y'; missing: 'x'"),
+        ({}, ValueError, "a table with no columns; missing: 'x'"),
+        ({"x": [1], "z": [2]}, ValueError, "no others. Received: unknown columns 'z'.*others="),
+        ({"x": []}, ValueError, "at least one row. Received: a table with no rows"),
+        (pd.DataFrame([[1, 2]], columns=["x", "x"]), ValueError, "different names.*'x' more than"),
+        ([1, 2], TypeError, r"A table must be.*table=\[1, 2\] \(of type builtins.list\)"),
+        (pl.LazyFrame({"x": [1]}), TypeError, "A table must be.*LazyFrame, `collect\\(\\)` it"),
+        (None, TypeError, "table=None"),
+        ({"x": [[1], [2]]}, TypeError, r"column 'x' of type list<item: int64>.*strings first"),
+        (pl.DataFrame({"x": [[1]]}), TypeError, "column 'x' of type large_list"),
+        ({"x": np.ones((2, 2))}, TypeError, r"one axis.*'x' of shape \(2, 2\)"),
+        ({"x": "abc"}, TypeError, "a value for each row. Received: column 'x'='abc'"),
+        ({"x": 3}, TypeError, "column 'x'=3. Put a single value into a list"),
+        ({"x": [1, "a"]}, TypeError, "of one type.*'x' with values of type int, str"),
+        ({"x": [1, 2.5]}, TypeError, "of one type.*values of type float, int. Cast it, to fl"),
+        ({"x": [True, "a"]}, TypeError, "values of type bool, str"),
+        ({"x": [2**70]}, TypeError, "'x' with values of type int: .*`.astype\\(str\\)`"),
+        ({"x": ["\ud800"]}, TypeError, "surrogates not allowed"),
+        ({"x": [object()]}, TypeError, "values of type object"),
+        ({"x": np.array(["2020-01-01"], "M8[D]")}, TypeError, "'x' of type date32.*strings first"),
+        ({"x": np.array([1 + 2j])}, TypeError, "values of type complex128"),
+    ],
+)
+def test_bad_tables(bad, error, message):
+    with pytest.raises(error, match=message):
+        HashEncoder({"x": 10}).transform(bad)
+    if "x" in bad if isinstance(bad, dict) else False:
+        with pytest.raises(error, match=message):
+            HashEncoder(["x"]).fit(bad)
+
+
+def test_columns_of_different_length():
+    with pytest.raises(ValueError, match=r"same number of rows. Received: \{'x': 1, 'y': 2\}"):
+        HashEncoder({"x": 10, "y": 10}).transform({"x": [1], "y": [1, 2]})
+
+
+def test_other_columns_can_be_ignored():
+    encoder = HashEncoder({"x": 10}, others="ignore")
+    assert encoder.transform({"x": ["a"], "z": [[1]]}).tolist() == [[6, 9, 20, 27]]
+
+
+def test_not_fitted_yet():
+    for use in (lambda e: e.transform({"x": [1]}), lambda e: e.width, lambda e: e.fit([])):
+        with pytest.raises(ValueError, match=r"must be known. Received: columns=\['x'\]. Call `fi"):
+            use(HashEncoder(["x"]))
+
+
+def test_places_that_are_not_there():
+    encoder = HashEncoder({"x": 10})
+    for index in (-1, 32):
+        with pytest.raises(ValueError, match=f"from 0 to 31. Received: index={index}"):
+            encoder.explain(index)
+    for name in ("y:0:0", "x:4:0", "x:0:8"):
+        with pytest.raises(ValueError, match=f"4 splits.*'x' 8. Received: '{name}'"):
+            encoder.explain(name)
+    for name in ("x", "x:a:1", "x:-1:0"):
+        with pytest.raises(ValueError, match=f"column:split:position.*Received: '{name}'"):
+            encoder.explain(name)
+
+
+def test_an_unknown_setting():
+    with pytest.raises(ValueError, match=r"has the settings columns, splits.*Received: split=2"):
+        HashEncoder({"x": 10}).set_params(split=2)
+
+
+def test_files_that_were_not_written_by_an_encoder():
+    encoder = HashEncoder({"x": 10})
+    for text in ("", "[]", "{}", "3", '{"format": 1}'):
+        with pytest.raises(ValueError, match="JSON that `to_json` or `save` wrote. Received:"):
+            HashEncoder.from_json(text)
+    with pytest.raises(ValueError, match="has format 1 and the settings.*Received: format 2"):
+        HashEncoder.from_json(encoder.to_json().replace('"format": 1', '"format": 2'))
+    with pytest.raises(ValueError, match="fingerprint that was saved.*Received: fingerprint='b"):
+        HashEncoder.from_json(
+            encoder.to_json().replace(encoder.fingerprint, "b" * 16).replace(": 10", ": 10000")
+        )
+
+
+def test_without_the_extra():
+    code = (
+        "import sys\n"
+        "class Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'xxhash':\n"
+        "            raise ModuleNotFoundError('No module', name=name)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+        "import keras_multigpu\n"
+        "print(keras_multigpu.layers.MultiHotDense)\n"
+        "import keras_multigpu.sparse\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "MultiHotDense" in done.stdout
+    assert "ImportError: keras_multigpu.sparse needs the library `xxhash`" in done.stderr
+    assert "pip install 'keras-multigpu[sparse]'" in done.stderr
+
+
+def test_the_public_names():
+    assert keras_multigpu.sparse.__all__ == [
+        "HashEncoder",
+        "HashedDataset",
+        "MultiHotDense",
+        "collision_probability",
+        "expected_collisions",
+    ]

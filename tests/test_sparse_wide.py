@@ -1,0 +1,169 @@
+"""The wide model: formulas, training on devices, files with their encoder, what is refused."""
+
+import keras
+import numpy as np
+import pytest
+from parity import difference, variables
+
+from keras_multigpu import make_parallel
+from keras_multigpu.sparse import HashEncoder
+from keras_multigpu.zoo.wide import WideModel, wide
+
+CARDINALITIES = {"city": 300, "age": 50}
+
+
+def encoder(**settings):
+    return HashEncoder(CARDINALITIES, **settings)
+
+
+@pytest.fixture
+def data(rng):
+    """A table of 70 rows, and a label that depends on both columns."""
+    city, age = rng.integers(40, size=70), rng.integers(50, size=70)
+    table = {"city": [f"city {number}" for number in city], "age": age}
+    return table, ((city % 3 == 0) ^ (age > 30)).astype("float32")[:, None]
+
+
+def weights(model):
+    draw = np.random.default_rng(3)
+    model.set_weights([draw.normal(size=w.shape) for w in model.get_weights()])
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("shape", ["linear", "middle", "deep"])
+def test_formulas(data, shape):
+    table, _ = data
+    options = {"linear": {}, "middle": {"middle": 2}, "deep": {"deep": [5, 4]}}[shape]
+    model = wide(encoder(), units=2, **options)
+    rows = encoder().transform(table, output="dense")
+    found = weights(model)
+    relu = lambda x: np.maximum(x, 0)  # noqa: E731
+    if shape == "linear":
+        kernel, bias = found
+        expected = rows @ kernel + bias
+    elif shape == "middle":
+        reduced = round(encoder().width ** 0.3)
+        assert [w.shape for w in found[::2]] == [(104, reduced), (reduced, reduced), (reduced, 2)]
+        hidden = relu(relu(rows @ found[0] + found[1]) @ found[2] + found[3])
+        expected = hidden @ found[4] + found[5]
+    else:
+        named = {w.path: np.array(w) for w in model.weights}
+        deep = relu(rows @ named["deep_0/kernel"] + named["deep_0/bias"])
+        deep = relu(deep @ named["deep_1/kernel"] + named["deep_1/bias"])
+        linear = rows @ named["wide_0/kernel"] + named["wide_0/bias"]
+        expected = linear + deep @ named["deep_2/kernel"]
+    assert difference(model.predict_table(table, verbose=0), expected) < 1e-4
+
+
+def test_as_published():
+    model = wide(encoder())
+    config = model.optimizer.get_config()
+    names = ("learning_rate", "l1_regularization_strength", "l2_regularization_strength")
+    assert [config[name] for name in names] == pytest.approx([0.2, 1.0, 1.0])
+    assert model.loss == "mse"
+    assert model.jit_compile
+    adam = wide(encoder(), optimizer="adam", loss="logistic", sparse_gradient=True).optimizer
+    assert isinstance(adam, keras.optimizers.Adam)
+    assert float(adam.learning_rate) == pytest.approx(0.002)
+    other = wide(encoder(), optimizer=keras.optimizers.SGD(0.1), loss=keras.losses.Huber())
+    assert isinstance(other.optimizer, keras.optimizers.SGD)
+    assert isinstance(other.loss, keras.losses.Huber)
+
+
+def plain(rows, y, optimizer, loss):
+    """The linear model as Keras has it, on dense rows and one device."""
+    model = keras.Sequential([keras.Input(rows.shape[1:]), keras.layers.Dense(1)])
+    model.set_weights([np.zeros(w.shape) for w in model.get_weights()])
+    model.compile(optimizer, loss)
+    return model.fit(rows, y, batch_size=32, epochs=4, shuffle=False, verbose=0), model
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "loss", "devices"),
+    [("ftrl", "mse", 1), ("ftrl", "logistic", 2), ("adam", "mse", 2), ("adam", "logistic", 4)],
+)
+def test_data_mode_equals_dense_rows_on_one_device(data, optimizer, loss, devices):
+    table, y = data
+    model = wide(encoder(), optimizer=optimizer, loss=loss)
+    model.set_weights([np.zeros(w.shape) for w in model.get_weights()])
+    parallel = make_parallel(model, devices)
+    x = encoder().transform(table)
+    history = parallel.fit(x, y, batch_size=32, epochs=4, shuffle=False, verbose=0)
+    rows = encoder().transform(table, output="dense")
+    same = type(model.optimizer).from_config(model.optimizer.get_config())
+    expected, reference = plain(rows, y, same, model.loss)
+    assert difference(history.history["loss"], expected.history["loss"]) < 2e-5
+    assert difference(variables(parallel), variables(reference)) < 2e-5
+    predicted = parallel.predict_table(table, verbose=0)
+    assert difference(predicted, reference.predict(rows, verbose=0)) < 2e-5
+
+
+@pytest.mark.parametrize("replicas", ["shared", "independent"])
+def test_tower_mode(data, replicas):
+    table, y = data
+    model = wide(encoder(), middle=1, optimizer="adam", loss="logistic")
+    tower = make_parallel(model, 2, mode="tower", replicas=replicas)
+    x = encoder().transform(table)
+    losses = tower.fit(x, y, epochs=5, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    members = np.stack(tower.predict_replicas(x, verbose=0))
+    assert difference(members.mean(axis=0), tower.predict_table(table, verbose=0)) < 1e-5
+    assert (difference(members[0], members[1]) > 1e-3) is (replicas == "independent")
+
+
+@pytest.mark.parametrize("mode", ["alone", "data", "tower"])
+def test_saved_with_its_encoder(data, tmp_path, mode):
+    table, y = data
+    model = wide(encoder(missing="?", splits=2), deep=[4], optimizer="adam")
+    if mode != "alone":
+        model = make_parallel(model, 2, mode=mode)
+    model.fit(model.encoder.transform(table), y, verbose=0)
+    model.save(tmp_path / "wide.keras")
+    loaded = keras.saving.load_model(tmp_path / "wide.keras")
+    assert loaded.encoder.fingerprint == model.encoder.fingerprint
+    both = [one.predict_table(table, verbose=0) for one in (loaded, model)]
+    assert difference(*both) == 0
+    model.save_weights(tmp_path / "wide.weights.h5")
+    template = WideModel.from_config(getattr(model, "template", model).get_config())
+    template.load_weights(tmp_path / "wide.weights.h5")
+    assert difference(template.predict_table(table, verbose=0), both[1]) < 1e-6
+
+
+def test_an_encoder_that_does_not_fit(data, tmp_path):
+    model = wide(encoder())
+    other = HashEncoder({"age": 50, "city": 300})  # as wide, and in another order
+    assert other.width == encoder().width
+    model.check_encoder(encoder(num_threads=2))
+    message = f"whose fingerprint is '{encoder().fingerprint}'. Received: .*='{other.fingerprint}'"
+    with pytest.raises(ValueError, match=message):
+        model.check_encoder(other)
+    wide(other).save_weights(tmp_path / "other.weights.h5")
+    with pytest.raises(ValueError, match=message):
+        model.load_weights(tmp_path / "other.weights.h5")
+    data_of_other = np.ones((2, 8), "int32").view(_Marked)
+    data_of_other.fingerprint = other.fingerprint
+    for use in (model.fit, model.evaluate, model.predict, make_parallel(model, 2).fit):
+        with pytest.raises(ValueError, match=message):
+            use(data_of_other)
+    with pytest.raises(ValueError, match=message):
+        model.fit(np.ones((2, 8), "int32"), np.ones(2), validation_data=data_of_other)
+
+
+class _Marked(np.ndarray):
+    """Indices that know their encoder."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"encoder": None}, "`encoder` must be a .*HashEncoder`. Received: encoder=None"),
+        ({"units": 0}, "`units` must be an integer of 1 or more. Received: units=0"),
+        ({"middle": -1}, "`middle` must be an integer of 0 or more. Received: middle=-1"),
+        ({"middle": True}, "middle=True"),
+        ({"deep": 3}, "`deep` must be a list of positive integers.*deep=3"),
+        ({"deep": [4, 0]}, r"deep=\[4, 0\]"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        wide(**{"encoder": encoder(), **arguments})
