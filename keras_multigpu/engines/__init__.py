@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
         "KERAS_BACKEND=jax: Keras takes TensorFlow otherwise."
     ) from error
 
-from keras_multigpu.engines.base import Engine, Replicas, Result, Transfer
+from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.shared import (
     SEED_STEP,
     check_alike,
@@ -32,6 +32,7 @@ from keras_multigpu.engines.shared import (
     set_mask,
     split_tensors,
 )
+from keras_multigpu.engines.values import Replicas, Result, Transfer
 
 __all__ = [
     "SEED_STEP",

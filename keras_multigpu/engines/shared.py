@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.engines.base import Tensor
+from keras_multigpu.engines.values import Tensor
 
 SEED = "seed_generator_state"
 """The name of the variables in which Keras keeps the seeds of random layers."""

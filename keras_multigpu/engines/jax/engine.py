@@ -11,7 +11,7 @@ import jax
 import keras
 from jax.experimental.sparse import JAXSparse
 
-from keras_multigpu.engines.base import Call, Engine, Tensor, Transfer
+from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.jax import devices, shards, tensors
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
@@ -19,6 +19,7 @@ from keras_multigpu.engines.jax.slots import save_by_replica
 from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution, compile_step
 from keras_multigpu.engines.jax.transfers import count_collectives, count_inputs
 from keras_multigpu.engines.shared import get_mask, in_fresh_thread, set_mask, split_tensors
+from keras_multigpu.engines.values import Call, Tensor, Transfer
 
 _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")
 # Older trainers pin the state of a step to the devices that the variables were made on.

@@ -10,8 +10,8 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.base import Tensor
 from keras_multigpu.engines.jax import devices
+from keras_multigpu.engines.values import Tensor
 
 
 @functools.cache

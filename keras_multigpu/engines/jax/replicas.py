@@ -10,7 +10,6 @@ import keras
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from keras_multigpu.engines.base import Call, Replicas, Result, Tensor
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.stacked import StackedVariable, stack_all
 from keras_multigpu.engines.shared import (
@@ -23,6 +22,7 @@ from keras_multigpu.engines.shared import (
     split_tensors,
     state_of_none,
 )
+from keras_multigpu.engines.values import Call, Replicas, Result, Tensor
 
 
 class JaxReplicas(Replicas):

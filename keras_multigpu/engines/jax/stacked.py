@@ -9,7 +9,7 @@ import jax
 import keras
 from jax.sharding import NamedSharding
 
-from keras_multigpu.engines.base import Tensor
+from keras_multigpu.engines.values import Tensor
 
 
 class StackedVariable(keras.Variable):

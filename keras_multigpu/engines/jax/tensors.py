@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 from jax.experimental import sparse
 
-from keras_multigpu.engines.base import Tensor
+from keras_multigpu.engines.values import Tensor
 
 
 def take_rows(tensor: Tensor, start: int, size: int) -> Tensor:

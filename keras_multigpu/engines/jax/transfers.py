@@ -15,7 +15,7 @@ import jax
 import keras
 import numpy as np
 
-from keras_multigpu.engines.base import Transfer
+from keras_multigpu.engines.values import Transfer
 
 HOST = "host"
 _COLLECTIVE = re.compile(

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Call, Engine, Tensor, Transfer
+from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow.placing import (
     drop_stale,
@@ -22,6 +22,7 @@ from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
 from keras_multigpu.engines.tensorflow.rows import sum_rows
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
 from keras_multigpu.engines.tensorflow.transfers import count_transfers
+from keras_multigpu.engines.values import Call, Tensor, Transfer
 
 _LOCAL = re.compile(r"(?:/job:localhost/replica:0/task:0)?/?(?:device:)?(cpu|gpu):(\d+)")
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Tensor
 from keras_multigpu.engines.tensorflow.rows import merge_rows
 from keras_multigpu.engines.tensorflow.tensors import add, cast
+from keras_multigpu.engines.values import Tensor
 
 
 class Links:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Call
+from keras_multigpu.engines.values import Call
 
 _ROWS = (3, 2)
 _UNKNOWN_AXIS = 16

@@ -10,11 +10,11 @@ import tensorflow as tf
 # What TensorFlow's own functions ask before they prepare for gradients; it has no public form.
 from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes  # noqa: TID251
 
-from keras_multigpu.engines.base import Tensor
 from keras_multigpu.engines.tensorflow.links import Links, read
 from keras_multigpu.engines.tensorflow.sync import Replica
 from keras_multigpu.engines.tensorflow.template import Raw, TemplateFunction
 from keras_multigpu.engines.tensorflow.tensors import floats, map_tensors, substitute
+from keras_multigpu.engines.values import Tensor
 
 
 class Passes:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Tensor
+from keras_multigpu.engines.values import Tensor
 
 
 def place_updates(optimizer: keras.Optimizer) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Call, Replicas, Result, Tensor
 from keras_multigpu.engines.shared import SEED, check_alike, get_mask, set_mask, state_of_none
 from keras_multigpu.engines.tensorflow.links import Links
 from keras_multigpu.engines.tensorflow.losses import find_sums
@@ -17,6 +16,7 @@ from keras_multigpu.engines.tensorflow.passes import Passes
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
 from keras_multigpu.engines.tensorflow.template import Raw, TemplateFunction
 from keras_multigpu.engines.tensorflow.tensors import map_tensors, substitute
+from keras_multigpu.engines.values import Call, Replicas, Result, Tensor
 
 _serials = itertools.count(1)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Tensor
+from keras_multigpu.engines.values import Tensor
 
 
 def sum_rows(

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Tensor
 from keras_multigpu.engines.shared import SEED, SEED_STEP
+from keras_multigpu.engines.values import Tensor
 
 
 class ReplicaScope(keras.StatelessScope):

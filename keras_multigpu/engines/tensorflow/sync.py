@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from keras_multigpu.engines.base import Tensor
+from keras_multigpu.engines.values import Tensor
 
 _keys = itertools.count(1)
 _TIMEOUT_SECONDS = 600.0

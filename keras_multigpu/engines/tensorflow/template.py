@@ -9,11 +9,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Tensor
 from keras_multigpu.engines.shared import get_mask, set_mask
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.sync import Replica, synchronized
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, map_tensors, substitute
+from keras_multigpu.engines.values import Tensor
 
 
 @dataclasses.dataclass

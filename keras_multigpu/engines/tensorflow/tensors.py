@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Tensor
+from keras_multigpu.engines.values import Tensor
 
 
 def is_float(value: Any) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Transfer
+from keras_multigpu.engines.values import Transfer
 
 _SENDS = ("_Send", "_HostSend")
 _RECEIVES = ("_Recv", "_HostRecv")
