@@ -12,6 +12,7 @@ import collections
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -33,11 +34,12 @@ def count_transfers(run: Callable[[], object]) -> list[Transfer]:
     Args:
         run: traces the function of the step, and runs it once.
     """
-    return _Step(_partitions(run)).transfers()
+    graphs = _function_graphs(run)
+    return _Step(graphs.partition_graphs, graphs.post_optimization_graph.library).transfers()
 
 
-def _partitions(run: Callable[[], object]) -> list[tf.compat.v1.GraphDef]:
-    """The graphs per device of the largest function that runs.
+def _function_graphs(run: Callable[[], object]) -> Any:
+    """The graphs of the largest function that runs.
 
     TensorFlow shows those that it calls as well, though they have become parts of it.
     """
@@ -53,11 +55,11 @@ def _partitions(run: Callable[[], object]) -> list[tf.compat.v1.GraphDef]:
                 tf.summary.trace_off()
         writer.close()
         found = [
-            list(graphs.partition_graphs)
+            graphs
             for metadata in _metadata(next(pathlib.Path(folder).iterdir()))
             for graphs in metadata.function_graphs
         ]
-    return max(found, key=lambda graphs: sum(len(graph.node) for graph in graphs))
+    return max(found, key=lambda one: sum(len(graph.node) for graph in one.partition_graphs))
 
 
 def _metadata(file: pathlib.Path) -> Iterator[tf.compat.v1.RunMetadata]:
@@ -72,10 +74,12 @@ class _Step:
 
     Args:
         partitions: the graphs.
+        library: the functions that they call.
     """
 
-    def __init__(self, partitions: Iterable[tf.compat.v1.GraphDef]):
+    def __init__(self, partitions: Iterable[tf.compat.v1.GraphDef], library: Any):
         self._graphs = list(partitions)
+        self._library = library
         self._nodes = {node.name: node for graph in self._graphs for node in graph.node}
         self._sends = [node for node in self._nodes.values() if node.op in _SENDS]
         self._sent = {_key(node): node.input[0] for node in self._sends}
@@ -159,7 +163,7 @@ class _Step:
         """The number of elements of every tensor, `None` where it is not known beforehand."""
         merged = tf.compat.v1.GraphDef()
         merged.versions.CopyFrom(self._graphs[0].versions)
-        merged.library.CopyFrom(self._graphs[0].library)
+        merged.library.CopyFrom(self._library)
         for node in self._nodes.values():
             if node.op not in _SENDS:
                 self._add(merged, node)

@@ -1,0 +1,91 @@
+"""What crosses between devices in a training step of data mode, counted, beside the least.
+
+    python -m benchmarks.traffic --models mlp convnet text --devices 2 4 8
+    KERAS_BACKEND=jax python -m benchmarks.traffic
+
+Nothing is timed: the counts hold for GPUs too. P are the bytes of the weights that are trained;
+over all devices 2 x P x (n - 1) have to cross, and 2 x P x (n - 1) / n into and out of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+
+import keras
+
+import keras_multigpu
+from benchmarks.models import MODELS
+from benchmarks.processes import host, markdown_table, progress
+from keras_multigpu.engines import Transfer
+from keras_multigpu.reports import TransfersReport, transfers
+
+_BETWEEN = ("weights", "gradients", "activations", "other")
+
+
+def count(model: str, devices: int, wire_dtype: str | None) -> TransfersReport:
+    """The transfers of a model's training step on so many devices."""
+    benchmark = MODELS[model]
+    options = {"wire_dtype": wire_dtype} if wire_dtype else {}
+    parallel = keras_multigpu.make_parallel(benchmark.build(), devices, **options)
+    benchmark.compile(parallel, jit_compile=keras.backend.backend() == "jax")
+    return transfers(parallel, benchmark.make_batch())
+
+
+def row(model: str, devices: int, report: TransfersReport) -> list[str]:
+    """A row of the table."""
+    sent = report.bytes("training")
+    least = report.least or 0
+    between = [one for one in report.training if one.kind in _BETWEEN]
+    busiest = max(
+        max(_added(between, "source", name), _added(between, "target", name))
+        for name in report.devices
+    )
+    total = sum(sent.get(kind, 0) for kind in _BETWEEN)
+    parts = [sent.get(kind, 0) for kind in _BETWEEN]
+    return [
+        model,
+        str(devices),
+        *(f"{size / 1e6:.3f}" for size in parts),
+        f"{least / 1e6:.3f}",
+        *_ratios(between, total / least, busiest / (least / devices)),
+    ]
+
+
+def _ratios(between: Sequence[Transfer], sent: float, busiest: float) -> list[str]:
+    unknown = sum(one.bytes is None for one in between)
+    if unknown:
+        return [f"not known: the size of {unknown} tensors is not", "-"]
+    return [f"{sent:.3f}", f"{busiest:.2f}"]
+
+
+def _added(ones: Iterable[Transfer], end: str, name: str) -> int:
+    return sum(one.bytes or 0 for one in ones if getattr(one, end) == name)
+
+
+def table(models: Sequence[str], devices: Sequence[int], wire_dtype: str | None) -> str:
+    """The counts of all models as a Markdown table, in MB."""
+    rows = []
+    for model in models:
+        for number in devices:
+            rows.append(row(model, number, count(model, number, wire_dtype)))
+            progress(f"{model} on {number}: {rows[-1][-2]} of the least")
+    header = ["model", "devices", *(f"{kind}, MB" for kind in _BETWEEN), "least, MB"]
+    return markdown_table([*header, "sent/least", "busiest device/(least/n)"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.traffic", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--models", nargs="+", default=["mlp", "convnet", "text", "transformer"])
+    parser.add_argument("--devices", nargs="+", type=int, default=[2, 4, 8], metavar="N")
+    parser.add_argument("--wire-dtype", choices=["bfloat16", "float16"], help="TensorFlow only")
+    options = parser.parse_args()
+    keras_multigpu.use_virtual_devices(max(options.devices))
+    keras.utils.set_random_seed(0)
+    print(f"- {host()}\n- keras {keras.__version__} on {keras.backend.backend()}\n")
+    print(table(options.models, options.devices, options.wire_dtype))
+
+
+if __name__ == "__main__":
+    main()
