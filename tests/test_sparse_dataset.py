@@ -77,6 +77,12 @@ def test_in_order(files):
     assert labels_of(data).tolist() == list(range(200))
 
 
+def test_batches_in_any_order(files):
+    data = dataset(files, shuffle=False, chunk_rows=5, batch_size=5)
+    for number in (7, 0, 5, 2, 39, 6, 1):
+        assert data[number][1][:, 0].tolist() == list(range(5 * number, 5 * number + 5))
+
+
 def test_shuffled_by_chunk_and_within(files):
     data = dataset(files, seed=3)
     data.on_epoch_begin()
@@ -95,6 +101,14 @@ def test_shuffled_by_chunk_and_within(files):
     assert labels_of(dataset(files, seed=4)).tolist() != first.tolist()
     again.resume(1)
     assert labels_of(again).tolist() == second.tolist()
+
+
+def test_the_order_of_the_files_is_drawn_for_every_epoch(files):
+    data, begins = dataset(files, seed=3), set()
+    for epoch in range(8):
+        data.resume(epoch)
+        begins.add(labels_of(data)[0] // ROWS)
+    assert begins == {0, 1}
 
 
 @pytest.mark.parametrize("processes", [2, 3])
