@@ -46,9 +46,10 @@ def _load_data(work: Workload, devices: int) -> Load:
     traffic = _shared_weights(work, devices) if is_split else Traffic()
     if is_split and not work.partitions:
         traffic = _add(traffic, _gathered(work, work.batch_size - rows))
-    return Load(
-        seconds, devices * seconds, work.step.seconds(work.batch_size), traffic, _memory(work, rows)
-    )
+    alone = work.step.seconds(work.batch_size)
+    # What does not depend on the rows, the update above all, is done once, or on every device.
+    total = devices * seconds if work.partitions else max(alone, seconds)
+    return Load(seconds, total, alone, traffic, _memory(work, rows))
 
 
 def _load_tower(work: Workload, devices: int) -> Load:
