@@ -11,11 +11,11 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.models import checks
 from keras_multigpu.models.base import ParallelModel
+from keras_multigpu.models.crossings import find_crossings
 from keras_multigpu.models.graph import is_graph, part_of_graph, read_graph, symbolic_ends
 from keras_multigpu.models.placement import (
     check_placement,
     choose_placement,
-    find_crossings,
     place_by_names,
 )
 from keras_multigpu.models.stages import Stages

@@ -31,6 +31,11 @@ class Hardware:
     link: float = 1e10
 
 
+HARDWARE = Hardware()
+# Rows of the batch that a placement is chosen for. Work and traffic both grow with them.
+ROWS = 128
+
+
 def flops(call: LayerCall) -> float:
     """Multiplications and additions of a call for one row of the batch.
 
@@ -58,7 +63,7 @@ def row_bytes(tensor: keras.KerasTensor) -> int:
     return _elements(tensor) * _size(tensor.dtype)
 
 
-def seconds(call: LayerCall, rows: int, hardware: Hardware) -> float:
+def seconds(call: LayerCall, rows: int = ROWS, hardware: Hardware = HARDWARE) -> float:
     """The estimated time of a call in a training step: forwards, backwards, and the update.
 
     Args:
@@ -73,7 +78,7 @@ def seconds(call: LayerCall, rows: int, hardware: Hardware) -> float:
     return computing + updating
 
 
-def crossing(tensor: keras.KerasTensor, rows: int, hardware: Hardware) -> float:
+def crossing(tensor: keras.KerasTensor, rows: int = ROWS, hardware: Hardware = HARDWARE) -> float:
     """The estimated time that a tensor and its gradient take between two devices.
 
     Args:

@@ -9,12 +9,11 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.models.costs import row_bytes, variables_bytes
+from keras_multigpu.models.crossings import find_crossings, find_share
 from keras_multigpu.models.graph import is_graph, read_graph
 from keras_multigpu.models.placement import (
     check_placement,
     choose_placement,
-    find_crossings,
-    find_share,
     place_by_names,
 )
 from keras_multigpu.reports.prediction import Cut, Sizes

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_multigpu.models import ModelParallel
+from keras_multigpu.models.crossings import find_crossings
 from keras_multigpu.models.graph import Graph
-from keras_multigpu.models.placement import find_crossings
 from keras_multigpu.reports.advice_report import show_bytes
 from keras_multigpu.reports.drawing import new_figure
 

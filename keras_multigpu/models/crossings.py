@@ -1,0 +1,86 @@
+"""What a placement sends between devices, and how far it lets them work at once."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import keras
+
+from keras_multigpu.models import costs
+from keras_multigpu.models.graph import Graph
+
+
+@dataclasses.dataclass(frozen=True)
+class Crossing:
+    """A tensor that is made on one device and used on another.
+
+    Attributes:
+        maker: the place of the call that makes it; `None` for an input of the model.
+        takers: the places of the calls on the other device that use it.
+        target: the number of that device; the source is the maker's, and 0 for inputs.
+        row_bytes: the bytes of one row of it.
+        has_gradient: whether its gradient comes back.
+    """
+
+    maker: int | None
+    takers: tuple[int, ...]
+    target: int
+    row_bytes: int
+    has_gradient: bool
+
+    def bytes(self, rows: int) -> int:
+        """What crosses in a training step with so many rows, there and back."""
+        return rows * self.row_bytes * (2 if self.has_gradient else 1)
+
+
+def find_crossings(graph: Graph, numbers: Sequence[int]) -> list[Crossing]:
+    """What a placement has to send from device to device: each tensor once to each of them.
+
+    Args:
+        graph: the graph.
+        numbers: the device of every call.
+    """
+    producers = graph.producers()
+    takers: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
+    tensors: dict[int, keras.KerasTensor] = {}
+    for place, call in enumerate(graph.calls):
+        for tensor in call.inputs:
+            maker = producers.get(id(tensor))
+            if numbers[place] != (0 if maker is None else numbers[maker]):
+                tensors[id(tensor)] = tensor
+                takers[id(tensor), numbers[place]].append(place)
+    return [
+        Crossing(
+            maker=producers.get(key),
+            takers=tuple(dict.fromkeys(places)),
+            target=target,
+            row_bytes=costs.row_bytes(tensors[key]),
+            has_gradient=key in producers and keras.backend.is_float_dtype(tensors[key].dtype),
+        )
+        for (key, target), places in takers.items()
+    ]
+
+
+def find_share(graph: Graph, numbers: Sequence[int]) -> float:
+    """The part of a step's time on one device that a placement takes, by estimate.
+
+    Devices work at once as far as their calls don't wait for each other; copies take no time.
+
+    Args:
+        graph: the graph.
+        numbers: the device of every call.
+
+    Returns:
+        1 for a chain, 1 / n for n equal branches on n devices.
+    """
+    producers = graph.producers()
+    work = [costs.seconds(call) for call in graph.calls]
+    free: dict[int, float] = collections.defaultdict(float)
+    done: list[float] = []
+    for call, number, spent in zip(graph.calls, numbers, work):
+        arrivals = [done[producers[id(t)]] for t in call.inputs if id(t) in producers]
+        free[number] = max([free[number], *arrivals]) + spent
+        done.append(free[number])
+    return max(done, default=0.0) / max(sum(work), 1e-12)

@@ -1,0 +1,137 @@
+"""Dividing a graph among devices: branches by a schedule, a chain by cuts."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from keras_multigpu.models import costs
+from keras_multigpu.models.graph import Graph, LayerCall
+
+# How much above the smallest possible the largest stage may be, for a cheaper cut.
+_SLACK = 1.1
+
+
+def _chains(graph: Graph) -> list[list[int]]:
+    """The graph's calls in chains: in one, each takes what the one before made, and none else."""
+    producers = graph.producers()
+    before = [{producers[id(t)] for t in c.inputs if id(t) in producers} for c in graph.calls]
+    after: dict[int, set[int]] = collections.defaultdict(set)
+    for place, makers in enumerate(before):
+        for maker in makers:
+            after[maker].add(place)
+    uses = collections.Counter(id(call.layer) for call in graph.calls)
+    chains: dict[int, list[int]] = {}
+    for place, (call, makers) in enumerate(zip(graph.calls, before)):
+        chain: list[int] = []
+        for maker in makers if len(makers) == 1 else ():
+            calls_once = uses[id(call.layer)] == uses[id(graph.calls[maker].layer)] == 1
+            chain = chains[maker] if calls_once and len(after[maker]) == 1 else chain
+        chain.append(place)
+        chains[place] = chain
+    return list({id(chain): chain for chain in chains.values()}.values())
+
+
+def schedule(graph: Graph, count: int) -> tuple[list[int], float]:
+    """A device for every call, and the time until the last is done: HEFT on the chains."""
+    chains = _chains(graph)
+    of_call = {place: number for number, chain in enumerate(chains) for place in chain}
+    producers = graph.producers()
+    work = [sum(costs.seconds(graph.calls[p]) for p in c) for c in chains]
+    # The links between chains, with the time they take across devices.
+    links: list[dict[int, float]] = [{} for _ in chains]
+    for place, call in enumerate(graph.calls):
+        for tensor in {id(t): t for t in call.inputs if id(t) in producers}.values():
+            maker, taker = of_call[producers[id(tensor)]], of_call[place]
+            if maker != taker:
+                spent = costs.crossing(tensor)
+                links[taker][maker] = links[taker].get(maker, 0.0) + spent
+    rank = list(work)  # of a chain: the time from its start to the end of everything
+    for taker in reversed(range(len(chains))):
+        for maker, spent in links[taker].items():
+            rank[maker] = max(rank[maker], work[maker] + spent + rank[taker])
+    free, done = [0.0] * count, [0.0] * len(chains)
+    device, of_layer = [0] * len(chains), dict[int, int]()
+    for chain in sorted(range(len(chains)), key=lambda number: (-rank[number], number)):
+        layer = id(graph.calls[chains[chain][0]].layer)
+        ends = []
+        for number in [of_layer[layer]] if layer in of_layer else [*range(count)]:
+            arrivals = [
+                done[maker] + (spent if device[maker] != number else 0.0)
+                for maker, spent in links[chain].items()
+            ]
+            ends.append((max([free[number], *arrivals]) + work[chain], number))
+        done[chain], device[chain] = min(ends)
+        free[device[chain]] = done[chain]
+        of_layer[layer] = device[chain]
+    # The loss is computed on the first device.
+    last = device[of_call[producers.get(id(graph.outputs[-1]), 0)]]
+    swapped = {last: 0, 0: last}
+    numbers = [swapped.get(number, number) for number in device]
+    return [numbers[of_call[place]] for place in range(len(graph.calls))], max(done)
+
+
+def cut(graph: Graph, count: int) -> list[int]:
+    """Stages: consecutive calls, of about the same size, cut where the least crosses."""
+    sizes = _sizes(graph.calls)
+    parts = min(count, len(sizes))
+    crossing = _crossing_bytes(graph)
+    before = np.concatenate([[0.0], np.cumsum(sizes)])
+    limit = _smallest_largest(before, parts) * _SLACK
+    # least[k][i]: the fewest bytes across the cuts of the first i calls into k stages.
+    least = np.full((parts + 1, len(sizes) + 1), math.inf)
+    best = np.zeros((parts + 1, len(sizes) + 1), int)
+    least[0, 0] = 0.0
+    for stage in range(1, parts + 1):
+        for end in range(stage, len(sizes) + 1):
+            fits = before[end] - before[:end] <= limit
+            spent = np.where(fits, least[stage - 1, :end] + crossing[:end], math.inf)
+            best[stage, end] = int(np.argmin(spent))
+            least[stage, end] = spent[best[stage, end]]
+    numbers, end = [0] * len(sizes), len(sizes)
+    for stage in range(parts, 0, -1):
+        start = best[stage, end]
+        numbers[start:end] = [stage - 1] * (end - start)
+        end = start
+    return numbers
+
+
+def _sizes(calls: Sequence[LayerCall]) -> list[float]:
+    """The shares of the calls in the model's work and weights, half and half."""
+    seen: set[int] = set()
+    weights = []
+    for call in calls:
+        weights.append(0 if id(call.layer) in seen else costs.variables_bytes(call.variables))
+        seen.add(id(call.layer))
+    work = [costs.seconds(call) for call in calls]
+    all_work, all_weights = sum(work), max(sum(weights), 1)
+    return [one / all_work + two / all_weights for one, two in zip(work, weights)]
+
+
+def _crossing_bytes(graph: Graph) -> np.ndarray:
+    """For each place in the order of the calls the bytes of a row that a cut before it crosses."""
+    last = {id(t): len(graph.calls) for t in graph.outputs}
+    for place, call in enumerate(graph.calls):
+        for tensor in call.inputs:
+            last[id(tensor)] = max(place, last.get(id(tensor), 0))
+    crossing = np.zeros(len(graph.calls) + 1)
+    for place, call in enumerate(graph.calls):
+        for tensor in call.outputs:
+            crossing[place + 1 : last.get(id(tensor), place) + 1] += costs.row_bytes(tensor)
+    return crossing
+
+
+def _smallest_largest(before: np.ndarray, parts: int) -> float:
+    """The least size that the largest of so many consecutive parts can have."""
+    count = len(before) - 1
+    largest = before.copy()  # of the first i calls in one part
+    for _ in range(1, parts):
+        following = largest.copy()
+        for end in range(1, count + 1):
+            ways = np.maximum(largest[:end], before[end] - before[:end])
+            following[end] = min(following[end], ways.min())
+        largest = following
+    return float(largest[count])
