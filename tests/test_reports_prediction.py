@@ -218,7 +218,7 @@ def test_the_report():
     assert lines[4].split()[:4] == ["data", "2", "25.0", "ms"]
     assert advice.to_dataframe()["step"].tolist() == [0.04, 0.025, 0.041]
     left, right = advice.plot().axes
-    assert [bar.get_height() for bar in left.containers[1]] == [0, 5, 1]
+    assert [bar.get_width() for bar in left.containers[1]] == pytest.approx([0, 5, 1])
     assert right.lines[0].get_ydata().tolist() == pytest.approx([1, 1.6])
 
 

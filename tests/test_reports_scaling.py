@@ -8,8 +8,8 @@ import pytest
 
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.reports import Run, ScalingReport
+from keras_multigpu.reports.runs import find_efficiency, find_speedup
 from keras_multigpu.reports.scaling_plan import Plan
-from keras_multigpu.reports.scaling_report import find_efficiency, find_speedup
 from keras_multigpu.reports.state import state_of
 
 PUBLISHED = ((1, 2, 3, 4), (857.7, 562.5, 384.4, 263.6), (0.0281, 0.0283, 0.0262, 0.0258))

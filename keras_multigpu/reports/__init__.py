@@ -6,7 +6,8 @@ from keras_multigpu.reports.links import PRESETS, Link, measure_link
 from keras_multigpu.reports.placement_plot import plot_placement
 from keras_multigpu.reports.prediction import Cut
 from keras_multigpu.reports.report import Column, Report
-from keras_multigpu.reports.scaling_report import Run, ScalingReport
+from keras_multigpu.reports.runs import Run
+from keras_multigpu.reports.scaling_report import ScalingReport
 from keras_multigpu.reports.scaling_runs import scaling
 from keras_multigpu.reports.transfers import TransfersReport, transfers
 

@@ -63,21 +63,23 @@ class Advice(Report):
         """Draws the predicted speed-up, and what a step consists of, against the devices."""
         figure.suptitle(self.title)
         left, right = figure.subplots(1, 2)
-        labels = [f"{one.mode}\n{one.devices}" for one in self.predictions]
+        labels = [f"{one.mode}, {one.devices}" for one in self.predictions]
         places = range(len(labels))
         compute = [1e3 * one.compute_s for one in self.predictions]
-        left.bar(places, compute, label="computing")
+        left.barh(places, compute, label="computing")
         moving = [1e3 * one.transfer_s for one in self.predictions]
-        left.bar(places, moving, bottom=compute, label="moving")
-        left.set(ylabel="step (ms)", xticks=places, xticklabels=labels)
+        left.barh(places, moving, left=compute, label="moving")
+        left.set(xlabel="step (ms)", yticks=places, yticklabels=labels)
+        left.invert_yaxis()
+        left.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
         for mode in dict.fromkeys(one.mode for one in self.predictions):
             points = sorted((p.devices, p.speedup) for p in self.predictions if p.mode == mode)
             right.plot(*zip(*points), marker="o", label=mode)
         counts = sorted({1, *(one.devices for one in self.predictions)})
         right.plot(counts, counts, "--", color="gray", label="ideal")
         right.set(xlabel="devices", ylabel="speed-up", ylim=(0, None), xticks=counts)
+        right.legend()
         for axes in (left, right):
-            axes.legend()
             axes.grid(alpha=0.3)
 
 

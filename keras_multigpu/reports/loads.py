@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from keras_multigpu.reports.prediction import Load, Traffic, Workload, rows_of_busiest
+from keras_multigpu.reports.prediction import Load, Traffic, Workload
 
 
 def find_load(mode: str, work: Workload, devices: int) -> Load:
@@ -39,7 +40,7 @@ def check_mode(mode: str) -> None:
 
 def _load_data(work: Workload, devices: int) -> Load:
     """A slice of the batch for each device."""
-    rows = rows_of_busiest(work, devices)
+    rows = _rows_of_busiest(work, devices)
     seconds = work.step.seconds(rows)
     # Where each device computes the whole batch, none needs anything of the others.
     is_split = devices > 1 and not (work.partitions and work.batch_size % devices)
@@ -128,3 +129,10 @@ def _memory(work: Workload, rows: int) -> int | None:
     if sizes.activations is None:
         return None
     return sizes.weights + sizes.gradients + sizes.slots + rows * sizes.activations
+
+
+def _rows_of_busiest(work: Workload, devices: int) -> int:
+    """The rows of the largest slice of a batch."""
+    if work.partitions and work.batch_size % devices:
+        return work.batch_size
+    return math.ceil(work.batch_size / devices)

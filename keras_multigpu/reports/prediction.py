@@ -7,7 +7,6 @@ overlap unless that is said, so a prediction errs towards the slow side.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -243,10 +242,3 @@ def find_busiest(transfers: Iterable[Any], *, duplex: bool = False) -> Traffic:
         return Traffic(duplex=duplex)
     busiest = max(copies, key=lambda name: (sent.get(name, 0) + received.get(name, 0), name))
     return Traffic(sent.get(busiest, 0), received.get(busiest, 0), copies[busiest], duplex)
-
-
-def rows_of_busiest(work: Workload, devices: int) -> int:
-    """The rows of the largest slice of a batch."""
-    if work.partitions and work.batch_size % devices:
-        return work.batch_size
-    return math.ceil(work.batch_size / devices)

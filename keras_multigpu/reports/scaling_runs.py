@@ -10,8 +10,9 @@ import keras
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports.checks import check_built, check_counts
 from keras_multigpu.reports.environment import are_virtual, describe_environment
+from keras_multigpu.reports.runs import Run
 from keras_multigpu.reports.scaling_plan import Plan
-from keras_multigpu.reports.scaling_report import Run, ScalingReport
+from keras_multigpu.reports.scaling_report import ScalingReport
 from keras_multigpu.reports.state import Snapshot, state_of
 
 _VIRTUAL = "Virtual devices share one processor: their times say nothing of GPUs."
