@@ -101,9 +101,10 @@ class TemplateFunction:
             # XLA can't hand a loop's intermediate values from one cluster to another, so the
             # gradient's cluster runs the loop once more.
             return self._recomputed(forward, state, call, (number, size, *static))
-        if _has_loop(forward):
+        if _has_loop(forward) and not self.layers:
             # Where TensorFlow makes a call a part of the calling graph, it has the intermediate
-            # values of loops go to the first device, and come back for the gradient.
+            # values of loops go to the first device, and come back for the gradient. (Replicas
+            # that exchange statistics would wait for each other for ever in calls apart.)
             forward = self._concrete("forward, apart", self._run, False, state, call, static)
         return self._raw(forward, state, call, number, size, *static)
 
