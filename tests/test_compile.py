@@ -204,3 +204,22 @@ def test_layers_frozen_and_unfrozen_after_wrapping(rng):
     parallel.trainable = False
     assert not first.trainable
     assert parallel.trainable_variables == []
+
+
+@pytest.mark.parametrize("mode", ["data", "tower", "model"])
+def test_layers_in_full_precision_within_a_mixed_model(mode, rng):
+    """A head in float32 computes with its weights as they are, not rounded to float16."""
+    x, y = rng.normal(size=(16, 6)).astype("float32"), rng.normal(size=(16, 2))
+    models = []
+    for _ in range(2):
+        keras.utils.set_random_seed(1)
+        keras.config.set_dtype_policy("mixed_float16")
+        models.append(keras.Sequential([keras.Input((6,)), layers.Dense(2, dtype="float32")]))
+        keras.config.set_dtype_policy("float32")
+    plain, template = models
+    parallel = make_parallel(template, 2, mode=mode)
+    for model in (plain, parallel):
+        model.compile("sgd", "mse")
+        model.fit(x, y, epochs=2, shuffle=False, verbose=0)
+    assert difference(plain.get_weights(), parallel.get_weights()) < 1e-6
+    assert difference(plain.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-6

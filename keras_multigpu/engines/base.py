@@ -181,8 +181,13 @@ class Engine(abc.ABC):
         )
 
     @abc.abstractmethod
-    def place_updates(self, optimizer: keras.Optimizer) -> None:
-        """Has an optimizer keep and update the slots of a variable on that variable's device."""
+    def place_updates(self, optimizer: keras.Optimizer, model: keras.Model) -> None:
+        """Has an optimizer keep and update the slots of a variable on that variable's device.
+
+        Args:
+            optimizer: the optimizer.
+            model: the parallel model whose variables it updates.
+        """
 
     def move_variables(
         self, homes: Sequence[tuple[keras.Variable, str]], model: keras.Model
@@ -194,6 +199,10 @@ class Engine(abc.ABC):
             model: the model that has them; what it traced before is dropped.
         """
         raise NotImplementedError(f"{self.name} has no variables on single devices.")
+
+    def places_kept(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+        """A scope after which a model's variables are on the devices that they were on."""
+        return contextlib.nullcontext()
 
     def find_shards(self, model: keras.Model, count: int) -> dict[str, int]:
         """The weights of large layers to spread over devices. Only where `partitions`.

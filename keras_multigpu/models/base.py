@@ -65,6 +65,12 @@ class ParallelModel(keras.Model):
         """The mode's forward pass: implemented by each mode."""
         raise NotImplementedError
 
+    def place(self) -> None:
+        """Puts the weights where this model has them: in modes that move the template's.
+
+        Another parallel model of the same template may have moved them since.
+        """
+
     def _keeps_outputs(self) -> bool:
         """Whether what the template was compiled with suits the parallel model's outputs."""
         return True

@@ -40,6 +40,7 @@ class ModelParallel(ParallelModel):
     _spreads_weights = True
     _stages: Stages | None = None
     _axes: tuple[tuple[str, int], ...] = ()
+    _homes: tuple[tuple[keras.Variable, str], ...] = ()
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class ModelParallel(ParallelModel):
         given = None if placement is None else dict(placement)
         super().__init__(template, devices, {"placement": given})
         if template.built:
-            self._place()
+            self._lay_out()
 
     @classmethod
     def _check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
@@ -78,13 +79,13 @@ class ModelParallel(ParallelModel):
     def build(self, *args: Any, **kwargs: Any) -> None:
         """Builds the template, and places its layers."""
         super().build(*args, **kwargs)
-        self._place()
+        self._lay_out()
 
     def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._build(args, kwargs)
-        engines.in_fresh_thread(self._place)
+        engines.in_fresh_thread(self._lay_out)
 
-    def _place(self) -> None:
+    def _lay_out(self) -> None:
         """Puts the weights where their layers are to be, and cuts the graph."""
         engine = engines.current()
         if engine.partitions:
@@ -103,7 +104,8 @@ class ModelParallel(ParallelModel):
             for call, number in reversed([*zip(graph.calls, numbers)])
             for variable in call.variables
         }
-        engine.move_variables(list(homes.values()), self._template)
+        self._homes = tuple(homes.values())
+        engine.move_variables(self._homes, self._template)
         policy = self._template.dtype_policy
         self._stages = Stages(graph, numbers, self.devices, policy)
         # Takes the inputs as the template does, and gives them as a list.
@@ -148,6 +150,15 @@ class ModelParallel(ParallelModel):
             keras.Layer.add_loss(self, loss)
         return keras.tree.pack_sequence_as(symbolic_ends(self._template)[1], outputs)
 
+    def place(self) -> None:
+        """Puts the weights on their layers' devices, where they are not on them."""
+        if self._homes:
+            engines.current().move_variables(self._homes, self._template)
+
+    def _make_step(self, make: Any, made: Any, force: bool) -> Any:
+        self.place()
+        return super()._make_step(make, made, force)
+
     def _retrace(self) -> None:
         if self._stages is not None:
             self._stages.retrace()
@@ -162,4 +173,4 @@ class ModelParallel(ParallelModel):
         super().__setattr__(name, value)
         # Not in `compile`: Keras compiles a loaded model only if that is its own.
         if name == "optimizer" and value is not None:
-            engines.current().place_updates(value)
+            engines.current().place_updates(value, self)

@@ -92,6 +92,13 @@ def check_graph(template: keras.Model, is_graph: bool) -> None:
             f"{type(template).__name__}, which has one. Rebuild it as "
             "`keras.Model(inputs, outputs)`, or use `mode='data'`."
         )
+    for layer in _all_layers(template):
+        if isinstance(layer, keras.layers.InputLayer) and getattr(layer, "optional", False):
+            raise ValueError(
+                "Every input of a model in mode 'model' must be given. Received: a model with the "
+                f"input {layer.name!r}, which has optional=True. Give zeros in its place, or use "
+                "`mode='data'`."
+            )
 
 
 def check_chosen_only(placement: Any) -> None:

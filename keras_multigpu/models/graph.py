@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -127,13 +128,8 @@ def _call_layers(
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         own_path = (*path, layer.name)
-        is_plain = len(args) == 1 and not any(
-            part is not None for part in keras.tree.flatten(kwargs)
-        )
-        if is_plain and is_graph(layer):
-            structure = symbolic_ends(layer)[0]
-            given = keras.tree.pack_sequence_as(structure, keras.tree.flatten(args[0]))
-            return _call_layers(layer, given, own_path, calls)
+        if _is_seen_through(layer, args, kwargs):
+            return _call_layers(layer, args[0], own_path, calls)
         outputs = layer(*args, **kwargs)
         calls.append(LayerCall(layer, own_path, _tensors((args, kwargs)), _tensors(outputs)))
         return outputs
@@ -142,11 +138,62 @@ def _call_layers(
         for layer in model.layers:
             inputs = call(layer, inputs)
         return inputs
-    plain = keras.Model(*symbolic_ends(model))  # not compiled, and of Keras's own class
-    copied = keras.models.clone_model(
-        plain, input_tensors=inputs, clone_function=lambda layer: layer, call_function=call
+    return _call_functional(model, inputs, call)
+
+
+def _call_functional(model: keras.Model, inputs: Any, call: Callable[..., Any]) -> Any:
+    """Calls the layers of a functional model by a function, in order.
+
+    The outputs are taken on their way through layers that are put behind them. When all are there
+    the copying is left: Keras would go on to make a model of the calls, which it can't where the
+    inputs are not new ones.
+    """
+    own_inputs, own_outputs = symbolic_ends(model)
+    ends = [keras.layers.Identity() for _ in keras.tree.flatten(own_outputs)]
+    places = {id(layer): place for place, layer in enumerate(ends)}
+    reached: dict[int, keras.KerasTensor] = {}
+
+    def call_or_take(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(layer) not in places:
+            return call(layer, *args, **kwargs)
+        reached[places[id(layer)]] = args[0]
+        if len(reached) == len(ends):
+            raise _AllReachedError
+        return layer(*args, **kwargs)
+
+    behind = [layer(tensor) for layer, tensor in zip(ends, keras.tree.flatten(own_outputs))]
+    plain = keras.Model(own_inputs, behind)  # not compiled, and of Keras's own class
+    with contextlib.suppress(_AllReachedError):
+        keras.models.clone_model(
+            plain,
+            input_tensors=inputs,
+            clone_function=lambda layer: layer,
+            call_function=call_or_take,
+        )
+    outputs = [reached[place] for place in range(len(ends))]
+    return keras.tree.pack_sequence_as(own_outputs, outputs)
+
+
+class _AllReachedError(Exception):
+    """All outputs of a model have been reached: there is nothing more to call."""
+
+
+def _is_seen_through(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call is of a graph, on inputs that it takes as they are."""
+    is_plain = len(args) == 1 and not any(part is not None for part in keras.tree.flatten(kwargs))
+    if not is_plain or not is_graph(layer):
+        return False
+    given, own = args[0], symbolic_ends(layer)[0]
+    try:
+        keras.tree.assert_same_structure(given, own)
+    except ValueError:
+        return False
+    pairs = zip(keras.tree.flatten(given), keras.tree.flatten(own))
+    return all(
+        isinstance(one, keras.KerasTensor)
+        and (len(one.shape), one.dtype) == (len(other.shape), other.dtype)
+        for one, other in pairs
     )
-    return copied.output
 
 
 def _depth_first(

@@ -96,7 +96,7 @@ def choose_placement(graph: Graph, count: int) -> list[int]:
         graph: the graph.
         count: how many devices there are.
     """
-    if count == 1:
+    if count == 1 or not graph.calls:
         return [0] * len(graph.calls)
     scheduled, span = schedule(graph, count)
     alone = sum(costs.seconds(call) for call in graph.calls)

@@ -187,7 +187,7 @@ class TowerParallel(MixedModel):
         super().__setattr__(name, value)
         # Not in `compile`: Keras compiles a loaded model only if that is its own.
         if name == "optimizer" and value is not None and vars(self).get("clones"):
-            engines.current().place_updates(value)
+            engines.current().place_updates(value, self)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True) -> Any:  # type: ignore[no-untyped-def]
         """The loss of the mix, or in training the mean of the replicas' own losses.

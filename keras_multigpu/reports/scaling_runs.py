@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_multigpu import engines
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports.checks import check_built, check_counts
 from keras_multigpu.reports.environment import are_virtual, describe_environment
@@ -89,12 +90,13 @@ def scaling(
     plan = Plan(data, batch_size, epochs, steps, warm_up, repeats, weak)
     check_built(model)
     _check_compiled(model, compile_with)
-    models = [make_parallel(model, count, mode, **options) for count in counts]
     before = Snapshot(state_of(model))
-    try:
-        runs = _measure([_prepare(one, compile_with) for one in models], plan, verbose)
-    finally:
-        before.restore()
+    with engines.current().places_kept(model):
+        models = [make_parallel(model, count, mode, **options) for count in counts]
+        try:
+            runs = _measure([_prepare(one, compile_with) for one in models], plan, verbose)
+        finally:
+            before.restore()
     used = max((one.devices for one in models), key=len)
     settings = {"model": model.name, "mode": mode, **options, **plan.describe()}
     return ScalingReport(
@@ -115,6 +117,7 @@ def _check_compiled(model: keras.Model, compile_with: Any) -> None:
 
 def _prepare(model: keras.Model, compile_with: Callable[[keras.Model], Any] | None) -> keras.Model:
     """Compiles a parallel model, and makes the optimizer's state, so that it can be kept."""
+    model.place()
     if compile_with is not None:
         compile_with(model)
     if not model.compiled:

@@ -7,7 +7,7 @@ from cases import CASES, build_equal, compile_case
 from keras import layers
 from parity import difference, take, variables
 
-from keras_multigpu import make_parallel
+from keras_multigpu import make_parallel, reports
 
 
 def _spec(variable):
@@ -103,3 +103,51 @@ def test_what_cannot_be_spread_is_refused():
 def test_a_placement_is_refused():
     with pytest.raises(ValueError, match="must be None .* one program .* Received: placement"):
         make_parallel(_transformer(), 2, mode="model", placement={"wide": 1})
+
+
+def test_weights_are_spread_again_when_they_come_from_elsewhere(rng, tmp_path):
+    x, y = rng.integers(0, 100, (32, 12)), rng.normal(size=(32, 3))
+    parallel = make_parallel(_transformer(), 2, mode="model")
+    parallel.compile("adam", "mse")
+    parallel.fit(x, y, verbose=0)
+    parallel.save(tmp_path / "model.keras")
+    parallel.save_weights(tmp_path / "model.weights.h5")
+
+    def spread(model):
+        return [path for path in model.placement if _part(_named(model, path)) == 1 / 2]
+
+    for change in (
+        lambda: parallel.set_weights(parallel.get_weights()),
+        lambda: parallel.load_weights(tmp_path / "model.weights.h5"),
+        lambda: reports.transfers(parallel, (x, y)),
+    ):
+        change()
+        parallel.train_on_batch(x, y)
+        assert spread(parallel) == list(parallel.placement)
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded.fit(x, y, verbose=0)
+    assert spread(loaded) == list(loaded.placement)
+    slots = [slot for slot in loaded.optimizer.variables if _part(slot) == 1 / 2]
+    assert len(slots) >= 2 * len(loaded.placement)
+
+
+def _named(model, path):
+    return next(variable for variable in model.variables if variable.path == path)
+
+
+def test_what_is_sent_for_spread_weights_is_counted(rng):
+    x, y = rng.integers(0, 100, (32, 12)), rng.normal(size=(32, 3))
+    parallel = make_parallel(_transformer(), 2, mode="model")
+    parallel.compile("adam", "mse")
+    report = reports.transfers(parallel, (x, y))
+    assert report.bytes("training", "cpu:0", "cpu:1").get("activations", 0) > 0
+    assert report.bytes("prediction", "cpu:0", "cpu:1").get("activations", 0) > 0
+
+
+def test_a_model_that_was_compiled_and_not_trained_is_loaded(rng, tmp_path):
+    parallel = make_parallel(_transformer(), 2, mode="model")
+    parallel.compile("muon", "mse")  # looks at whole weights, which are whole here: no warning
+    parallel.save(tmp_path / "model.keras")
+    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert difference(parallel.get_weights(), loaded.get_weights()) == 0

@@ -359,3 +359,119 @@ def test_advice_on_placements():
     assert 0.02 < branches.step_s < alternating.step_s
     (alone,) = reports.advise(model, 100, (2,), **settings).predictions
     assert 0.5 <= alone.compute_s / 0.02 < 0.6  # two processors, which work at once
+
+
+def _functional(name, inputs, outputs):
+    return keras.Model(inputs, outputs, name=name)
+
+
+def _nested_on_a_layer():
+    x = keras.Input((6,))
+    body = _functional("body", x, layers.Dense(6, name="dense")(x))
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, layers.Dense(2)(body(layers.Rescaling(0.5)(inputs))))
+
+
+def _nested_in_a_sequence():
+    x = keras.Input((6,))
+    body = _functional("body", x, layers.Dense(6, name="dense")(x))
+    return keras.Sequential([keras.Input((6,)), layers.Rescaling(0.5), body, layers.Dense(2)])
+
+
+def _nested_twice():
+    x, y, inputs = (keras.Input((6,)) for _ in range(3))
+    inner = _functional("inner", x, layers.Dense(6, "tanh")(x))
+    outer = _functional("outer", y, inner(inner(y * 2)))
+    return keras.Model(inputs, layers.Dense(2)(outer(outer(inputs) + inputs)))
+
+
+def _inputs_by_name():
+    """A list of inputs, which the call gives by their names, in another order."""
+    a, b, inputs = keras.Input((6,), name="a"), keras.Input((6,), name="b"), keras.Input((6,))
+    body = _functional("body", [b, a], layers.Dense(3)(a - 2 * b))
+    return keras.Model(inputs, layers.Dense(2)(body({"a": inputs, "b": inputs * 3})))
+
+
+def _input_passed_on():
+    a, b, inputs = (keras.Input((6,)) for _ in range(3))
+    body = _functional("body", [a, b], [layers.Dense(6)(a), b])
+    first, second = body([inputs * 2, inputs])
+    return keras.Model(inputs, layers.Dense(2)(first + second))
+
+
+NESTED = [_nested_on_a_layer, _nested_in_a_sequence, _nested_twice, _inputs_by_name]
+
+
+@pytest.mark.parametrize("build", [*NESTED, _input_passed_on])
+def test_models_within_models(build, rng):
+    x, y = rng.normal(size=(20, 6)).astype("float32"), rng.normal(size=(20, 2))
+    keras.utils.set_random_seed(1)
+    plain = build()
+    keras.utils.set_random_seed(1)
+    parallel = make_parallel(build(), 2, mode="model")
+    for model in (plain, parallel):
+        model.compile("sgd", "mse")
+        model.fit(x, y, 8, shuffle=False, verbose=0)
+    assert set(parallel.placement.values()) == {0, 1}
+    assert difference(plain.get_weights(), parallel.get_weights()) < 1e-6
+
+
+def test_a_model_without_layers(rng):
+    inputs = keras.Input((3,))
+    parallel = make_parallel(keras.Model(inputs, inputs), 2, mode="model")
+    x = rng.normal(size=(5, 3)).astype("float32")
+    assert difference(parallel.predict(x, verbose=0), x) == 0
+
+
+def test_optional_inputs_are_refused():
+    left, right = keras.Input((3,), name="left"), keras.Input((3,), name="right", optional=True)
+    model = keras.Model([left, right], layers.Dense(2)(left))
+    with pytest.raises(ValueError, match="Received: .* input 'right', which has optional=True"):
+        make_parallel(model, 2, mode="model")
+
+
+def test_weights_go_where_they_were_last_asked_for(rng):
+    x, y = rng.normal(size=(16, 4)).astype("float32"), rng.normal(size=(16, 2))
+    template = _mlp()
+    first = make_parallel(template, 2, mode="model", placement={"one": 1})
+    first.compile("adam", "mse")
+    first.optimizer.build(first.trainable_variables)
+    second = make_parallel(template, 3, mode="model", placement={"two": 2})
+    second.compile("sgd", "mse")
+    for model, homes in ((first, [1, 1, 0, 0]), (second, [0, 0, 2, 2]), (first, [1, 1, 0, 0])):
+        model.fit(x, y, verbose=0)
+        assert [_device(variable) for variable in template.variables] == homes
+
+
+def test_scaling_of_model_mode(rng):
+    x, y = rng.normal(size=(16, 4)).astype("float32"), rng.normal(size=(16, 2))
+    model = _mlp()
+    model.compile("adam", "mse")
+    model.fit(x, y, verbose=0)
+    seen = []
+
+    class Homes(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            seen.append({_device(variable) for variable in model.variables})
+
+    fit = keras.Model.fit
+    keras.Model.fit = lambda self, *a, **k: fit(self, *a, **{**k, "callbacks": [Homes()]})
+    try:
+        report = reports.scaling(model, (x, y), (1, 2), "model", repeats=1, verbose=0)
+    finally:
+        keras.Model.fit = fit
+    assert seen == [{0}, {0, 1}] * 2
+    assert [run.devices for run in report.runs] == [1, 2]
+    assert {_device(variable) for variable in model.variables} == {0}
+    model.fit(x, y, verbose=0)
+
+
+def test_the_step_that_is_counted_is_the_models_own(rng):
+    x, y = rng.normal(size=(8, 4)).astype("float32"), rng.normal(size=(8, 2))
+    small = make_parallel(_mlp(), 2)
+    many = [keras.Input((4,)), *[layers.Dense(4) for _ in range(10)], layers.Dense(2)]
+    big = make_parallel(keras.Sequential(many), 2)
+    first = reports.transfers(small, x).prediction
+    big.compile("adam", "mse")
+    big.fit(x, y, verbose=0)
+    assert reports.transfers(small, x).prediction == first

@@ -116,8 +116,8 @@ class JaxEngine(Engine):
     ) -> JaxReplicas:
         return JaxReplicas(models, devices)
 
-    def place_updates(self, optimizer: keras.Optimizer) -> None:
-        save_by_replica(optimizer)  # a stacked variable's slots are where it is
+    def place_updates(self, optimizer: keras.Optimizer, model: keras.Model) -> None:
+        save_by_replica(optimizer, are_stacked=not model._spreads_weights)
 
     def find_shards(self, model: keras.Model, count: int) -> dict[str, int]:
         return shards.find_shards(model, count)

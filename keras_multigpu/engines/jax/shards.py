@@ -63,7 +63,7 @@ def find_shards(model: keras.Model, count: int) -> dict[str, int]:
 
 
 def shard(model: keras.Model, axes: dict[str, int], names: Sequence[str]) -> None:
-    """Spreads weights over devices.
+    """Spreads weights over devices, those that are not spread already.
 
     Args:
         model: a built model.
@@ -74,21 +74,25 @@ def shard(model: keras.Model, axes: dict[str, int], names: Sequence[str]) -> Non
     for variable in model.variables:
         axis = axes.get(variable.path)
         if axis is not None:
-            spec = PartitionSpec(*[None] * axis, "devices")
-            variable.assign(jax.device_put(variable.value, NamedSharding(mesh, spec)))
+            wanted = NamedSharding(mesh, PartitionSpec(*[None] * axis, "devices"))
+            _put(variable, wanted)
 
 
 def shard_alike(slot: keras.Variable, reference: keras.Variable) -> None:
     """Spreads an optimizer's slot as the variable it belongs to."""
-    sharding = getattr(reference.value, "sharding", None)
     if is_spread(reference) and slot.shape == reference.shape:
-        slot.assign(jax.device_put(slot.value, sharding))
+        _put(slot, reference._value.sharding)
+
+
+def _put(variable: keras.Variable, wanted: NamedSharding) -> None:
+    if not variable._value.sharding.is_equivalent_to(wanted, len(variable.shape)):
+        variable.assign(jax.device_put(variable._value, wanted))
 
 
 def is_spread(variable: keras.Variable) -> bool:
     """Whether each device has a part of a variable only."""
     value = variable._value
-    return value is not None and not value.sharding.is_fully_replicated
+    return isinstance(value, jax.Array) and not value.sharding.is_fully_replicated
 
 
 def _kernel(layer: keras.Layer) -> keras.Variable | None:

@@ -15,11 +15,17 @@ Entry = tuple[keras.Variable, int | None]
 """A variable in a file, or the part of it that is one replica's."""
 
 
-def save_by_replica(optimizer: keras.Optimizer) -> None:
-    """Has an optimizer write and read its slots replica by replica, as on other backends."""
+def save_by_replica(optimizer: keras.Optimizer, are_stacked: bool) -> None:
+    """Has an optimizer write and read its slots replica by replica, as on other backends.
+
+    Args:
+        optimizer: the optimizer.
+        are_stacked: whether it is to have the variables of several replicas as one.
+    """
     if "add_variable_from_reference" in vars(optimizer):
         return  # done already
-    _warn_of_whole_variables(optimizer)
+    if are_stacked:
+        _warn_of_whole_variables(optimizer)
     references: dict[int, keras.Variable] = {}
     make_slot, build = optimizer.add_variable_from_reference, optimizer.build
 
@@ -37,10 +43,22 @@ def save_by_replica(optimizer: keras.Optimizer) -> None:
 
     optimizer.build = build_excluding
     optimizer.add_variable_from_reference = make_noted_slot
-    files = _Files(optimizer, references)
-    optimizer.save_own_variables, optimizer.load_own_variables = files.save, files.load
+    optimizer.references = references
+    if are_stacked:
+        files = _Files(optimizer, references)
+        optimizer.save_own_variables, optimizer.load_own_variables = files.save, files.load
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        save_by_replica(optimizer.inner_optimizer)
+        save_by_replica(optimizer.inner_optimizer, are_stacked)
+
+
+def spread_slots(optimizer: keras.Optimizer) -> None:
+    """Spreads the slots of variables that are spread, where they are not."""
+    references = getattr(optimizer, "references", {})
+    for slot in optimizer.variables:
+        if id(slot) in references:
+            shard_alike(slot, references[id(slot)])
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        spread_slots(optimizer.inner_optimizer)
 
 
 class _Files:

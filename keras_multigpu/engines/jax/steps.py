@@ -10,7 +10,8 @@ import keras
 
 from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
-from keras_multigpu.engines.jax.shards import is_spread
+from keras_multigpu.engines.jax.shards import is_spread, shard
+from keras_multigpu.engines.jax.slots import spread_slots
 from keras_multigpu.engines.jax.stacked import StackedVariable
 
 
@@ -25,6 +26,7 @@ class PlacedSteps(keras.Model):
 
     devices: tuple[str, ...]
     _spreads_weights: bool
+    _axes: tuple[tuple[str, int], ...]
     variables: list[keras.Variable]
     _template: keras.Model
     _is_running: bool
@@ -127,7 +129,16 @@ class PlacedSteps(keras.Model):
         """Predicts one batch, as Keras does."""
         return self._run_one(super().predict_on_batch, args, kwargs)
 
+    def _spread(self) -> None:
+        """Spreads weights again that were assigned from elsewhere, a file say, and their slots."""
+        if self._spreads_weights and self._axes:
+            shard(self._template, dict(self._axes), self.devices)
+            optimizer = getattr(self, "optimizer", None)
+            if optimizer is not None:
+                spread_slots(optimizer)
+
     def _run_one(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._spread()
         try:
             result = step(*args, **kwargs)
         except BaseException:
@@ -151,6 +162,7 @@ class PlacedSteps(keras.Model):
             return loop(*args, **kwargs)  # the evaluation of a `fit`, say
         self._is_running = True
         try:
+            self._spread()
             return loop(*args, **kwargs)
         except BaseException:
             self._restore()
@@ -192,6 +204,7 @@ def compile_step(model: Any, batch: Any, training: bool) -> tuple[str, list[tupl
         batch: its inputs, targets and weights of samples.
         training: a training step, or a prediction.
     """
+    model._spread()
     lists = [model.trainable_variables, model.non_trainable_variables]
     if training:
         lists += [model.optimizer.variables, model.metrics_variables]

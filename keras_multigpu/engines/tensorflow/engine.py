@@ -146,15 +146,23 @@ class TensorFlowEngine(Engine):
         )
         return tf.data.Dataset.from_generator(epoch, output_signature=signature)
 
-    def place_updates(self, optimizer: keras.Optimizer) -> None:
+    def place_updates(self, optimizer: keras.Optimizer, model: keras.Model) -> None:
         place_updates(optimizer)
 
     def move_variables(
         self, homes: Sequence[tuple[keras.Variable, str]], model: keras.Model
     ) -> None:
-        for variable, device in homes:
-            move_variable(variable, _full_name(device))
-        use_moved(model)
+        moved = [move_variable(variable, _full_name(device)) for variable, device in homes]
+        if any(moved):
+            use_moved(model)
+
+    @contextlib.contextmanager
+    def places_kept(self, model: keras.Model) -> Iterator[None]:
+        homes = [(variable, variable._value.device) for variable in model.variables]
+        try:
+            yield
+        finally:
+            self.move_variables(homes, model)
 
     def count_transfers(self, model: keras.Model, batch: Any, training: bool) -> list[Transfer]:
         def run() -> None:

@@ -70,7 +70,7 @@ class Links:
                 device = self.devices[replica]
                 with tf.device(device):
                     nearest = value if _same_device(device, home) else relayed
-                    states[replica][key] = tf.cast(tf.identity(nearest), variable.dtype)
+                    states[replica][key] = tf.cast(tf.identity(nearest), dtype_of(variable))
         return states
 
     def sum(self, gradients: Sequence[dict[int, Tensor | None]]) -> list[Tensor | None]:
@@ -93,15 +93,15 @@ class Links:
                 with tf.device(self.devices[replica]):
                     parts.append(cast(gradient, wire))
         with tf.device(self._hubs[key]):
-            total = add([cast(part, variable.dtype) for part in parts])
+            total = add([cast(part, dtype_of(variable)) for part in parts])
             if len(parts) > 1 and getattr(variable, "names_rows_once", False):
                 total = merge_rows(total)
             total = cast(total, wire)
         with tf.device(_home(variable)):
-            return cast(total, variable.dtype)
+            return cast(total, dtype_of(variable))
 
     def _wire(self, variable: keras.Variable) -> str:
-        return self.wire_dtype if self.wire_dtype and len(self.devices) > 1 else variable.dtype
+        return self.wire_dtype if self.wire_dtype and len(self.devices) > 1 else dtype_of(variable)
 
     def _choose_hubs(self) -> dict[int, str]:
         """A device for each variable, such that all have about the same bytes to pass on.
@@ -131,6 +131,14 @@ def read(variable: keras.Variable) -> Tensor:
         return tf.identity(variable._value)
 
 
+def dtype_of(variable: keras.Variable) -> str:
+    """A variable's own type.
+
+    `Variable.dtype` would be that of the layer which is being called, under mixed precision.
+    """
+    return variable._value.dtype.name
+
+
 def _home(variable: keras.Variable) -> str:
     return variable._value.device
 
@@ -140,8 +148,8 @@ def _same_device(first: str, second: str) -> bool:
 
 
 def _bytes(variable: keras.Variable) -> int:
-    return tf.TensorShape(variable.shape).num_elements() * tf.as_dtype(variable.dtype).size
+    return tf.TensorShape(variable.shape).num_elements() * tf.as_dtype(dtype_of(variable)).size
 
 
 def _is_differentiable(variable: keras.Variable) -> bool:
-    return variable.trainable and tf.as_dtype(variable.dtype).is_floating
+    return variable.trainable and tf.as_dtype(dtype_of(variable)).is_floating

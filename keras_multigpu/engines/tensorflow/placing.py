@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -34,8 +35,8 @@ def place_updates(optimizer: keras.Optimizer) -> None:
         place_updates(optimizer.inner_optimizer)
 
 
-def move_variable(variable: keras.Variable, device: str) -> None:
-    """Moves a variable to a device, with its value.
+def move_variable(variable: keras.Variable, device: str) -> bool:
+    """Moves a variable to a device, with its value; whether it was elsewhere.
 
     TensorFlow has no such operation: Keras's variable is given another one of TensorFlow's.
     What was traced with the old one fails from then on: its resource is taken away, so that
@@ -45,7 +46,7 @@ def move_variable(variable: keras.Variable, device: str) -> None:
     wanted = tf.DeviceSpec.from_string(device)
     here = tf.DeviceSpec.from_string(old.device)
     if (here.device_type, here.device_index) == (wanted.device_type, wanted.device_index):
-        return
+        return False
     with tf.init_scope(), tf.device(device):
         variable._value = tf.Variable(
             old.read_value(),
@@ -56,6 +57,7 @@ def move_variable(variable: keras.Variable, device: str) -> None:
             aggregation=old.aggregation,
         )
         tf.raw_ops.DestroyResourceOp(resource=old.handle, ignore_lookup_error=True)
+    return True
 
 
 def drop_stale(model: keras.Model) -> None:
@@ -63,20 +65,33 @@ def drop_stale(model: keras.Model) -> None:
     homes = [id(variable._value) for variable in model.variables]
     before = vars(model).get("_traced_with", homes)
     object.__setattr__(model, "_traced_with", homes)
-    if homes[: len(before)] != before:
+    if homes[: len(before)] != before or any(map(_knows_others, _optimizers(model))):
         use_moved(model)
 
 
 def use_moved(model: keras.Model) -> None:
     """Has a model, and its optimizer, use variables that were moved."""
     model.train_function = model.test_function = model.predict_function = None
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and optimizer.built:
+    for optimizer in _optimizers(model):
         # Keras knows variables by TensorFlow's, which are others now.
-        variables = optimizer._trainable_variables
         optimizer._trainable_variables_indices = {
-            optimizer._var_key(variable): place for place, variable in enumerate(variables)
+            optimizer._var_key(variable): place
+            for place, variable in enumerate(optimizer._trainable_variables)
         }
+
+
+def _optimizers(model: keras.Model) -> Iterator[keras.Optimizer]:
+    """A model's optimizer, if it has been built, and the one within it."""
+    optimizer = getattr(model, "optimizer", None)
+    while optimizer is not None and optimizer.built:
+        yield optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+def _knows_others(optimizer: keras.Optimizer) -> bool:
+    """Whether variables of an optimizer have moved since it was built."""
+    known = optimizer._trainable_variables_indices
+    return any(optimizer._var_key(one) not in known for one in optimizer._trainable_variables)
 
 
 def _device_of(variable: Any) -> str:

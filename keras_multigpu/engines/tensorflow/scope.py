@@ -23,7 +23,10 @@ class ReplicaScope(keras.StatelessScope):
     """
 
     def __init__(self, state: Iterable[tuple[keras.Variable, Tensor]], number: Tensor):
-        super().__init__(state_mapping=list(state), collect_losses=True)
+        super().__init__(collect_losses=True)
+        # Not by an argument: Keras would cast the values to the type of the layer that is being
+        # called, which under mixed precision is not the variables' own.
+        self.state_mapping.update((id(variable), value) for variable, value in state)
         self._number = number
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._seeded: set[int] = set()

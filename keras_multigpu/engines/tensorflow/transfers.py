@@ -23,6 +23,8 @@ _RECEIVES = ("_Recv", "_HostRecv")
 _PASS_ON = ("Identity", "Cast")
 # Put before names, of which TensorFlow keeps some to itself when graphs are imported.
 _PREFIX = "merged/"
+# What the trace of a step is called in the file of traces.
+_TAG = "step"
 # A gradient of oneDNN's that TensorFlow puts in place of two operations. Its shape function
 # does not know the shape of its second result, the gradient by the bias.
 _WITH_BIAS = "BackpropFilterWithBias"
@@ -46,11 +48,12 @@ def _function_graphs(run: Callable[[], object]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         writer = tf.summary.create_file_writer(folder)
         with writer.as_default():
-            for switch in (tf.summary.trace_on, tf.summary.trace_off, tf.summary.trace_on):
-                switch()  # off and on again: an earlier trace may have left its graphs
             try:
-                run()
-                tf.summary.trace_export("step", step=0)
+                # TensorFlow goes on collecting when a trace is over: that is let out first.
+                for name, step in (("before", lambda: None), (_TAG, run)):
+                    tf.summary.trace_on(graph=True, profiler=False)
+                    step()
+                    tf.summary.trace_export(name, step=0)
             finally:
                 tf.summary.trace_off()
         writer.close()
@@ -65,7 +68,7 @@ def _function_graphs(run: Callable[[], object]) -> Any:
 def _metadata(file: pathlib.Path) -> Iterator[tf.compat.v1.RunMetadata]:
     for record in tf.data.TFRecordDataset(str(file)):
         for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value:
-            for text in value.tensor.string_val:
+            for text in value.tensor.string_val if value.tag == _TAG else ():
                 yield tf.compat.v1.RunMetadata.FromString(text)
 
 
