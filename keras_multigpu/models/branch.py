@@ -104,7 +104,8 @@ class ModelParallel(ParallelModel):
             for call, number in reversed([*zip(graph.calls, numbers)])
             for variable in call.variables
         }
-        self._homes = tuple(homes.values())
+        # Kept from Keras, which would take the variables for this model's own.
+        object.__setattr__(self, "_homes", tuple(homes.values()))
         engine.move_variables(self._homes, self._template)
         policy = self._template.dtype_policy
         self._stages = Stages(graph, numbers, self.devices, policy)

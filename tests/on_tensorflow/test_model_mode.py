@@ -443,7 +443,7 @@ def test_weights_go_where_they_were_last_asked_for(rng):
         assert [_device(variable) for variable in template.variables] == homes
 
 
-def test_scaling_of_model_mode(rng):
+def test_scaling_of_model_mode(rng, monkeypatch):
     x, y = rng.normal(size=(16, 4)).astype("float32"), rng.normal(size=(16, 2))
     model = _mlp()
     model.compile("adam", "mse")
@@ -455,11 +455,13 @@ def test_scaling_of_model_mode(rng):
             seen.append({_device(variable) for variable in model.variables})
 
     fit = keras.Model.fit
-    keras.Model.fit = lambda self, *a, **k: fit(self, *a, **{**k, "callbacks": [Homes()]})
-    try:
-        report = reports.scaling(model, (x, y), (1, 2), "model", repeats=1, verbose=0)
-    finally:
-        keras.Model.fit = fit
+
+    def fit_and_look(self, *args, callbacks, **kwargs):
+        return fit(self, *args, callbacks=[*callbacks, Homes()], **kwargs)
+
+    monkeypatch.setattr(keras.Model, "fit", fit_and_look)
+    report = reports.scaling(model, (x, y), (1, 2), "model", repeats=1, verbose=0)
+    monkeypatch.undo()
     assert seen == [{0}, {0, 1}] * 2
     assert [run.devices for run in report.runs] == [1, 2]
     assert {_device(variable) for variable in model.variables} == {0}
