@@ -201,6 +201,24 @@ def test_transfers_that_were_counted():
     assert counted[1] == guessed[1]
 
 
+def test_counts_that_do_not_fit():
+    model = dense()
+    parallel = make_parallel(model, 2)
+    parallel.compile("adam", "mse")
+    report = reports.transfers(parallel, (np.ones((8, 6)), np.ones((8, 2))))
+    for counted, given in ((report, r"\[8\]"), ([report], r"\[8\]"), ([1], r"\['int'\]")):
+        match = f"batch_size=16 rows. Received: {given}. Give"
+        with pytest.raises(ValueError, match=match):
+            reports.advise(model, 16, (2,), link=LINK, step_seconds=0.016, counted=counted)
+
+
+def test_texts_are_to_be_given():
+    inputs = keras.Input((1,), dtype="string")
+    model = keras.Model(inputs, inputs)
+    with pytest.raises(ValueError, match=r"or takes texts. Received: .*'string'"):
+        make_inputs(model, 4)
+
+
 def test_models_that_cannot_be_spread():
     match = "spreads each layer" if keras.backend.backend() == "jax" else "Leave 'model' out"
     model, inputs = Subclassed(), {"x": np.ones((16, 3), "float32")}

@@ -256,6 +256,10 @@ def test_a_compile_of_its_own(data):
         ({"weak": True}, ValueError, r"`weak=True` needs the rows.*Received: batch_size=None"),
         ({"data": iter([1])}, TypeError, r"read from its start.*Received: data=<list_iterator"),
         ({"data": (1, 2, 3, 4)}, ValueError, r"`data` must be a tuple.*Received: a tuple of 4"),
+        ({"data": [1, 2]}, ValueError, r"Received: data of type list. Give `\(x, y\)`"),
+        ({"data": np.ones((4, 6))}, ValueError, r"Received: data of type ndarray"),
+        ({"data": None}, ValueError, r"Received: data of type NoneType"),
+        ({"compile_with": 3}, ValueError, r"`compile_with` must be a function.*compile_with=3"),
         ({"model": None}, ValueError, r"`model` must be a Keras 3 model.*Received: model=None"),
     ],
 )

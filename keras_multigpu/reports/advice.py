@@ -103,6 +103,7 @@ def advise(
     for mode in modes:
         check_mode(mode)
     _check_numbers(batch_size, speed, processors, overlap, steps)
+    _check_counted(counted, batch_size)
     known = _known_step(step_seconds, batch_size)
     check_built(model)
     rows = make_inputs(model, batch_size) if inputs is None else inputs
@@ -129,6 +130,18 @@ def advise(
     ]
     settings = _describe(model, work, used, known is not None, speed, overlap)
     return Advice(predictions, settings=settings)
+
+
+def _check_counted(counted: Any, batch_size: int) -> None:
+    reports = counted if isinstance(counted, Sequence) else (counted,)
+    fits = [isinstance(one, TransfersReport) and one.batch_size == batch_size for one in reports]
+    if not isinstance(counted, Sequence) or not all(fits):
+        given = [getattr(one, "batch_size", type(one).__name__) for one in reports]
+        raise ValueError(
+            "`counted` must be a sequence of what `transfers` returns, for batches of "
+            f"batch_size={batch_size} rows. Received: {given}. Give "
+            "`[transfers(parallel, batch), ...]` with batches of that size."
+        )
 
 
 def _with_counts(

@@ -10,6 +10,7 @@ from keras_multigpu.models import ModelParallel
 from keras_multigpu.models.crossings import find_crossings
 from keras_multigpu.models.graph import Graph
 from keras_multigpu.reports.advice_report import show_bytes
+from keras_multigpu.reports.checks import check_count
 from keras_multigpu.reports.drawing import new_figure
 
 _COLUMN, _ROW = 2.4, 0.55  # inches that a layer takes
@@ -29,7 +30,8 @@ def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
         A `matplotlib.figure.Figure`, which needs no display.
 
     Raises:
-        ValueError: if the model's layers are not placed on devices one by one.
+        ValueError: if the model's layers are not placed on devices one by one, or `rows` is no
+            number of rows.
         ImportError: if matplotlib is not installed.
 
     Example:
@@ -40,6 +42,7 @@ def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
         >>> if parallel.stages is not None:  # there are none on JAX
         ...     figure = plot_placement(parallel, rows=32)
     """
+    check_count("rows", rows)
     stages = parallel.stages if isinstance(parallel, ModelParallel) else None
     if stages is None:
         raise ValueError(

@@ -53,6 +53,11 @@ class Plan:
                 f"batches. Received: a tuple of {len(self.data)}. Put several inputs into a list: "
                 "`([a, b], y)`."
             )
+        if self.data is None or isinstance(self.data, (list, dict)) or hasattr(self.data, "shape"):
+            raise ValueError(
+                "`data` must be a tuple of inputs, targets and sample weights, or a source of "
+                f"batches. Received: data of type {type(self.data).__name__}. Give `(x, y)`."
+            )
         if self.weak and self.batch_size is None:
             raise ValueError(
                 "`weak=True` needs the rows of each device. Received: batch_size=None. Give "

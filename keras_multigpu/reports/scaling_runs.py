@@ -108,6 +108,11 @@ def scaling(
 
 
 def _check_compiled(model: keras.Model, compile_with: Any) -> None:
+    if compile_with is not None and not callable(compile_with):
+        raise ValueError(
+            "`compile_with` must be a function that compiles a parallel model, or None. Received: "
+            f"compile_with={compile_with!r}. Give `lambda parallel: parallel.compile(...)`."
+        )
     if not model.compiled and compile_with is None:
         raise ValueError(
             f"`model` must be compiled. Received: model={model.name!r}, which is not. Compile it, "

@@ -111,11 +111,12 @@ def make_inputs(model: keras.Model, rows: int) -> Any:
     known = getattr(model, "inputs", None)
     structure = known and (known[0] if isinstance(model, keras.Sequential) else model.input)
     tensors = keras.tree.flatten(structure)
-    if not known or any(size is None for tensor in tensors for size in tensor.shape[1:]):
-        shapes = [tuple(tensor.shape) for tensor in tensors] if known else "not known"
+    is_open = any(None in tensor.shape[1:] or tensor.dtype == "string" for tensor in tensors)
+    if not known or is_open:
+        shapes = [(tuple(one.shape), one.dtype) for one in tensors] if known else "not known"
         raise ValueError(
-            "`inputs` must be given for a model that does not tell the shapes of its inputs. "
-            f"Received: model={model.name!r}, with the input shapes {shapes}. Give "
+            "`inputs` must be given for a model that does not tell the shapes of its inputs, or "
+            f"takes texts. Received: model={model.name!r}, with the input shapes {shapes}. Give "
             f"`inputs=x[:{rows}]`, some rows of your data."
         )
     random = np.random.default_rng(0)

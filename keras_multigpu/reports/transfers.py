@@ -66,7 +66,7 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
         "batch": f"{rows} rows",
     }
     return TransfersReport(
-        trained, predicted, parallel.devices, parallel.least_bytes(rows), settings=settings
+        trained, predicted, parallel.devices, parallel.least_bytes(rows), rows, settings
     )
 
 
@@ -79,6 +79,7 @@ class TransfersReport(Report):
         devices: the devices' names.
         least: the bytes of weights, activations and gradients that a training step has to send
             at least; `None` if that is not known.
+        rows: the rows of the batch.
         settings: what the figures hold for.
 
     Example:
@@ -96,12 +97,14 @@ class TransfersReport(Report):
         prediction: Sequence[Transfer],
         devices: Sequence[str],
         least: int | None = None,
+        rows: int | None = None,
         settings: Mapping[str, Any] | None = None,
     ):
         self.training = list(training)
         self.prediction = list(prediction)
         self.devices = tuple(devices)
         self.least = least
+        self.batch_size = rows
         columns = [
             Column("step"),
             Column("from"),
