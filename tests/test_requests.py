@@ -71,7 +71,7 @@ def test_more_devices_than_there_are():
 
 def test_unknown_modes_and_options():
     with pytest.raises(
-        ValueError, match="`mode` must be one of 'data', 'tower'. Received: mode='dta'"
+        ValueError, match="`mode` must be one of 'data', 'tower', 'model'. Received: mode='dta'"
     ):
         make_parallel(_model(), 2, "dta")
     with pytest.raises(TypeError, match="options wire_dtype, sync_batch_norm. Received: wire='bf"):
