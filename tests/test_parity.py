@@ -22,8 +22,14 @@ def _pair(case, n=4, **compile_changes):
     return plain, parallel
 
 
+# Where the batch is not sliced, the order of the rows is one device's in any case.
+ORDERS = {"in_order": False, "shuffled": True}
+if keras.backend.backend() == "jax":
+    del ORDERS["in_order"]
+
+
 @every_case
-@pytest.mark.parametrize("shuffle", [False, True], ids=["in_order", "shuffled"])
+@pytest.mark.parametrize("shuffle", list(ORDERS.values()), ids=list(ORDERS))
 def test_fit_with_an_incomplete_batch(case, shuffle, rng):
     x, y = case.data(rng, 70)
     plain, parallel = _pair(case)
