@@ -111,8 +111,7 @@ def make_inputs(model: keras.Model, rows: int) -> Any:
     known = getattr(model, "inputs", None)
     structure = known and (known[0] if isinstance(model, keras.Sequential) else model.input)
     tensors = keras.tree.flatten(structure)
-    is_open = any(None in tensor.shape[1:] or tensor.dtype == "string" for tensor in tensors)
-    if not known or is_open:
+    if not known or any(None in one.shape[1:] or one.dtype == "string" for one in tensors):
         shapes = [(tuple(one.shape), one.dtype) for one in tensors] if known else "not known"
         raise ValueError(
             "`inputs` must be given for a model that does not tell the shapes of its inputs, or "
