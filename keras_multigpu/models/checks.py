@@ -13,7 +13,7 @@ import keras
 
 from keras_multigpu import engines
 
-_OWN_NAMES = ("template", "devices", "mode", "options")
+_OWN_NAMES = ("template", "devices", "mode", "options", "place", "least_bytes")
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss")
 
 

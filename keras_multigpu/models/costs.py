@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_multigpu.models.graph import LayerCall
 
@@ -58,8 +58,8 @@ def variables_bytes(variables: Iterable[keras.Variable]) -> int:
     return sum(_size(variable.dtype) * math.prod(variable.shape) for variable in unique)
 
 
-def row_bytes(tensor: keras.KerasTensor) -> int:
-    """The bytes of one row of a tensor."""
+def row_bytes(tensor: Any) -> int:
+    """The bytes of one row of a tensor, a symbolic one or one with values."""
     return _elements(tensor) * _size(tensor.dtype)
 
 
@@ -105,6 +105,7 @@ def _known(shape: Any) -> list[int]:
     return [_UNKNOWN if axis is None else axis for axis in shape]
 
 
-def _size(dtype: str) -> int:
-    is_short = dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-    return (2 if dtype == "bfloat16" else 1) if is_short else np.dtype(dtype).itemsize
+def _size(dtype: Any) -> int:
+    """The bytes of a number; of a text, whose length is not known, one."""
+    digits = re.match(r"[a-z]+(\d+)", keras.backend.standardize_dtype(dtype))
+    return max(int(digits[1]) // 8, 1) if digits else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -116,7 +117,7 @@ def read_graph(model: keras.Model) -> Graph:
         model: the model.
     """
     calls: list[LayerCall] = []
-    inputs = keras.tree.map_structure(_like, symbolic_ends(model)[0])
+    inputs = keras.tree.map_structure(fresh_input, symbolic_ends(model)[0])
     outputs = keras.tree.flatten(_call_layers(model, inputs, (), calls))
     return Graph(tuple(keras.tree.flatten(inputs)), tuple(outputs), _depth_first(outputs, calls))
 
@@ -149,7 +150,11 @@ def _call_functional(model: keras.Model, inputs: Any, call: Callable[..., Any]) 
     inputs are not new ones.
     """
     own_inputs, own_outputs = symbolic_ends(model)
-    ends = [keras.layers.Identity() for _ in keras.tree.flatten(own_outputs)]
+    # All with names: Keras numbers those of the user's models by what was made without.
+    ends = [
+        keras.layers.Identity(name=f"end_{place}")
+        for place in range(len(keras.tree.flatten(own_outputs)))
+    ]
     places = {id(layer): place for place, layer in enumerate(ends)}
     reached: dict[int, keras.KerasTensor] = {}
 
@@ -162,7 +167,7 @@ def _call_functional(model: keras.Model, inputs: Any, call: Callable[..., Any]) 
         return layer(*args, **kwargs)
 
     behind = [layer(tensor) for layer, tensor in zip(ends, keras.tree.flatten(own_outputs))]
-    plain = keras.Model(own_inputs, behind)  # not compiled, and of Keras's own class
+    plain = keras.Model(own_inputs, behind, name="plain")  # not compiled, and of Keras's own class
     with contextlib.suppress(_AllReachedError):
         keras.models.clone_model(
             plain,
@@ -214,13 +219,15 @@ def _depth_first(
     return tuple(ordered.values())
 
 
+@functools.cache
 def _functional_class() -> type[keras.Model]:
     """The class of functional models, which Keras does not name in public."""
-    tensor = keras.Input((1,))
-    return type(keras.Model(tensor, tensor))
+    tensor = keras.Input((1,), name="tensor")
+    return type(keras.Model(tensor, tensor, name="any"))
 
 
-def _like(tensor: keras.KerasTensor) -> keras.KerasTensor:
+def fresh_input(tensor: keras.KerasTensor) -> keras.KerasTensor:
+    """A new symbolic input of the same kind."""
     return keras.Input(
         batch_shape=tensor.shape, dtype=tensor.dtype, sparse=tensor.sparse, name=tensor.name
     )

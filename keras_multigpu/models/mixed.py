@@ -12,6 +12,7 @@ import numpy as np
 from keras_multigpu.engines import is_array
 from keras_multigpu.layers.mixing import get_mix
 from keras_multigpu.models.base import ParallelModel
+from keras_multigpu.models.graph import symbolic_ends
 
 
 @dataclasses.dataclass
@@ -70,7 +71,7 @@ class MixedModel(ParallelModel):
         """Builds a mix for a template with symbolic inputs, and gives the symbolic outputs."""
         if not self._template.built or not getattr(self._template, "inputs", None):
             return None
-        inputs = symbolic_inputs(self._template)
+        inputs, _ = symbolic_ends(self._template)
         outputs = self._template.compute_output_spec(inputs)
         return _call_mix(mix, [outputs] * len(self.replicas), inputs)
 
@@ -196,8 +197,3 @@ def _call_mix(mix: keras.Layer, outputs: list[Any], features: Any) -> Any:
 def _has_weights(mix: keras.Layer) -> bool:
     """Whether a mix has weights, or may have once it is built."""
     return bool(mix.variables) or not (mix.built or isinstance(mix, keras.layers.Lambda))
-
-
-def symbolic_inputs(template: keras.Model) -> Any:
-    """The symbolic inputs of a built template, in its own structure."""
-    return template.inputs[0] if isinstance(template, keras.Sequential) else template.input

@@ -17,17 +17,13 @@ class Stage:
     """A part of a graph that runs on one device.
 
     Attributes:
-        name: what it is called in reports.
         device: the number of its device.
-        places: the places of its calls in the graph.
         inputs: the graph's tensors that it takes.
         outputs: those that it makes for others.
         replicas: its one replica.
     """
 
-    name: str
     device: int
-    places: tuple[int, ...]
     inputs: tuple[keras.KerasTensor, ...]
     outputs: tuple[keras.KerasTensor, ...]
     replicas: engines.Replicas
@@ -98,7 +94,6 @@ class Stages:
 
     def _stage(self, level: int, number: int, places: Sequence[int]) -> Stage:
         inputs, outputs = self.graph.ends(places)
-        name = f"stage_{level}_on_{number}"
-        model = part_of_graph(inputs, outputs, name, self._policy)
+        model = part_of_graph(inputs, outputs, f"stage_{level}_on_{number}", self._policy)
         replicas = engines.current().make_replicas([model], [self._devices[number]])
-        return Stage(name, number, tuple(places), tuple(inputs), tuple(outputs), replicas)
+        return Stage(number, tuple(inputs), tuple(outputs), replicas)

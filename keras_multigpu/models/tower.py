@@ -12,7 +12,8 @@ from keras_multigpu.layers.mixing import get_mix
 from keras_multigpu.models import checks
 from keras_multigpu.models.cloning import clone, follow
 from keras_multigpu.models.costs import row_bytes
-from keras_multigpu.models.mixed import MixedModel, Now, features_of, symbolic_inputs
+from keras_multigpu.models.graph import fresh_input, symbolic_ends
+from keras_multigpu.models.mixed import MixedModel, Now, features_of
 
 _METHODS = ("predict_replicas", "disagreement")
 
@@ -223,7 +224,7 @@ class TowerParallel(MixedModel):
                 f"the template {self._template!r}, which has none. Export the replicas one by "
                 "one: `parallel.replicas[0].export(...)`."
             )
-        inputs = keras.tree.map_structure(_fresh_input, symbolic_inputs(self._template))
+        inputs = keras.tree.map_structure(fresh_input, symbolic_ends(self._template)[0])
         return keras.Model(inputs, self._call_one_by_one(inputs)).export(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -260,9 +261,3 @@ class TowerParallel(MixedModel):
         """Layers that were frozen in the template are frozen in all the replicas."""
         for model in vars(self).get("clones", ()):
             follow(self._template, model)
-
-
-def _fresh_input(tensor: keras.KerasTensor) -> keras.KerasTensor:
-    return keras.Input(
-        batch_shape=tensor.shape, dtype=tensor.dtype, sparse=tensor.sparse, name=tensor.name
-    )

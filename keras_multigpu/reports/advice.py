@@ -150,7 +150,7 @@ def _with_counts(
     """The loads for which transfers were counted, with these."""
     found = {}
     for report in counted:
-        key = (str(report.settings.get("mode")), len(report.devices))
+        key = (str(report.mode), len(report.devices))
         if key in loads:
             between = [one for one in report.training if one.source in report.devices]
             traffic = find_busiest(

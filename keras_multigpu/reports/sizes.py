@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable
 from typing import Any
 
 import keras
 
+from keras_multigpu.models.costs import row_bytes, variables_bytes
 from keras_multigpu.reports.prediction import Sizes
 
 
@@ -31,29 +30,13 @@ def find_sizes(model: keras.Model, outputs: Any) -> Sizes:
     """
     trainable = model.trainable_variables
     return Sizes(
-        weights=sum(map(count_bytes, model.variables)),
-        gradients=sum(map(count_bytes, trainable)),
+        weights=variables_bytes(model.variables),
+        gradients=variables_bytes(trainable),
         tensors=len(model.variables),
-        slots=_count_slots(model) * sum(map(count_bytes, trainable)),
-        outputs=sum(map(_row_bytes, keras.tree.flatten(outputs))),
+        slots=_count_slots(model) * variables_bytes(trainable),
+        outputs=sum(map(row_bytes, keras.tree.flatten(outputs))),
         activations=_count_activations(model),
     )
-
-
-def count_bytes(tensor: Any) -> int:
-    """The bytes of a variable or a tensor whose shape is known."""
-    return math.prod(tensor.shape) * _item_size(tensor.dtype)
-
-
-def _row_bytes(tensor: Any) -> int:
-    """The bytes of one row; an axis whose length is not known counts for 1."""
-    return math.prod(size or 1 for size in tensor.shape[1:]) * _item_size(tensor.dtype)
-
-
-def _item_size(dtype: Any) -> int:
-    name = keras.backend.standardize_dtype(dtype)
-    digits = re.match(r"[a-z]+(\d+)", name)
-    return max(int(digits[1]) // 8, 1) if digits else 1
 
 
 def _count_slots(model: keras.Model) -> int:
@@ -68,7 +51,7 @@ def _count_slots(model: keras.Model) -> int:
 
 def _count_activations(model: keras.Model) -> int | None:
     tensors = {id(tensor): tensor for tensor in _outputs_within(model)}
-    return sum(map(_row_bytes, tensors.values())) or None
+    return sum(map(row_bytes, tensors.values())) or None
 
 
 def _outputs_within(model: Any) -> Iterable[Any]:

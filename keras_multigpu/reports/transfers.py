@@ -60,13 +60,16 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
     if parallel.compiled:
         trained = _count(parallel, given, training=True)
     rows = len(keras.tree.flatten(given[0])[0])
-    settings = {
-        **describe_environment(parallel.devices),
-        "mode": parallel.mode,
-        "batch": f"{rows} rows",
-    }
+    # `advise` tells towers with weights of their own from those that share them.
+    is_committee = parallel.options.get("replicas") == "independent"
     return TransfersReport(
-        trained, predicted, parallel.devices, parallel.least_bytes(rows), rows, settings
+        trained,
+        predicted,
+        parallel.devices,
+        parallel.least_bytes(rows),
+        mode="committee" if is_committee else parallel.mode,
+        batch_size=rows,
+        settings=describe_environment(parallel.devices),
     )
 
 
@@ -79,8 +82,9 @@ class TransfersReport(Report):
         devices: the devices' names.
         least: the bytes of weights, activations and gradients that a training step has to send
             at least; `None` if that is not known.
-        rows: the rows of the batch.
-        settings: what the figures hold for.
+        mode: the mode of the model, as `advise` names them, if that is known.
+        batch_size: the rows of the batch, if they are known.
+        settings: what else the figures hold for.
 
     Example:
         >>> sent = [Transfer("cpu:0", "cpu:1", "weights", "kernel", 2048)]
@@ -97,14 +101,17 @@ class TransfersReport(Report):
         prediction: Sequence[Transfer],
         devices: Sequence[str],
         least: int | None = None,
-        rows: int | None = None,
+        *,
+        mode: str | None = None,
+        batch_size: int | None = None,
         settings: Mapping[str, Any] | None = None,
     ):
         self.training = list(training)
         self.prediction = list(prediction)
         self.devices = tuple(devices)
         self.least = least
-        self.batch_size = rows
+        self.mode = mode
+        self.batch_size = batch_size
         columns = [
             Column("step"),
             Column("from"),
@@ -113,11 +120,14 @@ class TransfersReport(Report):
             Column("copies"),
             Column("bytes", "", show_bytes),
         ]
-        super().__init__("Transfers between devices", columns, self._rows(), (), settings)
+        named = {"mode": mode, "batch size": batch_size}
+        known = {name: one for name, one in named.items() if one is not None}
+        known |= settings or {}
+        super().__init__("Transfers between devices", columns, self._rows(), (), known)
         self.notes += self._notes()
 
     def bytes(self, step: str, source: str | None = None, target: str | None = None) -> dict:
-        """The bytes of a step by kind; `None` for all of whose tensors the size is not known.
+        """The bytes of a step by kind; tensors whose size is not known add none.
 
         Args:
             step: `"training"` or `"prediction"`.
@@ -179,7 +189,7 @@ class TransfersReport(Report):
                 f"A training step sends {show_bytes(sent)} of weights, activations and gradients; "
                 f"the least is {show_bytes(self.least)}."
             )
-            if sent > _MUCH * self.least and self._is_placed():
+            if sent > _MUCH * self.least and self.mode == "model":
                 notes.append(
                     f"That is {sent / max(self.least, 1):.1f} times as much as the placement "
                     "chosen by default (`placement=None`) has to send: layers that follow each "
@@ -192,9 +202,6 @@ class TransfersReport(Report):
                 "as copies, and add no bytes."
             )
         return notes
-
-    def _is_placed(self) -> bool:
-        return self.settings.get("mode") == "model"
 
 
 def _check(parallel: Any, batch: Any) -> tuple[Any, ...]:

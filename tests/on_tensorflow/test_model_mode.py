@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from cases import CASES, build_equal, compile_case
 from keras import layers, ops
 from parity import difference, take, variables
@@ -479,3 +480,28 @@ def test_the_step_that_is_counted_is_the_models_own(rng):
     big.compile("adam", "mse")
     big.fit(x, y, verbose=0)
     assert reports.transfers(small, x).prediction == first
+
+
+def test_the_names_of_later_models_are_as_they_would_be():
+    """Keras numbers names by what was made without one: nothing here takes a number."""
+    names = []
+    for mode in (None, "model"):
+        keras.utils.clear_session()
+        model = _nested_twice()
+        if mode:
+            make_parallel(model, 2, mode=mode)
+        made = (keras.Model(model.input, model.output), layers.Identity(), layers.Dense(1))
+        names.append([one.name for one in made])
+    assert names[0] == names[1]
+
+
+def test_texts_that_cross_are_counted():
+    words = keras.Input((), dtype="string", name="words")
+    vocabulary = layers.StringLookup(vocabulary=["a", "b"], name="lookup")
+    inputs = layers.Embedding(3, 4)(vocabulary(words))
+    placement = {"lookup": 1, "embedding.*": 1}
+    parallel = make_parallel(keras.Model(words, inputs), 2, mode="model", placement=placement)
+    x = np.array(["a", "b", "c", "a"])
+    report = reports.transfers(parallel, tf.constant(x))
+    assert report.bytes("prediction").get("weights", 0) == 0
+    reports.plot_placement(parallel)

@@ -16,8 +16,8 @@ from keras_multigpu.engines.jax import devices, shards, tensors
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.slots import save_by_replica
-from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution, compile_step
-from keras_multigpu.engines.jax.transfers import count_collectives, count_inputs
+from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution
+from keras_multigpu.engines.jax.transfers import compile_step, count_collectives, count_inputs
 from keras_multigpu.engines.shared import get_mask, in_fresh_thread, set_mask, split_tensors
 from keras_multigpu.engines.values import Call, Tensor, Transfer
 
