@@ -11,9 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,8 +19,6 @@ from typing import Any
 import keras
 import numpy as np
 import scipy.stats
-import sklearn
-import tensorflow as tf
 from keras import layers
 from sklearn import metrics
 from sklearn.datasets import load_diabetes, load_digits
@@ -30,7 +26,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 import keras_multigpu
-from benchmarks.processes import describe
+from benchmarks.processes import answer
 from keras_multigpu.layers import GaussianMix, GaussianNLL, mean_mix
 
 _MEMBERS = 4
@@ -215,27 +211,20 @@ def _train(
         yield stop, model
 
 
-def main() -> None:
+def score(seed: int) -> dict[str, Any]:
+    """The scores of all tasks, and the seconds that it took."""
     keras_multigpu.use_virtual_devices(_MEMBERS)
     start = time.perf_counter()
-    try:
-        seed = json.loads(sys.argv[1])["seed"]
-        scores = {
-            f"{name}, {epochs} epochs": found
-            for name, task in TASKS.items()
-            for epochs, found in compare(task, seed).items()
-        }
-        result: dict[str, Any] = {"scores": scores}
-    except Exception as error:
-        result = {"error": describe(error)}
-    result["seconds"] = time.perf_counter() - start
-    result["versions"] = {
-        "keras": keras.__version__,
-        "tensorflow": tf.__version__,
-        "scikit-learn": sklearn.__version__,
-        "keras_multigpu": keras_multigpu.__version__,
+    scores = {
+        f"{name}, {epochs} epochs": found
+        for name, task in TASKS.items()
+        for epochs, found in compare(task, seed).items()
     }
-    print(json.dumps(result))
+    return {"scores": scores, "seconds": time.perf_counter() - start}
+
+
+def main() -> None:
+    answer(score, ("keras", "tensorflow", "sklearn", "keras_multigpu"))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ process's memory in MiB, and the versions.
 
 from __future__ import annotations
 
-import json
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from benchmarks.processes import describe
+from benchmarks.processes import answer
 from benchmarks.wide_data import cardinalities
 from keras_multigpu.sparse import HashEncoder, hashing
 
@@ -181,17 +179,7 @@ def measure(side: str, path: str, rows: int, **options: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    try:
-        result = measure(**json.loads(sys.argv[1]))
-    except Exception as error:
-        result = {"error": describe(error)}
-    names = ("keras", "numba", "pandas", "pyarrow", "sklearn", "tensorflow", "xxhash")
-    loaded = {name: sys.modules[name] for name in names if name in sys.modules}
-    result["versions"] = {
-        name: getattr(module, "VERSION", None) or module.__version__
-        for name, module in loaded.items()
-    }
-    print(json.dumps(result))
+    answer(measure, ("keras", "numba", "pandas", "pyarrow", "sklearn", "tensorflow", "xxhash"))
 
 
 if __name__ == "__main__":

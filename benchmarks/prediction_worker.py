@@ -9,8 +9,6 @@ both, how many devices' worth of processors there were (`processors`), and the v
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +18,7 @@ import numpy as np
 
 import keras_multigpu
 from benchmarks.models import MODELS
-from benchmarks.processes import describe
+from benchmarks.processes import answer
 from benchmarks.step_worker import split_processor
 from keras_multigpu import reports
 
@@ -90,16 +88,7 @@ def _rate(function: Callable[[], Any], times: int) -> float:
 
 
 def main() -> None:
-    try:
-        result = compare(**json.loads(sys.argv[1]))
-    except Exception as error:
-        result = {"error": describe(error)}
-    result["versions"] = {
-        "keras": keras.__version__,
-        _BACKEND: sys.modules[_BACKEND].__version__,
-        "keras_multigpu": keras_multigpu.__version__,
-    }
-    print(json.dumps(result))
+    answer(compare, ("keras", _BACKEND, "keras_multigpu"))
 
 
 if __name__ == "__main__":

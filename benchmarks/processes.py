@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -57,6 +57,32 @@ def run_module(
         lines = done.stderr.strip().splitlines() or ["nothing on stderr"]
         return {"error": shorten(f"process ended with code {done.returncode}: {lines[-1]}")}
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def answer(
+    function: Callable[..., dict[str, Any]],
+    versions: Sequence[str],
+    request: str | None = None,
+) -> None:
+    """Answers a request of `run_module` by a function: the end of a process that measures.
+
+    What the function raises is a result too: the table shows it in place of a figure.
+
+    Args:
+        function: takes the request's entries by name, and gives the figures.
+        versions: modules whose versions are added, those of them that were loaded.
+        request: a JSON object; `None` for the first word of the command line.
+    """
+    try:
+        result = function(**json.loads(sys.argv[1] if request is None else request))
+    except Exception as error:
+        result = {"error": describe(error)}
+    loaded = {name: sys.modules[name] for name in versions if name in sys.modules}
+    result["versions"] = {
+        name: getattr(module, "VERSION", None) or module.__version__
+        for name, module in loaded.items()
+    }
+    print(json.dumps(result))
 
 
 def describe(error: BaseException) -> str:

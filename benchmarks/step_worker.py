@@ -10,8 +10,6 @@ the first step was done (`first_s`), and the versions.
 from __future__ import annotations
 
 import itertools
-import json
-import sys
 import time
 from typing import Any
 
@@ -19,7 +17,7 @@ import keras
 
 import keras_multigpu
 from benchmarks.models import DEEPCONN, MODELS, Benchmark
-from benchmarks.processes import describe
+from benchmarks.processes import answer
 
 _BACKEND = keras.backend.backend()
 _WARM_UP = 3
@@ -133,16 +131,7 @@ def _intervals_ms(times: list[float]) -> list[float]:
 
 
 def main() -> None:
-    try:
-        result = measure(**json.loads(sys.argv[1]))
-    except Exception as error:
-        result = {"error": describe(error)}
-    result["versions"] = {
-        "keras": keras.__version__,
-        _BACKEND: sys.modules[_BACKEND].__version__,
-        "keras_multigpu": keras_multigpu.__version__,
-    }
-    print(json.dumps(result))
+    answer(measure, ("keras", _BACKEND, "keras_multigpu"))
 
 
 if __name__ == "__main__":

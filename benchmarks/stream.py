@@ -14,13 +14,12 @@ import argparse
 import json
 import pathlib
 import resource
-import sys
 import tempfile
 import time
 from typing import Any
 
 from benchmarks.processes import (
-    describe,
+    answer,
     host,
     markdown_table,
     merge_versions,
@@ -36,8 +35,6 @@ _TIMEOUT_S = 6 * 3600.0
 
 def train(folder: str, files: int) -> dict[str, Any]:
     """One epoch of the linear model with logistic loss and Adam, in this process."""
-    import keras
-
     from keras_multigpu.sparse import HashedDataset, HashEncoder
     from keras_multigpu.zoo.wide import wide
 
@@ -49,13 +46,11 @@ def train(folder: str, files: int) -> dict[str, Any]:
     model = wide(encoder, optimizer="adam", loss="logistic", metrics=["accuracy"])
     found = model.fit(data, verbose=0).history
     end = time.perf_counter()
-    backend = keras.backend.backend()
     return {
         "scan_s": scanned - begin,
         "rate": data.rows / (end - scanned),
         "loss": found["loss"][0],
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "versions": {"keras": keras.__version__, backend: sys.modules[backend].__version__},
     }
 
 
@@ -66,10 +61,7 @@ def main() -> None:
     parser.add_argument("--train", metavar="JSON", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
-        try:
-            print(json.dumps(train(**json.loads(options.train))))
-        except Exception as error:
-            print(json.dumps({"error": describe(error)}))
+        answer(train, ("keras", "jax", "tensorflow"), options.train)
         return
     results, table = [], []
     with tempfile.TemporaryDirectory() as folder:

@@ -8,17 +8,15 @@ all epochs, the peak of the process's memory in MiB, and the versions.
 
 from __future__ import annotations
 
-import json
 import pathlib
 import resource
-import sys
 import tempfile
 import time
 from typing import Any
 
 import numpy as np
 
-from benchmarks.processes import describe
+from benchmarks.processes import answer
 
 COLUMNS = 20
 CARDINALITY = 100_000
@@ -118,18 +116,16 @@ def vowpal_wabbit(rows: int) -> dict[str, Any]:
     return {"rates": rates, "losses": []}
 
 
+def measure(side: str, **request: Any) -> dict[str, Any]:
+    """The figures of one side, Vowpal Wabbit's or Keras's, and the process's peak memory."""
+    is_peer = side == "vw"
+    result = vowpal_wabbit(request["rows"]) if is_peer else train(side, **request)
+    result["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return result
+
+
 def main() -> None:
-    request = json.loads(sys.argv[1])
-    try:
-        is_peer = request["side"] == "vw"
-        result = vowpal_wabbit(request["rows"]) if is_peer else train(**request)
-        result["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    except Exception as error:
-        result = {"error": describe(error)}
-    names = ("keras", "jax", "scipy", "tensorflow", "vowpalwabbit")
-    loaded = {name: sys.modules[name] for name in names if name in sys.modules}
-    result["versions"] = {name: module.__version__ for name, module in loaded.items()}
-    print(json.dumps(result))
+    answer(measure, ("keras", "jax", "scipy", "tensorflow", "vowpalwabbit"))
 
 
 if __name__ == "__main__":
