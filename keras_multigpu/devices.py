@@ -9,9 +9,11 @@ from keras_multigpu import engines
 
 
 def list_devices() -> tuple[str, ...]:
-    """Names of this process's devices, GPUs first, as `make_parallel(..., devices=...)` takes them.
+    """Names of the devices, GPUs first, as `make_parallel(..., devices=...)` takes them.
 
-    The backend is not started by this, so `use_virtual_devices` may still follow.
+    They are this process's; after `keras_multigpu.cluster.join` those of all processes, numbered
+    through: with 8 GPUs in each, `"gpu:8"` is the first of process 1, in every process. Until
+    then the backend is not started by this, so `use_virtual_devices` may still follow.
 
     Returns:
         Names of the form `"gpu:0"` or `"cpu:0"`, as in `keras.distribution.list_devices`.
@@ -74,7 +76,8 @@ def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[s
         return _named_devices(n_gpus, devices)
     engine = engines.current()
     gpus, cpus = engine.list_devices("gpu"), engine.list_devices("cpu")
-    pool = gpus if gpus and len(cpus) == 1 else cpus
+    are_virtual = len(cpus) > engine.num_processes
+    pool = gpus if gpus and not are_virtual else cpus
     if n_gpus is None:
         return pool
     if n_gpus > len(pool):

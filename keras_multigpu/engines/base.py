@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.values import Call, Replicas, Tensor, Transfer
 
 
@@ -33,7 +34,9 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def list_devices(self, kind: str) -> tuple[str, ...]:
-        """Names of this process's devices of a kind (`"gpu"` or `"cpu"`): `("gpu:0", ...)`.
+        """Names of the devices of a kind (`"gpu"` or `"cpu"`): `("gpu:0", ...)`.
+
+        Those of processes that have joined are among them, numbered process by process.
 
         Does not start the backend's runtime, so that virtual devices may still follow.
         """
@@ -56,6 +59,47 @@ class Engine(abc.ABC):
 
         Raises:
             RuntimeError: if the backend's runtime has started with another number.
+        """
+
+    def join(
+        self, address: Address, num_processes: int, process_id: int, timeout: float
+    ) -> tuple[str, ...]:
+        """Joins this process to others, whose devices one model can then use together.
+
+        Args:
+            address: where process 0 is reached.
+            num_processes: how many processes there are.
+            process_id: this one's number.
+            timeout: after how many seconds of silence a process is given up.
+
+        Returns:
+            What to call each process: its host, its number and its process id there.
+
+        Raises:
+            ClusterError: if they don't come together in time, or don't fit together.
+            RuntimeError: if the backend has no such processes, or has started.
+        """
+        raise RuntimeError(
+            "`join` needs the Keras backend 'jax', where every machine runs the same script. "
+            f"Received: keras.backend.backend()={self.name!r}. On TensorFlow one process uses "
+            "them all: start `python -m keras_multigpu serve` on the other machines, and call "
+            "`keras_multigpu.cluster.connect` in the script."
+        )
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes have joined, whose devices `list_devices` names."""
+        return 1
+
+    def check_devices(self, names: Sequence[str], mode: str) -> None:  # noqa: B027  as below
+        """Refuses devices that a mode can't use together.
+
+        Args:
+            names: their canonical names.
+            mode: the mode's name.
+
+        Raises:
+            ValueError: if it can't.
         """
 
     def check_process(self) -> None:  # noqa: B027  most have nothing to refuse

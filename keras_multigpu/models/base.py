@@ -271,6 +271,7 @@ def build_parallel(
     options: dict[str, Any],
 ) -> ParallelModel:
     """A mode's parallel model, compiled like its template where that is compiled."""
+    engines.current().check_devices(devices, mode.mode)
     classes: Any = (mode, type(template))
     parallel = parallel_class(*classes)(template, devices, **options)
     if template.compiled and parallel._keeps_outputs():

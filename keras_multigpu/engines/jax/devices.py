@@ -25,25 +25,31 @@ def has_started() -> bool:
     return False
 
 
-def list_ids(kind: str) -> list[int]:
-    """The ids of this process's devices of a kind, `"cpu"` or `"gpu"`."""
+def count(kind: str) -> int:
+    """How many devices of a kind there are, `"cpu"` or `"gpu"`, in all processes."""
     if has_started():
-        return [device.id for device in running(kind)]
-    return list(range(_planned_cpus() if kind == "cpu" else _count_gpus()))
+        return len(running(kind))
+    return _planned_cpus() if kind == "cpu" else _count_gpus()
 
 
 def running(kind: str) -> list[jax.Device]:
-    """The devices of a kind; starts the runtime."""
+    """The devices of a kind, those of process 0 first; starts the runtime."""
     try:
-        return jax.local_devices(backend=kind)
+        return sorted(jax.devices(kind), key=lambda device: (device.process_index, device.id))
     except RuntimeError:
         return []  # as JAX answers where there is no such platform
 
 
 def find(name: str) -> jax.Device:
-    """The device of a name like `"gpu:0"`, which must be one of `list_ids`."""
+    """The device of a name like `"gpu:0"`, whose number must be less than `count`."""
     kind, _, number = name.partition(":")
-    return next(device for device in running(kind) if device.id == int(number))
+    return running(kind)[int(number)]
+
+
+def name_of(device: jax.Device) -> str:
+    """A device's name, the same in all processes."""
+    kind = "cpu" if device.platform == "cpu" else "gpu"
+    return f"{kind}:{running(kind).index(device)}"
 
 
 def _planned_cpus() -> int:

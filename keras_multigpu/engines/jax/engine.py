@@ -12,12 +12,14 @@ import keras
 from jax.experimental.sparse import JAXSparse
 
 from keras_multigpu.engines.base import Engine
-from keras_multigpu.engines.jax import devices, shards, tensors
+from keras_multigpu.engines.jax import devices, joint, processes, shards, tensors
+from keras_multigpu.engines.jax.meeting import OneWriter
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.slots import save_by_replica
 from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution
 from keras_multigpu.engines.jax.transfers import compile_step, count_collectives, count_inputs
+from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.shared import get_mask, in_fresh_thread, set_mask, split_tensors
 from keras_multigpu.engines.values import Call, Tensor, Transfer
 
@@ -36,7 +38,7 @@ class JaxEngine(Engine):
     name = "jax"
     title = "JAX"
     partitions = True
-    mixins = (PlacedSteps,)
+    mixins = (OneWriter, PlacedSteps)
 
     def __init__(self) -> None:
         version = tuple(int(part) for part in keras.__version__.split(".")[:2])
@@ -48,7 +50,7 @@ class JaxEngine(Engine):
             )
 
     def list_devices(self, kind: str) -> tuple[str, ...]:
-        return tuple(f"{kind}:{number}" for number in devices.list_ids(kind))
+        return tuple(f"{kind}:{number}" for number in range(devices.count(kind)))
 
     def find_device(self, name: str) -> str | None:
         local = _NAME.fullmatch(name.lower())
@@ -65,8 +67,21 @@ class JaxEngine(Engine):
         if len(self.list_devices("cpu")) != count:
             jax.config.update("jax_num_cpu_devices", count)
 
+    def join(
+        self, address: Address, num_processes: int, process_id: int, timeout: float
+    ) -> tuple[str, ...]:
+        return processes.join(address, num_processes, process_id, timeout)
+
+    @property
+    def num_processes(self) -> int:
+        group = processes.current()
+        return 1 if group is None else len(group.names)
+
     def check_process(self) -> None:
         check_no_distribution()
+
+    def check_devices(self, names: Sequence[str], mode: str) -> None:
+        joint.check_devices(names, mode)
 
     def take_rows(self, tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
         return tensors.take_rows(tensor, start, size)

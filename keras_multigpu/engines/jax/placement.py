@@ -10,7 +10,7 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.jax import devices
+from keras_multigpu.engines.jax import devices, joint
 from keras_multigpu.engines.values import Tensor
 
 
@@ -36,6 +36,7 @@ class Placement:
         count: how many there are.
         replicated: a copy on each device.
         sharded: a part of the first axis on each device.
+        group: the processes that have the devices, `None` if this one has them all.
     """
 
     def __init__(self, names: tuple[str, ...], spread: bool):
@@ -44,6 +45,7 @@ class Placement:
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec("devices"))
         self._spread = spread
+        self.group = joint.group_of(self.mesh)
 
     def of_rows(self, tensor: Any) -> NamedSharding:
         """The sharding of a part of a batch, whose first axis is that of the rows.
@@ -57,17 +59,44 @@ class Placement:
     def put_batch(self, batch: Any) -> Any:
         """A batch with each device's rows on that device."""
         shardings = jax.tree.map(self.of_rows, batch, is_leaf=_is_sparse)
-        return jax.device_put(batch, shardings)
+        if self.group is None:
+            return jax.device_put(batch, shardings)
+        self.group.count_step()
+        joint.compare(joint.digest_of_batch(batch), "batch", self.mesh, self.group)
+        whole = jax.tree.map(_expand, batch, shardings, is_leaf=_is_sparse)
+        return jax.tree.map(joint.put, batch, whole)
 
     def put_state(self, state: Any) -> Any:
         """A model's state with a copy on every device; what is on all of them already stays."""
+        if self.group is not None:
+            new = [leaf for leaf in jax.tree.leaves(state) if not self._is_on_all(leaf)]
+            if new:
+                joint.compare(joint.digest_of(new), "weights", self.mesh, self.group)
         return jax.tree.map(self._put_on_all, state)
 
-    def _put_on_all(self, value: Any) -> Any:
+    def _is_on_all(self, value: Any) -> bool:
         sharding = getattr(value, "sharding", None)
         is_there = sharding is not None and sharding.device_set == self.replicated.device_set
-        is_one = self.count == 1 and sharding != self.replicated
-        return value if is_there and not is_one else jax.device_put(value, self.replicated)
+        return is_there and not (self.count == 1 and sharding != self.replicated)
+
+    def _put_on_all(self, value: Any) -> Any:
+        if self._is_on_all(value):
+            return value
+        put = jax.device_put if self.group is None else joint.put
+        return put(value, self.replicated)
+
+    def finish(self, computed: Any) -> None:
+        """Waits for what several processes compute together, which might never be done."""
+        if self.group is not None:
+            self.group.wait(computed)
+
+    def can_read(self, value: jax.Array) -> bool:
+        """Whether a value can be read: those that a lost process was to compute never come."""
+        return self.group is None or self.group.broken is None or value.is_ready()
+
+    def outputs(self, outputs: Any) -> Any:
+        """The same arrays, of which every process has all."""
+        return outputs if self.group is None else joint.copy_to_all(outputs, self.mesh)
 
     def constrain(self, tensor: Tensor) -> Tensor:
         """A tensor of a traced computation whose rows the compiler is to spread."""
@@ -83,6 +112,11 @@ def on_one_device(value: jax.Array) -> jax.Array:
     together with what is tied to others.
     """
     return jax.device_put(np.asarray(value))
+
+
+def _expand(part: Any, sharding: NamedSharding) -> Any:
+    """The sharding of each array of a part of a batch: a sparse tensor has several."""
+    return jax.tree.map(lambda _: sharding, part)
 
 
 def _is_sparse(value: Any) -> bool:

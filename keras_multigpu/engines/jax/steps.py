@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import keras
 
+from keras_multigpu.engines.jax.meeting import meet, part, write_once
 from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.shards import is_spread, shard
@@ -31,6 +32,7 @@ class PlacedSteps(keras.Model):
     _template: keras.Model
     _is_running: bool
     _latest_state: Any = ()
+    _has_met = False  # with other processes, since the latest loop or error
     _replicas: JaxReplicas | None
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -82,9 +84,11 @@ class PlacedSteps(keras.Model):
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
             self._latest_state = state
-            result = function(place.put_state(state), _PlacedBatches(iterator, place))
-            self._latest_state = result[1]
-            return result
+            outputs, state = function(place.put_state(state), _PlacedBatches(iterator, place))
+            outputs = place.outputs(outputs)
+            place.finish((outputs, state))
+            self._latest_state = state
+            return outputs, state
 
         return step
 
@@ -140,11 +144,14 @@ class PlacedSteps(keras.Model):
     def _run_one(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._spread()
         try:
+            if not self._has_met:
+                meet(self, "a step on one batch")
             result = step(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             self._restore()
+            part(self, error)
             raise
-        self._latest_state = ()
+        self._has_met, self._latest_state = True, ()
         # To bring the weights back after every step would be slow. They stay, unless the
         # template's own optimizer or metrics are tied to other devices, with which JAX would
         # refuse to use them.
@@ -160,12 +167,17 @@ class PlacedSteps(keras.Model):
     def _run(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if vars(self).get("_is_running"):
             return loop(*args, **kwargs)  # the evaluation of a `fit`, say
-        self._is_running = True
+        self._is_running, self._has_met = True, False
         try:
             self._spread()
-            return loop(*args, **kwargs)
-        except BaseException:
+            meet(self, loop.__name__)
+            args, kwargs = write_once(self, loop, args, kwargs)
+            result = loop(*args, **kwargs)
+            part(self)
+            return result
+        except BaseException as error:
             self._restore()
+            part(self, error)
             raise
         finally:
             self._is_running, self._latest_state = False, ()
@@ -177,11 +189,12 @@ class PlacedSteps(keras.Model):
             spread = [variable for variable in self.variables if is_spread(variable)]
             self._own_arrays(spread)
             there |= set(map(id, spread))
+        place = self._placement()
         for variable in self.variables:
             # A value is missing if the step lost it: XLA had taken its memory when it failed.
             value = variable._value if id(variable) not in there else None
-            if value is not None and not value.is_deleted():
-                variable.assign(on_one_device(variable.value))
+            if value is not None and not value.is_deleted() and place.can_read(value):
+                variable.assign(on_one_device(place.outputs(value)))
 
     def _own_arrays(self, variables: list[keras.Variable]) -> None:
         """Gives variables arrays of their own where they share one with the optimizer.

@@ -15,6 +15,7 @@ import jax
 import keras
 import numpy as np
 
+from keras_multigpu.engines.jax.devices import name_of
 from keras_multigpu.engines.values import Transfer
 
 HOST = "host"
@@ -70,7 +71,7 @@ def count_inputs(parts: Sequence[tuple[Any, Any]]) -> list[Transfer]:
         parts: pairs of an array of the batch and its sharding.
     """
     return [
-        Transfer(HOST, _name(device), "inputs", f"batch {number}", _bytes(array, index), 1)
+        Transfer(HOST, name_of(device), "inputs", f"batch {number}", _bytes(array, index), 1)
         for number, (array, sharding) in enumerate(parts)
         for device, index in sharding.devices_indices_map(np.shape(array)).items()
     ]
@@ -117,8 +118,3 @@ def _bytes(array: Any, index: Any) -> int:
     sizes = [len(range(*one.indices(size))) for one, size in zip(index, np.shape(array))]
     dtype = keras.backend.standardize_dtype(array.dtype)
     return math.prod(sizes) * jax.numpy.dtype(dtype).itemsize
-
-
-def _name(device: Any) -> str:
-    kind = "cpu" if device.platform == "cpu" else "gpu"
-    return f"{kind}:{device.id}"

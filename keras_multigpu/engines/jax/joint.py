@@ -1,0 +1,146 @@
+"""A batch and a state that processes have together, and whether they are the same in all."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from keras_multigpu.engines.jax import devices, processes
+from keras_multigpu.engines.jax.group import Group
+
+# Of an array in a batch so many elements are compared between processes.
+_COMPARED = 1024
+
+
+def check_devices(names: Sequence[str], mode: str) -> None:
+    """Refuses devices of other processes that a model can't use.
+
+    Raises:
+        ValueError: if there are such devices.
+    """
+    group = processes.current()
+    if group is None:
+        processes.check_not_joined_elsewhere()
+        return
+    owners = {devices.find(name).process_index for name in names}
+    if owners == {group.number}:
+        return
+    absent = sorted(set(range(len(group.names))) - owners)
+    if absent:
+        raise ValueError(
+            "A model is on devices of this process only, or on one device at least of every "
+            f"process that has joined. Received: devices={list(names)!r}, none of which is of "
+            f"process {', '.join(map(str, absent))}. This is process {group.number}. Leave "
+            "`n_gpus` and `devices` out to use all, or join fewer processes."
+        )
+    if mode != "data":
+        raise ValueError(
+            f"Of the modes only 'data' goes over several processes. Received: mode={mode!r} and "
+            f"devices={list(names)!r}, of {len(owners)} processes. Use mode 'data', or devices of "
+            "this process only."
+        )
+
+
+def group_of(mesh: Mesh) -> Group | None:
+    """The processes that share the devices of a mesh, `None` if this one has them all."""
+    group = processes.current()
+    others = {device.process_index for device in mesh.devices.flat} - {jax.process_index()}
+    return group if others else None
+
+
+def put(value: Any, sharding: NamedSharding) -> jax.Array:
+    """An array of which each process has the same, or its own devices' parts of it."""
+    host = np.asarray(value)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def copy_to_all(tree: Any, mesh: Mesh) -> Any:
+    """The same arrays with a copy on every device; all processes call it together."""
+    parted = [leaf for leaf in jax.tree.leaves(tree) if not _is_whole(leaf)]
+    whole = iter(_replicate(mesh)(parted)) if parted else iter(())
+    return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else next(whole), tree)
+
+
+def compare(digest: int, what: str, mesh: Mesh, group: Group) -> None:
+    """Refuses what is different in another process.
+
+    Args:
+        digest: a number of 31 bits that stands for it.
+        what: what it is: `"batch"`, say.
+        mesh: the devices.
+        group: the processes that have them.
+
+    Raises:
+        ClusterError: if it differs, or a process is lost.
+    """
+    each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    mine = np.full(1, digest, "int32")
+    known = _replicate(mesh)(
+        jax.make_array_from_callback((mesh.devices.size,), each, lambda index: mine)
+    )
+    group.wait(known)
+    owners = [device.process_index for device in mesh.devices.flat]
+    digests = dict(zip(owners, np.asarray(known).tolist()))
+    for number in sorted(digests):
+        if digests[number] != digests[0]:
+            raise group.differs(number, what)
+
+
+def digest_of(arrays: Sequence[Any]) -> int:
+    """A number that stands for the values of arrays."""
+    digest = 0
+    for array in arrays:
+        digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), digest)
+    return digest >> 1
+
+
+def digest_of_batch(batch: Any) -> int:
+    """A number that stands for a batch: its shapes and types, and a sample of its values."""
+    samples = []
+    for leaf in jax.tree.leaves(batch):
+        array = np.asarray(leaf)
+        few = array.reshape(-1)[:: max(1, array.size // _COMPARED)]
+        samples.append((array.shape, str(array.dtype), few.tobytes()))
+    return zlib.crc32(repr(samples).encode()) >> 1
+
+
+def describe(model: keras.Model) -> str:
+    """What stands for a model's layers, optimizer and the shapes of its weights."""
+    optimizer = getattr(model, "optimizer", None)
+    variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
+    known = (
+        type(model).__qualname__,
+        [_settings(layer) for layer in model._flatten_layers()],
+        [(tuple(one.shape), str(one.dtype)) for one in variables],
+        _settings(optimizer),
+    )
+    return f"{model.name!r} of checksum {zlib.crc32(repr(known).encode()):08x}"
+
+
+def _settings(part: Any) -> tuple[str, list[tuple[str, Any]]]:
+    """The class of a layer or an optimizer, and its plain settings."""
+    kept = []
+    for name, value in sorted(vars(part).items()) if part is not None else ():
+        if name.startswith("_") or name in ("name", "built"):
+            continue
+        if isinstance(value, (bool, int, float, str, tuple)):
+            kept.append((name, repr(value)))
+        elif callable(value) and hasattr(value, "__name__"):
+            kept.append((name, value.__name__))
+    return type(part).__qualname__, kept
+
+
+def _is_whole(leaf: Any) -> bool:
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_replicated
+
+
+@functools.cache
+def _replicate(mesh: Mesh) -> Any:
+    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))

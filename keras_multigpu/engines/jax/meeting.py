@@ -1,0 +1,123 @@
+"""Where the processes that train a model together meet: at each call, and at each file."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import keras
+
+from keras_multigpu.engines.jax.joint import describe
+
+_WRITERS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+
+
+def meet(model: Any, call: str) -> None:
+    """Begins a call of a model's together with the other processes that have its devices.
+
+    Args:
+        model: a parallel model.
+        call: what is called: `"fit"`, say.
+
+    Raises:
+        ClusterError: if they call something else, or with another model, or one is lost.
+    """
+    group = model._placement().group
+    if group is not None:
+        facts = {"model": describe(model), "devices": ", ".join(model.devices)}
+        group.begin(call, facts)
+
+
+def part(model: Any, error: BaseException | None = None) -> None:
+    """Ends a call together with the other processes, or tells them why this one has left it.
+
+    Raises:
+        ClusterError: if they took another number of steps, or one is lost.
+    """
+    group = model._placement().group
+    if group is not None and error is None:
+        group.end()
+    elif group is not None:
+        model._has_met = False
+        group.fail(error)
+
+
+def write_once(model: Any, loop: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a loop, without the callbacks that only process 0 is to have.
+
+    Args:
+        model: a parallel model.
+        loop: its `fit`, `evaluate` or `predict`.
+        args: what it is given.
+        kwargs: what it is given by name.
+    """
+    group = model._placement().group
+    if group is None or group.is_writer:
+        return args, kwargs
+    given = inspect.signature(loop).bind_partial(*args, **kwargs)
+    for arguments in (given.arguments, given.kwargs):
+        callbacks = arguments.get("callbacks")
+        if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
+            listed = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+            arguments["callbacks"] = [_in_place_of(one) for one in listed]
+    return given.args, given.kwargs
+
+
+def _in_place_of(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        return _Restore(callback)
+    return keras.callbacks.Callback() if isinstance(callback, _WRITERS) else callback
+
+
+class _Restore(keras.callbacks.Callback):
+    """What is left of a `BackupAndRestore` where another process writes the files."""
+
+    def __init__(self, callback: keras.callbacks.Callback):
+        super().__init__()
+        self._callback = callback
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        self._callback.set_model(model)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._callback.on_train_begin(logs)
+
+
+class OneWriter(keras.Model):
+    """What the class of a parallel model adds to Keras's writing of files on JAX.
+
+    Of several processes that have a model's devices, process 0 writes, and the others wait: at
+    the end of the call, or within a loop at its next step.
+    """
+
+    _is_running: bool
+
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        """Saves the model whole, as Keras does."""
+        return self._write(super().save, args, kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> Any:
+        """Saves the weights, as Keras does."""
+        return self._write(super().save_weights, args, kwargs)
+
+    def _write(self, write: Any, args: Any, kwargs: Any) -> Any:
+        group = self._placement().group
+        if group is None:
+            return write(*args, **kwargs)
+        if vars(self).get("_is_running"):
+            return write(*args, **kwargs) if group.is_writer else None
+        try:
+            meet(self, write.__name__)
+            if group.is_writer:
+                write(*args, **kwargs)
+            part(self)
+        except BaseException as error:
+            part(self, error)
+            raise
+        return None
