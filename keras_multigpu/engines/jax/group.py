@@ -95,7 +95,7 @@ class Group:
     def fail(self, error: BaseException) -> None:
         """Tells the others that this process has left the loop with an error."""
         kind = "states" if self.broken is not None else f"failures/{self._loop}"
-        text = " ".join(str(error).split())[:300]
+        text = " ".join(str(error).split())[:300].rstrip(".")
         self._board.write(f"{kind}/{self.number}", f"stopped with {type(error).__name__}: {text}")
 
     def leave(self) -> None:

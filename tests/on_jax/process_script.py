@@ -1,0 +1,179 @@
+"""What each of several processes runs: `process_script.py SCENARIO FOLDER COUNT NUMBER PORT`."""
+
+import os
+import pathlib
+import sys
+
+import jax
+import keras
+import numpy as np
+
+import keras_multigpu
+from keras_multigpu import make_parallel
+from keras_multigpu.cluster import ClusterError, join
+
+TIMEOUT = 6.0
+
+
+def data(rows=70):
+    rng = np.random.default_rng(7)
+    return rng.normal(size=(rows, 6)).astype("float32"), rng.integers(0, 3, rows)
+
+
+def build(units=8, activation="tanh"):
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(units, activation=activation),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(3),
+        ]
+    )
+    return compiled(model)
+
+
+def compiled(model):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer="adam", loss=loss, metrics=["accuracy"])
+    return model
+
+
+class Journal(keras.callbacks.Callback):
+    """Says when a batch is done."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        print(f"batch {batch}", flush=True)
+
+
+def train(model, callbacks=(), epochs=2):
+    """Trains, evaluates and predicts; gives all that came out."""
+    x, y = data()
+    options = {"batch_size": 32, "verbose": 0}
+    history = model.fit(
+        x, y, epochs=epochs, validation_data=data(11), callbacks=[*callbacks], **options
+    )
+    found = {f"log {key}": np.array(values) for key, values in history.history.items()}
+    found["evaluated"] = np.array(model.evaluate(x[:33], y[:33], **options))
+    found["predicted"] = model.predict(x[:37], **options)
+    found["one batch"] = np.array(model.train_on_batch(x[:9], y[:9]))
+    found["one prediction"] = np.asarray(model.predict_on_batch(x[:6]))
+    for place, weight in enumerate([*model.get_weights(), *model.optimizer.variables]):
+        found[f"weight {place}"] = np.asarray(weight)
+    return found
+
+
+def train_together(folder, number):
+    keras.utils.set_random_seed(7)
+    model = build()
+    parallel = make_parallel(model)
+    latest = folder / "latest.weights.h5"
+    found = train(parallel, [keras.callbacks.ModelCheckpoint(latest, save_weights_only=True)])
+    parallel.save_weights(folder / "saved.weights.h5")
+    parallel.save(folder / "saved.keras")
+    assert (folder / "saved.keras").exists()
+    parallel.load_weights(folder / "saved.weights.h5")
+    loaded = keras.saving.load_model(folder / "saved.keras")
+    found["loaded predicted"] = loaded.predict(data()[0][:37], batch_size=32, verbose=0)
+    found["template predicted"] = model.predict(data()[0][:37], batch_size=32, verbose=0)
+    found["devices"] = np.array(parallel.devices)
+    found["loaded devices"] = np.array(loaded.devices)
+    own = make_parallel(build(), devices=keras_multigpu.list_devices()[2 * number :][:2])
+    own.fit(*data(), verbose=0)  # by itself
+    for mode, devices in (("tower", None), ("model", None), ("data", ["cpu:0", "cpu:1"])):
+        try:
+            make_parallel(build(), mode=mode, devices=devices)
+        except ValueError as error:
+            found[f"refusal {mode} {devices and len(devices)}"] = np.array(str(error))
+    back_up(folder)
+    found["weight backed up"] = restored(folder)
+    np.savez(folder / f"found{number}.npz", **found)
+    x, y = data()
+    fails(lambda: parallel.fit(x + number, y, verbose=0))
+
+
+class Stop(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise KeyError("stopped on purpose")
+
+
+def back_up(folder):
+    """Stops with an error in all processes, which they survive."""
+    keras.utils.set_random_seed(7)
+    backup = keras.callbacks.BackupAndRestore(folder / "backup")
+    try:
+        train(make_parallel(build()), [backup, Stop()], epochs=4)
+    except KeyError:
+        return
+    raise AssertionError
+
+
+def restored(folder):
+    backup = keras.callbacks.BackupAndRestore(folder / "backup")
+    parallel = make_parallel(build())
+    x, y = data()
+    parallel.fit(x, y, epochs=4, batch_size=32, shuffle=False, verbose=0, callbacks=[backup])
+    assert parallel.optimizer.iterations == 4 * 3
+    assert not (folder / "backup").exists()
+    return parallel.get_weights()[0]
+
+
+def fails(call):
+    try:
+        call()
+    except ClusterError as error:
+        print(f"{error.host}\n{error}", flush=True)
+        sys.exit(3)
+    raise AssertionError("No error came.")
+
+
+def train_long(folder, number, model=None):
+    parallel = make_parallel(model or build())
+    fails(lambda: parallel.fit(*data(), epochs=10_000, verbose=0, callbacks=[Journal()]))
+
+
+def other_model(folder, number):
+    train_long(folder, number, build(activation="tanh" if number else "relu"))
+
+
+def other_weights(folder, number):
+    keras.utils.set_random_seed(number)
+    train_long(folder, number)
+
+
+def other_length(folder, number):
+    parallel = make_parallel(build())
+    x, y = data()
+    fails(lambda: parallel.fit(x, y, steps_per_epoch=2 + number, batch_size=8, verbose=0))
+
+
+class FullDisk(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise OSError(28, "No space left on device")
+
+
+def full_disk(folder, number):
+    parallel = make_parallel(build())
+    callbacks = [] if number else [FullDisk()]
+    fails(lambda: parallel.fit(*data(), epochs=10_000, verbose=0, callbacks=callbacks))
+
+
+def main(scenario, folder, count, number, port):
+    count, number = int(count), int(number)
+    keras_multigpu.use_virtual_devices(2)
+    if scenario == "other_version" and number:
+        jax.__version__ = "0.0.1"
+    if scenario == "other_count" and number:
+        count += 1
+    address = f"127.0.0.1:{port}"
+    if scenario in ("other_version", "other_count", "absent"):
+        fails(lambda: join(address, count, number, timeout=TIMEOUT))
+    names = join(address, count, number, timeout=TIMEOUT)
+    assert names == join(address, count, number, timeout=TIMEOUT)
+    assert f"(process {number}, pid {os.getpid()})" in names[number]
+    globals()[scenario](pathlib.Path(folder), number)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
