@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.remote import Address, Remote
 from keras_multigpu.engines.values import Call, Replicas, Tensor, Transfer
 
 
@@ -28,6 +28,9 @@ class Engine(abc.ABC):
     Data mode then calls the template once, on the whole batch, with `shard_rows`. Elsewhere it
     slices the batch and merges the outputs of replicas.
     """
+
+    remote: Remote
+    """Devices of other machines."""
 
     mixins: tuple[type, ...] = ()
     """Classes that the class of a parallel model inherits from, before the template's class."""
@@ -90,6 +93,13 @@ class Engine(abc.ABC):
     def num_processes(self) -> int:
         """How many processes have joined, whose devices `list_devices` names."""
         return 1
+
+    def writing(self, model: keras.Model) -> contextlib.AbstractContextManager[bool]:
+        """A scope in which a file of a model's is written, if by this process; else waited for.
+
+        Gives whether it is this process that writes: one of those that have the model's devices.
+        """
+        return contextlib.nullcontext(True)
 
     def check_devices(self, names: Sequence[str], mode: str) -> None:  # noqa: B027  as below
         """Refuses devices that a mode can't use together.

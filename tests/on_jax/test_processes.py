@@ -218,8 +218,8 @@ def test_a_port_of_something_else(tmp_path):
         other.bind(("127.0.0.1", 0))
         other.listen()
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        from keras_multigpu.engines.jax import processes
         from keras_multigpu.cluster.addresses import find_address
+        from keras_multigpu.engines.jax import processes
 
         with pytest.raises(ClusterError, match="Process 0 can't listen there .Address already in"):
             processes._check_port(find_address("coordinator", address))

@@ -12,14 +12,13 @@ import keras
 from jax.experimental.sparse import JAXSparse
 
 from keras_multigpu.engines.base import Engine
-from keras_multigpu.engines.jax import devices, joint, processes, shards, tensors
-from keras_multigpu.engines.jax.meeting import OneWriter
+from keras_multigpu.engines.jax import devices, joint, meeting, processes, shards, tensors
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.slots import save_by_replica
 from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution
 from keras_multigpu.engines.jax.transfers import compile_step, count_collectives, count_inputs
-from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.remote import Address, Remote
 from keras_multigpu.engines.shared import get_mask, in_fresh_thread, set_mask, split_tensors
 from keras_multigpu.engines.values import Call, Tensor, Transfer
 
@@ -38,7 +37,8 @@ class JaxEngine(Engine):
     name = "jax"
     title = "JAX"
     partitions = True
-    mixins = (OneWriter, PlacedSteps)
+    mixins = (PlacedSteps,)
+    remote = Remote("jax")
 
     def __init__(self) -> None:
         version = tuple(int(part) for part in keras.__version__.split(".")[:2])
@@ -79,6 +79,9 @@ class JaxEngine(Engine):
 
     def check_process(self) -> None:
         check_no_distribution()
+
+    def writing(self, model: keras.Model) -> contextlib.AbstractContextManager[bool]:
+        return meeting.writing(model)
 
     def check_devices(self, names: Sequence[str], mode: str) -> None:
         joint.check_devices(names, mode)

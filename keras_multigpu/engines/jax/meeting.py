@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -89,35 +91,23 @@ class _Restore(keras.callbacks.Callback):
         self._callback.on_train_begin(logs)
 
 
-class OneWriter(keras.Model):
-    """What the class of a parallel model adds to Keras's writing of files on JAX.
+@contextlib.contextmanager
+def writing(model: Any) -> Iterator[bool]:
+    """A scope in which process 0 writes a file, and the others wait.
 
-    Of several processes that have a model's devices, process 0 writes, and the others wait: at
-    the end of the call, or within a loop at its next step.
+    Within a loop they don't wait here: they come to the next step, and wait there.
+
+    Args:
+        model: a parallel model.
     """
-
-    _is_running: bool
-
-    def save(self, *args: Any, **kwargs: Any) -> Any:
-        """Saves the model whole, as Keras does."""
-        return self._write(super().save, args, kwargs)
-
-    def save_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """Saves the weights, as Keras does."""
-        return self._write(super().save_weights, args, kwargs)
-
-    def _write(self, write: Any, args: Any, kwargs: Any) -> Any:
-        group = self._placement().group
-        if group is None:
-            return write(*args, **kwargs)
-        if vars(self).get("_is_running"):
-            return write(*args, **kwargs) if group.is_writer else None
-        try:
-            meet(self, write.__name__)
-            if group.is_writer:
-                write(*args, **kwargs)
-            part(self)
-        except BaseException as error:
-            part(self, error)
-            raise
-        return None
+    group = model._placement().group
+    if group is None or vars(model).get("_is_running"):
+        yield group is None or group.is_writer
+        return
+    try:
+        meet(model, "the writing of a file")
+        yield group.is_writer
+        part(model)
+    except BaseException as error:
+        part(model, error)
+        raise
