@@ -4,7 +4,6 @@ import os
 import pathlib
 import sys
 
-import jax
 import keras
 import numpy as np
 
@@ -12,7 +11,7 @@ import keras_multigpu
 from keras_multigpu import make_parallel
 from keras_multigpu.cluster import ClusterError, join
 
-TIMEOUT = 6.0
+TIMEOUT = 4.0
 
 
 def data(rows=70):
@@ -20,11 +19,11 @@ def data(rows=70):
     return rng.normal(size=(rows, 6)).astype("float32"), rng.integers(0, 3, rows)
 
 
-def build(units=8, activation="tanh"):
+def build(activation="tanh"):
     model = keras.Sequential(
         [
             keras.Input((6,)),
-            keras.layers.Dense(units, activation=activation),
+            keras.layers.Dense(8, activation=activation),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.2),
             keras.layers.Dense(3),
@@ -50,13 +49,12 @@ def train(model, callbacks=(), epochs=2):
     """Trains, evaluates and predicts; gives all that came out."""
     x, y = data()
     options = {"batch_size": 32, "verbose": 0}
-    history = model.fit(
-        x, y, epochs=epochs, validation_data=data(11), callbacks=[*callbacks], **options
-    )
+    few = (x[:38], y[:38])
+    history = model.fit(x, y, epochs=epochs, validation_data=few, callbacks=[*callbacks], **options)
     found = {f"log {key}": np.array(values) for key, values in history.history.items()}
-    found["evaluated"] = np.array(model.evaluate(x[:33], y[:33], **options))
-    found["predicted"] = model.predict(x[:37], **options)
-    found["one batch"] = np.array(model.train_on_batch(x[:9], y[:9]))
+    found["evaluated"] = np.array(model.evaluate(*few, **options))
+    found["predicted"] = model.predict(few[0], **options)
+    found["one batch"] = np.array(model.train_on_batch(x[:6], y[:6]))
     found["one prediction"] = np.asarray(model.predict_on_batch(x[:6]))
     for place, weight in enumerate([*model.get_weights(), *model.optimizer.variables]):
         found[f"weight {place}"] = np.asarray(weight)
@@ -74,8 +72,8 @@ def train_together(folder, number):
     assert (folder / "saved.keras").exists()
     parallel.load_weights(folder / "saved.weights.h5")
     loaded = keras.saving.load_model(folder / "saved.keras")
-    found["loaded predicted"] = loaded.predict(data()[0][:37], batch_size=32, verbose=0)
-    found["template predicted"] = model.predict(data()[0][:37], batch_size=32, verbose=0)
+    found["loaded predicted"] = loaded.predict(data()[0][:38], batch_size=32, verbose=0)
+    found["template predicted"] = model.predict(data()[0][:38], batch_size=32, verbose=0)
     found["devices"] = np.array(parallel.devices)
     found["loaded devices"] = np.array(loaded.devices)
     own = make_parallel(build(), devices=keras_multigpu.list_devices()[2 * number :][:2])
@@ -124,28 +122,13 @@ def fails(call):
         call()
     except ClusterError as error:
         print(f"{error.host}\n{error}", flush=True)
-        sys.exit(3)
+        sys.exit(1)
     raise AssertionError("No error came.")
 
 
-def train_long(folder, number, model=None):
-    parallel = make_parallel(model or build())
-    fails(lambda: parallel.fit(*data(), epochs=10_000, verbose=0, callbacks=[Journal()]))
-
-
-def other_model(folder, number):
-    train_long(folder, number, build(activation="tanh" if number else "relu"))
-
-
-def other_weights(folder, number):
-    keras.utils.set_random_seed(number)
-    train_long(folder, number)
-
-
-def other_length(folder, number):
+def train_long(folder, number):
     parallel = make_parallel(build())
-    x, y = data()
-    fails(lambda: parallel.fit(x, y, steps_per_epoch=2 + number, batch_size=8, verbose=0))
+    fails(lambda: parallel.fit(*data(), epochs=10_000, verbose=0, callbacks=[Journal()]))
 
 
 class FullDisk(keras.callbacks.Callback):
@@ -162,12 +145,10 @@ def full_disk(folder, number):
 def main(scenario, folder, count, number, port):
     count, number = int(count), int(number)
     keras_multigpu.use_virtual_devices(2)
-    if scenario == "other_version" and number:
-        jax.__version__ = "0.0.1"
     if scenario == "other_count" and number:
         count += 1
     address = f"127.0.0.1:{port}"
-    if scenario in ("other_version", "other_count", "absent"):
+    if scenario in ("other_count", "absent"):
         fails(lambda: join(address, count, number, timeout=TIMEOUT))
     names = join(address, count, number, timeout=TIMEOUT)
     assert names == join(address, count, number, timeout=TIMEOUT)

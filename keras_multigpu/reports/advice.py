@@ -13,6 +13,7 @@ from keras_multigpu.devices import choose_devices
 from keras_multigpu.reports.advice_report import Advice, show_bytes, show_seconds
 from keras_multigpu.reports.checks import check_built, check_count, check_counts, check_quantity
 from keras_multigpu.reports.cuts import find_cut
+from keras_multigpu.reports.designs import compare_designs
 from keras_multigpu.reports.environment import describe_environment
 from keras_multigpu.reports.links import PRESETS, Link, find_link, measure_link
 from keras_multigpu.reports.loads import check_mode, find_load
@@ -38,6 +39,8 @@ def advise(
     processors: float | None = None,
     overlap: float = 0.0,
     steps: int = 10,
+    devices_per_host: int | None = None,
+    host_link: str | Link | None = None,
 ) -> Advice:
     """Predicts how long a training step takes on n devices, and says whether they are worth it.
 
@@ -45,6 +48,12 @@ def advise(
     about; between these the time is taken to grow evenly with the rows. To that come the bytes that
     have to cross, which follow from the model and the mode, at the speed of the link. So the
     devices need not be here.
+
+    With `devices_per_host`, more devices than that are on several hosts, and what crosses between
+    hosts comes to what crosses inside them. On JAX, whose processes add up gradients in a ring of
+    hosts, that hardly grows with the hosts; on TensorFlow all of it goes over the link of the one
+    driver, the inputs too, and grows with them. A note tells where that is no longer the right
+    choice.
 
     What is not counted: the way of the batch from the host, which one device has as well; moving
     statistics; that of an embedding's gradient only the rows that were touched cross; and that
@@ -77,6 +86,9 @@ def advise(
             where each device is one.
         overlap: the part of the copies that is hidden behind computations, from 0 to 1.
         steps: how many steps are timed on either batch.
+        devices_per_host: how many devices a host has; `None` where one host has all of them.
+        host_link: a host's link to the others, as `link`: `"ethernet25"`, say. Needed where there
+            are several hosts.
 
     Returns:
         A report with a row for each mode and number of devices: the step, what of it is spent on
@@ -100,6 +112,7 @@ def advise(
     """
     counts = check_counts("n_gpus", n_gpus)
     given, cuts = find_link(link), dict(cuts or {})
+    between = _check_hosts(devices_per_host, host_link, counts)
     for mode in modes:
         check_mode(mode)
     _check_numbers(batch_size, speed, processors, overlap, steps)
@@ -107,7 +120,7 @@ def advise(
     known = _known_step(step_seconds, batch_size)
     check_built(model)
     rows = make_inputs(model, batch_size) if inputs is None else inputs
-    sizes = find_sizes(model, model(take(rows, 1)))
+    sizes = find_sizes(model, model(take(rows, 1)), take(rows, 1))
     for count in counts if "model" in modes else ():
         if count > 1 and count not in cuts:
             cuts[count] = find_cut(model, count, batch_size, sizes, placement)
@@ -120,16 +133,34 @@ def advise(
         engines.current().partitions,
         processors,
         cuts,
+        devices_per_host,
     )
     used = given or _link_here()
     found = {(mode, n): find_load(mode, work, n) for mode in modes for n in counts}
     found |= _with_counts(found, counted)
     predictions = [
-        predict(mode, count, load, used, processors, overlap)
+        predict(mode, count, load, used, processors, overlap, between)
         for (mode, count), load in found.items()
     ]
     settings = _describe(model, work, used, known is not None, speed, overlap)
-    return Advice(predictions, settings=settings)
+    if between is not None:
+        settings["hosts"] = f"{devices_per_host} devices each, linked by {between}"
+    notes = compare_designs(work, counts, used, between) if between and "data" in modes else ()
+    return Advice(predictions, settings=settings, notes=notes)
+
+
+def _check_hosts(per_host: Any, host_link: Any, counts: Sequence[int]) -> Link | None:
+    """The link between hosts, `None` if there is one host."""
+    if per_host is not None:
+        check_count("devices_per_host", per_host)
+    several = per_host is not None and max(counts) > per_host
+    if several != (host_link is not None):
+        raise ValueError(
+            "`devices_per_host` and `host_link` belong together, where there are more devices than "
+            f"a host has. Received: devices_per_host={per_host!r}, host_link={host_link!r} and "
+            f"n_gpus={tuple(counts)!r}. Give devices_per_host=8, host_link='ethernet25', say."
+        )
+    return find_link(host_link)
 
 
 def _check_counted(counted: Any, batch_size: int) -> None:

@@ -5,6 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from keras_multigpu.reports.hosts import (
+    driver_between,
+    hubs_inside,
+    ring_between,
+    ring_inside,
+)
 from keras_multigpu.reports.prediction import Load, Traffic, Workload
 
 
@@ -16,6 +22,12 @@ def find_load(mode: str, work: Workload, devices: int) -> Load:
             is spread.
     """
     check_mode(mode)
+    if mode != "data" and work.hosts(devices) > 1:
+        raise ValueError(
+            "Only mode 'data' goes over several hosts here. Received: mode="
+            f"{mode!r} on {devices} devices, {work.per_host} in each host. Ask for {work.per_host} "
+            "devices at most, or leave `devices_per_host` out."
+        )
     if mode == "model" and devices > 1 and devices not in work.cuts:
         raise ValueError(
             "For mode 'model' it must be known how the model is spread. Received: "
@@ -45,12 +57,13 @@ def _load_data(work: Workload, devices: int) -> Load:
     # Where each device computes the whole batch, none needs anything of the others.
     is_split = devices > 1 and not (work.partitions and work.batch_size % devices)
     traffic = _shared_weights(work, devices) if is_split else Traffic()
-    if is_split and not work.partitions:
+    between = _between_hosts(work, devices) if is_split else Traffic()
+    if is_split and not work.partitions and work.hosts(devices) == 1:
         traffic = _add(traffic, _gathered(work, work.batch_size - rows))
     alone = work.step.seconds(work.batch_size)
     # What does not depend on the rows, the update above all, is done once, or on every device.
     total = devices * seconds if work.partitions else max(alone, seconds)
-    return Load(seconds, total, alone, traffic, _memory(work, rows))
+    return Load(seconds, total, alone, traffic, _memory(work, rows), between)
 
 
 def _load_tower(work: Workload, devices: int) -> Load:
@@ -91,21 +104,12 @@ LOADS: dict[str, Callable[[Workload, int], Load]] = {
 
 
 def _shared_weights(work: Workload, devices: int) -> Traffic:
-    """The weights' way to the devices, and the gradients' way back.
+    """The weights' way to the devices of a host, and the gradients' way back."""
+    return ring_inside(work, devices) if work.partitions else hubs_inside(work, devices)
 
-    Over hubs, the device of the variables sends 2 P (n-1) / n bytes of weights before it receives
-    as many of gradients, a copy for each variable; in a ring, each device sends and receives that
-    of gradients at the same time, in 2 (n-1) rounds, which is the least that can be done (Patarasuk
-    and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
-    """
-    factor = 2 * (devices - 1) / devices
-    sizes = work.sizes
-    if work.partitions:
-        gradients = factor * sizes.gradients
-        return Traffic(gradients, gradients, 2 * (devices - 1), duplex=True)
-    return Traffic(
-        factor * sizes.weights, factor * sizes.gradients, 2 * factor * sizes.tensors, duplex=False
-    )
+
+def _between_hosts(work: Workload, devices: int) -> Traffic:
+    return ring_between(work, devices) if work.partitions else driver_between(work, devices)
 
 
 def _gathered(work: Workload, rows: int) -> Traffic:

@@ -7,6 +7,7 @@ overlap unless that is said, so a prediction errs towards the slow side.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -59,6 +60,7 @@ class Sizes:
         slots: of the optimizer's state.
         outputs: of the outputs for one row.
         activations: of what a step keeps for one row; `None` where that is not known.
+        inputs: of the inputs for one row.
     """
 
     weights: int
@@ -67,6 +69,7 @@ class Sizes:
     slots: int
     outputs: int
     activations: int | None
+    inputs: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +105,7 @@ class Workload:
         processors: how many devices' worth of processors there are; `None` if each device is one.
             Virtual devices are parts of one.
         cuts: how the model is spread in mode `"model"`, by the number of devices.
+        per_host: how many devices a host has; `None` if one host has all of them.
     """
 
     step: StepTime
@@ -110,6 +114,11 @@ class Workload:
     partitions: bool = False
     processors: float | None = None
     cuts: Mapping[int, Cut] = dataclasses.field(default_factory=dict)
+    per_host: int | None = None
+
+    def hosts(self, devices: int) -> int:
+        """How many hosts have so many devices."""
+        return 1 if self.per_host is None else math.ceil(devices / self.per_host)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +153,7 @@ class Load:
         alone_s: the seconds that the same would take on one device.
         traffic: what the busiest device sends and receives.
         memory: the bytes that it keeps; `None` where that is not known.
+        between: what the busiest host sends to other hosts and receives from them.
     """
 
     busiest_s: float
@@ -151,6 +161,7 @@ class Load:
     alone_s: float
     traffic: Traffic
     memory: int | None
+    between: Traffic = Traffic()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,16 +207,18 @@ def predict(
     link: Link,
     processors: float | None = None,
     overlap: float = 0.0,
+    host_link: Link | None = None,
 ) -> Prediction:
-    """The time of a step.
+    """The time of a step: what crosses inside a host goes before what crosses between hosts.
 
     Args:
         mode: the mode's name.
         devices: their number.
         load: what the mode makes of the workload on them.
-        link: the link between any two of them.
+        link: the link between any two of them in a host.
         processors: as in `Workload`.
         overlap: the part of the copies that is hidden behind computations.
+        host_link: a host's link to the other hosts; `None` for the same as `link`.
 
     Example:
         Two devices with half of the rows each, and 4 bytes to send and receive on a link of 8 a
@@ -218,7 +231,8 @@ def predict(
     compute = load.busiest_s
     if processors is not None:
         compute = max(compute, load.total_s / processors)
-    transfer = (1 - overlap) * load.traffic.seconds(link)
+    copying = load.traffic.seconds(link) + load.between.seconds(host_link or link)
+    transfer = (1 - overlap) * copying
     return Prediction(mode, devices, compute, transfer, load.alone_s, load)
 
 

@@ -11,7 +11,7 @@ from keras_multigpu.models.costs import row_bytes, variables_bytes
 from keras_multigpu.reports.prediction import Sizes
 
 
-def find_sizes(model: keras.Model, outputs: Any) -> Sizes:
+def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:
     """The bytes of a model that have to be kept, or moved.
 
     The optimizer's are those that it keeps for one value, times the values that are trained; for a
@@ -22,11 +22,12 @@ def find_sizes(model: keras.Model, outputs: Any) -> Sizes:
     Args:
         model: a model that is built.
         outputs: its outputs for one row, in any structure.
+        inputs: its inputs for one row, in any structure.
 
     Example:
         >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
         >>> find_sizes(model, model.outputs)
-        Sizes(weights=32, gradients=32, tensors=2, slots=64, outputs=8, activations=20)
+        Sizes(weights=32, gradients=32, tensors=2, slots=64, outputs=8, activations=20, inputs=0)
     """
     trainable = model.trainable_variables
     return Sizes(
@@ -36,6 +37,7 @@ def find_sizes(model: keras.Model, outputs: Any) -> Sizes:
         slots=_count_slots(model) * variables_bytes(trainable),
         outputs=sum(map(row_bytes, keras.tree.flatten(outputs))),
         activations=_count_activations(model),
+        inputs=sum(map(row_bytes, keras.tree.flatten(inputs))),
     )
 
 

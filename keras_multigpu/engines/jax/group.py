@@ -94,22 +94,23 @@ class Group:
 
     def fail(self, error: BaseException) -> None:
         """Tells the others that this process has left the loop with an error."""
-        kind = "states" if self.broken is not None else f"failures/{self._loop}"
+        kind = "stopped" if self.broken is not None else f"failures/{self._loop}"
         text = " ".join(str(error).split())[:300].rstrip(".")
         self._board.write(f"{kind}/{self.number}", f"stopped with {type(error).__name__}: {text}")
 
     def leave(self) -> None:
-        """Tells the others that this process ends, and waits for all of them to do so.
+        """Tells the others that this process ends. The first of them waits for them to end.
 
-        With the first of them ends the service of JAX's by which they know of each other.
+        With it ends the service of JAX's by which they know of each other, and JAX would end them.
         """
-        self._board.write(f"states/{self.number}", "ended")
-        while True:
-            known = self._board.read("states/", seconds=0.05)
-            if all(str(k) in known or self._is_silent(k) for k in range(len(self.names))):
-                return
-            if self._board.service_silence() > self.timeout:
-                return
+        self._board.write(f"ended/{self.number}", "ended")
+        awaited = range(len(self.names)) if self.number == 0 else [self.number]
+        while self._board.service_silence() < self.timeout:
+            ended = self._board.read("ended/", seconds=0.05)
+            if all(str(k) in ended or self._is_silent(k) for k in awaited):
+                break
+        if self.number == 0:
+            time.sleep(BEAT)  # by then those that have told so are gone
 
     def differs(self, number: int, what: str) -> ClusterError:
         """The error of a process that has something else than process 0.
@@ -159,7 +160,8 @@ class Group:
         silence = self.timeout if silence is None else silence
         if self._board.service_silence() > silence and self.number:
             raise self._silent(0, self._board.service_silence())
-        stopped = self._board.read("states/") | self._board.read(f"failures/{self._loop}/")
+        stopped = self._board.read("ended/") | self._board.read("stopped/")
+        stopped |= self._board.read(f"failures/{self._loop}/")
         ends = self._board.read(f"ends/{self._loop}/")
         for number in range(len(self.names)):
             if number == self.number:

@@ -20,7 +20,7 @@ import numpy as np
 
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.jax import devices
-from keras_multigpu.engines.jax.board import Board
+from keras_multigpu.engines.jax.board import BEAT, Board
 from keras_multigpu.engines.jax.group import Group
 from keras_multigpu.engines.remote import Address
 
@@ -83,8 +83,13 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
         _check_port(address)
     _initialize(address, count, number, until, timeout)
     board = Board(_client(), number)
-    records = _introduce(board, address, count, number, until)
-    _check_alike(records)
+    try:
+        records = _introduce(board, address, count, number, until)
+        _check_alike(records)
+    except ClusterError:
+        atexit.register(_end_at_once)
+        time.sleep(0 if number else 2 * BEAT)  # the others read what was written
+        raise
     names = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
     group = Group(board, number, names, timeout)
     _joined = (request, group)

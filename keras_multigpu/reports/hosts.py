@@ -1,0 +1,61 @@
+"""What crosses inside hosts and between them: two levels, a ring or one driver."""
+
+from __future__ import annotations
+
+from keras_multigpu.reports.prediction import Traffic, Workload
+
+
+def ring_inside(work: Workload, devices: int) -> Traffic:
+    """What a device sends and receives in its host, where gradients are added up in rings.
+
+    In the host the gradients are scattered over its devices and gathered again at the end, which
+    for g devices is 2 P (g-1) / g bytes each way in 2 (g-1) rounds, the least there is (Patarasuk
+    and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
+    """
+    count = _in_host(work, devices)
+    size = 2 * (count - 1) / count * work.sizes.gradients
+    return Traffic(size, size, 2 * (count - 1), duplex=True)
+
+
+def ring_between(work: Workload, devices: int) -> Traffic:
+    """What a host sends to the next one, where gradients are added up in rings.
+
+    Each device of a host has its part of them, so that all parts together, P bytes, go round
+    once to be added up and once to be told: 2 P (h-1) / h bytes for h hosts, however many.
+    """
+    hosts = work.hosts(devices)
+    size = 2 * (hosts - 1) / hosts * work.sizes.gradients
+    return Traffic(size, size, 2 * (hosts - 1), duplex=True)
+
+
+def hubs_inside(work: Workload, devices: int) -> Traffic:
+    """What a device sends and receives in its host, where weights go out and gradients come back.
+
+    Spread evenly over the devices of a host, which pass them on to the others, that is
+    2 P (g-1) / g bytes out before as many come back, a copy for each variable.
+    """
+    count = _in_host(work, devices)
+    factor = 2 * (count - 1) / count
+    sizes = work.sizes
+    return Traffic(factor * sizes.weights, factor * sizes.gradients, 2 * factor * sizes.tensors)
+
+
+def driver_between(work: Workload, devices: int) -> Traffic:
+    """What the driver of all hosts sends and receives, where one process drives them.
+
+    To each host go the weights once and its rows of the inputs; from each come the sum of its
+    gradients and the outputs of its rows, of which the gradients go back. All of it goes over the
+    driver's own link, and grows with the hosts. The driver is a machine of its own.
+    """
+    hosts = work.hosts(devices)
+    if hosts < 2:
+        return Traffic()
+    sizes, rows = work.sizes, work.batch_size
+    sent = hosts * sizes.weights + rows * (sizes.inputs + sizes.outputs)
+    received = hosts * sizes.gradients + rows * sizes.outputs
+    return Traffic(sent, received, 2 * hosts * sizes.tensors)
+
+
+def _in_host(work: Workload, devices: int) -> int:
+    """The devices of a host that has the most of them."""
+    return devices if work.per_host is None else min(devices, work.per_host)

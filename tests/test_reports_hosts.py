@@ -1,0 +1,132 @@
+"""The arithmetic of several hosts."""
+
+import dataclasses
+
+import keras
+import pytest
+
+from benchmarks import at_scale
+from keras_multigpu.reports import Link, advise
+from keras_multigpu.reports.designs import compare_designs, last_hosts, predict_both
+from keras_multigpu.reports.hosts import driver_between, ring_between, ring_inside
+from keras_multigpu.reports.loads import find_load
+from keras_multigpu.reports.prediction import Sizes, StepTime, Traffic, Workload, predict
+
+SIZES = Sizes(400, 400, 5, 0, 8, None, 100)
+FAST, SLOW = Link("inside", 100.0, 0.0), Link("between", 10.0, 0.0)
+
+
+def work(rows=16, per_host=4, **changes):
+    return Workload(StepTime(0.0, 1.0), rows, SIZES, per_host=per_host, **changes)
+
+
+def test_hosts_are_counted():
+    assert [work().hosts(count) for count in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
+    assert work(per_host=None).hosts(512) == 1
+
+
+def test_a_ring_of_hosts_in_closed_form():
+    assert ring_inside(work(), 8) == Traffic(600, 600, 6, duplex=True)  # 2 P 3/4
+    assert ring_between(work(), 8) == Traffic(400, 400, 2, duplex=True)  # 2 P 1/2
+    assert ring_between(work(), 4) == Traffic(0, 0, 0, duplex=True)
+    load = find_load("data", work(partitions=True), 8)
+    found = predict("data", 8, load, FAST, host_link=SLOW)
+    assert found.compute_s == 2.0
+    assert found.transfer_s == pytest.approx(600 / 100 + 400 / 10)
+
+
+def test_a_driver_in_closed_form():
+    found = driver_between(work(), 8)
+    assert found == Traffic(2 * 400 + 16 * 108, 2 * 400 + 16 * 8, 20)
+    assert driver_between(work(), 4) == Traffic()
+    load = find_load("data", work(), 8)
+    found = predict("data", 8, load, FAST, host_link=SLOW)
+    assert found.transfer_s == pytest.approx(2 * 600 / 100 + (800 + 1728 + 800 + 128) / 10)
+
+
+def test_one_host_is_as_before():
+    for partitions in (False, True):
+        for count in (1, 2, 4):
+            one = find_load("data", work(partitions=partitions, per_host=None), count)
+            assert find_load("data", work(partitions=partitions), count) == one
+
+
+def test_rings_have_a_limit_and_drivers_none():
+    many = [4, 8, 40, 400, 4000]
+    rings = [ring_between(work(), count).sent for count in many]
+    drivers = [driver_between(work(), count).sent for count in many]
+    assert rings == sorted(rings)
+    assert drivers == sorted(drivers)
+    assert rings[-1] < 2 * SIZES.gradients
+    assert drivers[-1] > 1000 * SIZES.weights
+
+
+def test_where_one_driver_is_wrong():
+    # Each host brings 4 rows: a driver moves 800 + 4 * 116 bytes more for it, a ring 800 at most.
+    one = work(rows=4, partitions=False)
+    free = Link("free", float("inf"))
+    assert last_hosts(one, free, free, 9, per_device=True) == 9
+    assert last_hosts(one, FAST, SLOW, 9, per_device=True) == 1
+    quick = [Link("x", speed) for speed in (1e3, 1e4, 1e5, 1e6)]
+    found = [last_hosts(one, FAST, link, 999, per_device=True) for link in quick]
+    assert found == sorted(found)
+    hosts = found[1]
+    times = [
+        predict_both(dataclasses.replace(one, batch_size=4 * h), 4 * h, FAST, quick[1])
+        for h in (hosts, hosts + 1)
+    ]
+    assert times[0][0].step_s <= 1.1 * times[0][1].step_s
+    assert times[1][0].step_s > 1.1 * times[1][1].step_s
+    assert last_hosts(one, FAST, quick[1], 999, per_device=False) >= 1
+
+
+def test_advice_over_hosts():
+    model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(100)])
+    asked = {"step_seconds": 1.0, "link": "nvlink", "host_link": "ethernet25"}
+    advice = advise(model, 64, n_gpus=(8, 16, 64), devices_per_host=8, **asked)
+    assert advice.settings["hosts"].startswith("8 devices each, linked by 25 Gbit Ethernet")
+    partitions = keras.backend.backend() == "jax"
+    sizes = dataclasses.replace(SIZES, weights=4400, gradients=4400)
+    expected = Workload(StepTime(0, 1 / 64), 64, sizes, partitions, per_host=8)
+    for one in advice.predictions:
+        if partitions:
+            assert one.load.between == ring_between(expected, one.devices)
+        assert (one.load.between.sent > 0) == (one.devices > 8)
+        if one.devices > 8 and not partitions:  # weights to each host, inputs, outputs' gradients
+            assert one.load.between.sent == one.devices // 8 * 4400 + 64 * (40 + 400)
+    slow = Link("slow", 1e5)
+    notes = compare_designs(expected, (8, 64), Link("fast", 1e9), slow)
+    assert "On 64 devices in 8 hosts, one driver (TensorFlow) takes" in notes[0]
+    assert "times as long as a process per host (JAX)" in notes[0]
+    assert compare_designs(expected, (8,), Link("fast", 1e9), slow) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"devices_per_host": 8}, "`devices_per_host` and `host_link` belong together.*link=None"),
+        ({"host_link": "ethernet25"}, "belong together.*devices_per_host=None.*Give devices_per_h"),
+        ({"devices_per_host": 0, "host_link": "pcie3"}, "`devices_per_host` must be an integer"),
+        (
+            {"devices_per_host": 8, "host_link": "pcie3", "modes": ("tower",)},
+            "Only mode 'data' goes over several hosts here. Received: mode='tower' on 16 devices",
+        ),
+        ({"devices_per_host": 8, "host_link": "wire"}, "`link` must be one of .*'wire'"),
+    ],
+)
+def test_wrong_hosts(arguments, message):
+    model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match=message):
+        advise(model, 64, n_gpus=(16,), step_seconds=1.0, link="pcie4", **arguments)
+
+
+def test_the_table_of_the_benchmark():
+    rows = [line.split("|")[1:-1] for line in at_scale.table().splitlines()[2:]]
+    assert len(rows) == 3 * 2 * 5
+    assert {row[2].strip() for row in rows} == {"1", "2", "8", "64", "512"}
+    for row in rows:
+        ring, driver = (float(row[place].strip().replace(",", "")) for place in (4, 6))
+        assert ring <= driver
+    told = [line.split("|")[3:6] for line in at_scale.published().splitlines()[2:5]]
+    for published, computed, hidden in ([float(x.strip(" %")) for x in row] for row in told):
+        assert computed <= published <= hidden  # what is hidden lies in between
