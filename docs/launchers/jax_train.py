@@ -16,6 +16,7 @@ from keras_multigpu.cluster import join
 
 
 def main(coordinator: str, num_processes: str, process_id: str, folder: str) -> None:
+    """Joins the other processes, and trains."""
     keras.utils.set_random_seed(7)  # the same weights and the same order of rows in all processes
     join(coordinator, int(num_processes), int(process_id), timeout=30)
 

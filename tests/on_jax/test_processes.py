@@ -18,7 +18,7 @@ import pytest
 from keras_multigpu import make_parallel
 from keras_multigpu.cluster import ClusterError, join
 from keras_multigpu.cluster.addresses import find_address
-from keras_multigpu.engines.jax import joint, processes
+from keras_multigpu.engines.jax import coordinator, joint, processes
 from keras_multigpu.engines.jax.group import Group
 
 SCRIPT = pathlib.Path(script.__file__)
@@ -209,7 +209,7 @@ def test_absent_processes(tmp_path):
 def test_no_coordinator():
     address = find_address("coordinator", f"127.0.0.1:{free_port()}")
     with pytest.raises(ClusterError, match="did not come together .*Connection refused") as caught:
-        processes._await_answer(address, time.monotonic() + 0.3)
+        coordinator.await_answer(address, time.monotonic() + 0.3)
     assert caught.value.host == address.name
 
 
@@ -219,7 +219,7 @@ def test_something_else_at_the_coordinators_address():
         other.listen()
         address = find_address("coordinator", f"127.0.0.1:{other.getsockname()[1]}")
         with pytest.raises(ClusterError, match="Process 0 can't listen there .Address already in"):
-            processes._check_port(address)
+            coordinator.check_port(address)
 
         def answer():
             connection, _ = other.accept()
@@ -229,7 +229,7 @@ def test_something_else_at_the_coordinators_address():
         server = threading.Thread(target=answer)
         server.start()
         with pytest.raises(ClusterError, match="something else than a coordinator answers"):
-            processes._await_answer(address, time.monotonic() + 0.05)
+            coordinator.await_answer(address, time.monotonic() + 0.05)
         server.join()
 
 
@@ -323,7 +323,14 @@ def test_other_versions_are_refused():
     mine["keras_multigpu"] = "1"
     other = {**mine, "host": "b", "pid": "2", "JAX": "2"}
     with pytest.raises(ClusterError, match=r"It has JAX 2, and process 0 on a has 1. Make them"):
-        processes._check_alike([mine, other])
+        processes._check_alike({0: mine, 1: other})
+    processes._check_alike({1: other})  # process 0 is not known yet
+
+
+def test_old_versions_of_jax_are_refused(monkeypatch):
+    monkeypatch.setattr(processes.jax.distributed, "initialize", lambda coordinator_address: None)
+    with pytest.raises(RuntimeError, match="`join` needs JAX 0.8.1 or later.*__version__="):
+        processes._check_version()
 
 
 def test_other_weights_are_noticed():

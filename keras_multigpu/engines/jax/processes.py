@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.metadata
+import inspect
 import json
 import os
 import random
@@ -21,15 +22,13 @@ import numpy as np
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.board import BEAT, Board
+from keras_multigpu.engines.jax.coordinator import await_answer, check_port, not_together
 from keras_multigpu.engines.jax.group import Group
 from keras_multigpu.engines.remote import Address
 
 # So long JAX waits more before it ends the processes itself, without an exception of Python's.
 _GRACE = 60
 _FAR = 24 * 3600
-# The first bytes of HTTP/2 from a client, and the kind of frame with which a server answers.
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_SETTINGS = b"\x04"
 _joined: tuple[tuple[str, int, int], Group] | None = None
 
 
@@ -76,16 +75,16 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
             "process where JAX has started already. Restart the process (or the notebook's "
             "kernel) and call it right after the imports."
         )
+    _check_version()
     until = time.monotonic() + timeout
     if number:
-        _await_answer(address, until)
+        await_answer(address, until)
     else:
-        _check_port(address)
+        check_port(address)
     _initialize(address, count, number, until, timeout)
     board = Board(_client(), number)
     try:
         records = _introduce(board, address, count, number, until)
-        _check_alike(records)
     except ClusterError:
         atexit.register(_end_at_once)
         time.sleep(0 if number else 2 * BEAT)  # the others read what was written
@@ -100,35 +99,14 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
     return names
 
 
-def _check_port(address: Address) -> None:
-    """Refuses an address on which this process can't serve."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.ip, address.port))
-        except OSError as error:
-            raise ClusterError(
-                address.name,
-                f"Process 0 can't listen there ({error.strerror}).",
-                "Give an address of the host of process 0, with a port that nothing else uses.",
-            ) from error
-
-
-def _await_answer(address: Address, until: float) -> None:
-    """Waits until a server of the protocol that JAX's coordinator speaks answers there."""
-    reason = ""
-    while time.monotonic() < until:
-        try:
-            with socket.create_connection((address.ip, address.port), timeout=2.0) as probe:
-                probe.sendall(_GREETING)
-                answer = probe.recv(9)
-            if answer[3:4] == _SETTINGS:
-                return
-            reason = "something else than a coordinator answers there"
-        except OSError as error:
-            reason = str(error)
-        time.sleep(0.1)
-    raise _not_together(address, reason)
+def _check_version() -> None:
+    known = inspect.signature(jax.distributed.initialize).parameters
+    if "shutdown_timeout_seconds" not in known:
+        raise RuntimeError(
+            "`join` needs JAX 0.8.1 or later, which can be told how long to wait for other "
+            f"processes. Received: jax.__version__={jax.__version__!r}. Install it: "
+            "`pip install -U jax`."
+        )
 
 
 def _initialize(address: Address, count: int, number: int, until: float, timeout: float) -> None:
@@ -159,19 +137,9 @@ def _initialize(address: Address, count: int, number: int, until: float, timeout
     threading.Thread(target=initialize, daemon=True).start()
     if not done.wait(max(0.0, until - time.monotonic())):
         atexit.register(_end_at_once)
-        raise _not_together(address, f"of {count} processes one or more are absent")
+        raise not_together(address, f"of {count} processes one or more are absent")
     if errors:
-        raise _not_together(address, str(errors[0]).splitlines()[0]) from errors[0]
-
-
-def _not_together(address: Address, reason: str) -> ClusterError:
-    return ClusterError(
-        address.name,
-        f"The processes did not come together there in time ({reason}).",
-        "Start all processes with the same `coordinator`, an address of the host of process 0 "
-        "that the others reach, and the same `num_processes`; and each with a `process_id` of "
-        "its own.",
-    )
+        raise not_together(address, str(errors[0]).splitlines()[0]) from errors[0]
 
 
 def _client() -> Any:
@@ -203,11 +171,12 @@ def _introduce(
     while True:
         found = board.read("records/", seconds=0.25)
         records = {int(key): json.loads(value) for key, value in found.items()}
+        _check_alike(records)
         if all(k in records for k in range(count)):
             return [records[k] for k in range(count)]
         if time.monotonic() > until:
             absent = ", ".join(str(k) for k in range(count) if k not in records)
-            raise _not_together(address, f"absent: process {absent}")
+            raise not_together(address, f"absent: process {absent}")
 
 
 def _random_state() -> str:
@@ -216,14 +185,16 @@ def _random_state() -> str:
     return str(zlib.crc32(repr(states).encode()))
 
 
-def _check_alike(records: list[dict[str, str]]) -> None:
-    for number, record in enumerate(records):
+def _check_alike(records: dict[int, dict[str, str]]) -> None:
+    """Refuses processes that differ from process 0, as far as they are known."""
+    first = records.get(0, {})
+    for number, record in sorted(records.items()):
         for fact in ("num_processes", "JAX", "Keras", "keras_multigpu"):
-            if record[fact] != records[0][fact]:
+            if first and record[fact] != first[fact]:
                 raise ClusterError(
                     f"{record['host']} (process {number}, pid {record['pid']})",
-                    f"It has {fact} {record[fact]}, and process 0 on {records[0]['host']} has "
-                    f"{records[0][fact]}.",
+                    f"It has {fact} {record[fact]}, and process 0 on {first['host']} has "
+                    f"{first[fact]}.",
                     "Make them equal, and start all processes again.",
                 )
 
