@@ -3,6 +3,7 @@
 import os
 import pathlib
 import sys
+import time
 
 import keras
 import numpy as np
@@ -129,6 +130,30 @@ def fails(call):
 def train_long(folder, number):
     parallel = make_parallel(build())
     fails(lambda: parallel.fit(*data(), epochs=10_000, verbose=0, callbacks=[Journal()]))
+
+
+class Pause(keras.callbacks.Callback):
+    """Leaves time to be killed in."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        print(f"epoch {epoch}", flush=True)
+        time.sleep(0.1)
+
+
+def train_backed_up(folder, number):
+    keras.utils.set_random_seed(7)
+    backup = keras.callbacks.BackupAndRestore(folder / "backup")
+    parallel = make_parallel(build())
+    try:
+        train_in_order(parallel, [backup, Pause()])
+    except ClusterError as error:
+        print(error, flush=True)
+        sys.exit(1)
+    np.savez(folder / f"trained{number}.npz", *parallel.get_weights())
+
+
+def train_in_order(model, callbacks=()):
+    model.fit(*data(), batch_size=32, epochs=20, shuffle=False, verbose=0, callbacks=callbacks)
 
 
 class FullDisk(keras.callbacks.Callback):

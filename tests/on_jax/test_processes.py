@@ -171,19 +171,39 @@ def test_an_error_in_one_process_ends_the_others(tmp_path):
     assert "It has stopped with OSError: [Errno 28] No space left on device. Start" in output
 
 
-@pytest.mark.parametrize(
-    ("victim", "sent"), [(1, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)]
-)
-def test_a_lost_process_is_named(victim, sent, tmp_path):
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_frozen_process_is_named(victim, tmp_path):
     with running("train_long", tmp_path) as run:
         run.await_line(1 - victim, "batch")
-        run.processes[victim].send_signal(sent)
+        run.processes[victim].send_signal(signal.SIGSTOP)
         (ended,) = run.end(1 - victim).values()
     status, output = ended
     assert status == 1, output
     assert f"(process {victim}, pid {run.processes[victim].pid})" in output
     assert "It has given no sign of life for" in output
     assert "See to that host. Start the script again in all processes" in output
+
+
+def test_training_goes_on_after_a_process_was_killed(tmp_path):
+    with running("train_backed_up", tmp_path) as run:
+        run.await_line(0, "epoch 2")
+        run.processes[1].kill()
+        status, output = run.end(0)[0]
+    assert status == 1, output
+    assert f"(process 1, pid {run.processes[1].pid}): It has given no sign of life for" in output
+    assert (tmp_path / "backup").exists()
+    with running("train_backed_up", tmp_path) as run:
+        for status, output in run.end().values():
+            assert status == 0, output
+            assert "epoch 19" in output
+            assert "epoch 1\n" not in output
+    script.keras.utils.set_random_seed(7)
+    undisturbed = script.build()
+    script.train_in_order(undisturbed)
+    for number in (0, 1):
+        found = np.load(tmp_path / f"trained{number}.npz").values()
+        for weight, expected in zip(found, undisturbed.get_weights(), strict=True):
+            np.testing.assert_allclose(weight, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_without_the_first_process_jax_ends_the_others(tmp_path):
