@@ -105,10 +105,7 @@ def turning_points() -> str:
     rows = []
     for case in _CASES:
         work = case.work(_PER_HOST, _PER_HOST)
-        hosts = [
-            last_hosts(work, _INSIDE, PRESETS[name], _MOST_HOSTS, per_device=True)
-            for name in _BETWEEN
-        ]
+        hosts = [last_hosts(work, _INSIDE, PRESETS[name], _MOST_HOSTS) for name in _BETWEEN]
         rows.append([case.name, *(str(one) for one in hosts)])
     return markdown_table(["model", *(PRESETS[name].name for name in _BETWEEN)], rows)
 

@@ -30,24 +30,23 @@ def predict_both(
     return driver, ring
 
 
-def last_hosts(work: Workload, link: Link, host_link: Link, most: int, *, per_device: bool) -> int:
+def last_hosts(work: Workload, link: Link, host_link: Link, most: int) -> int:
     """Up to how many hosts one driver takes at most 10% longer than a ring.
+
+    The batch grows with the hosts: each device's rows stay as they are.
 
     Args:
         work: what is trained on one host, with `per_host` set.
         link: the link between devices of a host.
         host_link: a host's link to the others.
         most: how many hosts to look at.
-        per_device: whether the batch grows with the hosts, and each device's rows stay as they
-            are; otherwise the batch stays.
 
     Returns:
         The number of hosts; 1 if two are too many.
     """
     assert work.per_host is not None
     for hosts in range(2, most + 1):
-        rows = work.batch_size * (hosts if per_device else 1)
-        grown = dataclasses.replace(work, batch_size=rows)
+        grown = dataclasses.replace(work, batch_size=hosts * work.batch_size)
         driver, ring = predict_both(grown, hosts * work.per_host, link, host_link)
         if driver.step_s > _ENOUGH * ring.step_s:
             return hosts - 1

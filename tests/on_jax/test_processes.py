@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+import jax
 import numpy as np
 import process_script as script
 import pytest
@@ -320,6 +321,19 @@ def test_what_is_lost_is_named():
         group_of(board).check()
     with pytest.raises(ClusterError, match="no sign of life"):
         group_of(board).begin("fit", {})
+
+
+def test_an_error_of_jax_is_explained_or_stays():
+    board = Told()
+    board.silences[1] = 4.5
+    with (
+        pytest.raises(ClusterError, match="It has given no sign of life for 4 seconds"),
+        group_of(board).explained(),
+    ):
+        raise jax.errors.JaxRuntimeError("Connection reset by peer")
+    group = Group(Told(), 0, ("a", "b"), timeout=-3.0)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"), group.explained():
+        raise jax.errors.JaxRuntimeError("out of memory")
 
 
 def test_a_process_that_does_not_come_is_told_of(monkeypatch):

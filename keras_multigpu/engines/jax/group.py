@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -136,17 +138,35 @@ class Group:
             ClusterError: if a process is lost.
         """
         pause, due = 1e-4, time.monotonic() + BEAT
+        for leaf in jax.tree.leaves(values):
+            while isinstance(leaf, jax.Array) and not leaf.is_ready():
+                time.sleep(pause)
+                pause = min(1.5 * pause, 0.01)
+                if time.monotonic() > due:
+                    self.check()
+                    due = time.monotonic() + BEAT
+        jax.block_until_ready(values)  # raises what went wrong
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """A scope in which an error of JAX's that comes from a lost process is told as that.
+
+        Raises:
+            ClusterError: if a process is lost.
+        """
         try:
-            for leaf in jax.tree.leaves(values):
-                while isinstance(leaf, jax.Array) and not leaf.is_ready():
-                    time.sleep(pause)
-                    pause = min(1.5 * pause, 0.01)
-                    if time.monotonic() > due:
-                        self.check()
-                        due = time.monotonic() + BEAT
-            jax.block_until_ready(values)
+            yield
         except jax.errors.JaxRuntimeError as error:
-            raise self._explain(error) from error
+            # JAX says that a connection broke, and not to whom: its silence tells.
+            silence = min(self.timeout, _SURELY_LOST)
+            until = time.monotonic() + silence + 3 * BEAT
+            while time.monotonic() < until:
+                try:
+                    self.check(silence)
+                except ClusterError as lost:
+                    raise lost from error
+                time.sleep(BEAT / 4)
+            raise
 
     def check(self, silence: float | None = None) -> None:
         """Refuses to go on where a process is lost.
@@ -198,17 +218,6 @@ class Group:
 
     def _is_silent(self, number: int, silence: float | None = None) -> bool:
         return self._board.silence(number) > (self.timeout if silence is None else silence)
-
-    def _explain(self, error: Exception) -> Exception:
-        """The loss of a process that an error of JAX's comes from, or the error itself."""
-        until = time.monotonic() + min(self.timeout, 2 * _SURELY_LOST)
-        try:
-            while time.monotonic() < until:
-                self.check(min(self.timeout, _SURELY_LOST))
-                time.sleep(BEAT / 4)
-        except ClusterError as lost:
-            return lost
-        return error
 
     def _silent(self, number: int, seconds: float) -> ClusterError:
         return self._break(

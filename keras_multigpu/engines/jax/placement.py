@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -84,6 +85,10 @@ class Placement:
             return value
         put = jax.device_put if self.group is None else joint.put
         return put(value, self.replicated)
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """A scope in which the loss of another process is told as that."""
+        return contextlib.nullcontext() if self.group is None else self.group.explained()
 
     def finish(self, computed: Any) -> None:
         """Waits for what several processes compute together, which might never be done."""

@@ -84,9 +84,10 @@ class PlacedSteps(keras.Model):
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
             self._latest_state = state
-            outputs, state = function(place.put_state(state), _PlacedBatches(iterator, place))
-            outputs = place.outputs(outputs)
-            place.finish((outputs, state))
+            with place.together():
+                outputs, state = function(place.put_state(state), _PlacedBatches(iterator, place))
+                outputs = place.outputs(outputs)
+                place.finish((outputs, state))
             self._latest_state = state
             return outputs, state
 
