@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,21 +13,12 @@ import tensorflow as tf
 
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.tensorflow import runtime
 from keras_multigpu.engines.tensorflow.health import Guard, Status
-from keras_multigpu.engines.tensorflow.names import (
-    LOCAL_JOB,
-    REMOTE_JOB,
-    full_name,
-    short_name,
-    task_of,
-)
-from keras_multigpu.engines.tensorflow.sockets import (
-    end_connections,
-    listen_only_at,
-    stop_listening,
-)
+from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, full_name, short_name, task_of
+from keras_multigpu.engines.tensorflow.sockets import end_connections, listen_only_at
 
-_TASK = re.compile(rf"/job:{REMOTE_JOB}/replica:0/task:\d+(?:/device:\w+:\d+)?")
+_DEVICE = re.compile(rf"/job:{REMOTE_JOB}/replica:0/task:\d+/device:\w+:\d+")
 _CURE = (
     "Start it again if it has ended. Then either call `connect` with the workers that are there, "
     "and make the model parallel again by `make_parallel(parallel.template, devices=...)`: its "
@@ -83,8 +73,8 @@ class Connection:
 
         What is computed from then on does not wait for them any more.
         """
-        _set_cluster({})
-        stop_listening(self.local.port)
+        if runtime.has_started():
+            runtime.update({})
         for guard in self._guards:
             guard.stop()
 
@@ -95,20 +85,25 @@ class Connection:
             error: the error that came up.
         """
         with ThreadPoolExecutor(len(self._guards)) as pool:
-            found = list(pool.map(Guard.check, self._guards))
+            late = error is not None
+            found = list(pool.map(lambda one: one.check(after_error=late), self._guards))
         for guard, lost in zip(self._guards, found):
             if lost is not None:
                 return ClusterError(guard.worker.name, lost, _CURE)
         if isinstance(error, tf.errors.UnavailableError):
-            named = _TASK.search(error.message)
-            host = short_name(named[0]).partition("/")[0] if named else self.workers[0].name
+            named = [short_name(one).partition("/")[0] for one in _DEVICE.findall(error.message)]
+            host = named[0] if named else ", ".join(one.name for one in self.workers)
             return ClusterError(host, "The connection to the worker was interrupted.", _CURE)
         return None
 
     def _open(self) -> None:
         try:
-            _set_cluster({task_of(one.name): one.numeric for one in self.workers}, self.local)
-            _close_to_others(self.local)
+            tasks = {task_of(one.name): one.numeric for one in self.workers}
+            if runtime.has_started():
+                runtime.update(tasks)
+            else:
+                runtime.start(tasks, self.local)
+                _close_to_others(self.local)
             with self._limited():
                 _try_links([full_name(name) for name in self.devices])
         except tf.errors.OpError as error:
@@ -145,15 +140,6 @@ class Connection:
             timer.cancel()
 
 
-def _set_cluster(workers: dict[int, str], local: Address | None = None) -> None:
-    """Tells TensorFlow which machines there are; whatever was connected is let go of."""
-    address = local.numeric if local else f"127.0.0.1:{free_port('127.0.0.1')}"
-    jobs = {LOCAL_JOB: {0: address}, **({REMOTE_JOB: workers} if workers else {})}
-    tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs))
-    if local is None:
-        stop_listening(int(address.rpartition(":")[2]))
-
-
 def _try_links(devices: Sequence[str]) -> None:
     """Has every device take a tensor from this process, and one from every other device."""
 
@@ -170,13 +156,6 @@ def _try_links(devices: Sequence[str]) -> None:
             return tf.add_n(received)
 
     exchange(tf.constant(0.0))
-
-
-def free_port(ip: str) -> int:
-    """A port of this machine that nobody uses."""
-    with socket.socket() as one:
-        one.bind((ip, 0))
-        return int(one.getsockname()[1])
 
 
 def _close_to_others(local: Address) -> None:

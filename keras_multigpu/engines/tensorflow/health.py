@@ -18,6 +18,7 @@ _DEVICE = re.compile(rb"/job:(\w+)/replica:0/task:0/device:(CPU|GPU):(\d+)")
 _OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 1000)]
 
 _JUST_NOW = 1.0  # seconds
+_PATIENCE = 0.7  # of the time that is promised; the rest is for telling it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,10 +93,14 @@ class Guard:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def check(self) -> str | None:
-        """What happened to the worker; asks it, if it was not heard just now. `None`: nothing."""
-        if self.lost is None and time.monotonic() - self._heard > _JUST_NOW:
-            self._note(self._caller.ask(self._timeout / 10), silence=self._timeout)
+    def check(self, *, after_error: bool) -> str | None:
+        """What happened to the worker; asks it, if need be. `None`: nothing.
+
+        Args:
+            after_error: do not rely on what it said just before.
+        """
+        if self.lost is None and (after_error or time.monotonic() - self._heard > _JUST_NOW):
+            self._note(self._caller.ask(_PATIENCE * self._timeout), silence=self._timeout)
         return self.lost
 
     def stop(self) -> None:
@@ -119,7 +124,7 @@ class Guard:
     def _note(self, answer: Status | None, silence: float) -> None:
         if answer is not None and answer.identity != self._status.identity:
             self.lost = "The worker was started again since `connect`."
-        elif answer is None and silence > 0.7 * self._timeout:
+        elif answer is None and silence > _PATIENCE * self._timeout:
             self.lost = "The worker does not answer: it has ended, is frozen, or is cut off."
         elif answer is not None:
             self._heard = time.monotonic()

@@ -50,13 +50,6 @@ def listen_only_at(ip: str, port: int) -> None:
             _end(one)
 
 
-def stop_listening(port: int) -> None:
-    """Closes a port that a server of this process listens on; TensorFlow's servers have no end."""
-    for one in _own_sockets():
-        if one.getsockname()[1] == port and _listens(one):
-            _end(one)
-
-
 def end_connections(ip: str, port: int) -> None:
     """Ends this process's connections to an address: calls that wait for it fail at once."""
     for one in _own_sockets():
