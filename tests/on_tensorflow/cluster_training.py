@@ -33,11 +33,12 @@ def _connect(workers, **options):
     return cluster.connect([worker.address for worker in workers], **options)
 
 
-def _model():
+def _model(normalize=True):
     keras.utils.set_random_seed(3)
     x = inputs = keras.Input((6,))
     x = layers.Dense(16, activation="tanh", kernel_regularizer="l2")(x)
-    x = layers.BatchNormalization()(layers.Dense(16)(x))
+    x = layers.Dense(16)(x)
+    x = layers.BatchNormalization()(x) if normalize else x
     return keras.Model(inputs, layers.Dense(2)(x))
 
 
@@ -51,16 +52,26 @@ def _train(model, data, **options):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("sync_batch_norm", [True, False])
-def test_weights_of_one_device(workers, rng, count, sync_batch_norm):
+@pytest.mark.parametrize("normalize", [True, False])
+def test_weights_of_one_device(workers, rng, count, normalize):
     """70 rows in batches of 32: the last batch has 6 rows."""
     devices = _connect(workers[3 - count :])
     data = _rows(rng)
-    parallel = make_parallel(_model(), devices=devices, sync_batch_norm=sync_batch_norm)
-    # Unless it is synchronized, each device has its own statistics: as on devices of one machine.
-    alone = _model() if sync_batch_norm else make_parallel(_model(), count)
+    parallel = make_parallel(_model(normalize), devices=devices)
+    # Each device normalizes its rows by their own statistics: as those of one machine do.
+    alone = make_parallel(_model(), count) if normalize else _model(normalize)
     assert difference(_train(parallel, data), _train(alone, data)) < 2e-5
     assert difference(variables(parallel), variables(alone)) < 2e-5
+
+
+def test_statistics_of_the_whole_batch(workers):
+    devices = _connect(workers[1:])
+    with pytest.raises(ValueError, match=f"collective.*on the device '{devices[0]}'. Leave it"):
+        make_parallel(_model(), devices=devices, sync_batch_norm=True)
+    model = keras.Sequential([layers.Dense(2), layers.BatchNormalization(synchronized=True)])
+    parallel = make_parallel(model, devices=["cpu:0", devices[1]])
+    with pytest.raises(ValueError, match=f"collective.*on the device '{devices[1]}'. Leave it"):
+        parallel(tf.ones((4, 3)), training=True)
 
 
 def test_the_ways_of_a_model(workers, rng, tmp_path):
@@ -204,7 +215,7 @@ def test_a_port_of_ones_own(workers):
     port = int(LOCAL.rpartition(":")[2])
     assert _reaches("127.0.0.1", port)
     assert not _reaches("127.0.0.2", port)
-    with pytest.raises(ValueError, match=f"`local` can't change.*'127.0.0.1:1' after '{LOCAL}'"):
+    with pytest.raises(ValueError, match=f"it is '{LOCAL}'. Received: local='127.0.0.1:1'"):
         _connect(workers[1:], local="127.0.0.1:1")
 
 

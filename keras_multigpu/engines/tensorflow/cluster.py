@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import socket
 from collections.abc import Iterator, Sequence
@@ -57,6 +58,9 @@ class TensorFlowRemote(Remote):
             self._connection = Connection(workers, here, statuses, timeout)
         finally:
             self._local = here if has_started() else None
+        # TensorFlow says good-bye to the workers when the process ends: while they are watched.
+        atexit.unregister(self.disconnect)
+        atexit.register(self.disconnect)
         return self._connection.chosen
 
     def _check_start(self, local: Address | None) -> None:
@@ -70,9 +74,9 @@ class TensorFlowRemote(Remote):
             )
         if self._local is not None and local not in (None, self._local):
             raise ValueError(
-                "`local` can't change as long as this process lives. Received: "
-                f"local={local and local.name!r} after {self._local.name!r}. Leave it out, or restart "
-                "the process (or the notebook's kernel)."
+                f"`local` can't change as long as this process lives: it is {self._local.name!r}. "
+                f"Received: local={local and local.name!r}. Leave it out, or restart the process "
+                "(or the notebook's kernel)."
             )
 
     def disconnect(self) -> None:
@@ -82,20 +86,22 @@ class TensorFlowRemote(Remote):
 
     @contextlib.contextmanager
     def watch(self, devices: Sequence[str]) -> Iterator[None]:
-        remote = [name for name in devices if "/" in name]
-        self._check(remote)
+        self._check([name for name in devices if "/" in name])
         try:
             yield
         except tf.errors.OpError as error:
-            fault = self._connection.fault(error) if remote and self._connection else None
+            fault = self._connection.fault(error) if self._connection else None
             if fault is None:
                 raise
             self.disconnect()
             raise fault from error
 
-    def _check(self, devices: Sequence[str]) -> None:
-        """Refuses devices of machines that are not connected, or are lost."""
-        gone = [name for name in devices if name not in self.list_devices()]
+    def _check(self, remote: Sequence[str]) -> None:
+        """Refuses devices of machines that are not connected, or are lost.
+
+        A lost machine is let go of in any case: TensorFlow tells every function to all of them.
+        """
+        gone = [name for name in remote if name not in self.list_devices()]
         if gone:
             raise ClusterError(
                 gone[0].partition("/")[0],
@@ -103,10 +109,11 @@ class TensorFlowRemote(Remote):
                 "Call `connect`, and make the model parallel again by "
                 "`make_parallel(parallel.template, devices=...)`.",
             )
-        fault = self._connection.fault() if devices and self._connection else None
+        fault = self._connection.fault() if self._connection else None
         if fault is not None:
             self.disconnect()
-            raise fault
+            if remote:
+                raise fault
 
 
 REMOTE = TensorFlowRemote()  # TensorFlow's runtime, too, is one for the process
