@@ -44,6 +44,17 @@ def test_tests_that_are_named_exist(name):
         assert f"def {function}" in (root / path).read_text(), (path, function)
 
 
+def test_launchers_give_arguments_that_there_are():
+    folder = pathlib.Path(__file__).parent.parent / "docs" / "launchers"
+    known = set(re.findall(r'"(--[a-z]+)"', (folder / "tensorflow_train.py").read_text()))
+    for name in ("tensorflow_kubernetes.yaml", "tensorflow_slurm.sh", "tensorflow_ssh.sh"):
+        text = (folder / name).read_text()
+        _, _, arguments = text.rpartition("tensorflow_train.py")
+        given = set(re.findall(r"--[a-z]+", arguments))
+        assert "--workers" in given
+        assert given <= known, (name, given - known)
+
+
 def _run(*arguments):
     return subprocess.run(
         [sys.executable, "-m", "keras_multigpu", *arguments],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -21,18 +22,26 @@ def free_port():
 
 
 class Process:
-    """A Python process, read line by line.
+    """A process, and what it starts; its output is read as it comes.
 
     Args:
-        *arguments: those of Python.
+        *arguments: those of the program.
+        program: the program, Python unless told otherwise.
+        **environment: variables of its environment.
     """
 
-    def __init__(self, *arguments, **environment):
+    def __init__(self, *arguments, program=sys.executable, **environment):
+        settings = {
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONUNBUFFERED": "1",
+        }
         self.process = subprocess.Popen(
-            [sys.executable, "-u", *arguments],
+            [program, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **settings, **environment},
+            start_new_session=True,
         )
         self.text = ""
 
@@ -49,8 +58,11 @@ class Process:
 
     def wait(self):
         """The exit status of the process, and all that it printed."""
-        rest, _ = self.process.communicate(timeout=SECONDS)
-        self.text += rest.decode()
+        try:
+            self.text += self.process.communicate(timeout=SECONDS)[0].decode()
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise
         return self.process.returncode, self.text
 
     def send(self, number):
@@ -58,8 +70,9 @@ class Process:
         self.process.send_signal(number)
 
     def end(self):
-        """Ends the process, whatever state it is in."""
-        self.process.kill()
+        """Ends the process and what it has started, whatever state they are in."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(SECONDS)
         self.process.stdout.close()
 
@@ -77,7 +90,7 @@ class Worker(Process):
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         bind = f"--bind={host}:{self.port}"
-        super().__init__("-m", "keras_multigpu", "serve", bind, *options, CUDA_VISIBLE_DEVICES="")
+        super().__init__("-m", "keras_multigpu", "serve", bind, *options)
 
     def ready(self):
         """Waits until it serves."""

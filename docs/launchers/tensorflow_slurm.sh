@@ -13,7 +13,7 @@
 set -euo pipefail
 PYTHON=${PYTHON:-python}
 PORT=$((20000 + SLURM_JOB_ID % 10000)) # two jobs on one node don't meet
-HERE=${LAUNCHERS:-$SLURM_SUBMIT_DIR}
+HERE=$SLURM_SUBMIT_DIR
 
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 srun --overlap --kill-on-bad-exit=0 bash -c \

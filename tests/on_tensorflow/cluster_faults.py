@@ -1,9 +1,11 @@
 """What goes wrong on other machines is told in time, and by name. Run by `test_cluster.py`."""
 
 import http.server
+import os
 import pathlib
 import pickle
 import signal
+import sys
 import threading
 import time
 
@@ -17,7 +19,7 @@ from worker_processes import SECONDS, Process, Worker, free_port
 from keras_multigpu import cluster, make_parallel
 
 SILENCE = 3.0  # the shortest time that can be asked for
-TRAIN = pathlib.Path(__file__).parents[2] / "docs" / "launchers" / "tensorflow_train.py"
+LAUNCHERS = pathlib.Path(__file__).parents[2] / "docs" / "launchers"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -195,7 +197,7 @@ tf.__version__ = "2.99.1"
 from keras_multigpu import cluster
 cluster.serve("127.0.0.1:{port}")
 """
-    worker = Process("-c", code, CUDA_VISIBLE_DEVICES="")
+    worker = Process("-c", code)
     try:
         worker.read_until("Ctrl-C ends it.")
         with pytest.raises(cluster.ClusterError, match="has TensorFlow 2.99.1, and this") as e:
@@ -239,37 +241,67 @@ def test_the_error_is_pickled():
     assert (str(error), error.host) == ("a:1: It is lost. Find it.", "a:1")
 
 
+def _programs(folder):
+    """Stands for SSH and Slurm: what they would run on other machines runs here."""
+    texts = {
+        "ssh": 'while [[ $1 != 127.0.0.1 ]]; do shift; done; shift; exec "$@" 2>/dev/null',
+        "scontrol": '[[ "$*" == "show hostnames nodes" ]] && echo 127.0.0.1',
+        "srun": 'while [[ $1 == -* ]]; do shift; done; SLURMD_NODENAME=127.0.0.1 exec "$@"',
+    }
+    for name, text in texts.items():
+        path = folder / name
+        path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+        path.chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": sys.executable}
+
+
 def test_training_goes_on_in_a_new_process(steady, tmp_path):
-    """The launchers' script, interrupted by the end of a worker, and by its own."""
-    arguments = [f"--weights={tmp_path / 'trained.weights.h5'}", "--epochs=6", "--timeout=3"]
-    quiet = {"CUDA_VISIBLE_DEVICES": ""}
+    """The launchers, undisturbed, interrupted by the end of a worker, and by their own."""
+    (tmp_path / "programs").mkdir()
+    programs = _programs(tmp_path / "programs")
+    trained = tmp_path / "trained.weights.h5"
+    common = [f"--weights={trained}", "--epochs=8", "--timeout=3"]
+    backup = [f"--backup={tmp_path / 'disturbed'}", *common]
+    slurm = {"SLURM_JOB_NODELIST": "nodes", "SLURM_SUBMIT_DIR": str(LAUNCHERS)}
+    train = (str(LAUNCHERS / "tensorflow_train.py"), "--workers", steady.address)
 
-    def run(backup, *workers):
-        return Process(
-            str(TRAIN), "--workers", *workers, f"--backup={tmp_path / backup}", *arguments, **quiet
-        )
-
-    worker, process = Worker().ready(), run("undisturbed", steady.address)
+    worker = Worker().ready()
+    process = Process(
+        str(LAUNCHERS / "tensorflow_ssh.sh"),
+        *("127.0.0.1", "--", f"--backup={tmp_path / 'undisturbed'}", *common, "--timeout=60"),
+        program="bash",
+        PORT=str(free_port()),
+        **programs,
+    )
     try:
         assert process.wait()[0] == 0, process.text
-        undisturbed = _arrays(tmp_path / "trained.weights.h5")
-        process = run("disturbed", steady.address, worker.address)
-        process.read_until("Epoch 3/6")
+        undisturbed = _arrays(trained)
+        trained.unlink()
+        process = Process(*train, worker.address, *backup)
+        process.read_until("Epoch 3/8")
         worker.send(signal.SIGKILL)
         code, text = process.wait()
         assert code == 1
         assert f"ClusterError: {worker.address}: The worker does not answer" in text
-        process = run("disturbed", steady.address)
-        process.read_until("Epoch 4/6")
-        assert "Epoch 1/6" not in process.text
+        process = Process(*train, *backup)
+        process.read_until("Epoch 5/8")
+        assert "Epoch 1/8" not in process.text
         process.end()
-        process = run("disturbed", steady.address)
+        assert not trained.exists()
+        process = Process(
+            str(LAUNCHERS / "tensorflow_slurm.sh"),
+            *(*backup, "--timeout=60"),
+            program="bash",
+            SLURM_JOB_ID=str(free_port() % 10_000),
+            **slurm,
+            **programs,
+        )
         assert process.wait()[0] == 0, process.text
-        assert "Epoch 1/6" not in process.text
+        assert "Epoch 3/8" not in process.text
     finally:
         worker.end()
         process.end()
-    assert difference(_arrays(tmp_path / "trained.weights.h5"), undisturbed) < 2e-5
+    assert difference(_arrays(trained), undisturbed) < 2e-5
 
 
 def _arrays(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import threading
 import warnings
@@ -14,7 +15,7 @@ import tensorflow as tf
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.tensorflow import runtime
-from keras_multigpu.engines.tensorflow.health import Guard, Status
+from keras_multigpu.engines.tensorflow.health import Guard, Status, Watchdog
 from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, full_name, short_name, task_of
 from keras_multigpu.engines.tensorflow.sockets import end_connections, listen_only_at
 
@@ -61,7 +62,11 @@ class Connection:
         gpus = [[name for name in names if "/gpu:" in name] for names in own]
         self.devices = tuple(name for names in own for name in names)
         self.chosen = tuple(name for some, names in zip(gpus, own) for name in some or names)
-        self._guards = [Guard(worker, one, timeout) for worker, one in zip(workers, statuses)]
+        self._watchdog = Watchdog(workers, timeout)
+        self._guards = [
+            Guard(one, status, timeout, functools.partial(self._watchdog.hand_over, number, one))
+            for number, (one, status) in enumerate(zip(workers, statuses))
+        ]
         try:
             self._open()
         except BaseException:
@@ -77,6 +82,7 @@ class Connection:
             runtime.update({})
         for guard in self._guards:
             guard.stop()
+        self._watchdog.stop()
 
     def fault(self, error: Exception | None = None) -> ClusterError | None:
         """What is wrong with a worker, after an error or before anything is done.
@@ -104,6 +110,8 @@ class Connection:
             else:
                 runtime.start(tasks, self.local)
                 _close_to_others(self.local)
+            for guard in self._guards:
+                guard.hand_over()
             with self._limited():
                 _try_links([full_name(name) for name in self.devices])
         except tf.errors.OpError as error:

@@ -59,6 +59,34 @@ def end_connections(ip: str, port: int) -> None:
                 _end(one)
 
 
+class Handed:
+    """Connections that another process is given, each once, to end them.
+
+    Args:
+        target: the socket by which they go there.
+    """
+
+    def __init__(self, target: socket.socket):
+        self._target = target
+        self._known: set[tuple[object, ...]] = set()
+
+    def give(self, number: int, ip: str, port: int) -> None:
+        """Gives all connections to an address that are new.
+
+        Args:
+            number: what the other process knows the address by.
+            ip: the address.
+            port: the port.
+        """
+        for one in _own_sockets():
+            with contextlib.suppress(OSError):  # not connected, or nobody takes it
+                peer = one.getpeername()
+                key = (number, one.getsockname(), os.fstat(one.fileno()).st_ino)
+                if (_plain(peer[0]), peer[1]) == (ip, port) and key not in self._known:
+                    socket.send_fds(self._target, [bytes([number])], [one.fileno()])
+                    self._known.add(key)
+
+
 def _attach(listening: socket.socket, ip: str) -> None:
     """Has a socket take packets to an IPv4 address only."""
     (address,) = struct.unpack("!I", socket.inet_aton(ip))
