@@ -13,10 +13,12 @@ import h5py
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from parity import difference, variables
 from worker_processes import SECONDS, Process, Worker, free_port
 
 from keras_multigpu import cluster, make_parallel
+from keras_multigpu.engines.tensorflow import connection, sockets
 
 SILENCE = 3.0  # the shortest time that can be asked for
 LAUNCHERS = pathlib.Path(__file__).parents[2] / "docs" / "launchers"
@@ -133,6 +135,22 @@ def test_lost_between_two_calls(steady, data):
         worker.end()
 
 
+def test_workers_that_do_not_reach_this_process(steady, monkeypatch):
+    """As behind a firewall: what is sent back to this process does not arrive."""
+    cluster.disconnect()
+
+    def fail(devices):
+        assert len(devices) == 1
+        raise tf.errors.UnavailableError(None, None, "no way")
+
+    monkeypatch.setattr(connection, "_try_links", fail)
+    with pytest.raises(cluster.ClusterError, match="one of them does not reach this process") as e:
+        cluster.connect([steady.address], timeout=SILENCE)
+    assert "Give `local` an address and a port of this machine" in e.value.cure
+    monkeypatch.undo()
+    assert cluster.connect([steady.address], timeout=SILENCE) == (f"{steady.address}/cpu:0",)
+
+
 def test_errors_of_ones_own(steady, data):
     """An error that has nothing to do with the workers stays what it is."""
     devices = cluster.connect([steady.address], timeout=SILENCE)
@@ -179,6 +197,28 @@ def test_something_else_answers(steady):
         server.shutdown()
         server.server_close()
         thread.join(SECONDS)
+
+
+def test_a_system_without_filters(monkeypatch):
+    """Where a port can't be closed to others, nothing else is claimed."""
+    monkeypatch.setattr(sockets.sys, "platform", "darwin")
+    address = connection.Address("127.0.0.1:2220", "127.0.0.1", 2220)
+    with pytest.warns(UserWarning, match="2220 of all addresses of this machine, and .*darwin has"):
+        connection._close_to_others(address)
+    code = """
+import sys
+from keras_multigpu import cluster
+sys.platform = "darwin"
+cluster.serve(sys.argv[1])
+"""
+    process = Process("-c", code, f"127.0.0.1:{free_port()}")
+    try:
+        assert process.wait()[0] == 1
+        assert "TensorFlow's server listens on all addresses of a machine, and" in process.text
+        assert "darwin has no filters for sockets that listen" in process.text
+        assert "bind to '0.0.0.0:" in process.text
+    finally:
+        process.end()
 
 
 def test_an_address_of_another_machine():

@@ -84,27 +84,31 @@ class Connection:
             guard.stop()
         self._watchdog.stop()
 
-    def fault(self, error: Exception | None = None) -> ClusterError | None:
+    def fault(self, error: tf.errors.OpError | None = None) -> ClusterError | None:
         """What is wrong with a worker, after an error or before anything is done.
 
         Args:
             error: the error that came up.
         """
-        with ThreadPoolExecutor(len(self._guards)) as pool:
-            late = error is not None
-            found = list(pool.map(lambda one: one.check(after_error=late), self._guards))
-        for guard, lost in zip(self._guards, found):
-            if lost is not None:
-                return ClusterError(guard.worker.name, lost, _CURE)
-        if isinstance(error, tf.errors.UnavailableError):
+        lost = self._lost(after_error=error is not None)
+        if lost is None and isinstance(error, tf.errors.UnavailableError):
             named = [short_name(one).partition("/")[0] for one in _DEVICE.findall(error.message)]
             host = named[0] if named else ", ".join(one.name for one in self.workers)
             return ClusterError(host, "The connection to the worker was interrupted.", _CURE)
+        return lost
+
+    def _lost(self, *, after_error: bool) -> ClusterError | None:
+        """The first worker that is not there any more."""
+        with ThreadPoolExecutor(len(self._guards)) as pool:
+            found = list(pool.map(lambda one: one.check(after_error=after_error), self._guards))
+        for guard, lost in zip(self._guards, found):
+            if lost is not None:
+                return ClusterError(guard.worker.name, lost, _CURE)
         return None
 
     def _open(self) -> None:
+        tasks = {task_of(one.name): one.numeric for one in self.workers}
         try:
-            tasks = {task_of(one.name): one.numeric for one in self.workers}
             if runtime.has_started():
                 runtime.update(tasks)
             else:
@@ -115,18 +119,22 @@ class Connection:
             with self._limited():
                 _try_links([full_name(name) for name in self.devices])
         except tf.errors.OpError as error:
-            fault = self.fault(error)
-            if fault is not None:
-                raise fault from error
-            raise
+            raise (self._lost(after_error=True) or self._no_way_back()) from error
+
+    def _no_way_back(self) -> ClusterError:
+        return ClusterError(
+            self.local.name,
+            "The workers answer, but one of them does not reach this process at this address, or "
+            "does not reach another worker at the one that was given.",
+            "Give `local` an address and a port of this machine that are open to the workers, "
+            "and have each worker reach the others by the addresses given here.",
+        )
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
         """Ends the connections to all workers if what is done takes too long."""
-        late = threading.Event()
 
         def end() -> None:
-            late.set()
             for worker in self.workers:
                 end_connections(worker.ip, worker.port)
 
@@ -134,16 +142,6 @@ class Connection:
         timer.start()
         try:
             yield
-        except tf.errors.OpError as error:
-            if not late.is_set() or self.fault() is not None:
-                raise
-            raise ClusterError(
-                self.local.name,
-                "The workers answer this process, but one of them does not reach this process at "
-                "this address, or another worker at the one it was given with.",
-                "Give `local` an address and a port of this machine that are open to the workers, "
-                "and have each worker reach the others by the addresses given here.",
-            ) from error
         finally:
             timer.cancel()
 
