@@ -44,7 +44,8 @@ class TensorFlowRemote(Remote):
     ) -> tuple[str, ...]:
         self._check_start(local)
         before = self._connection
-        if before and before.workers == tuple(workers) and before.fault() is None:
+        asked = (tuple(workers), timeout)
+        if before and (before.workers, before.timeout) == asked and before.fault() is None:
             return before.chosen
         statuses = greet(workers, timeout)
         self.disconnect()
