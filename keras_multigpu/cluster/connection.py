@@ -14,11 +14,12 @@ def connect(
 ) -> tuple[str, ...]:
     """Connects this process to machines that run `python -m keras_multigpu serve` (TensorFlow).
 
-    Workers that don't answer yet are waited for. Called again with the same workers, it gives the
-    same devices, and what was made on them goes on. Called with others, or after a worker was
-    lost or started again, it connects anew: parallel models on other machines' devices are then
-    made again, by `make_parallel(parallel.template, devices=...)`; nothing of their weights is
-    lost, for those are here.
+    The first time it must be called before TensorFlow starts, that is before the first tensor or
+    model. Workers that don't answer yet are waited for. Called again with the same workers, it
+    gives the same devices; with others, it lets go of those that are not named. Models go on as
+    long as all their devices are there, also when a worker was lost or started again in between.
+    Weights that were on a worker (modes `"model"`, and `"tower"` with independent replicas) are
+    lost when it is let go of.
 
     Workers also reach each other by these addresses, and this process by `local`. TensorFlow
     asks for no password and encrypts nothing: use a private network, or tunnels.
@@ -38,7 +39,7 @@ def connect(
         ValueError: if an argument is not of the form that it must have.
         ClusterError: if a worker does not answer in time, is none, has another version of
             TensorFlow, or can't reach the others. It has the attributes `host`, `problem`, `cure`.
-        RuntimeError: on a Keras backend other than TensorFlow.
+        RuntimeError: if TensorFlow has started before the first call, or on another backend.
 
     Example:
         >>> connect(["gpu7"])

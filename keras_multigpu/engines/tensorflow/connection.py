@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-import socket
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,21 +14,12 @@ import tensorflow as tf
 
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.remote import Address
-from keras_multigpu.engines.tensorflow.health import Guard, Status
-from keras_multigpu.engines.tensorflow.names import (
-    LOCAL_JOB,
-    REMOTE_JOB,
-    full_name,
-    short_name,
-    task_of,
-)
-from keras_multigpu.engines.tensorflow.sockets import (
-    end_connections,
-    listen_only_at,
-    stop_listening,
-)
+from keras_multigpu.engines.tensorflow import runtime
+from keras_multigpu.engines.tensorflow.health import Guard, Status, Watchdog
+from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, full_name, short_name, task_of
+from keras_multigpu.engines.tensorflow.sockets import end_connections, listen_only_at
 
-_TASK = re.compile(rf"/job:{REMOTE_JOB}/replica:0/task:\d+(?:/device:\w+:\d+)?")
+_DEVICE = re.compile(rf"/job:{REMOTE_JOB}/replica:0/task:\d+/device:\w+:\d+")
 _CURE = (
     "Start it again if it has ended. Then either call `connect` with the workers that are there, "
     "and make the model parallel again by `make_parallel(parallel.template, devices=...)`: its "
@@ -71,7 +62,11 @@ class Connection:
         gpus = [[name for name in names if "/gpu:" in name] for names in own]
         self.devices = tuple(name for names in own for name in names)
         self.chosen = tuple(name for some, names in zip(gpus, own) for name in some or names)
-        self._guards = [Guard(worker, one, timeout) for worker, one in zip(workers, statuses)]
+        self._watchdog = Watchdog(workers, timeout)
+        self._guards = [
+            Guard(one, status, timeout, functools.partial(self._watchdog.hand_over, number, one))
+            for number, (one, status) in enumerate(zip(workers, statuses))
+        ]
         try:
             self._open()
         except BaseException:
@@ -83,47 +78,63 @@ class Connection:
 
         What is computed from then on does not wait for them any more.
         """
-        _set_cluster({})
-        stop_listening(self.local.port)
+        if runtime.has_started():
+            runtime.update({})
         for guard in self._guards:
             guard.stop()
+        self._watchdog.stop()
 
-    def fault(self, error: Exception | None = None) -> ClusterError | None:
+    def fault(self, error: tf.errors.OpError | None = None) -> ClusterError | None:
         """What is wrong with a worker, after an error or before anything is done.
 
         Args:
             error: the error that came up.
         """
+        lost = self._lost(after_error=error is not None)
+        if lost is None and isinstance(error, tf.errors.UnavailableError):
+            named = [short_name(one).partition("/")[0] for one in _DEVICE.findall(error.message)]
+            host = named[0] if named else ", ".join(one.name for one in self.workers)
+            return ClusterError(host, "The connection to the worker was interrupted.", _CURE)
+        return lost
+
+    def _lost(self, *, after_error: bool) -> ClusterError | None:
+        """The first worker that is not there any more."""
         with ThreadPoolExecutor(len(self._guards)) as pool:
-            found = list(pool.map(Guard.check, self._guards))
+            found = list(pool.map(lambda one: one.check(after_error=after_error), self._guards))
         for guard, lost in zip(self._guards, found):
             if lost is not None:
                 return ClusterError(guard.worker.name, lost, _CURE)
-        if isinstance(error, tf.errors.UnavailableError):
-            named = _TASK.search(error.message)
-            host = short_name(named[0]).partition("/")[0] if named else self.workers[0].name
-            return ClusterError(host, "The connection to the worker was interrupted.", _CURE)
         return None
 
     def _open(self) -> None:
+        tasks = {task_of(one.name): one.numeric for one in self.workers}
         try:
-            _set_cluster({task_of(one.name): one.numeric for one in self.workers}, self.local)
-            _close_to_others(self.local)
+            if runtime.has_started():
+                runtime.update(tasks)
+            else:
+                runtime.start(tasks, self.local)
+                _close_to_others(self.local)
+            for guard in self._guards:
+                guard.hand_over()
             with self._limited():
                 _try_links([full_name(name) for name in self.devices])
         except tf.errors.OpError as error:
-            fault = self.fault(error)
-            if fault is not None:
-                raise fault from error
-            raise
+            raise (self._lost(after_error=True) or self._no_way_back()) from error
+
+    def _no_way_back(self) -> ClusterError:
+        return ClusterError(
+            self.local.name,
+            "The workers answer, but one of them does not reach this process at this address, or "
+            "does not reach another worker at the one that was given.",
+            "Give `local` an address and a port of this machine that are open to the workers, "
+            "and have each worker reach the others by the addresses given here.",
+        )
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
         """Ends the connections to all workers if what is done takes too long."""
-        late = threading.Event()
 
         def end() -> None:
-            late.set()
             for worker in self.workers:
                 end_connections(worker.ip, worker.port)
 
@@ -131,27 +142,8 @@ class Connection:
         timer.start()
         try:
             yield
-        except tf.errors.OpError as error:
-            if not late.is_set() or self.fault() is not None:
-                raise
-            raise ClusterError(
-                self.local.name,
-                "The workers answer this process, but one of them does not reach this process at "
-                "this address, or another worker at the one it was given with.",
-                "Give `local` an address and a port of this machine that are open to the workers, "
-                "and have each worker reach the others by the addresses given here.",
-            ) from error
         finally:
             timer.cancel()
-
-
-def _set_cluster(workers: dict[int, str], local: Address | None = None) -> None:
-    """Tells TensorFlow which machines there are; whatever was connected is let go of."""
-    address = local.numeric if local else f"127.0.0.1:{free_port('127.0.0.1')}"
-    jobs = {LOCAL_JOB: {0: address}, **({REMOTE_JOB: workers} if workers else {})}
-    tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs))
-    if local is None:
-        stop_listening(int(address.rpartition(":")[2]))
 
 
 def _try_links(devices: Sequence[str]) -> None:
@@ -170,13 +162,6 @@ def _try_links(devices: Sequence[str]) -> None:
             return tf.add_n(received)
 
     exchange(tf.constant(0.0))
-
-
-def free_port(ip: str) -> int:
-    """A port of this machine that nobody uses."""
-    with socket.socket() as one:
-        one.bind((ip, 0))
-        return int(one.getsockname()[1])
 
 
 def _close_to_others(local: Address) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import socket
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 
 import grpc
 
 from keras_multigpu.engines.remote import Address
-from keras_multigpu.engines.tensorflow.sockets import end_connections
+from keras_multigpu.engines.tensorflow import watchdog
+from keras_multigpu.engines.tensorflow.sockets import Handed, end_connections
 
 # What a server answers is a protocol buffer, in which the names of its devices are plain text.
-_STATUS = "/tensorflow.WorkerService/GetStatus"
 _DEVICE = re.compile(rb"/job:(\w+)/replica:0/task:0/device:(CPU|GPU):(\d+)")
-_OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 1000)]
 
 _JUST_NOW = 1.0  # seconds
+_PATIENCE = 0.7  # of the time that is promised; the rest is for telling it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +48,8 @@ class Caller:
 
     def __init__(self, worker: Address):
         self.worker = worker
-        self._channel = grpc.insecure_channel(worker.numeric, options=_OPTIONS)
-        self._call = self._channel.unary_unary(_STATUS)
+        self._channel = grpc.insecure_channel(worker.numeric, options=watchdog.OPTIONS)
+        self._call = self._channel.unary_unary(watchdog.STATUS)
 
     def ask(self, seconds: float, *, patient: bool = False) -> Status | None:
         """The worker's answer; `None` where there is none that can be read.
@@ -76,13 +80,17 @@ class Guard:
         worker: where the worker is.
         status: what it said of itself at first.
         timeout: after how many seconds of silence it is to be lost, at the latest.
+        hand_over: gives the connections to it to the watchdog.
 
     Attributes:
         lost: what happened to it, a sentence; `None` while it is there.
     """
 
-    def __init__(self, worker: Address, status: Status, timeout: float):
+    def __init__(
+        self, worker: Address, status: Status, timeout: float, hand_over: Callable[[], None]
+    ):
         self.worker = worker
+        self.hand_over = hand_over
         self.lost: str | None = None
         self._status = status
         self._timeout = timeout
@@ -92,10 +100,14 @@ class Guard:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def check(self) -> str | None:
-        """What happened to the worker; asks it, if it was not heard just now. `None`: nothing."""
-        if self.lost is None and time.monotonic() - self._heard > _JUST_NOW:
-            self._note(self._caller.ask(self._timeout / 10), silence=self._timeout)
+    def check(self, *, after_error: bool) -> str | None:
+        """What happened to the worker; asks it, if need be. `None`: nothing.
+
+        Args:
+            after_error: do not rely on what it said just before.
+        """
+        if self.lost is None and (after_error or time.monotonic() - self._heard > _JUST_NOW):
+            self._note(self._caller.ask(_PATIENCE * self._timeout), silence=self._timeout)
         return self.lost
 
     def stop(self) -> None:
@@ -112,6 +124,7 @@ class Guard:
                 end_connections(self.worker.ip, self.worker.port)
                 pause = 0.5
                 continue
+            self.hand_over()
             answer = self._caller.ask(pause)
             misses = misses + 1 if answer is None else 0
             self._note(answer, silence=time.monotonic() - self._heard if misses >= 3 else 0.0)
@@ -119,9 +132,41 @@ class Guard:
     def _note(self, answer: Status | None, silence: float) -> None:
         if answer is not None and answer.identity != self._status.identity:
             self.lost = "The worker was started again since `connect`."
-        elif answer is None and silence > 0.7 * self._timeout:
+        elif answer is None and silence > _PATIENCE * self._timeout:
             self.lost = "The worker does not answer: it has ended, is frozen, or is cut off."
         elif answer is not None:
             self._heard = time.monotonic()
         if self.lost is not None:
             end_connections(self.worker.ip, self.worker.port)
+
+
+class Watchdog:
+    """The process that ends connections where no thread of this one can.
+
+    Args:
+        workers: the workers that it watches.
+        timeout: after how many seconds of silence one is lost.
+    """
+
+    def __init__(self, workers: Sequence[Address], timeout: float):
+        own, its = socket.socketpair()
+        self._socket = own
+        self._handed = Handed(own)
+        with its:
+            arguments = [str(its.fileno()), str(timeout), *(one.numeric for one in workers)]
+            self._process = subprocess.Popen(
+                [sys.executable, watchdog.__file__, *arguments],
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the process that trains
+            )
+
+    def hand_over(self, number: int, worker: Address) -> None:
+        """Gives it the connections to a worker."""
+        self._handed.give(number, worker.ip, worker.port)
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()

@@ -50,13 +50,6 @@ def listen_only_at(ip: str, port: int) -> None:
             _end(one)
 
 
-def stop_listening(port: int) -> None:
-    """Closes a port that a server of this process listens on; TensorFlow's servers have no end."""
-    for one in _own_sockets():
-        if one.getsockname()[1] == port and _listens(one):
-            _end(one)
-
-
 def end_connections(ip: str, port: int) -> None:
     """Ends this process's connections to an address: calls that wait for it fail at once."""
     for one in _own_sockets():
@@ -64,6 +57,34 @@ def end_connections(ip: str, port: int) -> None:
             peer = one.getpeername()
             if (_plain(peer[0]), peer[1]) == (ip, port):
                 _end(one)
+
+
+class Handed:
+    """Connections that another process is given, each once, to end them.
+
+    Args:
+        target: the socket by which they go there.
+    """
+
+    def __init__(self, target: socket.socket):
+        self._target = target
+        self._known: set[tuple[object, ...]] = set()
+
+    def give(self, number: int, ip: str, port: int) -> None:
+        """Gives all connections to an address that are new.
+
+        Args:
+            number: what the other process knows the address by.
+            ip: the address.
+            port: the port.
+        """
+        for one in _own_sockets():
+            with contextlib.suppress(OSError):  # not connected, or nobody takes it
+                peer = one.getpeername()
+                key = (number, one.getsockname(), os.fstat(one.fileno()).st_ino)
+                if (_plain(peer[0]), peer[1]) == (ip, port) and key not in self._known:
+                    socket.send_fds(self._target, [bytes([number])], [one.fileno()])
+                    self._known.add(key)
 
 
 def _attach(listening: socket.socket, ip: str) -> None:
