@@ -33,7 +33,7 @@ def test_examples(name):
     assert doctest.testmod(module).failed == 0
 
 
-DOCUMENTS = ("README.md", "docs/cluster.md", "docs/peers.md", "docs/design.md")
+DOCUMENTS = ("README.md", "docs/cluster.md", "docs/cluster_jax.md", "docs/peers.md", "docs/design.md")
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -42,6 +42,14 @@ def test_tests_that_are_named_exist(name):
     text = (root / name).read_text()
     for path, function in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?", text):
         assert f"def {function}" in (root / path).read_text(), (path, function)
+
+
+def test_tests_of_the_processes_exist():
+    root = pathlib.Path(__file__).parent.parent
+    named = set(re.findall(r"`(test_\w+)`", (root / "docs" / "cluster_jax.md").read_text()))
+    written = (root / "tests" / "on_jax" / "test_processes.py").read_text()
+    assert len(named) > 8
+    assert [name for name in named if f"def {name}(" not in written] == []
 
 
 def test_launchers_give_arguments_that_there_are():

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from keras_multigpu import make_parallel
+from keras_multigpu import cluster, make_parallel
 
 
 def _two_inputs():
@@ -150,3 +150,8 @@ def test_integers_in_and_out():
     x = np.arange(15).reshape(5, 3)
     parallel = make_parallel(plain, 4)
     assert np.array_equal(parallel.predict(x, verbose=0), plain.predict(x, verbose=0))
+
+
+def test_joining_processes_needs_jax():
+    with pytest.raises(RuntimeError, match="`join` needs the Keras backend 'jax'.*'tensorflow'"):
+        cluster.join("127.0.0.1:2222", 2, 0)
