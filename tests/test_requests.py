@@ -171,7 +171,13 @@ def test_the_public_names():
         "reports",
         "use_virtual_devices",
     ]
-    assert keras_multigpu.cluster.__all__ == ["ClusterError", "connect", "disconnect", "serve"]
+    assert keras_multigpu.cluster.__all__ == [
+        "ClusterError",
+        "connect",
+        "disconnect",
+        "join",
+        "serve",
+    ]
     assert keras_multigpu.layers.__all__ == [
         "BatchMerge",
         "BatchSlice",
