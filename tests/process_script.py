@@ -66,8 +66,13 @@ def train_together(folder, number):
     keras.utils.set_random_seed(7)
     model = build()
     parallel = make_parallel(model)
-    latest = folder / "latest.weights.h5"
-    found = train(parallel, [keras.callbacks.ModelCheckpoint(latest, save_weights_only=True)])
+    latest = folder / f"latest{number}.weights.h5"  # the name tells who has written it
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(latest, save_weights_only=True),
+        keras.callbacks.CSVLogger(folder / f"log{number}.csv"),
+    ]
+    found = train(parallel, callbacks)
+    parallel.save_weights(folder / f"by{number}.weights.h5")
     parallel.save_weights(folder / "saved.weights.h5")
     parallel.save(folder / "saved.keras")
     assert (folder / "saved.keras").exists()
