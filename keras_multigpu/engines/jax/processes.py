@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -95,7 +96,11 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
     atexit.register(_leave, group)
     if any(record["random numbers"] != records[0]["random numbers"] for record in records):
         keras.utils.set_random_seed(int(records[0]["seed"]))
-    jax.devices()  # now, and not when a process is alone with it
+    done, errors = _begin(jax.devices)  # now, and not when a process is alone with it
+    while not done.wait(BEAT):
+        group.check()
+    if errors:
+        raise errors[0]
     return names
 
 
@@ -114,32 +119,45 @@ def _initialize(address: Address, count: int, number: int, until: float, timeout
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # Otherwise JAX ends this process when another one is lost, before it can tell.
     jax.config.update("jax_enable_recoverability", True)
-    errors: list[Exception] = []
-    done = threading.Event()
 
     def initialize() -> None:
-        try:
-            jax.distributed.initialize(
-                address.numeric,
-                count,
-                number,
-                cluster_detection_method="deactivate",
-                coordinator_bind_address=address.numeric,
-                initialization_timeout=_FAR,
-                heartbeat_timeout_seconds=round(timeout) + _GRACE,
-                shutdown_timeout_seconds=round(timeout),
-            )
-        except Exception as error:
-            errors.append(error)
-        done.set()
+        jax.distributed.initialize(
+            address.numeric,
+            count,
+            number,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=address.numeric,
+            initialization_timeout=_FAR,
+            heartbeat_timeout_seconds=round(timeout) + _GRACE,
+            shutdown_timeout_seconds=round(timeout),
+        )
 
-    # In a thread, for JAX ends the process where the others don't come in its own time.
-    threading.Thread(target=initialize, daemon=True).start()
+    done, errors = _begin(initialize)
     if not done.wait(max(0.0, until - time.monotonic())):
         atexit.register(_end_at_once)
         raise not_together(address, f"of {count} processes one or more are absent")
     if errors:
         raise not_together(address, str(errors[0]).splitlines()[0]) from errors[0]
+
+
+def _begin(call: Callable[[], Any]) -> tuple[threading.Event, list[Exception]]:
+    """Begins a call in a thread: JAX waits in its own time, and may end the process after it.
+
+    Returns:
+        What is set when it is done, and a list with the error that it has raised then.
+    """
+    done = threading.Event()
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+        done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    return done, errors
 
 
 def _client() -> Any:
