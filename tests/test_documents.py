@@ -33,7 +33,7 @@ def test_examples(name):
     assert doctest.testmod(module).failed == 0
 
 
-DOCUMENTS = ("README.md", "docs/peers.md", "docs/design.md")
+DOCUMENTS = ("README.md", "docs/cluster.md", "docs/peers.md", "docs/design.md")
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

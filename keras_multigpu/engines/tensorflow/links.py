@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.hubs import Part, divide, shares_back, shares_out
+from keras_multigpu.engines.tensorflow.names import full_name, host_of
 from keras_multigpu.engines.tensorflow.rows import merge_rows
 from keras_multigpu.engines.tensorflow.tensors import add, cast
 from keras_multigpu.engines.values import Tensor
@@ -164,19 +165,6 @@ class Links:
             for key in keys:
                 found[key].append(_Ways(users, out[key], back.get(key, ())))
         return found
-
-
-def full_name(device: str) -> str:
-    """A device's name as TensorFlow writes it: `"/job:localhost/.../device:CPU:0"`."""
-    if device.startswith("/job:"):
-        return device
-    kind, number = device.rpartition("/device:")[2].split(":")
-    return f"/job:localhost/replica:0/task:0/device:{kind.upper()}:{number}"
-
-
-def host_of(device: str) -> str:
-    """The part of a device's full name that names its process."""
-    return device.rpartition("/")[0]
 
 
 def _pass_on(value: Tensor, parts: Sequence[Part], home: str) -> list[Tensor]:
