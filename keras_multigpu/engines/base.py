@@ -62,6 +62,14 @@ class Engine(abc.ABC):
             RuntimeError: if the backend's runtime has started with another number.
         """
 
+    def host_of(self, name: str) -> str:
+        """Which host a device is of; `""` for that of this process.
+
+        Args:
+            name: its canonical name.
+        """
+        return name.rpartition("/")[0]
+
     def check_process(self) -> None:  # noqa: B027  most have nothing to refuse
         """Refuses settings of the process under which parallel models don't work.
 
