@@ -128,6 +128,22 @@ def test_transfers(workers, rng):
     assert {source for source, _ in ends} <= {"cpu:0", *devices}
 
 
+def test_a_weight_crosses_to_a_host_once(workers, rng):
+    """The first worker has two devices; the sum of their gradients comes back."""
+    devices = _connect(workers[:1])
+    model = _model(normalize=False)
+    parallel = make_parallel(model, devices=devices)
+    parallel.compile("sgd", "mse")
+    report = reports.transfers(parallel, _rows(rng, 12))
+    size, outputs = 4 * model.count_params(), 4 * 12 * 2
+    assert report.bytes("training")["weights"] == 2 * size
+    between = report.between_hosts("training")
+    assert between["weights"] == size
+    assert between["gradients"] == size + outputs
+    assert report.between_hosts("prediction")["weights"] == size
+    assert "cross between hosts in a training step, inputs among them." in str(report)
+
+
 def test_names(workers):
     first, second, _ = workers
     devices = _connect(workers[:2])

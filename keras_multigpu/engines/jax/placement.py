@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,6 +15,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.values import Tensor
+
+_current: contextvars.ContextVar[Placement | None] = contextvars.ContextVar(
+    "placement", default=None
+)
+
+
+def current() -> Placement | None:
+    """The placement of the rows of the call that is being traced, if they are to be spread."""
+    return _current.get()
 
 
 @functools.cache
@@ -68,6 +80,15 @@ class Placement:
         is_there = sharding is not None and sharding.device_set == self.replicated.device_set
         is_one = self.count == 1 and sharding != self.replicated
         return value if is_there and not is_one else jax.device_put(value, self.replicated)
+
+    @contextlib.contextmanager
+    def as_current(self) -> Iterator[None]:
+        """A scope in which this is the `current` placement."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
 
     def constrain(self, tensor: Tensor) -> Tensor:
         """A tensor of a traced computation whose rows the compiler is to spread."""
