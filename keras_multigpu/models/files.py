@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import socket
@@ -16,6 +17,8 @@ from keras_multigpu.models.costs import variables_bytes
 # HDF5 has groups and headers for each variable.
 _BYTES_PER_VARIABLE = 4096
 _BYTES_PER_FILE = 65536
+# A disk, a user's share of it, a file's size.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -45,6 +48,8 @@ def replacing(filepath: Any, room: int = 0) -> Iterator[Any]:
             os.fsync(written.fileno())
         os.replace(part, target)
     except OSError as error:
+        if error.errno not in _FULL:
+            raise
         kept = " The file that was there before is as it was." if target.exists() else ""
         raise OSError(
             error.errno,
