@@ -221,7 +221,7 @@ class ParallelModel(keras.Model):
         if args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True):
             super().save(filepath, *args, **kwargs)
             return
-        with replacing(filepath) as path:
+        with replacing(filepath, weights_room(self)) as path:
             super().save(path)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
