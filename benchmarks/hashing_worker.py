@@ -165,7 +165,7 @@ SIDES: dict[str, Callable[..., Callable[[], Any]]] = {
 
 def measure(side: str, path: str, rows: int, **options: Any) -> dict[str, Any]:
     """Rows per second, after a first run that warms up."""
-    pa.set_cpu_count(1)
+    pa.set_cpu_count(options.get("threads", 1))
     pa.set_io_thread_count(1)
     run = SIDES[side](path, rows, **options)
     rates = []

@@ -34,7 +34,7 @@ for host in driver gpu1 gpu2; do
 done
 
 serve() { # on which machine, at what address
-  on "$1" "$PYTHON" -m keras_multigpu serve --bind "$2" >"$work/$1.log" 2>&1 &
+  ip netns exec "kmg-$1" "$PYTHON" -m keras_multigpu serve --bind "$2" >"$work/$1.log" 2>&1 &
   started+=($!)
 }
 
@@ -50,9 +50,8 @@ def train(parallel):
     model.compile("adam", "mse")
     model.fit(x, x[:, :2], batch_size=32, shuffle=False, verbose=0)
     return model.get_weights()
-alone = train(False)
 devices = cluster.connect($1)
-pairs = zip(train(True), alone)
+pairs = zip(train(True), train(False))
 print(*devices, "largest difference:", max(abs(a - b).max() for a, b in pairs))
 END
 }
@@ -71,18 +70,18 @@ ssh-keygen -q -t ed25519 -N '' -f "$work/host"
 chmod 755 "$work"
 mkdir -p /run/sshd
 for host in gpu1 gpu2; do
-  on "$host" "$SSHD" -D -e -f /dev/null -h "$work/host" -o StrictModes=no \
+  ip netns exec "kmg-$host" "$SSHD" -D -e -f /dev/null -h "$work/host" -o StrictModes=no \
     -o "AuthorizedKeysFile=$work/key.pub" -o PidFile=none -o UsePAM=no >"$work/sshd.$host" 2>&1 &
   started+=($!)
 done
 serve gpu1 127.0.0.1:2221
 serve gpu2 127.0.0.1:2222
 sleep 2
-tunnel=(ssh -N -i "$work/key" -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null
+tunnel=(ip netns exec kmg-driver ssh -N -i "$work/key" -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null
   -o LogLevel=ERROR -o ExitOnForwardFailure=yes)
-on driver "${tunnel[@]}" -L 2221:127.0.0.1:2221 -R 2222:127.0.0.1:2222 -R 2220:127.0.0.1:2220 \
+"${tunnel[@]}" -L 2221:127.0.0.1:2221 -R 2222:127.0.0.1:2222 -R 2220:127.0.0.1:2220 \
   root@10.77.0.2 & started+=($!)
-on driver "${tunnel[@]}" -L 2222:127.0.0.1:2222 -R 2221:127.0.0.1:2221 -R 2220:127.0.0.1:2220 \
+"${tunnel[@]}" -L 2222:127.0.0.1:2222 -R 2221:127.0.0.1:2221 -R 2220:127.0.0.1:2220 \
   root@10.77.0.3 & started+=($!)
 train '["127.0.0.1:2221", "127.0.0.1:2222"], local="127.0.0.1:2220", timeout=60'
 echo "gpu1's worker is reached from gpu1 by 127.0.0.1: $(reaches gpu1 127.0.0.1 2221)," \

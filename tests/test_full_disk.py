@@ -75,3 +75,8 @@ def test_a_link_stays_one(tmp_path):
     parallel.save_weights(tmp_path / "link.weights.h5")
     assert (tmp_path / "link.weights.h5").is_symlink()
     assert (tmp_path / "there.weights.h5").stat().st_size > ROOM
+
+
+def test_another_error_stays_what_it_is(tmp_path):
+    with pytest.raises(FileNotFoundError, match="No such file or directory"):
+        _trained().save_weights(tmp_path / "nowhere" / "model.weights.h5")

@@ -10,6 +10,7 @@ from parity import difference, variables
 
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.engines import Transfer
+from keras_multigpu.layers import MultiHotDense
 
 BACKEND = keras.backend.backend()
 ROWS = 24
@@ -77,6 +78,30 @@ def test_independent_towers_send_no_weights(rng):
         # XLA gathers the outputs on all devices, where the loss is computed; no weight crosses.
         assert sent["activations"] + sent["gradients"] <= 4 * report.least
         assert not any("16,64]" in one.tensor for one in report.training)
+
+
+def test_what_crosses_of_a_multi_hot_layers_gradient(rng):
+    width, units, ones = 5000, 4, 6
+
+    def compiled(sparse_gradient):
+        inputs = keras.Input((ones,), dtype="int32")
+        layer = MultiHotDense(units, width, use_bias=False, sparse_gradient=sparse_gradient)
+        parallel = make_parallel(keras.Model(inputs, layer(inputs)), 2)
+        parallel.compile("adam", "mse")
+        return parallel
+
+    batch = rng.integers(width, size=(ROWS, ones)), rng.normal(size=(ROWS, units))
+    outputs = 4 * ROWS // 2 * units
+    sent = reports.transfers(compiled(False), batch).bytes("training")
+    if BACKEND == "jax":
+        # Once, though it is added up column by column.
+        assert 0 <= sent["gradients"] - 2 * 4 * width * units < 200
+        return
+    assert sent["gradients"] == 4 * width * units + outputs
+    touched = reports.transfers(compiled(True), batch)
+    rows = [one for one in touched.training if one.kind == "gradients" and one.bytes is None]
+    assert touched.bytes("training")["gradients"] - outputs < 100
+    assert len(rows) == 2, "the rows, and which they are"
 
 
 def test_one_device_sends_nothing(rng):

@@ -19,6 +19,9 @@ parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument("--weights", help="a file for the trained weights")
 options = parser.parse_args()
 
+devices = cluster.connect(options.workers, timeout=options.timeout, local=options.local)
+print("Devices:", *devices, flush=True)  # connected before the first tensor or model
+
 keras.utils.set_random_seed(7)
 rng = np.random.default_rng(7)
 x = rng.normal(size=(1000, 20)).astype("float32")  # put your own data and model here
@@ -27,8 +30,6 @@ model = keras.Sequential(
     [keras.Input((20,)), keras.layers.Dense(64, activation="tanh"), keras.layers.Dense(3)]
 )
 
-devices = cluster.connect(options.workers, timeout=options.timeout, local=options.local)
-print("Devices:", *devices, flush=True)
 parallel = make_parallel(model, devices=devices)
 parallel.compile(optimizer="adam", loss="mse")
 parallel.fit(

@@ -37,7 +37,7 @@ def join(
         RuntimeError: on a Keras backend other than JAX, or if JAX has started already.
 
     Example:
-        >>> join("gpu7:1234", num_processes=2, process_id=2)
+        >>> join("gpu7:1234", num_processes=2, process_id=2)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ValueError: `process_id` must be an integer from 0 to `num_processes` - 1, ...
     """

@@ -112,6 +112,14 @@ class Engine(abc.ABC):
             ValueError: if it can't.
         """
 
+    def host_of(self, name: str) -> str:
+        """Which host a device is of; `""` for that of this process.
+
+        Args:
+            name: its canonical name.
+        """
+        return name.rpartition("/")[0]
+
     def check_process(self) -> None:  # noqa: B027  most have nothing to refuse
         """Refuses settings of the process under which parallel models don't work.
 
@@ -119,10 +127,13 @@ class Engine(abc.ABC):
             ValueError: if there are such settings.
         """
 
-    def shard_rows(self, tensors: Sequence[Tensor], devices: Sequence[str]) -> list[Tensor]:
-        """The same tensors, whose rows the compiler is to spread over devices.
+    def shard_rows(
+        self, tensors: Sequence[Tensor], devices: Sequence[str]
+    ) -> contextlib.AbstractContextManager[list[Tensor]]:
+        """A scope in which the rows of tensors are to be spread over devices by the compiler.
 
-        Only where `partitions`. Computations that are not compiled are left as they are.
+        It gives the same tensors, so marked. Only where `partitions`. Computations that are not
+        compiled are left as they are.
         """
         raise NotImplementedError(f"{self.name} does not partition.")
 
@@ -134,6 +145,7 @@ class Engine(abc.ABC):
     def join_rows(self, tensors: Sequence[Tensor]) -> Tensor:
         """Tensors of one kind, one after the other along their first axis."""
 
+    @abc.abstractmethod
     def sum_rows(
         self,
         table: Tensor,
@@ -156,12 +168,6 @@ class Engine(abc.ABC):
         Returns:
             A tensor of shape `(rows, units)`.
         """
-        taken = keras.ops.take(table, indices, axis=0)
-        if weights is not None:
-            taken = taken * keras.ops.expand_dims(weights, -1)
-        # Sums of many parts are formed in float32 at least, as products of matrices are.
-        wide = keras.backend.result_type(table.dtype, "float32")
-        return keras.ops.cast(keras.ops.sum(keras.ops.cast(taken, wide), axis=1), table.dtype)
 
     @abc.abstractmethod
     def storage(self, tensor: Tensor) -> dict[str, bool]:

@@ -14,7 +14,7 @@ from keras_multigpu.devices import choose_devices
 from keras_multigpu.models.classes import parallel_class
 from keras_multigpu.models.compiling import compile_like
 from keras_multigpu.models.costs import variables_bytes
-from keras_multigpu.models.files import replacing
+from keras_multigpu.models.files import replacing, weights_room
 
 # What a model has of its own once it is compiled: never looked up in the template.
 _COMPILED = frozenset({"optimizer", "_compile_config", "_compiled_trainable_state"})
@@ -205,7 +205,7 @@ class ParallelModel(keras.Model):
             if args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True):
                 super().save_weights(filepath, *args, **kwargs)  # shards, or a question to the user
                 return
-            with replacing(filepath) as path:
+            with replacing(filepath, weights_room(self)) as path:
                 super().save_weights(path)
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -227,7 +227,7 @@ class ParallelModel(keras.Model):
             if args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True):
                 super().save(filepath, *args, **kwargs)
                 return
-            with replacing(filepath) as path:
+            with replacing(filepath, weights_room(self)) as path:
                 super().save(path)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:

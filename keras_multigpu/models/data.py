@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -88,8 +89,8 @@ class DataParallel(ParallelModel):
     def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         engine = engines.current()
         if engine.partitions:
-            args, kwargs = self._shard_rows(args, kwargs)
-            return self._template(*args, **kwargs)
+            with self._rows_sharded(args, kwargs) as (args, kwargs):
+                return self._template(*args, **kwargs)
         tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
         if not any(len(tensor.shape) for tensor in tensors):
             return self._template(*args, **kwargs)  # answers as one device would
@@ -113,13 +114,15 @@ class DataParallel(ParallelModel):
         if not engines.current().partitions:
             return super().stateless_call(*args, **kwargs)
         # Keras calls `call` here, and not `__call__`: of the template too.
-        state, (inputs, kwargs) = args[:2], self._shard_rows(args[2:], kwargs)
-        return self._template.stateless_call(*state, *inputs, **kwargs)
+        with self._rows_sharded(args[2:], kwargs) as (inputs, kwargs):
+            return self._template.stateless_call(*args[:2], *inputs, **kwargs)
 
-    def _shard_rows(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    @contextlib.contextmanager
+    def _rows_sharded(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
         """The arguments of a call, whose rows the compiler is to spread over the devices."""
         tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
-        return restore(engines.current().shard_rows(tensors, self.devices))
+        with engines.current().shard_rows(tensors, self.devices) as sharded:
+            yield restore(sharded)
 
     def _portions(self, tensors: list[Any]) -> tuple[list[Any], list[Any]]:
         """Each replica's rows, 0 beyond the last one, and its part of the batch."""

@@ -69,6 +69,7 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
         parallel.least_bytes(rows),
         mode="committee" if is_committee else parallel.mode,
         batch_size=rows,
+        hosts={name: engines.current().host_of(name) for name in parallel.devices},
         settings=describe_environment(parallel.devices),
     )
 
@@ -84,6 +85,8 @@ class TransfersReport(Report):
             at least; `None` if that is not known.
         mode: the mode of the model, as `advise` names them, if that is known.
         batch_size: the rows of the batch, if they are known.
+        hosts: which host each device is of, where they are of several. Others than these are of
+            the host `""`, that of this process.
         settings: what else the figures hold for.
 
     Example:
@@ -104,6 +107,7 @@ class TransfersReport(Report):
         *,
         mode: str | None = None,
         batch_size: int | None = None,
+        hosts: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] | None = None,
     ):
         self.training = list(training)
@@ -112,6 +116,7 @@ class TransfersReport(Report):
         self.least = least
         self.mode = mode
         self.batch_size = batch_size
+        self.hosts = dict(hosts or {})
         columns = [
             Column("step"),
             Column("from"),
@@ -137,6 +142,14 @@ class TransfersReport(Report):
         totals: dict[str, int] = collections.defaultdict(int)
         for one in self._of(step):
             if source in (None, one.source) and target in (None, one.target):
+                totals[one.kind] += one.bytes or 0
+        return dict(totals)
+
+    def between_hosts(self, step: str) -> dict[str, int]:
+        """The bytes of a step by kind, of what crosses from one host to another."""
+        totals: dict[str, int] = collections.defaultdict(int)
+        for one in self._of(step):
+            if self.hosts.get(one.source, "") != self.hosts.get(one.target, ""):
                 totals[one.kind] += one.bytes or 0
         return dict(totals)
 
@@ -195,6 +208,11 @@ class TransfersReport(Report):
                     "chosen by default (`placement=None`) has to send: layers that follow each "
                     "other are on different devices."
                 )
+        if any(self.hosts.values()):
+            crossing = sum(
+                self.between_hosts("training" if self.training else "prediction").values()
+            )
+            notes.append(f"{show_bytes(crossing)} of it cross between hosts, inputs among them.")
         unknown = sum(one.bytes is None for one in [*self.training, *self.prediction])
         if unknown:
             notes.append(

@@ -1,10 +1,12 @@
 """What goes wrong on other machines is told in time, and by name. Run by `test_cluster.py`."""
 
+import ctypes
 import http.server
 import os
 import pathlib
 import pickle
 import signal
+import socket
 import sys
 import threading
 import time
@@ -18,7 +20,7 @@ from parity import difference
 from worker_processes import SECONDS, Process, Worker, free_port
 
 from keras_multigpu import cluster, make_parallel
-from keras_multigpu.engines.tensorflow import connection, sockets
+from keras_multigpu.engines.tensorflow import connection, greeting, health, sockets
 
 SILENCE = 3.0  # the shortest time that can be asked for
 LAUNCHERS = pathlib.Path(__file__).parents[2] / "docs" / "launchers"
@@ -124,7 +126,8 @@ def test_lost_between_two_calls(steady, data):
         assert caught.value.host == worker.address
         worker.end()
         worker = Worker(port=worker.port).ready()
-        parallel = make_parallel(_model(), devices=cluster.connect(both, timeout=SILENCE))
+        # Longer than it takes to start again.
+        parallel = make_parallel(_model(), devices=cluster.connect(both, timeout=60))
         parallel.compile("sgd", "mse")
         worker.end()
         worker = Worker(port=worker.port).ready()
@@ -132,6 +135,21 @@ def test_lost_between_two_calls(steady, data):
             parallel.fit(*data, verbose=0)
     finally:
         worker.end()
+
+
+def test_a_worker_that_freezes_while_python_waits():
+    """TensorFlow tells it a new function, and holds Python's lock: no thread can run."""
+    with socket.create_server(("127.0.0.1", 0)) as frozen:  # takes connections, says nothing
+        port = frozen.getsockname()[1]
+        worker = connection.Address(f"127.0.0.1:{port}", "127.0.0.1", port)
+        watchdog = health.Watchdog([worker], SILENCE)
+        try:
+            with socket.create_connection(("127.0.0.1", port)) as one:
+                watchdog.hand_over(0, worker)
+                waiting = ctypes.PyDLL(None).recv  # keeps the lock
+                assert waiting(one.fileno(), ctypes.create_string_buffer(1), 1, 0) == 0
+        finally:
+            watchdog.stop()
 
 
 def test_workers_that_do_not_reach_this_process(steady, monkeypatch):
@@ -174,9 +192,17 @@ def test_nobody_answers():
     with pytest.raises(cluster.ClusterError, match="'no.such.host' is not known here") as e:
         cluster.connect(["no.such.host:2222"])
     assert e.value.host == "no.such.host:2222"
-    # 127.0.0.3 with a filter would be silent; an address kept for documentation is not routed.
-    with pytest.raises(cluster.ClusterError, match="can't be reached|Nobody listens"):
-        cluster.connect(["203.0.113.9:2222"], timeout=SILENCE)
+
+
+def test_a_machine_that_is_off(monkeypatch):
+    def fail(*arguments):
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(greeting.socket, "create_connection", fail)
+    worker = connection.Address("gpu7:2222", "10.0.0.7", 2222)
+    problem, cure = greeting._why_silent(worker, 1.0)
+    assert problem == "The machine can't be reached (10.0.0.7:2222: timed out)."
+    assert "no firewall is between" in cure
 
 
 def test_something_else_answers(steady):

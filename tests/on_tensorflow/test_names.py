@@ -38,12 +38,8 @@ def test_of_another_machine():
     assert names.remote_name("tpu") is None
 
 
-def test_the_same_device():
-    names.task_of("a:1")
-    names.task_of("b:1")
-    assert names.same_device("a:1/cpu:0", "/job:worker/replica:0/task:0/device:CPU:0")
-    assert names.same_device("cpu:0", f"{HERE}CPU:0")
-    assert names.same_device("/device:CPU:0", f"{HERE}CPU:0")
-    assert not names.same_device("a:1/cpu:0", "b:1/cpu:0")
-    assert not names.same_device("a:1/cpu:0", "cpu:0")
-    assert not names.same_device(f"{HERE}CPU:0", f"{HERE}CPU:1")
+def test_the_host():
+    first, second, other = map(names.full_name, ("a:1/gpu:0", "a:1/gpu:1", "b:1/gpu:0"))
+    assert names.host_of(first) == names.host_of(second)
+    assert names.host_of(first) != names.host_of(other)
+    assert names.host_of(first) != names.host_of(names.full_name("gpu:0"))

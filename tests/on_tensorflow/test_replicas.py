@@ -35,7 +35,8 @@ def _assert_on_all_devices(graph):
     """Each device has the replica, and its gradient; returns those calls."""
     calls = [node for node in graph.node if "PartitionedCall" in node.op]
     places = sorted(node.device for node in calls)
-    assert places == sorted(2 * [f"/device:CPU:{index}" for index in range(4)])
+    here = "/job:localhost/replica:0/task:0"
+    assert places == sorted(2 * [f"{here}/device:CPU:{index}" for index in range(4)])
     return calls
 
 

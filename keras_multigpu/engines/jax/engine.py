@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import keras
 from jax.experimental.sparse import JAXSparse
 
 from keras_multigpu.engines.base import Engine
-from keras_multigpu.engines.jax import devices, joint, meeting, processes, shards, tensors
+from keras_multigpu.engines.jax import devices, joint, meeting, processes, rows, shards, tensors
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.slots import save_by_replica
@@ -106,9 +106,21 @@ class JaxEngine(Engine):
         copied = jax.device_put(tensor, devices.find(name), may_alias=False)
         return copied.block_until_ready()
 
-    def shard_rows(self, parts: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
+    @contextlib.contextmanager
+    def shard_rows(self, parts: Sequence[Tensor], names: Sequence[str]) -> Iterator[list[Tensor]]:
         place = placement(tuple(names))
-        return [set_mask(place.constrain(part), get_mask(part)) for part in parts]
+        with place.as_current():
+            yield [set_mask(place.constrain(part), get_mask(part)) for part in parts]
+
+    def sum_rows(
+        self,
+        table: Tensor,
+        indices: Tensor,
+        weights: Tensor | None = None,
+        *,
+        sparse_gradient: bool = False,
+    ) -> Tensor:
+        return rows.sum_rows(table, indices, weights)
 
     def build(self, function: Callable[..., Any], call: Call) -> None:
         arrays, restore = split_tensors(call)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,6 +15,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax import devices, joint
 from keras_multigpu.engines.values import Tensor
+
+_current: contextvars.ContextVar[Placement | None] = contextvars.ContextVar(
+    "placement", default=None
+)
+
+
+def current() -> Placement | None:
+    """The placement of the rows of the call that is being traced, if they are to be spread."""
+    return _current.get()
 
 
 @functools.cache
@@ -102,6 +113,15 @@ class Placement:
     def outputs(self, outputs: Any) -> Any:
         """The same arrays, of which every process has all."""
         return outputs if self.group is None else joint.copy_to_all(outputs, self.mesh)
+
+    @contextlib.contextmanager
+    def as_current(self) -> Iterator[None]:
+        """A scope in which this is the `current` placement."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
 
     def constrain(self, tensor: Tensor) -> Tensor:
         """A tensor of a traced computation whose rows the compiler is to spread."""

@@ -90,17 +90,17 @@ class Connection:
         Args:
             error: the error that came up.
         """
-        lost = self._lost(after_error=error is not None)
+        lost = self._lost()
         if lost is None and isinstance(error, tf.errors.UnavailableError):
             named = [short_name(one).partition("/")[0] for one in _DEVICE.findall(error.message)]
             host = named[0] if named else ", ".join(one.name for one in self.workers)
             return ClusterError(host, "The connection to the worker was interrupted.", _CURE)
         return lost
 
-    def _lost(self, *, after_error: bool) -> ClusterError | None:
+    def _lost(self) -> ClusterError | None:
         """The first worker that is not there any more."""
         with ThreadPoolExecutor(len(self._guards)) as pool:
-            found = list(pool.map(lambda one: one.check(after_error=after_error), self._guards))
+            found = list(pool.map(Guard.check, self._guards))
         for guard, lost in zip(self._guards, found):
             if lost is not None:
                 return ClusterError(guard.worker.name, lost, _CURE)
@@ -119,7 +119,7 @@ class Connection:
             with self._limited():
                 _try_links([full_name(name) for name in self.devices])
         except tf.errors.OpError as error:
-            raise (self._lost(after_error=True) or self._no_way_back()) from error
+            raise (self._lost() or self._no_way_back()) from error
 
     def _no_way_back(self) -> ClusterError:
         return ClusterError(

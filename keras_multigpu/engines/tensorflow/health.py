@@ -20,7 +20,6 @@ from keras_multigpu.engines.tensorflow.sockets import Handed, end_connections
 # What a server answers is a protocol buffer, in which the names of its devices are plain text.
 _DEVICE = re.compile(rb"/job:(\w+)/replica:0/task:0/device:(CPU|GPU):(\d+)")
 
-_JUST_NOW = 1.0  # seconds
 _PATIENCE = 0.7  # of the time that is promised; the rest is for telling it
 
 
@@ -100,13 +99,9 @@ class Guard:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def check(self, *, after_error: bool) -> str | None:
-        """What happened to the worker; asks it, if need be. `None`: nothing.
-
-        Args:
-            after_error: do not rely on what it said just before.
-        """
-        if self.lost is None and (after_error or time.monotonic() - self._heard > _JUST_NOW):
+    def check(self) -> str | None:
+        """What happened to the worker; asks it. `None`: nothing."""
+        if self.lost is None:
             self._note(self._caller.ask(_PATIENCE * self._timeout), silence=self._timeout)
         return self.lost
 

@@ -1,22 +1,39 @@
 """The ways of the weights to the replicas' devices, and of their gradients back.
 
-The way of a weight: its variable's device -> its hub -> every device. The way of its gradient:
-every device -> the hub, which sums -> the variable's device. Hubs are spread over the devices
-by bytes, so that no device carries all the traffic. A weight of one replica only, on that
-replica's device, goes nowhere.
+The way of a weight: its variable's device, its *home* -> a hub -> every device. The way of its
+gradient: every device -> a hub, which sums -> the home. Each host has hubs of its own, so that a
+weight, and the sum of a host's gradients, crosses between two hosts once. A weight of one replica
+only, on that replica's device, goes nowhere.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.names import same_device
+from keras_multigpu.engines.tensorflow.hubs import Part, divide, shares_back, shares_out
+from keras_multigpu.engines.tensorflow.names import full_name, host_of
 from keras_multigpu.engines.tensorflow.rows import merge_rows
 from keras_multigpu.engines.tensorflow.tensors import add, cast
 from keras_multigpu.engines.values import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ways:
+    """The ways between a weight and its replicas on one host.
+
+    Attributes:
+        replicas: the numbers of the replicas.
+        out: the parts in which the weight is passed on.
+        back: the parts in which its gradients are summed.
+    """
+
+    replicas: tuple[int, ...]
+    out: tuple[Part, ...]
+    back: tuple[Part, ...]
 
 
 class Links:
@@ -38,7 +55,7 @@ class Links:
         devices: Sequence[str],
         wire_dtype: str | None,
     ):
-        self.devices = tuple(devices)
+        self.devices = tuple(map(full_name, devices))
         self.wire_dtype = wire_dtype
         self._variables: dict[int, keras.Variable] = {}
         self._users: dict[int, list[int]] = {}
@@ -46,8 +63,8 @@ class Links:
             for variable in variables:
                 self._variables[id(variable)] = variable
                 self._users.setdefault(id(variable), []).append(replica)
-        self._hubs = self._choose_hubs()
         self.trainable = [v for v in self._variables.values() if _is_differentiable(v)]
+        self._ways = self._find_ways()
 
     def trainable_of(self, replica: int) -> list[int]:
         """The keys of a replica's trainable variables."""
@@ -61,21 +78,21 @@ class Links:
         """
         states: list[dict[int, Tensor]] = [{} for _ in self.devices]
         for key, variable in self._variables.items():
-            home = _home(variable)
+            home, shape = _home(variable), variable.shape
             with tf.device(home):
                 value = weights[key] if key in weights else read(variable)
                 value = tf.cast(value, self._wire(variable) if key in weights else value.dtype)
-            with tf.device(self._hubs[key]):
-                relayed = tf.identity(value)
-            for replica in self._users[key]:
-                device = self.devices[replica]
-                with tf.device(device):
-                    nearest = value if same_device(device, home) else relayed
-                    states[replica][key] = tf.cast(tf.identity(nearest), dtype_of(variable))
+            for ways in self._ways[key]:
+                relayed = _pass_on(value, ways.out, home)
+                for replica in ways.replicas:
+                    with tf.device(self.devices[replica]):
+                        is_home = self.devices[replica] == home
+                        nearest = value if is_home else _join(relayed, shape)
+                        states[replica][key] = tf.cast(tf.identity(nearest), dtype_of(variable))
         return states
 
     def sum(self, gradients: Sequence[dict[int, Tensor | None]]) -> list[Tensor | None]:
-        """The sum over the replicas of every trainable weight's gradient, formed on its hub.
+        """The sum over the replicas of every trainable weight's gradient, on the weight's device.
 
         Args:
             gradients: each replica's, by the variable's `id`.
@@ -86,40 +103,89 @@ class Links:
     def _sum(
         self, gradients: Sequence[dict[int, Tensor | None]], variable: keras.Variable
     ) -> Tensor | None:
-        key, wire = id(variable), self._wire(variable)
-        parts = []
-        for replica in self._users[key]:
+        key, dtype = id(variable), dtype_of(variable)
+        sums = [self._sum_on_host(gradients, variable, ways) for ways in self._ways[key]]
+        with tf.device(_home(variable)):
+            return add([cast(total, dtype) for total in sums if total is not None])
+
+    def _sum_on_host(
+        self,
+        gradients: Sequence[dict[int, Tensor | None]],
+        variable: keras.Variable,
+        ways: _Ways,
+    ) -> Tensor | None:
+        """The sum over a host's replicas, in the type in which it crosses."""
+        key, wire, dtype = id(variable), self._wire(variable), dtype_of(variable)
+        sent: dict[str, Tensor] = {}
+        for replica in ways.replicas:
             gradient = gradients[replica][key]
             if gradient is not None:
                 with tf.device(self.devices[replica]):
-                    parts.append(cast(gradient, wire))
-        with tf.device(self._hubs[key]):
-            total = add([cast(part, dtype_of(variable)) for part in parts])
-            if len(parts) > 1 and getattr(variable, "names_rows_once", False):
-                total = merge_rows(total)
-            total = cast(total, wire)
+                    sent[self.devices[replica]] = cast(gradient, wire)
+        if len(sent) < 2:
+            return next(iter(sent.values()), None)
+        if any(isinstance(gradient, tf.IndexedSlices) for gradient in sent.values()):
+            home = _home(variable)
+            with tf.device(home if home in sent else next(iter(sent))):
+                total = add([cast(gradient, dtype) for gradient in sent.values()])
+                if getattr(variable, "names_rows_once", False):
+                    total = merge_rows(total)
+                return cast(total, wire)
+        sums = []
+        for part in ways.back:
+            pieces = []
+            for device, gradient in sent.items():
+                with tf.device(device):
+                    pieces.append(_cut(gradient, part, ways.back))
+            with tf.device(part.hub):
+                sums.append(tf.cast(tf.add_n([tf.cast(piece, dtype) for piece in pieces]), wire))
         with tf.device(_home(variable)):
-            return cast(total, dtype_of(variable))
+            return _join(sums, variable.shape)
 
     def _wire(self, variable: keras.Variable) -> str:
         return self.wire_dtype if self.wire_dtype and len(self.devices) > 1 else dtype_of(variable)
 
-    def _choose_hubs(self) -> dict[int, str]:
-        """A device for each variable, such that all have about the same bytes to pass on.
+    def _find_ways(self) -> dict[int, list[_Ways]]:
+        """The hubs of every variable, such that all devices have about as much to pass on."""
+        groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for key, variable in self._variables.items():
+            hosts: dict[str, list[int]] = {}
+            for replica in self._users[key]:
+                hosts.setdefault(host_of(self.devices[replica]), []).append(replica)
+            for replicas in hosts.values():
+                groups.setdefault((_home(variable), tuple(replicas)), []).append(key)
+        found: dict[int, list[_Ways]] = {key: [] for key in self._variables}
+        are_trainable = set(map(id, self.trainable))
+        for (home, users), keys in groups.items():
+            devices = list(dict.fromkeys(self.devices[replica] for replica in users))
+            sizes = {key: _elements(self._variables[key]) for key in keys}
+            trained = {key: size for key, size in sizes.items() if key in are_trainable}
+            out = divide(sizes, shares_out(devices, home))
+            back = divide(trained, shares_back(devices, home))
+            for key in keys:
+                found[key].append(_Ways(users, out[key], back.get(key, ())))
+        return found
 
-        For two devices a variable's own device is the one, since nothing is gained by a relay.
-        """
-        load = dict.fromkeys(self.devices, 0)
-        hubs = {}
-        for variable in sorted(self._variables.values(), key=_bytes, reverse=True):
-            key = id(variable)
-            devices = list(dict.fromkeys(self.devices[replica] for replica in self._users[key]))
-            if len(devices) <= 2:
-                hubs[key] = _home(variable)
-            else:
-                hubs[key] = min(devices, key=load.__getitem__)
-                load[hubs[key]] += _bytes(variable)
-        return hubs
+
+def _pass_on(value: Tensor, parts: Sequence[Part], home: str) -> list[Tensor]:
+    """The parts of a weight, each on its hub."""
+    passed = []
+    for part in parts:
+        with tf.device(home):
+            piece = _cut(value, part, parts)
+        with tf.device(part.hub):
+            passed.append(tf.identity(piece))
+    return passed
+
+
+def _cut(value: Tensor, part: Part, parts: Sequence[Part]) -> Tensor:
+    """A part of a tensor, flattened; the tensor as it is where that is its only part."""
+    return value if len(parts) == 1 else tf.reshape(value, [-1])[part.start : part.stop]
+
+
+def _join(pieces: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """What `_cut` has cut."""
+    return pieces[0] if len(pieces) == 1 else tf.reshape(tf.concat(pieces, axis=0), shape)
 
 
 def read(variable: keras.Variable) -> Tensor:
@@ -144,8 +210,8 @@ def _home(variable: keras.Variable) -> str:
     return variable._value.device
 
 
-def _bytes(variable: keras.Variable) -> int:
-    return tf.TensorShape(variable.shape).num_elements() * tf.as_dtype(dtype_of(variable)).size
+def _elements(variable: keras.Variable) -> int:
+    return tf.TensorShape(variable.shape).num_elements()
 
 
 def _is_differentiable(variable: keras.Variable) -> bool:

@@ -74,6 +74,6 @@ def remote_name(device: str) -> str | None:
     return short_name(device) if spec.task in _tasks.values() and spec.device_type else None
 
 
-def same_device(first: str, second: str) -> bool:
-    """Whether two names, each TensorFlow's or short, are those of one device."""
-    return short_name(full_name(first)) == short_name(full_name(second))
+def host_of(device: str) -> str:
+    """The part of one of TensorFlow's names that is common to the devices of one process."""
+    return device.rpartition("/")[0]

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.names import same_device
+from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.values import Tensor
 
 
@@ -44,7 +44,7 @@ def move_variable(variable: keras.Variable, device: str) -> bool:
     nothing goes on with values that are no longer the variable's.
     """
     old = variable._value
-    if same_device(old.device, device):
+    if old.device == full_name(device):
         return False
     with tf.init_scope(), tf.device(device):
         variable._value = tf.Variable(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from keras_multigpu.engines.values import Tensor
+
+# Of a row's indices, so many are taken at a time; but in no more than so many turns.
+_COLUMNS, _MOST_BLOCKS = 16, 16
 
 
 def sum_rows(
@@ -30,23 +34,19 @@ def sum_rows(
         @tf.custom_gradient
         def unweighted(table: Tensor) -> Any:
             def backward(upstream: Tensor) -> Tensor:
-                parts = tf.repeat(upstream[:, None], tf.shape(indices)[1], axis=1)
-                return gradient(parts, indices, table)
+                return gradient(upstream, indices, None, table)
 
-            return _sum(tf.gather(table, indices)), backward
+            return _sum(table, indices, None), backward
 
         return unweighted(table)
 
     @tf.custom_gradient
     def weighted(table: Tensor, weights: Tensor) -> Any:
-        taken = tf.gather(table, indices)
-
         def backward(upstream: Tensor) -> tuple[Tensor, Tensor]:
-            parts = upstream[:, None] * weights[:, :, None]
-            by_weights = tf.reduce_sum(taken * upstream[:, None], axis=2)
-            return gradient(parts, indices, table), by_weights
+            by_weights = tf.reduce_sum(tf.gather(table, indices) * upstream[:, None], axis=2)
+            return gradient(upstream, indices, weights, table), by_weights
 
-        return _sum(taken * weights[:, :, None]), backward
+        return _sum(table, indices, weights), backward
 
     return weighted(table, weights)
 
@@ -58,20 +58,46 @@ def merge_rows(gradient: Any) -> Any:
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
-def _of_all_rows(parts: Tensor, indices: Tensor, table: Tensor) -> Tensor:
-    flat = tf.reshape(_wide(parts), [-1, table.shape[1]])
-    total = tf.math.unsorted_segment_sum(flat, tf.reshape(indices, [-1]), table.shape[0])
+def _sum(table: Tensor, indices: Tensor, weights: Tensor | None) -> Tensor:
+    sums = []
+    for numbers, own in _blocks(indices, weights):
+        taken = tf.gather(table, numbers)
+        taken = taken if own is None else taken * own[:, :, None]
+        sums.append(tf.reduce_sum(_wide(taken), axis=1))
+    return tf.cast(tf.add_n(sums), table.dtype)
+
+
+def _of_all_rows(
+    upstream: Tensor, indices: Tensor, weights: Tensor | None, table: Tensor
+) -> Tensor:
+    total = tf.zeros(table.shape, _wide(upstream).dtype)
+    for numbers, own in _blocks(indices, weights):
+        parts, places = _parts(upstream, numbers, own)
+        total = tf.tensor_scatter_nd_add(total, places[:, None], parts)
     return tf.cast(total, table.dtype)
 
 
-def _of_rows_touched(parts: Tensor, indices: Tensor, table: Tensor) -> tf.IndexedSlices:
-    flat = tf.reshape(_wide(parts), [-1, table.shape[1]])
-    merged = merge_rows(tf.IndexedSlices(flat, tf.reshape(indices, [-1]), tf.shape(table)))
+def _of_rows_touched(
+    upstream: Tensor, indices: Tensor, weights: Tensor | None, table: Tensor
+) -> tf.IndexedSlices:
+    merged = merge_rows(tf.IndexedSlices(*_parts(upstream, indices, weights), tf.shape(table)))
     return tf.IndexedSlices(tf.cast(merged.values, table.dtype), merged.indices, tf.shape(table))
 
 
-def _sum(taken: Tensor) -> Tensor:
-    return tf.cast(tf.reduce_sum(_wide(taken), axis=1), taken.dtype)
+def _parts(upstream: Tensor, indices: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What is to be added to rows, of shape `(rows * ones, units)`, and the rows' numbers."""
+    parts = tf.repeat(upstream[:, None], tf.shape(indices)[1], axis=1)
+    parts = parts if weights is None else parts * weights[:, :, None]
+    return tf.reshape(_wide(parts), [-1, parts.shape[2]]), tf.reshape(indices, [-1])
+
+
+def _blocks(indices: Tensor, weights: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """So many columns at a time that what is taken for them stays in the processor's cache."""
+    ones = indices.shape[1]
+    step = max(_COLUMNS, -(-ones // _MOST_BLOCKS)) if ones else None
+    for first in range(0, ones or 1, step or 1):
+        block = slice(first, first + step if step else None)
+        yield indices[:, block], None if weights is None else weights[:, block]
 
 
 def _wide(values: Tensor) -> Tensor:
