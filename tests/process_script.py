@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 import keras_multigpu
-from keras_multigpu import make_parallel
+from keras_multigpu import engines, make_parallel
 from keras_multigpu.cluster import ClusterError, join
 
 TIMEOUT = 4.0
@@ -81,6 +81,7 @@ def train_together(folder, number):
     found["loaded predicted"] = loaded.predict(data()[0][:6], verbose=0)
     found["template predicted"] = model.predict(data()[0][:6], verbose=0)
     found["devices"] = np.array(parallel.devices)
+    found["hosts"] = np.array([engines.current().host_of(name) for name in parallel.devices])
     found["loaded devices"] = np.array(loaded.devices)
     own = make_parallel(build(), devices=keras_multigpu.list_devices()[2 * number :][:2])
     own.predict(data()[0][: number + 2], verbose=0)  # by itself

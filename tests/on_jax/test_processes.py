@@ -108,7 +108,12 @@ def test_two_processes_compute_what_one_device_does(together, alone):
 
 
 def test_devices_are_numbered_through_all_processes(together):
-    for found in together[0]:
+    for number, found in enumerate(together[0]):
+        own, others = (
+            np.split(found["hosts"], 2) if not number else np.split(found["hosts"], 2)[::-1]
+        )
+        assert list(own) == ["", ""]
+        assert all(f"(process {1 - number}, pid " in host for host in others)
         assert list(found["devices"]) == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
         assert list(found["loaded devices"]) == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 

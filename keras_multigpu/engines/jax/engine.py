@@ -77,6 +77,11 @@ class JaxEngine(Engine):
         group = processes.current()
         return 1 if group is None else len(group.names)
 
+    def host_of(self, name: str) -> str:
+        group = processes.current()
+        owner = None if group is None else devices.find(name).process_index
+        return "" if group is None or owner == group.number else group.names[owner]
+
     def check_process(self) -> None:
         check_no_distribution()
 
