@@ -79,8 +79,10 @@ class JaxEngine(Engine):
 
     def host_of(self, name: str) -> str:
         group = processes.current()
-        owner = None if group is None else devices.find(name).process_index
-        return "" if group is None or owner == group.number else group.names[owner]
+        if group is None:
+            return ""
+        owner = devices.find(name).process_index
+        return "" if owner == group.number else group.names[owner]
 
     def check_process(self) -> None:
         check_no_distribution()
