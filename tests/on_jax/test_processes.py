@@ -22,6 +22,8 @@ from keras_multigpu.cluster.addresses import find_address
 from keras_multigpu.engines.jax import coordinator, joint, processes
 from keras_multigpu.engines.jax.group import Group
 
+# On one worker: the processes are begun once, and each run has two of them.
+pytestmark = pytest.mark.xdist_group("processes")
 SCRIPT = pathlib.Path(script.__file__)
 LIMIT = 400  # far more than any of it takes: nothing hangs
 
