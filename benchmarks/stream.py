@@ -3,7 +3,8 @@
     python -m benchmarks.stream --rows 1000000 4000000
     KERAS_BACKEND=jax python -m benchmarks.stream --rows 100000000
 
-Files are generated in a temporary folder first, a million rows in each. Each number of rows is a
+Files are generated first, a million rows in each, in a temporary folder or in one that is
+named and kept (`--folder`); files that are there already are used. Each number of rows is a
 process of its own, which goes through its files once. Printed are the rate, the peak of the
 process's memory, which should not grow with the rows, and what 1.5 billion rows would take.
 """
@@ -11,6 +12,7 @@ process's memory, which should not grow with the rows, and what 1.5 billion rows
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import pathlib
 import resource
@@ -54,23 +56,40 @@ def train(folder: str, files: int) -> dict[str, Any]:
     }
 
 
+def generate(folder: pathlib.Path, files: int) -> None:
+    """Writes the files that are not there yet."""
+    for number in range(files):
+        path = folder / f"{number:05}.parquet"
+        if not path.exists():
+            unfinished = path.with_suffix(".unfinished")
+            write_parquet(unfinished, _FILE_ROWS, 1000 * number)
+            unfinished.rename(path)
+            progress(f"file {number + 1} of {files}")
+
+
+def _folder(given: pathlib.Path | None) -> contextlib.AbstractContextManager[Any]:
+    if given is None:
+        return tempfile.TemporaryDirectory()
+    given.mkdir(parents=True, exist_ok=True)
+    return contextlib.nullcontext(given)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stream", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 4_000_000])
+    parser.add_argument("--folder", type=pathlib.Path, help="where to keep the files")
     parser.add_argument("--train", metavar="JSON", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
         answer(train, ("keras", "jax", "tensorflow"), options.train)
         return
     results, table = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        counts = [-(-rows // _FILE_ROWS) for rows in options.rows]
-        for number in range(max(counts)):
-            write_parquet(pathlib.Path(folder) / f"{number:05}.parquet", _FILE_ROWS, 1000 * number)
-            progress(f"file {number + 1} of {max(counts)}")
+    counts = [-(-rows // _FILE_ROWS) for rows in options.rows]
+    with _folder(options.folder) as folder:
+        generate(pathlib.Path(folder), max(counts))
         for count in counts:
-            request = json.dumps({"folder": folder, "files": count})
+            request = json.dumps({"folder": str(folder), "files": count})
             found = run_module("benchmarks.stream", "--train", request, timeout=_TIMEOUT_S)
             progress(f"{count} files: {found}")
             results.append(found)

@@ -71,18 +71,16 @@ def report(rounds: Sequence[dict[Key, dict[str, Any]]], model: str) -> str:
     rows = []
     for key in [key for key in rounds[0] if key[0] == model]:
         results = [found[key] for found in rounds]
-        rates = [result["rate"] for result in results if "rate" in result]
         ours = [found[model, "indices", 1] for found in rounds]
-        ratios = [
-            one["rate"] / other["rate"]
-            for one, other in zip(ours, results)
-            if "rate" in one and "rate" in other
-        ]
-        if rates:
-            peak = f"{max(result['peak_mib'] for result in results):,.0f}"
-            cells = [_show(rates, 0), peak, _show(ratios, 1)]
+        done = [pair for pair in zip(ours, results) if not any("error" in one for one in pair)]
+        if done:
+            rates = _show([other["rate"] for _, other in done], 0)
+            failed = len(results) - len(done)
+            peak = f"{max(other['peak_mib'] for _, other in done):,.0f}"
+            ratios = _show([one["rate"] / other["rate"] for one, other in done], 1)
+            cells = [f"{rates}; {failed} failed" if failed else rates, peak, ratios]
         else:
-            cells = [results[0]["error"], "-", "-"]
+            cells = [results[0].get("error", "nothing to compare with"), "-", "-"]
         rows.append([_NAMES[key[1]], str(key[2]), *cells])
     header = ["input", "devices", "examples/s", "peak memory, MiB", "indices are times as fast"]
     return f"{_MODELS[model]}:\n\n{markdown_table(header, rows)}"

@@ -206,7 +206,7 @@ def test_a_machine_that_is_off(monkeypatch):
 
 
 def test_something_else_answers(steady):
-    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -353,6 +353,9 @@ def test_training_goes_on_in_a_new_process(steady, tmp_path):
         assert "Epoch 1/8" not in process.text
         process.end()
         assert not trained.exists()
+        # The worker of a driver that was killed serves the next one.
+        parallel = make_parallel(_model(), devices=cluster.connect([steady.address]))
+        parallel.predict(np.ones((3, 6)), verbose=0)
         process = Process(
             str(LAUNCHERS / "tensorflow_slurm.sh"),
             *(*backup, "--timeout=60"),

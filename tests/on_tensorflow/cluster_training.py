@@ -1,14 +1,13 @@
 """Training on devices of other processes, driven by this one. Run by `test_cluster.py`."""
 
 import socket
-import textwrap
 
 import keras
 import pytest
 import tensorflow as tf
 from keras import layers
 from parity import difference, variables
-from worker_processes import Process, Worker, free_port
+from worker_processes import Worker, free_port
 
 from keras_multigpu import cluster, engines, list_devices, make_parallel, reports
 
@@ -195,30 +194,6 @@ def test_another_list(workers, rng):
     assert error.value.host == workers[1].address
     cluster.disconnect()  # once more: nothing to do
     local.fit(*data, **fit)
-
-
-def test_a_driver_that_was_killed(workers, rng):
-    """Its workers serve the next one."""
-    code = f"""
-        import keras, numpy as np, os, signal
-        from keras_multigpu import cluster, make_parallel
-        devices = cluster.connect({[worker.address for worker in workers[1:]]})
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
-        parallel = make_parallel(model, devices=devices)
-        parallel.compile("sgd", "mse")
-        x = np.ones((64, 6))
-        parallel.fit(x, x[:, :2], verbose=0)
-        print("trains", flush=True)
-        parallel.fit(x, x[:, :2], epochs=10**6, verbose=0)
-    """
-    driver = Process("-c", textwrap.dedent(code))
-    try:
-        driver.read_until("trains")
-    finally:
-        driver.end()
-    data = _rows(rng, 12)
-    parallel = make_parallel(_model(), devices=_connect(workers[1:]))
-    assert difference(_train(parallel, data), _train(make_parallel(_model(), 2), data)) < 2e-5
 
 
 def test_a_port_of_ones_own(workers):

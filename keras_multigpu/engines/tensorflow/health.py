@@ -102,7 +102,15 @@ class Guard:
     def check(self) -> str | None:
         """What happened to the worker; asks it. `None`: nothing."""
         if self.lost is None:
-            self._note(self._caller.ask(_PATIENCE * self._timeout), silence=self._timeout)
+            end = time.monotonic() + _PATIENCE * self._timeout
+            answer = self._caller.ask(end - time.monotonic())
+            left = end - time.monotonic()
+            if answer is None and left > 0:
+                # A connection that failed before is not tried at once; one of its own is.
+                fresh = Caller(self.worker)
+                answer = fresh.ask(left)
+                fresh.close()
+            self._note(answer, silence=self._timeout)
         return self.lost
 
     def stop(self) -> None:
