@@ -144,7 +144,7 @@ def _reviews(reviews: int, users: int, items: int, seed: int) -> Iterator[dict[s
 def make_clicks(path: str | os.PathLike[str], rows: int = 20_000, seed: int = 0) -> str:
     """Writes a table of clicks: text columns of many values, and a label that depends on them.
 
-    The columns are `site` (2,000 values), `city` (500) and `device` (50), in which a few values
+    The columns are `site` (20,000 values), `city` (2,000) and `device` (50), in which a few values
     make up most of the rows, `hour` (24), and `clicked`, 0 or 1.
 
     Args:
@@ -169,11 +169,11 @@ def make_clicks(path: str | os.PathLike[str], rows: int = 20_000, seed: int = 0)
     draw = np.random.default_rng(seed)
     columns: dict[str, pa.Array] = {}
     score = np.full(rows, -0.5)
-    for name, count in {"site": 2000, "city": 500, "device": 50, "hour": 24}.items():
+    for name, count in {"site": 20_000, "city": 2000, "device": 50, "hour": 24}.items():
         chances = 1 / np.arange(1, count + 1)
         values = draw.choice(count, size=rows, p=chances / chances.sum())
         columns[name] = pa.array(values if name == "hour" else [f"{name} {v}" for v in values])
-        score += np.random.default_rng(count).normal(scale=1.2, size=count)[values]
+        score += np.random.default_rng(count).normal(scale=1.0, size=count)[values]
     clicked = draw.random(rows) < 1 / (1 + np.exp(-score))
     table = pa.table({**columns, "clicked": pa.array(clicked.astype("int8"))})
     if suffix == ".csv":
