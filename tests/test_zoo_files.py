@@ -306,11 +306,12 @@ def test_made_up_ratings(tmp_path, name):
 
 
 def test_made_up_files_are_equal_for_equal_seeds(tmp_path):
+    sizes = {make_ratings: {"users": 9}, make_reviews: {"reviews": 9}, make_clicks: {"rows": 9}}
     for make, name in ((make_ratings, "u.data"), (make_reviews, "r.jsonl"), (make_clicks, "c.csv")):
         one, same, other = (tmp_path / f"{part}{name}" for part in "abc")
-        make(one, seed=1)
-        make(same, seed=1)
-        make(other, seed=2)
+        make(one, seed=1, **sizes[make])
+        make(same, seed=1, **sizes[make])
+        make(other, seed=2, **sizes[make])
         assert one.read_bytes() == same.read_bytes() != other.read_bytes()
         with pytest.raises(ValueError, match=r"`path` must end in one of .*Name the file after"):
             make(tmp_path / "data.xml")

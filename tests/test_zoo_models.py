@@ -173,7 +173,9 @@ def test_deepconn_as_described(rng, head):
 @pytest.mark.parametrize("mode", ["data", "model"])
 def test_deepconn_on_two_devices(reviews, mode, tmp_path):
     def build():
-        return deepconn(len(reviews.vocabulary), 40, embedding=4, filters=3, units=3)
+        model = deepconn(len(reviews.vocabulary), 40, embedding=4, filters=3, units=3)
+        model.compile("rmsprop", "mse", jit_compile=False)
+        return model
 
     alone, template = build(), build()
     template.set_weights(alone.get_weights())
