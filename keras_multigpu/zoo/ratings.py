@@ -29,7 +29,7 @@ def read_ratings(
     MovieLens's forms are known by their first line: `u.data` (tabs), `ratings.dat` (`::`),
     `ratings.csv`, and files with tabs and a header; with `.gz` at the end of the name, they are
     decompressed. Other columns than the user, the item and the rating are left out. The file is
-    read some megabytes at a time; in memory stay 16 bytes for each rating. If a user has rated an
+    read some megabytes at a time; in memory stay the ratings, as numbers. If a user has rated an
     item several times, the last rating in the file counts.
 
     Args:
