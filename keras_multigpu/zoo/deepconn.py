@@ -111,7 +111,7 @@ def deepconn(
     Example:
         >>> model = deepconn(1000, length=40, embedding=8, filters=4, units=3)
         >>> model.count_params(), model.output_shape
-        (16313, (None, 1))
+        (16285, (None, 1))
         >>> [layer.name for layer in model.layers if layer.name.startswith("user")]
         ['user', 'user_embedding', 'user_conv', 'user_max', 'user_dense']
     """

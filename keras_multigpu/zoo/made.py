@@ -52,9 +52,9 @@ def make_ratings(
         ValueError: if the name ends otherwise.
 
     Example:
-        >>> import os, tempfile
+        >>> import os, pathlib, tempfile
         >>> path = make_ratings(os.path.join(tempfile.mkdtemp(), "ratings.dat"), users=3, items=20)
-        >>> len(open(path).readline().split("::"))
+        >>> len(pathlib.Path(path).read_text().splitlines()[0].split("::"))
         4
     """
     path = os.fspath(path)
@@ -105,9 +105,9 @@ def make_reviews(
         ValueError: if the name ends otherwise.
 
     Example:
-        >>> import json, os, tempfile
+        >>> import json, os, pathlib, tempfile
         >>> path = make_reviews(os.path.join(tempfile.mkdtemp(), "reviews.json"), reviews=10)
-        >>> sorted(json.loads(open(path).readline()))
+        >>> sorted(json.loads(pathlib.Path(path).read_text().splitlines()[0]))
         ['asin', 'overall', 'reviewText', 'reviewerID']
     """
     path = os.fspath(path)
@@ -159,9 +159,9 @@ def make_clicks(path: str | os.PathLike[str], rows: int = 20_000, seed: int = 0)
         ValueError: if the name ends otherwise.
 
     Example:
-        >>> import os, tempfile
+        >>> import os, pathlib, tempfile
         >>> path = make_clicks(os.path.join(tempfile.mkdtemp(), "clicks.csv"), rows=10)
-        >>> open(path).readline().strip()
+        >>> pathlib.Path(path).read_text().splitlines()[0]
         '"site","city","device","hour","clicked"'
     """
     path = os.fspath(path)

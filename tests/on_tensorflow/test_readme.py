@@ -1,12 +1,13 @@
 """The README's Python is run as it stands there, one block after the other, on small models.
 
-Put in its place is what a block is given: `ResNet50` is a small model, files are made-up ones, and
-links are measured between virtual devices. `make demo`, `make test` and the commands of `pip` are
-what continuous integration runs; benchmarks take minutes to hours, so only their names and
-options are looked up.
+Put in its place is what a block is given: `ResNet50` and `deepconn` are small models, files are
+made-up ones, links are measured between virtual devices, and two epochs stand for a hundred.
+`make demo`, `make test` and the commands of `pip` are what continuous integration runs;
+benchmarks take minutes to hours, so only their names and options are looked up.
 """
 
 import contextlib
+import functools
 import io
 import pathlib
 import re
@@ -15,7 +16,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_multigpu import make_parallel
+from keras_multigpu import make_parallel, zoo
 from keras_multigpu.zoo import make_clicks, make_ratings, make_reviews
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -40,6 +41,8 @@ def scope(rng, tmp_path, monkeypatch):
     """What the README's reader has."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(keras.applications, "ResNet50", classifier)
+    small = functools.partial(zoo.deepconn, embedding=3, filters=2, units=2)
+    monkeypatch.setattr(zoo, "deepconn", small)
     (tmp_path / "clicks").mkdir()
     make_clicks("clicks/0.parquet", rows=500)
     (tmp_path / "ml-100k").mkdir()
@@ -58,7 +61,7 @@ def run(block, scope):
 
 def test_the_readmes_python(scope):
     """All blocks, in their order."""
-    wrap, committee, placement, virtual, wide, zoo, reports, figures = BLOCKS
+    wrap, committee, placement, virtual, wide, models, reports, figures = BLOCKS
     run(wrap, scope)
     plain = classifier()
     plain.load_weights("resnet.weights.h5")
@@ -74,7 +77,7 @@ def test_the_readmes_python(scope):
     run(wide, scope)
     assert keras.saving.load_model("clicks.keras").encoder.ones == 12
 
-    run(zoo, scope)
+    run(models.replace("epochs=100", "epochs=2"), scope)
     assert scope["ratings"].users.tolist()[195] == 196
 
     placed = make_parallel(two_branches(), 2, "model")
