@@ -9,6 +9,7 @@ import importlib
 import inspect
 import pathlib
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,26 +117,29 @@ def _is_described(value: Any) -> bool:
 def _prose(text: str) -> Iterator[str]:
     """A docstring of Google's style as paragraphs of Markdown."""
     heading, lines = "", []
-    for line in [*text.splitlines(), "End:"]:
+    for line in text.splitlines():
         starts = _SECTION.fullmatch(line)
-        if starts or line == "End:":
-            yield from _section(heading, "\n".join(lines).strip("\n"))
+        is_back = heading and line and not line.startswith(" ")
+        if starts or is_back:
+            yield from _section(heading, lines)
             heading, lines = (starts[1] if starts else ""), []
-        else:
+        if not starts:
             lines.append(line)
+    yield from _section(heading, lines)
 
 
-def _section(heading: str, text: str) -> Iterator[str]:
+def _section(heading: str, lines: list[str]) -> Iterator[str]:
+    text = "\n".join(lines).strip("\n")
     if not text.strip():
         return
     if heading.startswith("Example"):
-        yield f"```pycon\n{inspect.cleandoc(text)}\n```"
+        yield f"```pycon\n{textwrap.dedent(text)}\n```"
     elif heading in ("Returns", "Yields"):
         yield f"**{heading}** {' '.join(text.split())}"
     elif heading:
-        yield f"**{heading}**\n\n" + "\n".join(_entries(inspect.cleandoc(text)))
+        yield f"**{heading}**\n\n" + "\n".join(_entries(textwrap.dedent(text)))
     else:
-        yield text
+        yield re.sub(r"^(Input|Output): ", r"\n**\1** ", text, flags=re.MULTILINE).strip("\n")
 
 
 def _entries(text: str) -> Iterator[str]:

@@ -122,10 +122,27 @@ def test_a_bad_first_line(tmp_path):
     assert sum(read_ratings(path, errors="skip", verbose=0).skipped.values()) == 1
 
 
-def test_a_quotation_mark_that_is_not_closed(tmp_path):
-    path = write(tmp_path, "ratings.csv", [LINES[0], '"7,8,3,1', *LINES[1:]])
-    with pytest.raises(ValueError, match="line 3: a line must have|quotation mark"):
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ('"7,8,3,1', "line 3: a line must not have a quotation mark that is not closed"),
+        ('7,8,3,"', "line 3: a line must not have a quotation mark that is not closed"),
+        ('"7","8",3', "line 3: a line must have 4 fields"),
+    ],
+)
+def test_a_quotation_mark_that_is_not_closed(tmp_path, line, text):
+    path = write(tmp_path, "ratings.csv", [LINES[0], line, *LINES[1:]])
+    with pytest.raises(BadDataError, match=text):
         read_ratings(path, verbose=0)
+    ratings = read_ratings(path, errors="skip", verbose=0)
+    assert ratings.skipped == {"another number of fields": 1}
+    assert ratings.matrix.nnz == 4
+
+
+def test_quoted_fields(tmp_path):
+    path = write(tmp_path, "ratings.csv", ['"a, b","7","3.5","1"', *LINES])
+    ratings = read_ratings(path, verbose=0)
+    assert ratings.users.tolist() == ["186", "196", "22", "a, b"]
 
 
 def test_blocks_are_cut_where_lines_end(tmp_path, monkeypatch):

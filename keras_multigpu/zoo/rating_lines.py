@@ -120,8 +120,9 @@ def parse(path: str, form: Form, line: int, data: bytes, limit: float, skips: bo
     if line == 1 and form.has_header:
         data = data.partition(b"\n")[2]
         line += 1
-    malformed: list[object] = []
-    table = _read(form, data, malformed)
+    closed = _closed(form, data)
+    malformed: list[object] = [None] * (data.count(b"\n") - closed.count(b"\n"))
+    table = _read(form, closed, malformed)
     ratings = to_numbers(table.column("rating"))
     is_good = np.isfinite(ratings) & (ratings > 0) & (ratings <= limit)
     for name in ("user", "item"):
@@ -134,6 +135,13 @@ def parse(path: str, form: Form, line: int, data: bytes, limit: float, skips: bo
         table.column(name).combine_chunks().dictionary_encode() for name in ("user", "item")
     )
     return Columns(users, items, ratings[is_good], len(malformed), int((~is_good).sum()))
+
+
+def _closed(form: Form, data: bytes) -> bytes:
+    """The lines of a block without those that would take in the next ones: a quote is open."""
+    if form.delimiter != "," or b'"' not in data:
+        return data
+    return b"\n".join(line for line in data.split(b"\n") if not line.count(b'"') % 2)
 
 
 def _read(form: Form, data: bytes, malformed: list[object]) -> pa.Table:
@@ -167,37 +175,39 @@ def _read(form: Form, data: bytes, malformed: list[object]) -> pa.Table:
 
 def _first_bad(path: str, form: Form, first: int, data: bytes, limit: float) -> BadDataError:
     """The error of the first bad line of a block; the lines are read once more, slowly."""
-    cure = 'Mend the file, or leave such lines out: errors="skip".'
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines, first):
+    number, problem = first, ""
+    for number, line in enumerate(data.split(b"\n"), first):
         if not line.strip():
             continue
         fields = form.split(line)
-        where = f"{path}, line {number}: "
-        if len(fields) != form.fields:
-            expected = form.fields if form.delimiter != ":" else (form.fields + 1) // 2
-            return BadDataError(
-                f"{where}a line must have {expected} fields, as the first line has. "
-                f"Received: {line[:60]!r}. {cure}"
+        if _closed(form, line) != line:
+            problem = (
+                f"a line must not have a quotation mark that is not closed. Received: {line!r}."
             )
-        problem = _problem(fields, form.places, limit)
+        elif len(fields) != form.fields:
+            expected = form.fields if form.delimiter != ":" else (form.fields + 1) // 2
+            problem = (
+                f"a line must have {expected} fields, as the first line has. "
+                f"Received: {line[:60]!r}."
+            )
+        else:
+            problem = _problem(fields, form.places, limit)
         if problem:
-            return BadDataError(f"{where}{problem} {cure}")
+            break
     return BadDataError(
-        f"{path}, lines {first} to {first + len(lines) - 1}: a line must not have a quotation mark "
-        f"that is not closed. {cure}"
+        f'{path}, line {number}: {problem} Mend the file, or leave such lines out: errors="skip".'
     )
 
 
-def _problem(fields: Sequence[str], places: Sequence[int], limit: float) -> str | None:
-    """What is wrong with a line of the right number of fields."""
+def _problem(fields: Sequence[str], places: Sequence[int], limit: float) -> str:
+    """What is wrong with a line of the right number of fields; nothing if it is good."""
     user, item, rating = (fields[place] for place in places)
     if not user or not item:
         return f"the user and the item must not be empty. Received: user={user!r}, item={item!r}."
     if not _is_number(rating) or not 0 < float(rating) <= limit:
         most = "" if limit == float("inf") else f" and not above {limit:g}"
         return f"a rating must be a number above 0{most}. Received: {rating!r}."
-    return None
+    return ""
 
 
 def _is_number(text: str) -> bool:
