@@ -16,6 +16,7 @@ from typing import Any
 PAGE = pathlib.Path(__file__).parent / "api.md"
 MODULES = (
     "keras_multigpu",
+    "keras_multigpu.cluster",
     "keras_multigpu.layers",
     "keras_multigpu.reports",
     "keras_multigpu.sparse",

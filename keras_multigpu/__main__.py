@@ -1,10 +1,11 @@
-"""The command line: `python -m keras_multigpu demo`, `python -m keras_multigpu devices`."""
+"""The command line: `python -m keras_multigpu demo`, `devices` and `serve`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
+from keras_multigpu import cluster
 from keras_multigpu.demo import run_demo
 from keras_multigpu.devices import list_devices
 
@@ -24,11 +25,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
     demo.add_argument("--devices", type=int, default=4, help="how many devices (default: 4)")
     demo.add_argument("--epochs", type=int, default=5, help="how many epochs (default: 5)")
     commands.add_parser("devices", help="list the devices that can be used")
+    _add_serve(commands)
     chosen = parser.parse_args(arguments)
     if chosen.command == "demo":
         run_demo(chosen.devices, chosen.epochs)
+    elif chosen.command == "serve":
+        _serve(parser, chosen)
     else:
         print(*list_devices(), sep="\n")
+
+
+def _add_serve(commands: argparse._SubParsersAction) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="serve this machine's devices to a process on another one (TensorFlow)",
+        description="Serves this machine's devices to a process that calls "
+        "keras_multigpu.cluster.connect(['HOST:PORT']). TensorFlow's server asks for no password "
+        "and encrypts nothing: whoever reaches it can run computations with the rights of this "
+        "process, and read and write its files. Unless told otherwise only processes of this "
+        "machine reach it.",
+    )
+    serve.add_argument(
+        "--bind",
+        default="127.0.0.1:2222",
+        metavar="HOST:PORT",
+        help="the address of this machine by which it is reached, and no other; 0.0.0.0 for all "
+        "its addresses (default: 127.0.0.1:2222, this machine only)",
+    )
+    serve.add_argument(
+        "--virtual-devices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many CPU devices to make of its processor (default: 1)",
+    )
+
+
+def _serve(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    try:
+        cluster.serve(chosen.bind, virtual_devices=chosen.virtual_devices)
+    except (ValueError, cluster.ClusterError) as error:
+        parser.exit(1, f"{error}\n")
 
 
 if __name__ == "__main__":

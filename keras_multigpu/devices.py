@@ -9,19 +9,22 @@ from keras_multigpu import engines
 
 
 def list_devices() -> tuple[str, ...]:
-    """Names of this process's devices, GPUs first, as `make_parallel(..., devices=...)` takes them.
+    """Names of the devices that there are, as `make_parallel(..., devices=...)` takes them.
 
     The backend is not started by this, so `use_virtual_devices` may still follow.
 
     Returns:
-        Names of the form `"gpu:0"` or `"cpu:0"`, as in `keras.distribution.list_devices`.
+        Names of this process's devices, of the form `"gpu:0"` or `"cpu:0"`, as in
+        `keras.distribution.list_devices`, GPUs first; then those of the machines that
+        `keras_multigpu.cluster.connect` has connected, of the form `"host:port/gpu:0"`.
 
     Example:
         >>> list_devices()[-4:]
         ('cpu:0', 'cpu:1', 'cpu:2', 'cpu:3')
     """
     engine = engines.current()
-    return engine.list_devices("gpu") + engine.list_devices("cpu")
+    own = engine.list_devices("gpu") + engine.list_devices("cpu")
+    return own + engine.remote.list_devices()
 
 
 def use_virtual_devices(n: int) -> None:
@@ -93,7 +96,8 @@ def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...
     unknown = [name for name, device in zip(devices, found) if device is None]
     if unknown or not found:
         raise ValueError(
-            f"`devices` must name devices of this process: {', '.join(list_devices())}. "
+            f"`devices` must name devices of this process, or of machines that it is connected to: "
+            f"{', '.join(list_devices())}. "
             f"Received: devices={list(devices)!r}, of which {unknown!r} are unknown."
         )
     chosen = tuple(device for device in found if device is not None)

@@ -33,7 +33,7 @@ def test_examples(name):
     assert doctest.testmod(module).failed == 0
 
 
-DOCUMENTS = ("README.md", "docs/peers.md", "docs/design.md")
+DOCUMENTS = ("README.md", "docs/cluster.md", "docs/peers.md", "docs/design.md")
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -42,6 +42,17 @@ def test_tests_that_are_named_exist(name):
     text = (root / name).read_text()
     for path, function in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?", text):
         assert f"def {function}" in (root / path).read_text(), (path, function)
+
+
+def test_launchers_give_arguments_that_there_are():
+    folder = pathlib.Path(__file__).parent.parent / "docs" / "launchers"
+    known = set(re.findall(r'"(--[a-z]+)"', (folder / "tensorflow_train.py").read_text()))
+    for name in ("tensorflow_kubernetes.yaml", "tensorflow_slurm.sh", "tensorflow_ssh.sh"):
+        text = (folder / name).read_text()
+        _, _, arguments = text.rpartition("tensorflow_train.py")
+        given = set(re.findall(r"--[a-z]+", arguments))
+        assert "--workers" in given
+        assert given <= known, (name, given - known)
 
 
 def _run(*arguments):

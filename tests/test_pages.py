@@ -62,7 +62,7 @@ def test_the_reference_is_made_from_these_docstrings():
 
 NAMES = [
     (module, name)
-    for module in ("", ".layers", ".reports", ".sparse", ".zoo")
+    for module in ("", ".cluster", ".layers", ".reports", ".sparse", ".zoo")
     for name in importlib.import_module("keras_multigpu" + module).__all__
 ]
 

@@ -164,12 +164,14 @@ def test_no_backend_at_all():
 def test_the_public_names():
     assert keras_multigpu.__all__ == [
         "__version__",
+        "cluster",
         "layers",
         "list_devices",
         "make_parallel",
         "reports",
         "use_virtual_devices",
     ]
+    assert keras_multigpu.cluster.__all__ == ["ClusterError", "connect", "disconnect", "serve"]
     assert keras_multigpu.layers.__all__ == [
         "BatchMerge",
         "BatchSlice",

@@ -22,6 +22,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from keras_multigpu.engines.base import Engine
+from keras_multigpu.engines.errors import ClusterError
+from keras_multigpu.engines.remote import Address, Remote
 from keras_multigpu.engines.shared import (
     SEED_STEP,
     check_alike,
@@ -36,7 +38,10 @@ from keras_multigpu.engines.values import Replicas, Result, Transfer
 
 __all__ = [
     "SEED_STEP",
+    "Address",
+    "ClusterError",
     "Engine",
+    "Remote",
     "Replicas",
     "Result",
     "Transfer",

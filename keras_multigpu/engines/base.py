@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.engines.remote import Remote
 from keras_multigpu.engines.values import Call, Replicas, Tensor, Transfer
 
 
@@ -27,6 +28,9 @@ class Engine(abc.ABC):
     Data mode then calls the template once, on the whole batch, with `shard_rows`. Elsewhere it
     slices the batch and merges the outputs of replicas.
     """
+
+    remote: Remote
+    """Devices of other machines."""
 
     mixins: tuple[type, ...] = ()
     """Classes that the class of a parallel model inherits from, before the template's class."""

@@ -14,6 +14,7 @@ from keras_multigpu.devices import choose_devices
 from keras_multigpu.models.classes import parallel_class
 from keras_multigpu.models.compiling import compile_like
 from keras_multigpu.models.costs import variables_bytes
+from keras_multigpu.models.files import replacing
 
 # What a model has of its own once it is compiled: never looked up in the template.
 _COMPILED = frozenset({"optimizer", "_compile_config", "_compiled_trainable_state"})
@@ -192,11 +193,24 @@ class ParallelModel(keras.Model):
         line = f" Parallel: mode {self.mode!r} on {', '.join(self.devices)}"
         kwargs.get("print_fn", print)(line)
 
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Saves the weights, as Keras does; a file that is there is replaced at the end.
+
+        Raises:
+            OSError: if the file can't be written; one that was there before is as it was.
+        """
+        if args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True):
+            super().save_weights(filepath, *args, **kwargs)  # shards, or a question to the user
+            return
+        with replacing(filepath) as path:
+            super().save_weights(path)
+
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Saves the model whole, as Keras does.
+        """Saves the model whole, as Keras does; a file that is there is replaced at the end.
 
         Raises:
             ValueError: for Keras's legacy format, which has no room for a parallel model.
+            OSError: if the file can't be written; one that was there before is as it was.
         """
         if str(filepath).endswith((".h5", ".hdf5")):
             raise ValueError(
@@ -204,7 +218,11 @@ class ParallelModel(keras.Model):
                 f"HDF5 can't replace. Received: filepath={filepath}. Name the file `.keras`, or "
                 "save the model on one device: `model.template.save(...)`."
             )
-        super().save(filepath, *args, **kwargs)
+        if args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True):
+            super().save(filepath, *args, **kwargs)
+            return
+        with replacing(filepath) as path:
+            super().save(path)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """Exports the template for serving: a graph without the names of devices."""

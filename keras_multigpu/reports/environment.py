@@ -57,4 +57,6 @@ def are_virtual(devices: Sequence[str]) -> bool:
     Args:
         devices: their names.
     """
-    return len(devices) > 1 and all(name.rpartition("/")[2].startswith("cpu") for name in devices)
+    hosts = collections.Counter(name.rpartition("/")[0] for name in devices)
+    is_one = len(devices) > 1 and len(hosts) == 1
+    return is_one and all(name.rpartition("/")[2].startswith("cpu") for name in devices)

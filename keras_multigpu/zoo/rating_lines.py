@@ -39,8 +39,8 @@ class Form(NamedTuple):
 
     def split(self, line: bytes) -> list[str]:
         """The fields of a line."""
-        text = line.decode("utf-8", errors="replace").rstrip("\r\n")
-        if self.delimiter != ",":
+        text = line.decode("utf-8", errors="replace").replace("\r", "")
+        if self.delimiter != "," or '"' not in text:
             return text.split(self.delimiter)
         return next(csv.reader([text]), [])
 
@@ -175,28 +175,27 @@ def _read(form: Form, data: bytes, malformed: list[object]) -> pa.Table:
 
 def _first_bad(path: str, form: Form, first: int, data: bytes, limit: float) -> BadDataError:
     """The error of the first bad line of a block; the lines are read once more, slowly."""
-    number, problem = first, ""
-    for number, line in enumerate(data.split(b"\n"), first):
-        if not line.strip():
-            continue
-        fields = form.split(line)
-        if _closed(form, line) != line:
-            problem = (
-                f"a line must not have a quotation mark that is not closed. Received: {line!r}."
-            )
-        elif len(fields) != form.fields:
-            expected = form.fields if form.delimiter != ":" else (form.fields + 1) // 2
-            problem = (
-                f"a line must have {expected} fields, as the first line has. "
-                f"Received: {line[:60]!r}."
-            )
-        else:
-            problem = _problem(fields, form.places, limit)
-        if problem:
-            break
+    found = (
+        (number, problem)
+        for number, line in enumerate(data.split(b"\n"), first)
+        if line.strip() and (problem := _find_problem(form, line, limit))
+    )
+    number, problem = next(found)
     return BadDataError(
         f'{path}, line {number}: {problem} Mend the file, or leave such lines out: errors="skip".'
     )
+
+
+def _find_problem(form: Form, line: bytes, limit: float) -> str:
+    """What is wrong with a line; nothing if it is good."""
+    start = line[:60]
+    if _closed(form, line) != line:
+        return f"a line must not have a quotation mark that is not closed. Received: {start!r}."
+    fields = form.split(line)
+    if len(fields) != form.fields:
+        expected = form.fields if form.delimiter != ":" else (form.fields + 1) // 2
+        return f"a line must have {expected} fields, as the first line has. Received: {start!r}."
+    return _problem(fields, form.places, limit)
 
 
 def _problem(fields: Sequence[str], places: Sequence[int], limit: float) -> str:

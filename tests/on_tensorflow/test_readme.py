@@ -3,7 +3,9 @@
 Put in its place is what a block is given: `ResNet50` and `deepconn` are small models, files are
 made-up ones, links are measured between virtual devices, and two epochs stand for a hundred.
 `make demo`, `make test` and the commands of `pip` are what continuous integration runs;
-benchmarks take minutes to hours, so only their names and options are looked up.
+benchmarks take minutes to hours, so only their names and options are looked up. The block on
+other machines needs a process in which TensorFlow has not started: the notebook `06_cluster` and
+`test_cluster.py` have the same calls.
 """
 
 import contextlib
@@ -61,7 +63,7 @@ def run(block, scope):
 
 def test_the_readmes_python(scope):
     """All blocks, in their order."""
-    wrap, committee, placement, virtual, wide, models, reports, figures = BLOCKS
+    wrap, committee, placement, virtual, machines, wide, models, reports, figures = BLOCKS
     run(wrap, scope)
     plain = classifier()
     plain.load_weights("resnet.weights.h5")
@@ -73,6 +75,8 @@ def test_the_readmes_python(scope):
 
     run(placement, scope | {"model": two_branches()})
     assert "('cpu:0', 'cpu:1', 'cpu:2', 'cpu:3')" in run(virtual, scope)
+
+    assert "cluster.connect(" in machines
 
     run(wide, scope)
     assert keras.saving.load_model("clicks.keras").encoder.ones == 12

@@ -18,6 +18,7 @@ from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.slots import save_by_replica
 from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution
 from keras_multigpu.engines.jax.transfers import compile_step, count_collectives, count_inputs
+from keras_multigpu.engines.remote import Remote
 from keras_multigpu.engines.shared import get_mask, in_fresh_thread, set_mask, split_tensors
 from keras_multigpu.engines.values import Call, Tensor, Transfer
 
@@ -37,6 +38,7 @@ class JaxEngine(Engine):
     title = "JAX"
     partitions = True
     mixins = (PlacedSteps,)
+    remote = Remote("jax")
 
     def __init__(self) -> None:
         version = tuple(int(part) for part in keras.__version__.split(".")[:2])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +11,8 @@ import tensorflow as tf
 
 from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
+from keras_multigpu.engines.tensorflow.cluster import REMOTE
+from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
 from keras_multigpu.engines.tensorflow.placing import (
     drop_stale,
     move_variable,
@@ -22,9 +23,8 @@ from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
 from keras_multigpu.engines.tensorflow.rows import sum_rows
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
 from keras_multigpu.engines.tensorflow.transfers import count_transfers
+from keras_multigpu.engines.tensorflow.watched import WatchedSteps
 from keras_multigpu.engines.values import Call, Tensor, Transfer
-
-_LOCAL = re.compile(r"(?:/job:localhost/replica:0/task:0)?/?(?:device:)?(cpu|gpu):(\d+)")
 
 
 class TensorFlowEngine(Engine):
@@ -32,6 +32,8 @@ class TensorFlowEngine(Engine):
 
     name = "tensorflow"
     title = "TensorFlow"
+    mixins = (WatchedSteps,)
+    remote = REMOTE
 
     def list_devices(self, kind: str) -> tuple[str, ...]:
         count = 0
@@ -40,14 +42,11 @@ class TensorFlowEngine(Engine):
         return tuple(f"{kind}:{index}" for index in range(count))
 
     def find_device(self, name: str) -> str | None:
-        local = _LOCAL.fullmatch(name.lower())
+        local = local_name(name)
         if local:
-            short = f"{local[1]}:{int(local[2])}"
-            return short if short in self.list_devices(local[1]) else None
-        if name.startswith("/job:"):
-            known = {device.name for device in tf.config.list_logical_devices()}
-            return name if name in known else None
-        return None
+            return local if local in self.list_devices(local.partition(":")[0]) else None
+        remote = remote_name(name)
+        return remote if remote in self.remote.list_devices() else None
 
     def describe_device(self, name: str) -> str:
         kind, _, number = name.rpartition("/")[2].removeprefix("device:").lower().partition(":")
@@ -59,7 +58,7 @@ class TensorFlowEngine(Engine):
             for physical in tf.config.list_physical_devices("GPU")
             for _ in tf.config.get_logical_device_configuration(physical) or (None,)
         ]
-        if name.startswith("/job:") or int(number) >= len(owners):
+        if local_name(name) is None or int(number) >= len(owners):
             return "GPU"  # of another machine, say: its details are not known here
         details = tf.config.experimental.get_device_details(owners[int(number)])
         return details.get("device_name", "GPU")
@@ -111,7 +110,7 @@ class TensorFlowEngine(Engine):
             return tf.identity(first)
 
     def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        return tf.device(_full_name(name))
+        return tf.device(full_name(name))
 
     def copy(self, tensor: Tensor, name: str) -> Tensor:
         with self.on_device(name):
@@ -138,7 +137,7 @@ class TensorFlowEngine(Engine):
         wire_dtype: str | None = None,
         synchronized: str = "none",
     ) -> TensorFlowReplicas:
-        return TensorFlowReplicas(models, list(map(_full_name, devices)), wire_dtype, synchronized)
+        return TensorFlowReplicas(models, list(map(full_name, devices)), wire_dtype, synchronized)
 
     def stream_batches(self, epoch: Callable[[], Iterator[Any]], example: Any) -> tf.data.Dataset:
         signature = tf.nest.map_structure(
@@ -152,7 +151,7 @@ class TensorFlowEngine(Engine):
     def move_variables(
         self, homes: Sequence[tuple[keras.Variable, str]], model: keras.Model
     ) -> None:
-        moved = [move_variable(variable, _full_name(device)) for variable, device in homes]
+        moved = [move_variable(variable, full_name(device)) for variable, device in homes]
         if any(moved):
             use_moved(model)
 
@@ -182,10 +181,6 @@ class TensorFlowEngine(Engine):
         # XLA compiles a cluster for one device: a compiled step would leave the others idle.
         # The replicas are compiled instead.
         return unchanged(model, "jit_compile", False)
-
-
-def _full_name(device: str) -> str:
-    return device if device.startswith("/") else f"/device:{device.upper()}"
 
 
 def _with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> tf.SparseTensor:

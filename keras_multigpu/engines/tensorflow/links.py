@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.names import same_device
 from keras_multigpu.engines.tensorflow.rows import merge_rows
 from keras_multigpu.engines.tensorflow.tensors import add, cast
 from keras_multigpu.engines.values import Tensor
@@ -69,7 +70,7 @@ class Links:
             for replica in self._users[key]:
                 device = self.devices[replica]
                 with tf.device(device):
-                    nearest = value if _same_device(device, home) else relayed
+                    nearest = value if same_device(device, home) else relayed
                     states[replica][key] = tf.cast(tf.identity(nearest), dtype_of(variable))
         return states
 
@@ -141,10 +142,6 @@ def dtype_of(variable: keras.Variable) -> str:
 
 def _home(variable: keras.Variable) -> str:
     return variable._value.device
-
-
-def _same_device(first: str, second: str) -> bool:
-    return first.rpartition("/")[2] == second.rpartition("/")[2]
 
 
 def _bytes(variable: keras.Variable) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.names import same_device
 from keras_multigpu.engines.values import Tensor
 
 
@@ -43,9 +44,7 @@ def move_variable(variable: keras.Variable, device: str) -> bool:
     nothing goes on with values that are no longer the variable's.
     """
     old = variable._value
-    wanted = tf.DeviceSpec.from_string(device)
-    here = tf.DeviceSpec.from_string(old.device)
-    if (here.device_type, here.device_index) == (wanted.device_type, wanted.device_index):
+    if same_device(old.device, device):
         return False
     with tf.init_scope(), tf.device(device):
         variable._value = tf.Variable(

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_multigpu.engines.shared import SEED, check_alike, get_mask, set_mask, state_of_none
 from keras_multigpu.engines.tensorflow.links import Links
 from keras_multigpu.engines.tensorflow.losses import find_sums
+from keras_multigpu.engines.tensorflow.names import local_name, short_name
 from keras_multigpu.engines.tensorflow.passes import Passes
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
 from keras_multigpu.engines.tensorflow.template import Raw, TemplateFunction
@@ -44,7 +45,7 @@ class TensorFlowReplicas(Replicas):
 
     def retrace(self) -> None:
         self._has_own_weights = any(model is not self.template for model in self.models)
-        layers = batch_normalizations(self.template, self.synchronized)
+        layers = self._batch_normalizations()
         self._function = TemplateFunction(
             self.template, layers, with_penalties=self._has_own_weights
         )
@@ -52,7 +53,7 @@ class TensorFlowReplicas(Replicas):
 
     def run(self, calls: Sequence[Call], sizes: Sequence[Any], *, compiled: bool) -> list[Result]:
         if not self._function.layers:
-            self._function.layers = batch_normalizations(self.template, self.synchronized)
+            self._function.layers = self._batch_normalizations()
         compiled = compiled and not self._function.layers  # XLA knows no collective operations
         serial = next(_serials) if self._function.layers else 0
         states = [_unique(model.variables) for model in self.models]
@@ -65,6 +66,19 @@ class TensorFlowReplicas(Replicas):
             self.retrace()  # layers were built in this call: now their variables are known
             return self.run(calls, sizes, compiled=compiled)
         return [self._result(raw, gathered, state) for raw, state in zip(list(passes.raws), states)]
+
+    def _batch_normalizations(self) -> list[keras.Layer]:
+        """Those that see all the replicas' rows: on devices of this process only."""
+        layers = batch_normalizations(self.template, self.synchronized)
+        away = [short_name(device) for device in self.devices if local_name(device) is None]
+        if layers and away:
+            raise ValueError(
+                "A `BatchNormalization` that sees the whole batch exchanges its statistics by "
+                "TensorFlow's collective operations, which end the servers of other machines. "
+                f"Received: the layer {layers[0].name!r} on the device {away[0]!r}. Leave it to "
+                "see the rows of its own device: no `sync_batch_norm`, no `synchronized=True`."
+            )
+        return layers
 
     def find_sums(self, call: Call, count: int) -> list[bool]:
         if not count or len(self.devices) == 1:

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.names import short_name
 from keras_multigpu.engines.values import Transfer
 
 _SENDS = ("_Send", "_HostSend")
@@ -104,8 +105,8 @@ class _Step:
         dtype = tf.as_dtype(node.attr["T"].type)
         elements = self._shapes.get(tensor if ":" in tensor else f"{tensor}:0")
         return Transfer(
-            source=_short(node.attr["send_device"].s.decode()),
-            target=_short(node.attr["recv_device"].s.decode()),
+            source=short_name(node.attr["send_device"].s.decode()),
+            target=short_name(node.attr["recv_device"].s.decode()),
             kind=self._kind(tensor, elements),
             tensor=tensor,
             bytes=None if elements is None else elements * dtype.size,
@@ -220,11 +221,3 @@ def _node_name(tensor: str) -> str:
 
 def _is_gradient(name: str) -> bool:
     return "gradient" in name
-
-
-def _short(device: str) -> str:
-    """The name of a device as `list_devices` gives it; of another host's in full."""
-    spec = tf.DeviceSpec.from_string(device)
-    if spec.job not in (None, "localhost"):
-        return device
-    return f"{spec.device_type.lower()}:{spec.device_index}"

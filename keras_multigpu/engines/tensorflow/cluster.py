@@ -1,0 +1,137 @@
+"""The machines whose devices this process uses, by TensorFlow's own runtime."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from keras_multigpu.engines.errors import ClusterError
+from keras_multigpu.engines.remote import Address, Remote
+from keras_multigpu.engines.tensorflow.connection import Connection
+from keras_multigpu.engines.tensorflow.greeting import greet
+from keras_multigpu.engines.tensorflow.runtime import has_started
+from keras_multigpu.engines.tensorflow.server import check_free, start_server
+
+
+class TensorFlowRemote(Remote):
+    """One process that drives the devices of several machines.
+
+    Attributes:
+        serial: the number of the latest connection.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("tensorflow")
+        self._connection: Connection | None = None
+        self._local: Address | None = None
+        self.serial = 0
+
+    def list_devices(self) -> tuple[str, ...]:
+        return () if self._connection is None else self._connection.devices
+
+    def serve(self, address: Address, virtual_devices: int) -> tuple[str, ...]:
+        start_server(address, virtual_devices)
+        here = "127.0.0.1" if address.ip == "0.0.0.0" else address.ip
+        (status,) = greet([Address(address.name, here, address.port)], timeout=30.0)
+        return status.devices
+
+    def connect(
+        self, workers: Sequence[Address], local: Address | None, timeout: float
+    ) -> tuple[str, ...]:
+        self._check_start(local)
+        before = self._connection
+        asked = (tuple(workers), timeout)
+        if before and (before.workers, before.timeout) == asked and before.fault() is None:
+            return before.chosen
+        statuses = greet(workers, timeout)
+        self.disconnect()
+        if self._local is None:
+            here = local or _free_address(workers)
+            check_free(here)
+        else:
+            here = self._local
+        self.serial += 1
+        try:
+            self._connection = Connection(workers, here, statuses, timeout)
+        finally:
+            self._local = here if has_started() else None
+        # TensorFlow says good-bye to the workers when the process ends: while they are watched.
+        atexit.unregister(self.disconnect)
+        atexit.register(self.disconnect)
+        return self._connection.chosen
+
+    def _check_start(self, local: Address | None) -> None:
+        """Refuses a first connection that comes too late, and another address of this process."""
+        if self._local is None and has_started():
+            raise RuntimeError(
+                "The first `connect` must come before TensorFlow starts, that is before the first "
+                "tensor or model: what is assigned to variables that are there already would "
+                "be lost. Received: a process in which TensorFlow has started. Restart it (or "
+                "the notebook's kernel), and connect right after the imports."
+            )
+        if self._local is not None and local not in (None, self._local):
+            raise ValueError(
+                f"`local` can't change as long as this process lives: it is {self._local.name!r}. "
+                f"Received: local={local and local.name!r}. Leave it out, or restart the process "
+                "(or the notebook's kernel)."
+            )
+
+    def disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    @contextlib.contextmanager
+    def watch(self, devices: Sequence[str]) -> Iterator[None]:
+        self._check([name for name in devices if "/" in name])
+        try:
+            yield
+        except tf.errors.OpError as error:
+            fault = self._connection.fault(error) if self._connection else None
+            if fault is None:
+                raise
+            self.disconnect()
+            raise fault from error
+
+    def _check(self, remote: Sequence[str]) -> None:
+        """Refuses devices of machines that are not connected, or are lost.
+
+        A lost machine is let go of in any case: TensorFlow tells every function to all of them.
+        """
+        gone = [name for name in remote if name not in self.list_devices()]
+        if gone:
+            raise ClusterError(
+                gone[0].partition("/")[0],
+                "The worker is not connected.",
+                "Call `connect`, and make the model parallel again by "
+                "`make_parallel(parallel.template, devices=...)`.",
+            )
+        fault = self._connection.fault() if self._connection else None
+        if fault is not None:
+            self.disconnect()
+            if remote:
+                raise fault
+
+
+REMOTE = TensorFlowRemote()  # TensorFlow's runtime, too, is one for the process
+
+
+def _free_address(workers: Sequence[Address]) -> Address:
+    """The address of this machine by which packets to the workers leave it, and a free port.
+
+    One of another machine is asked: those of this machine reach every address of it.
+    """
+    found = []
+    for worker in workers:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            one.connect((worker.ip, worker.port))  # sends nothing
+            found.append(str(one.getsockname()[0]))
+    ip = next((ip for ip in found if not ip.startswith("127.")), found[0])
+    with socket.socket() as one:
+        one.bind((ip, 0))
+        port = int(one.getsockname()[1])
+    return Address(f"{ip}:{port}", ip, port)

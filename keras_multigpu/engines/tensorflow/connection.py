@@ -1,0 +1,177 @@
+"""One connection to workers: made, tried, watched, and let go of."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import tensorflow as tf
+
+from keras_multigpu.engines.errors import ClusterError
+from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.tensorflow import runtime
+from keras_multigpu.engines.tensorflow.health import Guard, Status, Watchdog
+from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, full_name, short_name, task_of
+from keras_multigpu.engines.tensorflow.sockets import end_connections, listen_only_at
+
+_DEVICE = re.compile(rf"/job:{REMOTE_JOB}/replica:0/task:\d+/device:\w+:\d+")
+_CURE = (
+    "Start it again if it has ended. Then either call `connect` with the workers that are there, "
+    "and make the model parallel again by `make_parallel(parallel.template, devices=...)`: its "
+    "weights are those of the last step that was finished. Or start this process again, with "
+    "`keras.callbacks.BackupAndRestore` in `fit` to go on from its last backup."
+)
+
+
+class Connection:
+    """TensorFlow's runtime of this process, with the devices of workers.
+
+    Args:
+        workers: where they are.
+        local: where they reach this process: a port that is free.
+        statuses: what the workers said of themselves.
+        timeout: after how many seconds of silence a worker is given up.
+
+    Attributes:
+        devices: the names of all their devices.
+        chosen: of each its GPUs, or its CPU devices where it has none.
+
+    Raises:
+        ClusterError: if they can't be connected with each other.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Address],
+        local: Address,
+        statuses: Sequence[Status],
+        timeout: float,
+    ):
+        self.workers = tuple(workers)
+        self.local = local
+        self.timeout = timeout
+        own = [
+            [f"{worker.name}/{device}" for device in status.devices]
+            for worker, status in zip(workers, statuses)
+        ]
+        gpus = [[name for name in names if "/gpu:" in name] for names in own]
+        self.devices = tuple(name for names in own for name in names)
+        self.chosen = tuple(name for some, names in zip(gpus, own) for name in some or names)
+        self._watchdog = Watchdog(workers, timeout)
+        self._guards = [
+            Guard(one, status, timeout, functools.partial(self._watchdog.hand_over, number, one))
+            for number, (one, status) in enumerate(zip(workers, statuses))
+        ]
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Lets go of the workers, whether they still answer or not.
+
+        What is computed from then on does not wait for them any more.
+        """
+        if runtime.has_started():
+            runtime.update({})
+        for guard in self._guards:
+            guard.stop()
+        self._watchdog.stop()
+
+    def fault(self, error: tf.errors.OpError | None = None) -> ClusterError | None:
+        """What is wrong with a worker, after an error or before anything is done.
+
+        Args:
+            error: the error that came up.
+        """
+        lost = self._lost(after_error=error is not None)
+        if lost is None and isinstance(error, tf.errors.UnavailableError):
+            named = [short_name(one).partition("/")[0] for one in _DEVICE.findall(error.message)]
+            host = named[0] if named else ", ".join(one.name for one in self.workers)
+            return ClusterError(host, "The connection to the worker was interrupted.", _CURE)
+        return lost
+
+    def _lost(self, *, after_error: bool) -> ClusterError | None:
+        """The first worker that is not there any more."""
+        with ThreadPoolExecutor(len(self._guards)) as pool:
+            found = list(pool.map(lambda one: one.check(after_error=after_error), self._guards))
+        for guard, lost in zip(self._guards, found):
+            if lost is not None:
+                return ClusterError(guard.worker.name, lost, _CURE)
+        return None
+
+    def _open(self) -> None:
+        tasks = {task_of(one.name): one.numeric for one in self.workers}
+        try:
+            if runtime.has_started():
+                runtime.update(tasks)
+            else:
+                runtime.start(tasks, self.local)
+                _close_to_others(self.local)
+            for guard in self._guards:
+                guard.hand_over()
+            with self._limited():
+                _try_links([full_name(name) for name in self.devices])
+        except tf.errors.OpError as error:
+            raise (self._lost(after_error=True) or self._no_way_back()) from error
+
+    def _no_way_back(self) -> ClusterError:
+        return ClusterError(
+            self.local.name,
+            "The workers answer, but one of them does not reach this process at this address, or "
+            "does not reach another worker at the one that was given.",
+            "Give `local` an address and a port of this machine that are open to the workers, "
+            "and have each worker reach the others by the addresses given here.",
+        )
+
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Ends the connections to all workers if what is done takes too long."""
+
+        def end() -> None:
+            for worker in self.workers:
+                end_connections(worker.ip, worker.port)
+
+        timer = threading.Timer(0.5 * self.timeout, end)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _try_links(devices: Sequence[str]) -> None:
+    """Has every device take a tensor from this process, and one from every other device."""
+
+    @tf.function(autograph=False)
+    def exchange(value: tf.Tensor) -> tf.Tensor:
+        sent, received = [], []
+        for device in devices:
+            with tf.device(device):
+                sent.append(value + 1.0)
+        for device in devices:
+            with tf.device(device):
+                received.append(tf.add_n(sent))
+        with tf.device(full_name("cpu:0")):
+            return tf.add_n(received)
+
+    exchange(tf.constant(0.0))
+
+
+def _close_to_others(local: Address) -> None:
+    """Closes the port on which workers reach this process to all addresses but one."""
+    try:
+        listen_only_at(local.ip, local.port)
+    except OSError as error:
+        warnings.warn(
+            f"TensorFlow listens on the port {local.port} of all addresses of this machine, and "
+            f"this system can't close it to others ({error}): whoever reaches the port can "
+            "run computations in this process. Have a firewall close it to all but the workers.",
+            stacklevel=6,
+        )

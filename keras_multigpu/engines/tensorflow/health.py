@@ -1,0 +1,172 @@
+"""Whether workers are there: TensorFlow's own call for that, asked again and again."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.tensorflow import watchdog
+from keras_multigpu.engines.tensorflow.sockets import Handed, end_connections
+
+# What a server answers is a protocol buffer, in which the names of its devices are plain text.
+_DEVICE = re.compile(rb"/job:(\w+)/replica:0/task:0/device:(CPU|GPU):(\d+)")
+
+_JUST_NOW = 1.0  # seconds
+_PATIENCE = 0.7  # of the time that is promised; the rest is for telling it
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """What a worker says of itself.
+
+    Attributes:
+        job: the name of its job, in which a worker tells its version of TensorFlow.
+        devices: its devices, `"gpu:0"`.
+        identity: bytes that are others in another process.
+    """
+
+    job: str
+    devices: tuple[str, ...]
+    identity: bytes
+
+
+class Caller:
+    """Asks one worker how it is.
+
+    Args:
+        worker: where it is.
+    """
+
+    def __init__(self, worker: Address):
+        self.worker = worker
+        self._channel = grpc.insecure_channel(worker.numeric, options=watchdog.OPTIONS)
+        self._call = self._channel.unary_unary(watchdog.STATUS)
+
+    def ask(self, seconds: float, *, patient: bool = False) -> Status | None:
+        """The worker's answer; `None` where there is none that can be read.
+
+        Args:
+            seconds: how long to wait for it.
+            patient: wait for a worker that does not listen yet, too.
+        """
+        try:
+            answer = self._call(b"", timeout=seconds, wait_for_ready=patient)
+        except grpc.RpcError:
+            return None
+        found = _DEVICE.findall(answer)
+        devices = tuple(f"{kind.decode().lower()}:{int(index)}" for _, kind, index in found)
+        return Status(found[0][0].decode(), devices, answer) if found else None
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()
+
+
+class Guard:
+    """A thread that asks a worker how it is, and ends the connections to it when it is lost.
+
+    A call to a process that is frozen would wait for ever: its machine keeps the connection.
+
+    Args:
+        worker: where the worker is.
+        status: what it said of itself at first.
+        timeout: after how many seconds of silence it is to be lost, at the latest.
+        hand_over: gives the connections to it to the watchdog.
+
+    Attributes:
+        lost: what happened to it, a sentence; `None` while it is there.
+    """
+
+    def __init__(
+        self, worker: Address, status: Status, timeout: float, hand_over: Callable[[], None]
+    ):
+        self.worker = worker
+        self.hand_over = hand_over
+        self.lost: str | None = None
+        self._status = status
+        self._timeout = timeout
+        self._heard = time.monotonic()
+        self._caller = Caller(worker)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def check(self, *, after_error: bool) -> str | None:
+        """What happened to the worker; asks it, if need be. `None`: nothing.
+
+        Args:
+            after_error: do not rely on what it said just before.
+        """
+        if self.lost is None and (after_error or time.monotonic() - self._heard > _JUST_NOW):
+            self._note(self._caller.ask(_PATIENCE * self._timeout), silence=self._timeout)
+        return self.lost
+
+    def stop(self) -> None:
+        """Stops asking."""
+        self._stopped.set()
+        self._thread.join()
+        self._caller.close()
+
+    def _run(self) -> None:
+        # Of a process that was itself suspended the first question tells nothing: hence three.
+        pause, misses = self._timeout / 10, 0
+        while not self._stopped.wait(pause):
+            if self.lost is not None:  # TensorFlow connects anew, and would wait again
+                end_connections(self.worker.ip, self.worker.port)
+                pause = 0.5
+                continue
+            self.hand_over()
+            answer = self._caller.ask(pause)
+            misses = misses + 1 if answer is None else 0
+            self._note(answer, silence=time.monotonic() - self._heard if misses >= 3 else 0.0)
+
+    def _note(self, answer: Status | None, silence: float) -> None:
+        if answer is not None and answer.identity != self._status.identity:
+            self.lost = "The worker was started again since `connect`."
+        elif answer is None and silence > _PATIENCE * self._timeout:
+            self.lost = "The worker does not answer: it has ended, is frozen, or is cut off."
+        elif answer is not None:
+            self._heard = time.monotonic()
+        if self.lost is not None:
+            end_connections(self.worker.ip, self.worker.port)
+
+
+class Watchdog:
+    """The process that ends connections where no thread of this one can.
+
+    Args:
+        workers: the workers that it watches.
+        timeout: after how many seconds of silence one is lost.
+    """
+
+    def __init__(self, workers: Sequence[Address], timeout: float):
+        own, its = socket.socketpair()
+        self._socket = own
+        self._handed = Handed(own)
+        with its:
+            arguments = [str(its.fileno()), str(timeout), *(one.numeric for one in workers)]
+            self._process = subprocess.Popen(
+                [sys.executable, watchdog.__file__, *arguments],
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the process that trains
+            )
+
+    def hand_over(self, number: int, worker: Address) -> None:
+        """Gives it the connections to a worker."""
+        self._handed.give(number, worker.ip, worker.port)
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,79 @@
+"""Names of devices: those of this process, those of other machines, and TensorFlow's own.
+
+    gpu:0                   /job:localhost/replica:0/task:0/device:GPU:0
+    gpu7:2222/gpu:0         /job:worker/replica:0/task:3/device:GPU:0
+
+A machine keeps its task's number as long as this process lives, so that a name means the same
+device whatever else is connected.
+"""
+
+from __future__ import annotations
+
+import re
+
+import tensorflow as tf
+
+LOCAL_JOB = "localhost"
+REMOTE_JOB = "worker"
+
+_LOCAL = re.compile(r"(?:/job:localhost/replica:0/task:0)?/?(?:device:)?(cpu|gpu):(\d+)")
+_REMOTE = re.compile(r"([^/]+:\d+)/(cpu|gpu):(\d+)")
+_tasks: dict[str, int] = {}
+
+
+def task_of(worker: str) -> int:
+    """The number of a machine's task.
+
+    Args:
+        worker: its address, as it was given.
+    """
+    return _tasks.setdefault(worker, len(_tasks))
+
+
+def full_name(device: str) -> str:
+    """TensorFlow's name of a device.
+
+    Args:
+        device: its short name, or TensorFlow's already.
+    """
+    remote = _REMOTE.fullmatch(device)
+    if remote:
+        job, task, device = REMOTE_JOB, task_of(remote[1]), f"{remote[2]}:{remote[3]}"
+    elif device.startswith("/"):
+        return device
+    else:
+        job, task = LOCAL_JOB, 0
+    return f"/job:{job}/replica:0/task:{task}/device:{device.upper()}"
+
+
+def short_name(device: str) -> str:
+    """A device's name as `list_devices` gives it, from one of TensorFlow's."""
+    spec = tf.DeviceSpec.from_string(device)
+    if spec.device_type is None:
+        return device
+    short = f"{spec.device_type.lower()}:{spec.device_index}"
+    if spec.job in (None, LOCAL_JOB):
+        return short
+    workers = {task: worker for worker, task in _tasks.items()}
+    return f"{workers[spec.task]}/{short}" if spec.job == REMOTE_JOB else device
+
+
+def local_name(device: str) -> str | None:
+    """The short name of a device of this process, however it is written; else `None`."""
+    match = _LOCAL.fullmatch(device.lower())
+    return f"{match[1]}:{int(match[2])}" if match else None
+
+
+def remote_name(device: str) -> str | None:
+    """The short name of a device of another machine, of its own or TensorFlow's; else `None`."""
+    if _REMOTE.fullmatch(device):
+        return device
+    if not device.startswith("/job:"):
+        return None
+    spec = tf.DeviceSpec.from_string(device)
+    return short_name(device) if spec.task in _tasks.values() and spec.device_type else None
+
+
+def same_device(first: str, second: str) -> bool:
+    """Whether two names, each TensorFlow's or short, are those of one device."""
+    return short_name(full_name(first)) == short_name(full_name(second))

@@ -1,0 +1,59 @@
+"""The methods of a model that compute on its devices, which may be those of other machines."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.engines.errors import ClusterError
+from keras_multigpu.engines.tensorflow.cluster import REMOTE
+from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, short_name
+
+
+def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with REMOTE.watch(self.devices):
+            self._follow_connection()
+            return getattr(super(WatchedSteps, self), method.__name__)(*args, **kwargs)
+
+    return run
+
+
+class WatchedSteps(keras.Model):
+    """A parallel model that tells what goes wrong on other machines as a `ClusterError`."""
+
+    devices: tuple[str, ...]
+    _used_in: int | None = None
+
+    fit = _watched(keras.Model.fit)
+    evaluate = _watched(keras.Model.evaluate)
+    predict = _watched(keras.Model.predict)
+    train_on_batch = _watched(keras.Model.train_on_batch)
+    test_on_batch = _watched(keras.Model.test_on_batch)
+    predict_on_batch = _watched(keras.Model.predict_on_batch)
+
+    def _follow_connection(self) -> None:
+        """Drops what was traced in a connection that is over: it would compute nothing."""
+        is_remote = any("/" in name for name in self.devices)
+        if not is_remote or self._used_in == REMOTE.serial:
+            return
+        if self._used_in is not None:
+            self._check_weights()
+            self.train_function = self.test_function = self.predict_function = None
+        object.__setattr__(self, "_used_in", REMOTE.serial)
+
+    def _check_weights(self) -> None:
+        """Refuses to go on if there were weights on a worker."""
+        for variable in self.variables:
+            device = variable._value.device  # `value` would read it, and it is lost
+            if tf.DeviceSpec.from_string(device).job == REMOTE_JOB:
+                raise ClusterError(
+                    short_name(device).partition("/")[0],
+                    f"The worker had the weight {variable.path!r}, in a connection that is over.",
+                    "Make the model and its parallel model again, and load the last file of them.",
+                )

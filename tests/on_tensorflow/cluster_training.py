@@ -1,0 +1,234 @@
+"""Training on devices of other processes, driven by this one. Run by `test_cluster.py`."""
+
+import socket
+import textwrap
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import layers
+from parity import difference, variables
+from worker_processes import Process, Worker, free_port
+
+from keras_multigpu import cluster, engines, list_devices, make_parallel, reports
+
+LOCAL = f"127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers():
+    """Three: the first has two devices, the second is open to all addresses."""
+    started = [Worker("--virtual-devices=2"), Worker(host="0.0.0.0"), Worker()]
+    try:
+        ready = [worker.ready() for worker in started]
+        _connect(ready[:1], local=LOCAL)  # before TensorFlow starts
+        yield ready
+    finally:
+        cluster.disconnect()
+        for worker in started:
+            worker.end()
+
+
+def _connect(workers, **options):
+    return cluster.connect([worker.address for worker in workers], **options)
+
+
+def _model(normalize=True):
+    keras.utils.set_random_seed(3)
+    x = inputs = keras.Input((6,))
+    x = layers.Dense(16, activation="tanh", kernel_regularizer="l2")(x)
+    x = layers.Dense(16)(x)
+    x = layers.BatchNormalization()(x) if normalize else x
+    return keras.Model(inputs, layers.Dense(2)(x))
+
+
+def _rows(rng, rows=70):
+    return rng.normal(size=(rows, 6)).astype("float32"), rng.normal(size=(rows, 2))
+
+
+def _train(model, data, **options):
+    model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"], **options)
+    return model.fit(*data, batch_size=32, epochs=2, shuffle=False, verbose=0).history
+
+
+@pytest.mark.parametrize(("count", "normalize"), [(2, False), (3, False), (3, True)])
+def test_weights_of_one_device(workers, rng, count, normalize):
+    """70 rows in batches of 32: the last batch has 6 rows."""
+    devices = _connect(workers[3 - count :])
+    data = _rows(rng)
+    parallel = make_parallel(_model(normalize), devices=devices)
+    # Each device normalizes its rows by their own statistics: as those of one machine do.
+    alone = make_parallel(_model(), len(devices)) if normalize else _model(normalize)
+    assert difference(_train(parallel, data), _train(alone, data)) < 2e-5
+    assert difference(variables(parallel), variables(alone)) < 2e-5
+
+
+def test_statistics_of_the_whole_batch(workers):
+    devices = _connect(workers[1:])
+    with pytest.raises(ValueError, match=f"collective.*on the device '{devices[0]}'. Leave it"):
+        make_parallel(_model(), devices=devices, sync_batch_norm=True)
+    model = keras.Sequential([layers.Dense(2), layers.BatchNormalization(synchronized=True)])
+    with pytest.raises(ValueError, match=f"collective.*on the device '{devices[1]}'. Leave it"):
+        make_parallel(model, devices=["cpu:0", devices[1]])
+
+
+def test_the_ways_of_a_model(workers, rng, tmp_path):
+    """Several steps in one call, datasets, predictions, single batches, files."""
+    devices = _connect(workers[:2])
+    x, y = _rows(rng)
+    parallel, alone = make_parallel(_model(), devices=devices), make_parallel(_model(), 3)
+    rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(32).prefetch(1)
+    for model in (parallel, alone):
+        model.compile("adam", "mse", steps_per_execution=2)
+        model.fit(rows, epochs=2, shuffle=False, verbose=0)
+        model.train_on_batch(x[:5], y[:5])
+    assert difference(variables(parallel), variables(alone)) < 2e-5
+    assert difference(parallel.predict(x, verbose=0), alone.predict(x, verbose=0)) < 2e-5
+    assert difference(parallel.predict_on_batch(x), alone.predict_on_batch(x)) < 2e-5
+    assert difference(parallel.evaluate(x, y, verbose=0), alone.evaluate(x, y, verbose=0)) < 2e-5
+    assert difference(parallel.test_on_batch(x, y), alone.test_on_batch(x, y)) < 2e-5
+    parallel.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.devices == ("cpu:0", "cpu:1", "cpu:2")
+    assert difference(variables(loaded), variables(parallel)) == 0
+    parallel.save_weights(tmp_path / "model.weights.h5")
+    alone.load_weights(tmp_path / "model.weights.h5")
+    assert difference(variables(alone), variables(parallel)) == 0
+
+
+def test_towers(workers, rng):
+    devices = _connect(workers[:2])
+    data = _rows(rng)
+    parallel = make_parallel(_model(), devices=devices, mode="tower", replicas="independent")
+    alone = make_parallel(_model(), 3, mode="tower", replicas="independent")
+    assert difference(_train(parallel, data), _train(alone, data)) < 2e-5
+    assert difference(variables(parallel), variables(alone)) < 2e-5
+    assert difference(parallel.disagreement(data[0]), alone.disagreement(data[0])) < 2e-5
+
+
+def test_model_mode(workers, rng):
+    devices = _connect(workers[:2])
+    data = _rows(rng)
+    parallel = make_parallel(_model(), devices=devices, mode="model")
+    assert set(parallel.placement.values()) > {0}
+    alone = _model()
+    assert difference(_train(parallel, data), _train(alone, data)) < 2e-5
+    assert difference(variables(parallel), variables(alone)) < 2e-5
+
+
+def test_transfers(workers, rng):
+    """Devices are told by their names: none is taken for another machine's."""
+    devices = _connect(workers[:2])
+    parallel = make_parallel(_model(), devices=devices)
+    parallel.compile("sgd", "mse")
+    report = reports.transfers(parallel, _rows(rng, 12))
+    ends = {(one.source, one.target) for one in report.training if one.kind == "weights"}
+    assert {target for _, target in ends} == set(devices)
+    assert {source for source, _ in ends} <= {"cpu:0", *devices}
+
+
+def test_names(workers):
+    first, second, _ = workers
+    devices = _connect(workers[:2])
+    names = (f"{first.address}/cpu:0", f"{first.address}/cpu:1", f"{second.address}/cpu:0")
+    assert devices == names
+    assert list_devices() == ("cpu:0", "cpu:1", "cpu:2", "cpu:3", *names)
+    parallel = make_parallel(_model(), devices=devices[1:])
+    assert parallel.devices == names[1:]
+    lines = []
+    parallel.summary(print_fn=lambda line, **_: lines.append(line))
+    assert f"'data' on {names[1]}, {names[2]}" in "".join(lines)
+    # Without names, this process's own: the workers are asked for.
+    assert make_parallel(_model()).devices == list_devices()[:4]
+    assert engines.current().describe_device(names[0]) == "CPU"
+    with pytest.raises(ValueError, match=r"or of machines that it is connected to: cpu:0.*:0"):
+        make_parallel(_model(), devices=[f"{first.address}/gpu:0"])
+
+
+def test_connected_twice(workers, rng):
+    data = _rows(rng, 12)
+    devices = _connect(workers[:2])
+    parallel = make_parallel(_model(), devices=devices)
+    _train(parallel, data)
+    assert _connect(workers[:2]) == devices
+    parallel.fit(*data, verbose=0)  # traced before, and still there
+
+
+def test_another_list(workers, rng):
+    """What is on this machine goes on, and so do models on machines that are still there."""
+    data = _rows(rng)
+    alone, local = _model(), _model()
+    for model in (alone, local):
+        model.compile("adam", "mse")
+    fit = {"batch_size": 32, "shuffle": False, "verbose": 0}
+    alone.fit(*data, epochs=4, **fit)
+    reference = _train(make_parallel(_model(), 2), data)
+    devices = _connect(workers)
+    for chosen in (workers[1:], workers[:2], workers[1:]):
+        local.fit(*data, **fit)
+        devices = _connect(chosen)
+    local.fit(*data, **fit)
+    assert difference(variables(local), variables(alone)) == 0
+    parallel = make_parallel(_model(), devices=devices)
+    assert difference(_train(parallel, data), reference) < 2e-5
+    cluster.disconnect()
+    assert list_devices() == ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
+    with pytest.raises(cluster.ClusterError, match="not connected. Call `connect`") as error:
+        parallel.fit(*data, **fit)
+    assert error.value.host == workers[1].address
+    cluster.disconnect()  # once more: nothing to do
+    local.fit(*data, **fit)
+
+
+def test_a_driver_that_was_killed(workers, rng):
+    """Its workers serve the next one."""
+    code = f"""
+        import keras, numpy as np, os, signal
+        from keras_multigpu import cluster, make_parallel
+        devices = cluster.connect({[worker.address for worker in workers[1:]]})
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+        parallel = make_parallel(model, devices=devices)
+        parallel.compile("sgd", "mse")
+        x = np.ones((64, 6))
+        parallel.fit(x, x[:, :2], verbose=0)
+        print("trains", flush=True)
+        parallel.fit(x, x[:, :2], epochs=10**6, verbose=0)
+    """
+    driver = Process("-c", textwrap.dedent(code))
+    try:
+        driver.read_until("trains")
+    finally:
+        driver.end()
+    data = _rows(rng, 12)
+    parallel = make_parallel(_model(), devices=_connect(workers[1:]))
+    assert difference(_train(parallel, data), _train(make_parallel(_model(), 2), data)) < 2e-5
+
+
+def test_a_port_of_ones_own(workers):
+    """Where a tunnel ends: it stays, and is closed to others."""
+    _connect(workers[:2], local=LOCAL)
+    _connect(workers[1:], local=LOCAL)
+    port = int(LOCAL.rpartition(":")[2])
+    assert _reaches("127.0.0.1", port)
+    assert not _reaches("127.0.0.2", port)
+    with pytest.raises(ValueError, match=f"it is '{LOCAL}'. Received: local='127.0.0.1:1'"):
+        _connect(workers[1:], local="127.0.0.1:1")
+
+
+def _reaches(ip, port):
+    try:
+        socket.create_connection((ip, port), timeout=0.5).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_who_reaches_a_worker(workers):
+    """127.0.0.2 is another address of this machine."""
+    closed, open_, _ = workers
+    assert "Only processes of this machine reach it" in closed.text
+    assert _reaches("127.0.0.1", closed.port)
+    assert not _reaches("127.0.0.2", closed.port)
+    assert "any address of this machine can use it. TensorFlow's server asks for no" in open_.text
+    assert "use a private network, or a firewall" in open_.text
+    assert _reaches("127.0.0.2", open_.port)

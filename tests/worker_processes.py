@@ -1,0 +1,102 @@
+"""Workers for the tests of clusters: processes on this machine, which never outlive a test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+SECONDS = 120  # more than any of them should take: against hanging
+
+
+def free_port():
+    """A port of this machine that nobody uses."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class Process:
+    """A process, and what it starts; its output is read as it comes.
+
+    Args:
+        *arguments: those of the program.
+        program: the program, Python unless told otherwise.
+        **environment: variables of its environment.
+    """
+
+    def __init__(self, *arguments, program=sys.executable, **environment):
+        settings = {
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.process = subprocess.Popen(
+            [program, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **settings, **environment},
+            start_new_session=True,
+        )
+        self.text = ""
+
+    def read_until(self, words):
+        """Reads what the process prints until it has printed some words."""
+        end = time.monotonic() + SECONDS
+        while words not in self.text:
+            ready, _, _ = select.select([self.process.stdout], [], [], end - time.monotonic())
+            assert ready, f"{words!r} did not come:\n{self.text}"
+            more = os.read(self.process.stdout.fileno(), 65536).decode()
+            assert more, f"ended before {words!r}:\n{self.text}"
+            self.text += more
+        return self.text
+
+    def wait(self):
+        """The exit status of the process, and all that it printed."""
+        try:
+            self.text += self.process.communicate(timeout=SECONDS)[0].decode()
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise
+        return self.process.returncode, self.text
+
+    def send(self, number):
+        """Sends a signal to the process."""
+        self.process.send_signal(number)
+
+    def end(self):
+        """Ends the process and what it has started, whatever state they are in."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(SECONDS)
+        self.process.stdout.close()
+
+
+class Worker(Process):
+    """A process that serves its devices.
+
+    Args:
+        *options: those of `python -m keras_multigpu serve`.
+        port: its port; `None` for a free one.
+        host: the address to bind to.
+    """
+
+    def __init__(self, *options, port=None, host="127.0.0.1"):
+        self.port = port or free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        bind = f"--bind={host}:{self.port}"
+        super().__init__("-m", "keras_multigpu", "serve", bind, *options)
+
+    def ready(self):
+        """Waits until it serves."""
+        self.read_until("Ctrl-C ends it.")
+        return self
+
+    def freeze(self):
+        """Stops it, as a machine that hangs."""
+        self.send(signal.SIGSTOP)
