@@ -103,6 +103,7 @@ class ReviewPairs(keras.utils.PyDataset):
 
 def _by(owners: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The known reviews, grouped by owner, and where each owner's begin."""
+    known = np.asarray(known)
     grouped = known[np.argsort(owners[known], kind="stable")]
     counts = np.bincount(owners[known], minlength=owners.max() + 1)
     return grouped, np.concatenate([[0], np.cumsum(counts)])

@@ -156,7 +156,7 @@ class RatingBatches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         rows = self._order[index * self.batch_size : (index + 1) * self.batch_size]
-        dense = self.matrix[rows].toarray().astype("float32")
+        dense = self.matrix[rows].toarray().astype("float32", copy=False)
         return dense, dense
 
     def on_epoch_end(self) -> None:
