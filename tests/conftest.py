@@ -18,7 +18,7 @@ BACKEND = keras.backend.backend()
 collect_ignore = ["on_jax" if BACKEND == "tensorflow" else "on_tensorflow", "peers"]
 if BACKEND != "tensorflow":
     # Nothing in them depends on the backend: they are run once.
-    names = ("reports_prediction", "reports_report", "sparse_code", "sparse_encoder")
+    names = ("reports_prediction", "reports_report", "sparse_code", "sparse_encoder", "zoo_files")
     collect_ignore += [f"test_{name}.py" for name in names]
 
 use_virtual_devices(4)

@@ -77,6 +77,13 @@ def test_in_order(files):
     assert labels_of(data).tolist() == list(range(200))
 
 
+def test_progress_is_shown_on_demand(files, capsys):
+    dataset(files)
+    assert capsys.readouterr().out == ""
+    dataset(files, verbose=1)
+    assert "1/1" in capsys.readouterr().out
+
+
 def test_batches_in_any_order(files):
     data = dataset(files, shuffle=False, chunk_rows=5, batch_size=5)
     for number in (7, 0, 5, 2, 39, 6, 1):

@@ -72,6 +72,11 @@ def disconnect() -> None:
 
     Raises:
         RuntimeError: on a Keras backend other than TensorFlow.
+
+    Example:
+        >>> import keras
+        >>> if keras.backend.backend() == "tensorflow":
+        ...     disconnect()  # there is no connection: nothing happens
     """
     engines.current().remote.disconnect()
 

@@ -118,7 +118,7 @@ def _draw_lines(
             start = (column, level - 0.9) if crossing.maker is None else places[crossing.maker]
             _draw_line(axes, start, places[taker], "red")
             middle = ((start[0] + column) / 2, (start[1] + level) / 2)
-            text = show_bytes(crossing.bytes(rows))
+            text = f" {show_bytes(crossing.bytes(rows))}"  # beside the line, not on it
             axes.text(*middle, text, color="red", fontsize=7, ha="left", va="center")
 
 

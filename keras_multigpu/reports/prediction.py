@@ -83,6 +83,11 @@ class Cut:
         share: the part of the work that the busiest device has: 1 for a chain, whose parts wait for
             each other, and 1 / n for n equal branches.
         memory: the bytes that the busiest device keeps, where that is known.
+
+    Example:
+        >>> branches = Cut(size=25_600, copies=1, share=0.5)  # two equal ones that meet at the end
+        >>> branches.share
+        0.5
     """
 
     size: int

@@ -28,6 +28,11 @@ class ScalingReport(Report):
         runs: the runs, by the number of devices.
         speedups: that of each run.
         efficiencies: that of each run.
+
+    Example:
+        >>> report = ScalingReport([Run(1, (8.0, 8.2, 8.1)), Run(2, (4.5, 4.6, 4.4))])
+        >>> [f"{speedup:.2f}" for speedup in report.speedups]
+        ['1.00', '1.80']
     """
 
     def __init__(

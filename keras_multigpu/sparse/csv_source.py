@@ -59,9 +59,10 @@ class CsvSource(Source):
     def scan(self) -> Iterator[tuple[int, int, Any]]:
         """See `Source.scan`; parses the file once."""
         try:
-            with self._open() as file:
-                pieces = self._cut(file)
+            with open(self.path, "rb") as raw:
+                pieces = self._cut(_decompressed(raw, self.path))
                 for number, (piece, data) in enumerate(pieces):
+                    self.position = raw.tell()
                     _, numbers = self._parse(data, piece, counts=True)
                     if len(numbers):
                         # A compressed file can be read from its beginning only.
@@ -201,6 +202,10 @@ class CsvSource(Source):
             f"{row[self._header.index(name)]!r}. Mend the file, or leave such rows out: "
             'errors="skip".'
         )
+
+
+def _decompressed(raw: BinaryIO, path: str) -> BinaryIO:
+    return gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw  # type: ignore[return-value]
 
 
 def _row_ends(data: bytes) -> tuple[np.ndarray, bool]:

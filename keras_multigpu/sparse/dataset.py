@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
+from keras_multigpu.progress import ReadingBar
 from keras_multigpu.sparse.encoder import HashEncoder
 from keras_multigpu.sparse.files import find_files, make_source
 from keras_multigpu.sparse.order import Order
@@ -45,6 +46,7 @@ class HashedDataset(keras.utils.PyDataset):
         process: which of several processes this is, from 0. Each gets other rows, and as many.
         processes: how many there are.
         delimiter: what stands between the fields of CSV files.
+        verbose: 1 for a progress bar while the files are scanned, 0 for silence.
         **kwargs: those of `keras.utils.PyDataset`.
 
     Item `i` is the `i`-th batch of the epoch: `(indices, labels)`, `(indices, labels, weights)`, or
@@ -88,6 +90,7 @@ class HashedDataset(keras.utils.PyDataset):
         process: int = 0,
         processes: int = 1,
         delimiter: str = ",",
+        verbose: int = 0,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -105,7 +108,7 @@ class HashedDataset(keras.utils.PyDataset):
             make_source(path, schema, chunk_rows, errors == "skip", delimiter)
             for path in find_files(files)
         ]
-        chunks = self._scan(sources)
+        chunks = self._scan(sources, ReadingBar([source.path for source in sources], verbose))
         order_seed = int(seed) if shuffle else None
         self._order = Order(chunks, batch_size, order_seed, process, processes)
         if not self._order.rows:
@@ -118,12 +121,14 @@ class HashedDataset(keras.utils.PyDataset):
         self._reader = ChunkReader(sources, chunks, encoder)
         self._lock = threading.Lock()
 
-    def _scan(self, sources: Sequence[Source]) -> list[Chunk]:
+    def _scan(self, sources: Sequence[Source], bar: ReadingBar) -> list[Chunk]:
         """The chunks of all files; what is bad in them is told, or counted."""
         chunks: list[Chunk] = []
         for number, source in enumerate(sources):
             try:
-                chunks += [Chunk(number, *one) for one in source.scan()]
+                for one in source.scan():
+                    chunks.append(Chunk(number, *one))
+                    bar.show(number, source.position)
             except BadDataError:
                 if not source.skips:
                     raise
@@ -131,6 +136,7 @@ class HashedDataset(keras.utils.PyDataset):
                 chunks = [chunk for chunk in chunks if chunk.file != number]
             else:
                 self.skipped += source.skipped
+        bar.finish()
         return chunks
 
     @property

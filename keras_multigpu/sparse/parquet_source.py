@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,9 @@ class ParquetSource(Source):
         """See `Source.scan`; reads no column but the labels and the weight."""
         try:
             with self._open() as file:
+                size = os.path.getsize(self.path)
                 for group in range(file.num_row_groups):
+                    self.position = size * group // file.num_row_groups
                     numbers = file.read_row_group(group, columns=list(self.schema.numbers))
                     is_good = self._good(self._numbers(numbers), group)
                     for number in range(0, len(is_good), self.chunk_rows):

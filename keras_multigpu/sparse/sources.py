@@ -77,8 +77,10 @@ class Source(abc.ABC):
 
     Attributes:
         skipped: how many rows were left out in `scan`, by reason.
+        position: how many bytes of the file `scan` has read.
     """
 
+    position = 0
     _closer: weakref.finalize | None = None
 
     def __init__(self, path: str, schema: Schema, chunk_rows: int, skips: bool):

@@ -1,1 +1,32 @@
-"""The reference models, each in a module of its own."""
+"""The reference models, with readers for the files that they are trained on.
+
+`autorec` (users' ratings), `deepconn` (reviews) and `wide` (hashed columns) are ordinary Keras
+models, compiled as they were published, for `make_parallel` like any other.
+"""
+
+from keras_multigpu.zoo.autorec import ObservedError, autorec, recommend
+from keras_multigpu.zoo.deepconn import FactorizationMachine, deepconn
+from keras_multigpu.zoo.made import make_clicks, make_ratings, make_reviews
+from keras_multigpu.zoo.pairs import ReviewPairs
+from keras_multigpu.zoo.ratings import RatingBatches, Ratings, read_ratings
+from keras_multigpu.zoo.reviews import Reviews, read_reviews
+from keras_multigpu.zoo.wide import WideModel, wide
+
+__all__ = [
+    "FactorizationMachine",
+    "ObservedError",
+    "RatingBatches",
+    "Ratings",
+    "ReviewPairs",
+    "Reviews",
+    "WideModel",
+    "autorec",
+    "deepconn",
+    "make_clicks",
+    "make_ratings",
+    "make_reviews",
+    "read_ratings",
+    "read_reviews",
+    "recommend",
+    "wide",
+]

@@ -41,6 +41,12 @@ class WideModel(keras.Model):
 
     Raises:
         ValueError: if an argument is not of that kind.
+
+    Example:
+        >>> encoder = HashEncoder({"city": 1000, "age": 100})
+        >>> model = WideModel(encoder, units=2, deep=[8, 4])
+        >>> model.predict_table({"city": ["Rome"], "age": [41]}, verbose=0).shape
+        (1, 2)
     """
 
     def __init__(

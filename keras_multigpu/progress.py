@@ -1,0 +1,56 @@
+"""How far the reading of files has come: Keras's own bar, as in `fit`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+import keras
+
+_MEGABYTE = 10**6
+
+
+class ReadingBar:
+    """A progress bar over the megabytes of some files, as they are on the disk.
+
+    Args:
+        paths: the files, in the order in which they are read. What is missing has no bytes: it is
+            for those who open it to tell.
+        verbose: 1 for a bar, 0 for silence.
+
+    Raises:
+        ValueError: if `verbose` is neither.
+
+    Example:
+        >>> bar = ReadingBar([__file__], verbose=0)
+        >>> bar.show(0, 1000)
+        >>> bar.finish()
+        >>> bar.total > 1000
+        True
+    """
+
+    def __init__(self, paths: Sequence[str], verbose: int = 1):
+        if verbose not in (0, 1):
+            raise ValueError(f"`verbose` must be 0 or 1. Received: verbose={verbose!r}.")
+        sizes = [os.path.getsize(path) if os.path.isfile(path) else 0 for path in paths]
+        self._before = [sum(sizes[:number]) for number in range(len(sizes))]
+        self.total = sum(sizes)
+        self._bar = keras.utils.Progbar(
+            max(math.ceil(self.total / _MEGABYTE), 1), verbose=verbose, unit_name="MB"
+        )
+
+    def show(self, file: int, position: int) -> None:
+        """Shows how far the reading is.
+
+        Args:
+            file: the file's number.
+            position: how many of its bytes have been read.
+        """
+        read = self._before[file] + position
+        # The bar ends its line when it is full, which is for `finish` to do.
+        self._bar.update(min(int(read / _MEGABYTE), self._bar.target - 1))
+
+    def finish(self) -> None:
+        """Fills the bar and ends its line."""
+        self._bar.update(self._bar.target, finalize=True)

@@ -1,0 +1,216 @@
+"""How a file of ratings is written, and its lines as columns."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
+
+from keras_multigpu.sparse.sources import BadDataError, to_numbers
+
+_COLUMNS = ("user", "item", "rating")
+_NAMES = {
+    "user": ("user", "userid", "reviewerid"),
+    "item": ("item", "itemid", "movie", "movieid", "asin", "parentasin", "productid"),
+    "rating": ("rating", "overall", "score"),
+}
+# `::` is read as a `:` with an empty field behind it: Arrow's delimiters are one character.
+_DELIMITERS = {"::": ":", "\t": "\t", ",": ",", ";": ";"}
+
+
+class Form(NamedTuple):
+    """How the lines of a file are written.
+
+    Attributes:
+        delimiter: the character between fields.
+        places: where the user, the item and the rating are.
+        fields: how many fields a line has.
+        has_header: whether the first line names the fields.
+    """
+
+    delimiter: str
+    places: tuple[int, ...]
+    fields: int
+    has_header: bool
+
+    def split(self, line: bytes) -> list[str]:
+        """The fields of a line."""
+        text = line.decode("utf-8", errors="replace").replace("\r", "")
+        if self.delimiter != "," or '"' not in text:
+            return text.split(self.delimiter)
+        return next(csv.reader([text]), [])
+
+
+class Columns(NamedTuple):
+    """The good lines of a block.
+
+    Attributes:
+        users: as they are written, as a dictionary of Arrow.
+        items: alike.
+        ratings: float64.
+        malformed: how many lines had another number of fields.
+        unusable: how many lines had no user, no item, or no rating that is allowed.
+    """
+
+    users: pa.DictionaryArray
+    items: pa.DictionaryArray
+    ratings: np.ndarray
+    malformed: int
+    unusable: int
+
+
+def find_form(path: str, block: bytes, skips: bool) -> Form:
+    """The form of a file, from its first line.
+
+    Args:
+        path: the file, for the message.
+        block: its beginning.
+        skips: whether the first line may be a bad one: then it is the first that makes sense.
+
+    Raises:
+        BadDataError: if no line tells it.
+    """
+    lines = [line for line in block.splitlines() if line.strip()] or [b""]
+    for number, line in enumerate(lines[: 100 if skips else 1]):
+        text = line.decode("utf-8", errors="replace")
+        found = [form for mark in _DELIMITERS if mark in text and (form := _form(mark, line))]
+        if found:
+            return found[0]._replace(has_header=found[0].has_header and not number)
+    raise BadDataError(
+        f"{path}, line 1: a file of ratings must have a user, an item and a rating in each line, "
+        "with tabs, `::` or commas between them, or a header that names them (`userId`, "
+        f"`movieId`, `rating`). Received: {lines[0][:60]!r}."
+    )
+
+
+def _form(mark: str, line: bytes) -> Form | None:
+    """The form of a file in whose first line a delimiter is, if the line makes sense."""
+    step = len(mark)
+    fields = Form(_DELIMITERS[mark], (), 0, False).split(line)
+    names = [name.strip().lower().replace("_", "") for name in fields]
+    places = [
+        next((place for place, name in enumerate(names) if name in _NAMES[column]), None)
+        for column in _COLUMNS
+    ]
+    if all(place is not None for place in places):
+        return Form(_DELIMITERS[mark], tuple(places), len(fields), True)  # type: ignore[arg-type]
+    if len(fields) > 2 * step and _is_number(fields[2 * step]):
+        return Form(_DELIMITERS[mark], (0, step, 2 * step), len(fields), False)
+    return None
+
+
+def parse(path: str, form: Form, line: int, data: bytes, limit: float, skips: bool) -> Columns:
+    """The lines of a block.
+
+    Args:
+        path: the file, for messages.
+        form: how its lines are written.
+        line: the number of the block's first line.
+        data: the block.
+        limit: the highest rating that is allowed.
+        skips: leave out bad lines; they are errors otherwise.
+
+    Raises:
+        BadDataError: for the first bad line, if such lines are not to be left out.
+    """
+    if line == 1 and form.has_header:
+        data = data.partition(b"\n")[2]
+        line += 1
+    closed = _closed(form, data)
+    malformed: list[object] = [None] * (data.count(b"\n") - closed.count(b"\n"))
+    table = _read(form, closed, malformed)
+    ratings = to_numbers(table.column("rating"))
+    is_good = np.isfinite(ratings) & (ratings > 0) & (ratings <= limit)
+    for name in ("user", "item"):
+        is_good &= ~np.asarray(table.column(name).is_null())
+    if (malformed or not is_good.all()) and not skips:
+        raise _first_bad(path, form, line, data, limit)
+    if not is_good.all():
+        table = table.filter(pa.array(is_good))
+    users, items = (
+        table.column(name).combine_chunks().dictionary_encode() for name in ("user", "item")
+    )
+    return Columns(users, items, ratings[is_good], len(malformed), int((~is_good).sum()))
+
+
+def _closed(form: Form, data: bytes) -> bytes:
+    """The lines of a block without those that would take in the next ones: a quote is open."""
+    if form.delimiter != "," or b'"' not in data:
+        return data
+    return b"\n".join(line for line in data.split(b"\n") if not line.count(b'"') % 2)
+
+
+def _read(form: Form, data: bytes, malformed: list[object]) -> pa.Table:
+    """The columns as they are written; lines with another number of fields go to `malformed`."""
+
+    def skip(row: object) -> str:
+        malformed.append(row)
+        return "skip"
+
+    names = [str(place) for place in range(form.fields)]
+    wanted = [names[place] for place in form.places]
+    if not data.strip():
+        return pa.table({name: pa.array([], pa.binary()) for name in _COLUMNS})
+    table = arrow_csv.read_csv(
+        pa.py_buffer(data),
+        arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
+        arrow_csv.ParseOptions(
+            delimiter=form.delimiter,
+            quote_char='"' if form.delimiter == "," else False,
+            invalid_row_handler=skip,
+        ),
+        arrow_csv.ConvertOptions(
+            include_columns=wanted,
+            column_types=dict.fromkeys(names, pa.binary()),
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+    return table.rename_columns(list(_COLUMNS))
+
+
+def _first_bad(path: str, form: Form, first: int, data: bytes, limit: float) -> BadDataError:
+    """The error of the first bad line of a block; the lines are read once more, slowly."""
+    found = (
+        (number, problem)
+        for number, line in enumerate(data.split(b"\n"), first)
+        if line.strip() and (problem := _find_problem(form, line, limit))
+    )
+    number, problem = next(found)
+    return BadDataError(
+        f'{path}, line {number}: {problem} Mend the file, or leave such lines out: errors="skip".'
+    )
+
+
+def _find_problem(form: Form, line: bytes, limit: float) -> str:
+    """What is wrong with a line; nothing if it is good."""
+    start = line[:60]
+    if _closed(form, line) != line:
+        return f"a line must not have a quotation mark that is not closed. Received: {start!r}."
+    fields = form.split(line)
+    if len(fields) != form.fields:
+        expected = form.fields if form.delimiter != ":" else (form.fields + 1) // 2
+        return f"a line must have {expected} fields, as the first line has. Received: {start!r}."
+    return _problem(fields, form.places, limit)
+
+
+def _problem(fields: Sequence[str], places: Sequence[int], limit: float) -> str:
+    """What is wrong with a line of the right number of fields; nothing if it is good."""
+    user, item, rating = (fields[place] for place in places)
+    if not user or not item:
+        return f"the user and the item must not be empty. Received: user={user!r}, item={item!r}."
+    if not _is_number(rating) or not 0 < float(rating) <= limit:
+        most = "" if limit == float("inf") else f" and not above {limit:g}"
+        return f"a rating must be a number above 0{most}. Received: {rating!r}."
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return np.isfinite(float(text))
+    except ValueError:
+        return False

@@ -1,0 +1,223 @@
+"""Files of ratings, MovieLens's and those like them, as one sparse matrix."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+from typing import Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+import scipy.sparse
+
+from keras_multigpu.sparse.sources import BadDataError
+from keras_multigpu.zoo.lines import check_errors, check_path, read_blocks
+from keras_multigpu.zoo.rating_lines import Columns, find_form, parse
+
+
+def read_ratings(
+    path: str | os.PathLike[str],
+    *,
+    highest: float | None = None,
+    errors: str = "raise",
+    verbose: int = 1,
+) -> Ratings:
+    r"""Reads a file of ratings.
+
+    MovieLens's forms are known by their first line: `u.data` (tabs), `ratings.dat` (`::`),
+    `ratings.csv`, and files with tabs and a header; with `.gz` at the end of the name, they are
+    decompressed. Other columns than the user, the item and the rating are left out. The file is
+    read some megabytes at a time; in memory stay the ratings, as numbers. If a user has rated an
+    item several times, the last rating in the file counts.
+
+    Args:
+        path: the file.
+        highest: the highest rating that can be given, by which ratings are scaled to [0, 1];
+            `None` for the highest in the file. Higher ones are then bad lines.
+        errors: `"raise"`, or `"skip"` to leave out and count lines with too few or too many
+            fields, and those whose rating is no number above 0.
+        verbose: 1 for a progress bar, 0 for silence.
+
+    Returns:
+        The ratings.
+
+    Raises:
+        ValueError: if the file can't be read or has no ratings, an argument is not of its kind;
+            and, unless errors are skipped, for the first bad line, with its number.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "u.data")
+        >>> with open(path, "w") as file:
+        ...     _ = file.write("196\t242\t3\t8812509\n186\t302\t4\t8917177\n196\t302\tfive\t0\n")
+        >>> ratings = read_ratings(path, highest=5, errors="skip", verbose=0)
+        >>> print(ratings)
+        2 ratings of 2 items by 2 users, up to 5; 1 skipped, 0 repeated
+        >>> ratings.matrix.toarray().tolist(), ratings.users.tolist()
+        ([[0.0, 0.800000011920929], [0.6000000238418579, 0.0]], [186, 196])
+    """
+    path, skips = check_path(path), check_errors(errors)
+    if highest is not None and not (isinstance(highest, (int, float)) and 0 < highest < np.inf):
+        raise ValueError(f"`highest` must be a number above 0. Received: highest={highest!r}.")
+    limit = np.inf if highest is None else float(highest)
+    form, parts = None, []
+    for line, block in read_blocks(path, verbose):
+        form = form or find_form(path, block, skips)
+        parts.append(parse(path, form, line, block, limit, skips))
+    if not any(len(part.ratings) for part in parts):
+        raise BadDataError(f"{path} must have at least one rating. Received: a file with none.")
+    return _gather(parts, highest)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ratings:
+    """Who has rated what; made by `read_ratings`.
+
+    Args:
+        matrix: the ratings divided by `highest`, a `scipy.sparse.csr_matrix` of float32 and of
+            shape `(users, items)`. What is not in it has not been rated.
+        users: the users' numbers or names, in the order of the rows.
+        items: the items', in the order of the columns.
+        highest: the rating that is 1 in the matrix.
+        skipped: how many lines were left out, by reason.
+        repeated: how many ratings were replaced by a later one of the same user and item.
+
+    Example:
+        >>> matrix = scipy.sparse.csr_matrix(np.array([[0.2, 1.0], [0.0, 0.6]], "float32"))
+        >>> ratings = Ratings(matrix, np.array([7, 8]), np.array([1, 2]), highest=5.0)
+        >>> batches = ratings.batches(batch_size=1, shuffle=False)
+        >>> inputs, targets = batches[1]
+        >>> inputs.tolist(), len(batches)
+        ([[0.0, 0.6000000238418579]], 2)
+    """
+
+    matrix: Any
+    users: np.ndarray
+    items: np.ndarray
+    highest: float
+    skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    repeated: int = 0
+
+    def __str__(self) -> str:
+        rows, columns = self.matrix.shape
+        return (
+            f"{self.matrix.nnz:,} ratings of {columns:,} items by {rows:,} users, up to "
+            f"{self.highest:g}; {sum(self.skipped.values()):,} skipped, {self.repeated:,} repeated"
+        )
+
+    def batches(self, batch_size: int = 250, shuffle: bool = True, seed: int = 0) -> RatingBatches:
+        """What an autoencoder is trained on: users' rows, as inputs and as targets.
+
+        Args:
+            batch_size: users in a batch. Only the rows of a batch are ever dense.
+            shuffle: draw another order of the users for every epoch.
+            seed: of that order.
+        """
+        return RatingBatches(self.matrix, batch_size, shuffle, seed)
+
+
+class RatingBatches(keras.utils.PyDataset):
+    """Batches of users' rows, for `fit` and `evaluate`.
+
+    Args:
+        matrix: a SciPy CSR matrix of shape `(users, items)`.
+        batch_size: users in a batch.
+        shuffle: draw another order of the users for every epoch.
+        seed: of that order.
+        **kwargs: those of `keras.utils.PyDataset`.
+
+    Item `i` is `(rows, rows)`, float32 of shape `(batch_size, items)`; the last batch of an epoch
+    may have fewer.
+
+    Raises:
+        ValueError: if the batch size is not a positive integer.
+
+    Example:
+        >>> batches = RatingBatches(scipy.sparse.eye(5, format="csr"), 2, shuffle=False)
+        >>> [batches[number][0].shape for number in range(len(batches))]
+        [(2, 5), (2, 5), (1, 5)]
+    """
+
+    def __init__(
+        self, matrix: Any, batch_size: int = 250, shuffle: bool = True, seed: int = 0, **kwargs: Any
+    ):
+        super().__init__(**kwargs)
+        check_batch_size(batch_size)
+        self.matrix = matrix
+        self.batch_size = batch_size
+        self._random = np.random.default_rng(seed) if shuffle else None
+        self._order = np.arange(matrix.shape[0])
+        self.on_epoch_end()
+
+    def __len__(self) -> int:
+        return -(-self.matrix.shape[0] // self.batch_size)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = self._order[index * self.batch_size : (index + 1) * self.batch_size]
+        dense = self.matrix[rows].toarray().astype("float32", copy=False)
+        return dense, dense
+
+    def on_epoch_end(self) -> None:
+        """Draws the order of the next epoch."""
+        if self._random is not None:
+            self._order = self._random.permutation(len(self._order))
+
+
+def check_batch_size(batch_size: Any) -> None:
+    """Refuses what is not a number of rows.
+
+    Raises:
+        ValueError: if it is not a positive integer.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(
+            f"`batch_size` must be a positive integer. Received: batch_size={batch_size!r}."
+        )
+
+
+def _gather(parts: list[Columns], highest: float | None) -> Ratings:
+    """The matrix of all blocks."""
+    user_rows, users = _number([part.users for part in parts])
+    item_columns, items = _number([part.items for part in parts])
+    ratings = np.concatenate([part.ratings for part in parts])
+    scale = float(ratings.max() if highest is None else highest)
+    # Of equal pairs the last in the file is the last here too: the sort is stable.
+    keys = user_rows.astype("int64") * len(items) + item_columns
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    is_last = np.append(keys[1:] != keys[:-1], True)
+    kept = order[is_last]
+    values = (ratings[kept] / scale).astype("float32")
+    matrix = scipy.sparse.csr_matrix(
+        (values, (user_rows[kept], item_columns[kept])), shape=(len(users), len(items))
+    )
+    skipped = collections.Counter(
+        {
+            "another number of fields": sum(part.malformed for part in parts),
+            "no user, item or rating": sum(part.unusable for part in parts),
+        }
+    )
+    return Ratings(matrix, users, items, scale, +skipped, len(ratings) - len(kept))
+
+
+def _number(parts: list[pa.DictionaryArray]) -> tuple[np.ndarray, np.ndarray]:
+    """For each line the place of its value among the sorted distinct values, and these."""
+    column = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
+    values = _plain(column.dictionary)
+    order = np.argsort(values, kind="stable")
+    places = np.empty(len(order), "int32")
+    places[order] = np.arange(len(order), dtype="int32")
+    return places[column.indices.to_numpy()], values[order]
+
+
+def _plain(dictionary: pa.Array) -> np.ndarray:
+    """Integers, if all values are; texts otherwise."""
+    texts = np.array([value.decode("utf-8", "replace") for value in dictionary.to_pylist()])
+    try:
+        numbers = texts.astype("int64")
+    except (ValueError, OverflowError):
+        return texts
+    # "7" and "07" are two names.
+    return numbers if len(np.unique(numbers)) == len(texts) else texts
