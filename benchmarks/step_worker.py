@@ -23,7 +23,7 @@ _BACKEND = keras.backend.backend()
 _WARM_UP = 3
 
 
-class _Clock(keras.callbacks.Callback):
+class Clock(keras.callbacks.Callback):
     """Notes when each batch ends, and waits for its loss."""
 
     def __init__(self):
@@ -112,7 +112,7 @@ def measure(side: str, model: str, devices: int, steps: int, jit: bool = False) 
     models = _compiled(benchmark, side, devices, jit or _BACKEND == "jax")
     clocks = []
     for one in models:
-        clocks.append(_Clock())
+        clocks.append(Clock())
         data = _data(benchmark.make_batch(), 1 + _WARM_UP + steps)
         one.fit(**data, verbose=0, callbacks=[clocks[-1]])
     return {

@@ -41,7 +41,7 @@ def test_a_driver_in_closed_form():
     assert driver_between(work(), 4) == Traffic()
     load = find_load("data", work(), 8)
     found = predict("data", 8, load, FAST, host_link=SLOW)
-    assert found.transfer_s == pytest.approx(2 * 600 / 100 + (800 + 1728 + 800 + 128) / 10)
+    assert found.transfer_s == pytest.approx(2 * 300 / 100 + (800 + 1728 + 800 + 128) / 10)
 
 
 def test_one_host_is_as_before():

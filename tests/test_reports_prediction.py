@@ -42,8 +42,12 @@ def test_data_mode_over_hubs():
     assert load.busiest_s == 1 + 0.5 * 4
     assert load.total_s == 1 + 0.5 * 16  # the update is made once
     assert load.alone_s == 1 + 0.5 * 16
-    # 2 P (n - 1) / n of weights and of gradients; the outputs of 12 rows, and their gradients
-    assert load.traffic == Traffic(1500 + 48, 1200 + 48, 2 * 1.5 * 10 + 2, duplex=False)
+    # P of weights, P (2n - 3) / (n - 1) of gradients; the outputs of 12 rows, and their gradients
+    back = 5 / 3
+    assert load.traffic.sent == 1000 + 48
+    assert load.traffic.received == pytest.approx(back * 800 + 48)
+    assert load.traffic.copies == pytest.approx((1 + back) * 10 + 2)
+    assert not load.traffic.duplex
     assert load.memory == 1000 + 800 + 1600 + 4 * 20
 
 

@@ -65,6 +65,24 @@ def test_gradients_cross_once_in_data_mode(n, rng):
         }
 
 
+def test_no_device_carries_much_more_than_the_others(rng):
+    """One weight is nearly all there is: it is cut."""
+    model = keras.Sequential([keras.Input((64,)), layers.Dense(1024), layers.Dense(4)])
+    parallel = make_parallel(model, 4)
+    parallel.compile("sgd", "mse")
+    report = reports.transfers(parallel, (np.ones((4, 64)), np.ones((4, 4))))
+    size = 4 * model.count_params()
+    for name in parallel.devices:
+        for ends in ({"source": name}, {"target": name}):
+            sent = report.bytes("training", **ends)
+            assert (
+                sent["weights" if BACKEND == "tensorflow" else "gradients"] > 0 or name == "cpu:0"
+            )
+            carried = sent.get("weights", 0) + sent["gradients"]
+            assert carried <= 1.15 * 2 * size * 3 / 4
+            assert carried >= 0.8 * 2 * size * 3 / 4
+
+
 def test_independent_towers_send_no_weights(rng):
     parallel = _compiled(2, "tower", replicas="independent")
     report = reports.transfers(parallel, _batch(rng))

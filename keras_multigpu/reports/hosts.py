@@ -31,13 +31,20 @@ def ring_between(work: Workload, devices: int) -> Traffic:
 def hubs_inside(work: Workload, devices: int) -> Traffic:
     """What a device sends and receives in its host, where weights go out and gradients come back.
 
-    Spread evenly over the devices of a host, which pass them on to the others, that is
-    2 P (g-1) / g bytes out before as many come back, a copy for each variable.
+    On a host that has the weights, their device sends all of them once, and receives of the
+    gradients P (2n - 3) / (n - 1) bytes, as does every other one in both directions together
+    (`docs/design.md`). On other hosts what comes from the driver is spread evenly over the devices,
+    and each passes its part on to the others; so do the sums of gradients come together.
     """
     count = _in_host(work, devices)
-    factor = 2 * (count - 1) / count
     sizes = work.sizes
-    return Traffic(factor * sizes.weights, factor * sizes.gradients, 2 * factor * sizes.tensors)
+    if count == 1:
+        return Traffic()
+    if work.hosts(devices) == 1:
+        back = (2 * count - 3) / (count - 1)
+        return Traffic(sizes.weights, back * sizes.gradients, (1 + back) * sizes.tensors)
+    part = (count - 1) / count
+    return Traffic(part * sizes.weights, part * sizes.gradients, 2 * part * sizes.tensors)
 
 
 def driver_between(work: Workload, devices: int) -> Traffic:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +22,8 @@ from keras_multigpu.engines.values import Transfer
 _SENDS = ("_Send", "_HostSend")
 _RECEIVES = ("_Recv", "_HostRecv")
 _PASS_ON = ("Identity", "Cast")
+# Large weights are sent in parts.
+_CUT = ("Reshape", "Slice", "StridedSlice")
 # Put before names, of which TensorFlow keeps some to itself when graphs are imported.
 _PREFIX = "merged/"
 # What the trace of a step is called in the file of traces.
@@ -122,16 +124,21 @@ class _Step:
         return tensor.startswith("^") or (node.op == "Const" and bool(node.input))
 
     def _kind(self, tensor: str, elements: int | None) -> str:
-        origin = self._nodes[_node_name(tensor)]
-        while origin.op in (*_PASS_ON, *_RECEIVES):
-            origin = self._nodes[_node_name(self._inputs(origin)[0])]
+        origin = self._origin(tensor, _PASS_ON)
         if _is_gradient(origin.name):
             return "gradients"
-        if origin.op == "ReadVariableOp":
+        if self._origin(tensor, (*_PASS_ON, *_CUT)).op == "ReadVariableOp":
             return "weights" if elements is None or elements > 1 else "other"
         if self._is_input(origin):
             return "inputs"
         return "activations" if self._is_used(tensor) else "other"
+
+    def _origin(self, tensor: str, operations: Sequence[str]) -> tf.compat.v1.NodeDef:
+        """What a tensor comes from, before operations that leave its values as they are."""
+        origin = self._nodes[_node_name(tensor)]
+        while origin.op in (*operations, *_RECEIVES):
+            origin = self._nodes[_node_name(self._inputs(origin)[0])]
+        return origin
 
     def _is_input(self, node: tf.compat.v1.NodeDef) -> bool:
         """Whether it is a part of the batch: what is made of the function's arguments alone."""

@@ -1,0 +1,117 @@
+"""How a parallel model is written to files, and read from them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import keras
+
+from keras_multigpu import engines
+from keras_multigpu.devices import choose_devices
+from keras_multigpu.models.building import build_parallel
+from keras_multigpu.models.files import replacing, weights_room
+
+
+class SavedModel(keras.Model):
+    """A parallel model, as far as files go: they are those that its template would write."""
+
+    devices: tuple[str, ...]
+    options: dict[str, Any]
+    _template: keras.Model
+    _on_fewer_devices = "It computes the same on them."
+
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Saves the weights, as Keras does; a file that is there is replaced at the end.
+
+        Raises:
+            OSError: if the file can't be written; one that was there before is as it was.
+        """
+        with engines.current().writing(self) as is_mine:
+            if not is_mine:
+                return
+            if args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True):
+                super().save_weights(filepath, *args, **kwargs)  # shards, or a question to the user
+                return
+            with replacing(filepath, weights_room(self)) as path:
+                super().save_weights(path)
+
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Saves the model whole, as Keras does; a file that is there is replaced at the end.
+
+        Raises:
+            ValueError: for Keras's legacy format, which has no room for a parallel model.
+            OSError: if the file can't be written; one that was there before is as it was.
+        """
+        if str(filepath).endswith((".h5", ".hdf5")):
+            raise ValueError(
+                "A parallel model is saved in the format `.keras`, which the legacy format of "
+                f"HDF5 can't replace. Received: filepath={filepath}. Name the file `.keras`, or "
+                "save the model on one device: `model.template.save(...)`."
+            )
+        with engines.current().writing(self) as is_mine:
+            if not is_mine:
+                return
+            if args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True):
+                super().save(filepath, *args, **kwargs)
+                return
+            with replacing(filepath, weights_room(self)) as path:
+                super().save(path)
+
+    def export(self, *args: Any, **kwargs: Any) -> Any:
+        """Exports the template for serving: a graph without the names of devices."""
+        return self._template.export(*args, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        """The template's configuration, the number of devices and the mode's options."""
+        template = keras.saving.serialize_keras_object(self._template)
+        return {"template": template, "num_devices": len(self.devices), **self.options}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Rebuilds a parallel model, on fewer devices where there are not so many.
+
+        Warns:
+            UserWarning: if there are fewer devices than it was saved with.
+        """
+        options = keras.saving.deserialize_keras_object(
+            copy.deepcopy(config),  # Keras empties what it deserializes
+            custom_objects=custom_objects,
+        )
+        template = options.pop("template")
+        wanted = options.pop("num_devices")
+        mode = cls._mode_class()
+        options = mode._options_here(options)
+        devices = choose_devices(None, None)[:wanted]
+        if len(devices) < wanted:
+            warnings.warn(
+                f"The model was saved on {wanted} devices, and {len(devices)} "
+                f"{'is' if len(devices) == 1 else 'are'} here: {', '.join(devices)}. "
+                f"{cls._on_fewer_devices}",
+                stacklevel=2,
+            )
+        return build_parallel(mode, template, devices, options)
+
+    @classmethod
+    def _options_here(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of a file, as far as this backend has them."""
+        return options
+
+    @classmethod
+    def _mode_class(cls) -> Any:
+        """The importable class of the mode, of which this one was made."""
+        return next(base for base in cls.__mro__ if "mode" in vars(base))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as Keras does, by way of the class that can be imported."""
+        rebuild, *state = super().__reduce__()
+        return (getattr(self._mode_class(), rebuild.__name__), *state)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the variables that the template holds outside its layers."""
+        self._template.save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads the variables that the template holds outside its layers."""
+        self._template.load_own_variables(store)
