@@ -47,8 +47,8 @@ port from 1 to 65535. Received: '2222'. Write 'gpu7:2222', say.
         )
     address = find_address("bind", bind)
     devices = engines.current().remote.serve(address, virtual_devices)
-    print(f"Serving {', '.join(devices)} at {address.name}. Ctrl-C ends it.")
-    print(_who_reaches(address), flush=True)
+    print(_who_reaches(address))
+    print(f"Serving {', '.join(devices)} at {address.name}. Ctrl-C ends it.", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         threading.Event().wait()
 

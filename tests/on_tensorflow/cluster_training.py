@@ -140,7 +140,7 @@ def test_a_weight_crosses_to_a_host_once(workers, rng):
     assert between["weights"] == size
     assert between["gradients"] == size + outputs
     assert report.between_hosts("prediction")["weights"] == size
-    assert "cross between hosts in a training step, inputs among them." in str(report)
+    assert "of it cross between hosts, inputs among them." in str(report)
 
 
 def test_names(workers):

@@ -161,7 +161,9 @@ def _try_links(devices: Sequence[str]) -> None:
         with tf.device(full_name("cpu:0")):
             return tf.add_n(received)
 
-    exchange(tf.constant(0.0))
+    value = tf.constant(0.0)
+    # Called so, TensorFlow does not warn of a function that is traced for every list of devices.
+    exchange.get_concrete_function(value)(value)
 
 
 def _close_to_others(local: Address) -> None:
