@@ -28,7 +28,7 @@ class FactorizationMachine(keras.layers.Layer):
     Example:
         >>> import numpy as np
         >>> layer = FactorizationMachine(factors=2)
-        >>> np.shape(layer(np.ones((3, 4)))), layer.count_params()
+        >>> tuple(layer(np.ones((3, 4))).shape), layer.count_params()
         ((3, 1), 13)
     """
 
