@@ -189,7 +189,15 @@ def main() -> None:
         f"{options.rounds} rounds in turn of {options.steps} steps",
         end="\n\n",
     )
-    header = ["model", "weights", "MB", "MB out", "MB back", "step, ms", "of the naive copy"]
+    header = [
+        "model",
+        "how weights cross",
+        "weights, MB",
+        "MB out",
+        "MB back",
+        "step, ms",
+        "of the naive copy",
+    ]
     print(markdown_table(header, rows))
 
 
