@@ -19,8 +19,8 @@ import pytest
 from keras_multigpu import make_parallel
 from keras_multigpu.cluster import ClusterError, join
 from keras_multigpu.cluster.addresses import find_address
-from keras_multigpu.engines.jax import coordinator, joint, processes
-from keras_multigpu.engines.jax.group import Group
+from keras_multigpu.engines.jax.cluster import coordinator, joint, processes
+from keras_multigpu.engines.jax.cluster.group import Group
 
 # On one worker: the processes are begun once, and each run has two of them.
 pytestmark = pytest.mark.xdist_group("processes")

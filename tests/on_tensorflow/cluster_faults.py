@@ -20,7 +20,7 @@ from parity import difference
 from worker_processes import SECONDS, Process, Worker, free_port
 
 from keras_multigpu import cluster, make_parallel
-from keras_multigpu.engines.tensorflow import connection, greeting, health, sockets
+from keras_multigpu.engines.tensorflow.cluster import connection, greeting, health, sockets
 
 SILENCE = 3.0  # the shortest time that can be asked for
 LAUNCHERS = pathlib.Path(__file__).parents[2] / "docs" / "launchers"

@@ -12,7 +12,8 @@ import keras
 from jax.experimental.sparse import JAXSparse
 
 from keras_multigpu.engines.base import Engine
-from keras_multigpu.engines.jax import devices, joint, meeting, processes, rows, shards, tensors
+from keras_multigpu.engines.jax import devices, rows, shards, tensors
+from keras_multigpu.engines.jax.cluster import joint, meeting, processes
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.slots import save_by_replica

@@ -13,7 +13,8 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.jax import devices, joint
+from keras_multigpu.engines.jax import devices
+from keras_multigpu.engines.jax.cluster import joint
 from keras_multigpu.engines.values import Tensor
 
 _current: contextvars.ContextVar[Placement | None] = contextvars.ContextVar(

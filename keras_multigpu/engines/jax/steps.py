@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import keras
 
-from keras_multigpu.engines.jax.meeting import meet, part, write_once
+from keras_multigpu.engines.jax.cluster.meeting import meet, part, write_once
 from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.shards import is_spread, shard

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
-from keras_multigpu.engines.tensorflow.cluster import REMOTE
+from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
+from keras_multigpu.engines.tensorflow.cluster.watched import WatchedSteps
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
 from keras_multigpu.engines.tensorflow.placing import (
     drop_stale,
@@ -23,7 +24,6 @@ from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
 from keras_multigpu.engines.tensorflow.rows import sum_rows
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
 from keras_multigpu.engines.tensorflow.transfers import count_transfers
-from keras_multigpu.engines.tensorflow.watched import WatchedSteps
 from keras_multigpu.engines.values import Call, Tensor, Transfer
 
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.remote import Address
-from keras_multigpu.engines.tensorflow.health import Caller, Status
-from keras_multigpu.engines.tensorflow.server import version_job
+from keras_multigpu.engines.tensorflow.cluster.health import Caller, Status
+from keras_multigpu.engines.tensorflow.cluster.server import version_job
 
 _START = "`python -m keras_multigpu serve --bind HOST:PORT`"
 

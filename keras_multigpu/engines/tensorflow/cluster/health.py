@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from keras_multigpu.engines.remote import Address
-from keras_multigpu.engines.tensorflow import watchdog
-from keras_multigpu.engines.tensorflow.sockets import Handed, end_connections
+from keras_multigpu.engines.tensorflow.cluster import watchdog
+from keras_multigpu.engines.tensorflow.cluster.sockets import Handed, end_connections
 
 # What a server answers is a protocol buffer, in which the names of its devices are plain text.
 _DEVICE = re.compile(rb"/job:(\w+)/replica:0/task:0/device:(CPU|GPU):(\d+)")

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.remote import Address, Remote
-from keras_multigpu.engines.tensorflow.connection import Connection
-from keras_multigpu.engines.tensorflow.greeting import greet
-from keras_multigpu.engines.tensorflow.runtime import has_started
-from keras_multigpu.engines.tensorflow.server import check_free, start_server
+from keras_multigpu.engines.tensorflow.cluster.connection import Connection
+from keras_multigpu.engines.tensorflow.cluster.greeting import greet
+from keras_multigpu.engines.tensorflow.cluster.runtime import has_started
+from keras_multigpu.engines.tensorflow.cluster.server import check_free, start_server
 
 
 class TensorFlowRemote(Remote):

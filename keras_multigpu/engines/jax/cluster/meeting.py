@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.engines.jax.joint import describe
+from keras_multigpu.engines.jax.cluster.joint import describe
 
 _WRITERS = (
     keras.callbacks.CSVLogger,

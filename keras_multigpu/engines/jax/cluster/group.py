@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from keras_multigpu.engines.errors import ClusterError
-from keras_multigpu.engines.jax.board import BEAT, Board
+from keras_multigpu.engines.jax.cluster.board import BEAT, Board
 
 _RESTART = (
     "Start the script again in all processes: with `keras.callbacks.BackupAndRestore` it goes on "

@@ -22,9 +22,9 @@ import numpy as np
 
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.jax import devices
-from keras_multigpu.engines.jax.board import BEAT, Board
-from keras_multigpu.engines.jax.coordinator import await_answer, check_port, not_together
-from keras_multigpu.engines.jax.group import Group
+from keras_multigpu.engines.jax.cluster.board import BEAT, Board
+from keras_multigpu.engines.jax.cluster.coordinator import await_answer, check_port, not_together
+from keras_multigpu.engines.jax.cluster.group import Group
 from keras_multigpu.engines.remote import Address
 
 # So long JAX waits more before it ends the processes itself, without an exception of Python's.

@@ -12,8 +12,9 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.jax import devices, processes
-from keras_multigpu.engines.jax.group import Group
+from keras_multigpu.engines.jax import devices
+from keras_multigpu.engines.jax.cluster import processes
+from keras_multigpu.engines.jax.cluster.group import Group
 
 # Of an array in a batch so many elements are compared between processes.
 _COMPARED = 1024

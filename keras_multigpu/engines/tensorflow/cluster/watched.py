@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.errors import ClusterError
-from keras_multigpu.engines.tensorflow.cluster import REMOTE
+from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, short_name
 
 

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.remote import Address
-from keras_multigpu.engines.tensorflow import runtime
-from keras_multigpu.engines.tensorflow.health import Guard, Status, Watchdog
+from keras_multigpu.engines.tensorflow.cluster import runtime
+from keras_multigpu.engines.tensorflow.cluster.health import Guard, Status, Watchdog
+from keras_multigpu.engines.tensorflow.cluster.sockets import end_connections, listen_only_at
 from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, full_name, short_name, task_of
-from keras_multigpu.engines.tensorflow.sockets import end_connections, listen_only_at
 
 _DEVICE = re.compile(rf"/job:{REMOTE_JOB}/replica:0/task:\d+/device:\w+:\d+")
 _CURE = (

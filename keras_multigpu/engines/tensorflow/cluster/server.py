@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.tensorflow.cluster.sockets import listen_only_at
 from keras_multigpu.engines.tensorflow.names import REMOTE_JOB
-from keras_multigpu.engines.tensorflow.sockets import listen_only_at
 
 
 def version_job() -> str:

@@ -1,0 +1,1 @@
+"""Devices of other machines, driven by this process through TensorFlow's own runtime."""
