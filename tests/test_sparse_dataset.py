@@ -282,9 +282,33 @@ def test_bad_lines(tmp_path, name, suffix):
 
 def test_a_quoted_field_that_never_ends(tmp_path):
     (tmp_path / "cut.csv").write_text(GOOD + '2,"Par')
-    message = "cut.csv, line 3: the file ends inside a quoted field. Received: b'2,\"Par'"
+    message = "cut.csv, line 3: a field that begins with a quotation .* Received: b'2,\"Par'"
     with pytest.raises(ValueError, match=message):
         dataset(tmp_path / "cut.csv")
+
+
+@pytest.mark.parametrize("bad", ['"bad,3,0', '"bad" x,3,0', '0,3,"bad'])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_mark_that_is_not_closed_takes_in_no_other_rows(tmp_path, bad, count):
+    good = [f'"city ""{number}""\nor so",3,{number}' for number in range(20)]
+    more = [bad] * (count - 1)
+    lines = ["city,age,label", *good[:5], bad, *good[5:15], *more, *good[15:], '5" x,3,20']
+    path = tmp_path / "marks.csv"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=r"marks.csv, line 12: a field that begins with a quot"):
+        dataset(path)
+    for chunk_rows in (4, 1000):
+        data = dataset(path, errors="skip", shuffle=False, chunk_rows=chunk_rows)
+        assert labels_of(data).tolist() == list(range(21))
+        assert data.skipped == collections.Counter({"malformed": count})
+
+
+def test_a_number_too_large_for_float32(tmp_path):
+    path = tmp_path / "large.csv"
+    path.write_text("city,age,label\nRome,3,1e39\nOslo,3,2\n")
+    with pytest.raises(ValueError, match="line 2: 'label' must be a finite.*Received: '1e39'"):
+        dataset(path)
+    assert labels_of(dataset(path, errors="skip")).tolist() == [2]
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf")])

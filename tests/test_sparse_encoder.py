@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import uuid
 
 import numpy as np
 import pandas as pd
@@ -330,3 +331,10 @@ def test_the_public_names():
         "collision_probability",
         "expected_collisions",
     ]
+
+
+def test_objects_of_polars_are_refused():
+    """They would be hashed by their addresses."""
+    column = pl.Series([uuid.UUID(int=1), uuid.UUID(int=1)], dtype=pl.Object)
+    with pytest.raises(TypeError, match="must be of one type that Arrow has. Received: column 'c'"):
+        HashEncoder({"c": 100}).transform(pl.DataFrame({"c": column}))

@@ -147,6 +147,16 @@ def test_an_encoder_that_does_not_fit(data, tmp_path):
         model.fit(np.ones((2, 8), "int32"), np.ones(2), validation_data=data_of_other)
 
 
+def test_indices_that_no_encoder_gives(data):
+    table, y = data
+    indices = encoder().transform(table)
+    model = wide(encoder())
+    for wrong, message in ((-1, "from -1 to"), (model.encoder.width, "to 104. Give")):
+        indices[3, 2] = wrong
+        with pytest.raises(ValueError, match=f"must be from 0 to 103. Received: .*{message}"):
+            make_parallel(model, 2).fit(indices, y)
+
+
 class _Marked(np.ndarray):
     """Indices that know their encoder."""
 

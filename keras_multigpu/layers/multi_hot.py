@@ -41,6 +41,11 @@ class MultiHotDense(keras.Layer):
         argument; and a Keras mask of the same shape, by which indices are left out.
     Output: a tensor of shape `(rows, units)`, without a mask.
 
+    An index outside of 0 to `width - 1` is an error on TensorFlow; where XLA compiles, which has no
+    errors, it is taken for the nearest one, and on JAX the output is not-a-number or that of a row
+    counted from the end. Derivatives are taken backwards, any number of times;
+    not forwards (`jax.jvp`) on JAX on processors, and once with `sparse_gradient=True`.
+
     Raises:
         ValueError: if an argument is not of that kind, or the input is no matrix of integers.
 

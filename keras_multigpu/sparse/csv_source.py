@@ -13,10 +13,17 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from keras_multigpu.sparse.sources import BadDataError, Block, Schema, Source, to_numbers
+from keras_multigpu.sparse.csv_rows import find_rows
+from keras_multigpu.sparse.sources import (
+    BadDataError,
+    Block,
+    Schema,
+    Source,
+    are_finite,
+    to_numbers,
+)
 
 _READ_BYTES = 4 * 2**20
-_NEWLINE, _QUOTE = ord("\n"), ord('"')
 _UNREADABLE = (OSError, EOFError, zlib.error)
 
 
@@ -91,12 +98,12 @@ class CsvSource(Source):
 
     def _cut(self, file: BinaryIO) -> Iterator[tuple[Piece, bytes]]:
         """The file in pieces of `chunk_rows` rows; the header is read on the way."""
-        start, line, kept, is_quoted = 0, 1, b"", False
+        start, line, kept = 0, 1, b""
         rows_wanted = 1  # the header first
         while True:
             more = file.read(_READ_BYTES)
             kept += more
-            ends, is_quoted_after = _row_ends(kept)
+            ends, _ = find_rows(kept, self.delimiter, is_whole=not more)
             first = 0
             while len(ends) and (len(ends) >= rows_wanted or not more):
                 end = int(ends[min(rows_wanted, len(ends)) - 1])
@@ -110,14 +117,9 @@ class CsvSource(Source):
                     rows_wanted = self.chunk_rows
                 else:
                     yield piece, data
-            start, kept, is_quoted = start + first, kept[first:], is_quoted_after
+            start, kept = start + first, kept[first:]
             if not more:
                 break
-        if is_quoted:
-            raise BadDataError(
-                f"{self.path}, line {line}: the file ends inside a quoted field. Received: "
-                f"{kept[:60]!r}. Write the file anew; it was cut off."
-            )
         if not start:
             self._read_header(kept)
         elif kept.strip():
@@ -131,7 +133,12 @@ class CsvSource(Source):
 
     def _parse(self, data: bytes, piece: Piece, counts: bool) -> tuple[pa.Table, np.ndarray]:
         """The good rows of some lines: what to hash, and the numbers."""
-        malformed: list[Any] = []
+        _, broken = find_rows(data, self.delimiter, is_whole=True)
+        if broken and not self.skips:
+            raise self._broken(data, piece, broken[0])
+        malformed: list[Any] = [*broken]
+        for line in reversed(broken):
+            data = data[: line.start] + data[line.stop :]
 
         def skip(row: Any) -> str:
             malformed.append(row)
@@ -159,7 +166,7 @@ class CsvSource(Source):
             raise self._malformed(data, piece)
         columns = [to_numbers(table.column(name)) for name in self.schema.numbers]
         numbers = np.stack(columns, axis=1) if columns else np.empty((len(table), 0))
-        is_good = np.isfinite(numbers).all(axis=1)
+        is_good = are_finite(numbers)
         if not is_good.all() and not self.skips:
             raise self._not_a_number(data, piece, numbers, int(np.argmin(is_good)))
         if counts:
@@ -182,6 +189,15 @@ class CsvSource(Source):
                 yield line, row
             line = piece.line + reader.line_num
 
+    def _broken(self, data: bytes, piece: Piece, line: slice) -> BadDataError:
+        number = piece.line + data[: line.start].count(b"\n")
+        return BadDataError(
+            f"{self.path}, line {number}: a field that begins with a quotation mark must end with "
+            f"one, before a {self.delimiter!r} or the end of the line. Received: "
+            f"{data[line][:60]!r}. Mend the file (it may have been cut off), or leave such lines "
+            'out: errors="skip".'
+        )
+
     def _malformed(self, data: bytes, piece: Piece) -> BadDataError:
         expected = len(self._header)
         line, row = next(one for one in self._rows(data, piece) if len(one[1]) != expected)
@@ -194,7 +210,7 @@ class CsvSource(Source):
     def _not_a_number(
         self, data: bytes, piece: Piece, numbers: np.ndarray, place: int
     ) -> BadDataError:
-        name = self.schema.numbers[int(np.argmin(np.isfinite(numbers[place])))]
+        name = self.schema.numbers[int(np.argmin(are_finite(numbers[place][:, None])))]
         lines = self._rows(data, piece)
         line, row = next(one for number, one in enumerate(lines) if number == place)
         return BadDataError(
@@ -206,13 +222,3 @@ class CsvSource(Source):
 
 def _decompressed(raw: BinaryIO, path: str) -> BinaryIO:
     return gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw  # type: ignore[return-value]
-
-
-def _row_ends(data: bytes) -> tuple[np.ndarray, bool]:
-    """Behind which bytes rows end, and whether the data end inside a quoted field."""
-    array = np.frombuffer(data, "uint8")
-    ends = np.flatnonzero(array == _NEWLINE)
-    quotes = np.flatnonzero(array == _QUOTE)
-    if len(quotes):
-        ends = ends[np.searchsorted(quotes, ends) % 2 == 0]
-    return ends + 1, len(quotes) % 2 == 1

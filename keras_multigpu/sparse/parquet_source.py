@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from keras_multigpu.sparse.sources import BadDataError, Block, Source, to_numbers
+from keras_multigpu.sparse.sources import BadDataError, Block, Source, are_finite, to_numbers
 from keras_multigpu.sparse.text import is_text
 
 
@@ -52,7 +52,7 @@ class ParquetSource(Source):
         table = pa.Table.from_batches([next(self._reader)])
         self._next = (group, number + 1)
         numbers = self._numbers(table)
-        is_good = np.isfinite(numbers).all(axis=1)
+        is_good = are_finite(numbers)
         features = table.select(list(self.schema.features))
         if not is_good.all():
             features, numbers = features.filter(pa.array(is_good)), numbers[is_good]
@@ -75,11 +75,11 @@ class ParquetSource(Source):
         return np.stack(columns, axis=1) if columns else np.empty((len(table), 0))
 
     def _good(self, numbers: np.ndarray, group: int) -> np.ndarray:
-        is_good = np.isfinite(numbers).all(axis=1)
+        is_good = are_finite(numbers)
         bad = np.flatnonzero(~is_good)
         if len(bad) and not self.skips:
             row = int(bad[0])
-            place = int(np.flatnonzero(~np.isfinite(numbers[row]))[0])
+            place = int(np.flatnonzero(~are_finite(numbers[row][:, None]))[0])
             raise BadDataError(
                 f"{self.path}, row group {group}, row {row + 1}: {self.schema.numbers[place]!r} "
                 f"must be a finite number. Received: {numbers[row, place]}. Mend the file, or "

@@ -142,8 +142,15 @@ def to_numbers(column: pa.ChunkedArray) -> np.ndarray:
         return np.array([_number(value) for value in array.to_pylist()])
 
 
+def are_finite(numbers: np.ndarray) -> np.ndarray:
+    """Which rows are finite in the type in which they are trained on, float32."""
+    with np.errstate(over="ignore"):
+        return np.isfinite(numbers.astype("float32")).all(axis=1)
+
+
 def _number(value: Any) -> float:
+    is_other = isinstance(value, (str, bytes)) and ("_" in str(value) or not str(value).isascii())
     try:
-        return float(value)
+        return float("nan" if is_other else value)
     except (TypeError, ValueError):
         return float("nan")

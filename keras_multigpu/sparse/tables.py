@@ -122,7 +122,9 @@ def _to_arrow(values: Any, name: str) -> pa.ChunkedArray:
 def _from_python(values: Any, name: str) -> Any:
     polars_series = _loaded("polars", "Series")
     if polars_series is not None and isinstance(values, polars_series):
-        return values.to_arrow()
+        if values.dtype != sys.modules["polars"].Object:
+            return values.to_arrow()
+        values = values.to_numpy()  # Python's objects, of which Arrow would be given addresses
     array = _as_vector(values, name)
     try:
         arrow = pa.array(array, from_pandas=array.dtype == object or None)

@@ -178,9 +178,9 @@ def _first_bad(path: str, form: Form, first: int, data: bytes, limit: float) -> 
     found = (
         (number, problem)
         for number, line in enumerate(data.split(b"\n"), first)
-        if line.strip() and (problem := _find_problem(form, line, limit))
+        if line.rstrip(b"\r") and (problem := _find_problem(form, line, limit))
     )
-    number, problem = next(found)
+    number, problem = next(found, (first, "these lines have a number that can't be read."))
     return BadDataError(
         f'{path}, line {number}: {problem} Mend the file, or leave such lines out: errors="skip".'
     )
@@ -210,7 +210,8 @@ def _problem(fields: Sequence[str], places: Sequence[int], limit: float) -> str:
 
 
 def _is_number(text: str) -> bool:
+    """As Arrow reads numbers: Python takes other digits too, and underscores."""
     try:
-        return np.isfinite(float(text))
+        return text.isascii() and "_" not in text and bool(np.isfinite(float(text)))
     except ValueError:
         return False

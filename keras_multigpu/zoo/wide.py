@@ -141,6 +141,16 @@ class WideModel(keras.Model):
         for one in data:
             if hasattr(one, "fingerprint"):
                 self.check_encoder(one)
+            elif isinstance(one, np.ndarray) and one.size:
+                self._check_range(int(one.min()), int(one.max()))
+
+    def _check_range(self, least: int, largest: int) -> None:
+        """Refuses what no encoder gives: XLA would take it for another index, and say nothing."""
+        if least < 0 or largest >= self.encoder.width:
+            raise ValueError(
+                f"Indices must be from 0 to {self.encoder.width - 1}. Received: indices from "
+                f"{least} to {largest}. Give what `model.encoder.transform(table)` returns."
+            )
 
     def get_config(self) -> dict[str, Any]:
         """The settings, and the encoder as JSON."""
