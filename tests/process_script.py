@@ -146,7 +146,6 @@ def full_disk(folder, number):
 
 def main(scenario, folder, count, number, port):
     count, number = int(count), int(number)
-    keras_multigpu.use_virtual_devices(2)
     if scenario == "other_count" and number:
         count += 1
     address = f"127.0.0.1:{port}"

@@ -54,7 +54,7 @@ port from 1 to 65535. Received: 'gpu7'. Write 'gpu7:2222', say.
             "was started with."
         )
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if not is_number or not timeout >= 3:
+    if not is_number or not 3 <= timeout < float("inf"):
         raise ValueError(
             "`timeout` must be a number of seconds, 3 or more: a worker that is busy answers late. "
             f"Received: timeout={timeout!r}."

@@ -15,7 +15,8 @@ def join(
     `list_devices()` names the devices of all processes, and `make_parallel(model)` uses them all.
     Every process makes the same calls of the parallel model with the same data, and takes its
     rows of each batch; process 0 alone writes files. Where the processes' random numbers differ,
-    all are given a seed of process 0's; a seed that was set before in all of them stays.
+    all are given a seed of process 0's; a seed that was set before in all of them stays. A process
+    without a GPU has two CPU devices at least: as `use_virtual_devices` makes them.
 
     Whoever reaches the coordinator's port can join: JAX asks for no password and encrypts
     nothing. Use a private network.
@@ -49,7 +50,7 @@ def join(
             f"process. Received: num_processes={num_processes!r}, process_id={process_id!r}."
         )
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if not is_number or not timeout >= 3:
+    if not is_number or not 3 <= timeout < float("inf"):
         raise ValueError(
             "`timeout` must be a number of seconds, 3 or more: a process that is busy answers "
             f"late. Received: timeout={timeout!r}."

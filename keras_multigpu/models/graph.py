@@ -135,15 +135,11 @@ def _call_layers(
         calls.append(LayerCall(layer, own_path, _tensors((args, kwargs)), _tensors(outputs)))
         return outputs
 
-    if isinstance(model, keras.Sequential):
-        for layer in model.layers:
-            inputs = call(layer, inputs)
-        return inputs
     return _call_functional(model, inputs, call)
 
 
 def _call_functional(model: keras.Model, inputs: Any, call: Callable[..., Any]) -> Any:
-    """Calls the layers of a functional model by a function, in order.
+    """Calls the layers of a graph by a function, in order, and what computes their masks.
 
     The outputs are taken on their way through layers that are put behind them. When all are there
     the copying is left: Keras would go on to make a model of the calls, which it can't where the

@@ -505,3 +505,20 @@ def test_texts_that_cross_are_counted():
     report = reports.transfers(parallel, tf.constant(x))
     assert report.bytes("prediction").get("weights", 0) == 0
     reports.plot_placement(parallel)
+
+
+def test_a_mask_goes_with_its_tensor(rng):
+    """Of a Sequential too, whose layers are given their masks by Keras unasked."""
+    model = keras.Sequential(
+        [
+            keras.Input((9,), dtype="int32"),
+            keras.layers.Embedding(50, 8, mask_zero=True),
+            keras.layers.LSTM(5),
+            keras.layers.Dense(1),
+        ]
+    )
+    x = rng.integers(3, size=(6, 9))
+    expected = model.predict(x, verbose=0)
+    placement = {"embedding.*": 0, "lstm.*": 1, "dense.*": 0}
+    placed = make_parallel(model, 2, mode="model", placement=placement)
+    assert difference(placed.predict(x, verbose=0), expected) < 1e-6

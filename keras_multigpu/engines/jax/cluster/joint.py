@@ -122,7 +122,7 @@ def describe(model: keras.Model) -> str:
         [(tuple(one.shape), str(one.dtype)) for one in variables],
         _settings(optimizer),
     )
-    return f"{model.name!r} of checksum {zlib.crc32(repr(known).encode()):08x}"
+    return f"{type(model).__name__} of checksum {zlib.crc32(repr(known).encode()):08x}"
 
 
 def _settings(part: Any) -> tuple[str, list[tuple[str, Any]]]:
@@ -131,11 +131,18 @@ def _settings(part: Any) -> tuple[str, list[tuple[str, Any]]]:
     for name, value in sorted(vars(part).items()) if part is not None else ():
         if name.startswith("_") or name in ("name", "built"):
             continue
-        if isinstance(value, (bool, int, float, str, tuple)):
+        if _is_plain(value):
             kept.append((name, repr(value)))
         elif callable(value) and hasattr(value, "__name__"):
             kept.append((name, value.__name__))
     return type(part).__qualname__, kept
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is written alike in every process."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, (bool, int, float, str))
 
 
 def _is_whole(leaf: Any) -> bool:

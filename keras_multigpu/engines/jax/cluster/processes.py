@@ -117,6 +117,10 @@ def _check_version() -> None:
 def _initialize(address: Address, count: int, number: int, until: float, timeout: float) -> None:
     if jax.config.jax_cpu_collectives_implementation is None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if devices.count("cpu") < 2 and not devices.count("gpu"):
+        # On a single one JAX computes within the call: no thread of Python's could then notice
+        # that another process is lost.
+        jax.config.update("jax_num_cpu_devices", 2)
     # Otherwise JAX ends this process when another one is lost, before it can tell.
     jax.config.update("jax_enable_recoverability", True)
 
