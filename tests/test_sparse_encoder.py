@@ -336,5 +336,5 @@ def test_the_public_names():
 def test_objects_of_polars_are_refused():
     """They would be hashed by their addresses."""
     column = pl.Series([uuid.UUID(int=1), uuid.UUID(int=1)], dtype=pl.Object)
-    with pytest.raises(TypeError, match="must be of one type that Arrow has. Received: column 'c'"):
+    with pytest.raises(TypeError, match="Received: column 'c'"):
         HashEncoder({"c": 100}).transform(pl.DataFrame({"c": column}))
