@@ -63,7 +63,7 @@ def run(block, scope):
 
 def test_the_readmes_python(scope):
     """All blocks, in their order."""
-    wrap, committee, placement, virtual, machines, wide, models, reports, figures = BLOCKS
+    wrap, committee, placement, virtual, machines, joined, wide, models, reports, figures = BLOCKS
     run(wrap, scope)
     plain = classifier()
     plain.load_weights("resnet.weights.h5")
@@ -77,6 +77,7 @@ def test_the_readmes_python(scope):
     assert "('cpu:0', 'cpu:1', 'cpu:2', 'cpu:3')" in run(virtual, scope)
 
     assert "cluster.connect(" in machines
+    assert "cluster.join(" in joined
 
     run(wide, scope)
     assert keras.saving.load_model("clicks.keras").encoder.ones == 12
