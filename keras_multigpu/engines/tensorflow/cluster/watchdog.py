@@ -18,7 +18,12 @@ import time
 import grpc
 
 STATUS = "/tensorflow.WorkerService/GetStatus"
-OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 1000)]
+OPTIONS = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Channels to one address share what is under them, and with it how long a failed one waits.
+    ("grpc.use_local_subchannel_pool", 1),
+]
 
 
 def watch(address: str, timeout: float, connections: list[socket.socket]) -> None:
