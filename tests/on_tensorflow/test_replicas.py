@@ -251,3 +251,17 @@ def test_the_values_of_a_loop_stay_on_their_device(rng):
     assert sum(one.kind == "activations" for one in back) == 1
     there = [one for one in report.training if (one.source, one.target) == ("cpu:0", "cpu:1")]
     assert sum(one.kind == "gradients" for one in there) == 1
+
+
+def test_weights_that_are_cut_among_devices(rng):
+    """They are put together again, and their gradients, as if they had crossed whole."""
+    x, y = rng.normal(size=(30, 64)).astype("float32"), rng.normal(size=(30, 4))
+    template = keras.Sequential([keras.Input((64,)), layers.Dense(512, "tanh"), layers.Dense(4)])
+    plain = keras.models.clone_model(template)
+    plain.set_weights(template.get_weights())
+    parallel = make_parallel(template, 4)
+    for model in (plain, parallel):
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(x, y, batch_size=12, shuffle=False, verbose=0)
+    for one, other in zip(plain.get_weights(), parallel.get_weights()):
+        assert np.abs(one - other).max() < 2e-6
