@@ -12,6 +12,7 @@ from parity import difference, take, variables
 
 import keras_multigpu
 from keras_multigpu import make_parallel
+from keras_multigpu.layers import MultiHotDense
 
 # The cases of which each shows something that the others don't.
 NAMES = {
@@ -308,6 +309,21 @@ def test_more_replicas_than_devices(rng):
     parallel.fit(x, y, verbose=0)
     parts = parallel.predict_replicas(x, verbose=0)
     assert difference(parallel.predict(x, verbose=0), np.mean(parts, axis=0)) < 1e-6
+
+
+@pytest.mark.parametrize("sparse_gradient", [False, True])
+def test_more_shared_replicas_than_devices(sparse_gradient, rng):
+    """Each counts, also where several are on one device; and each row of a gradient once."""
+    x, y = rng.integers(30, size=(33, 4)), rng.normal(size=(33, 3))
+    inputs = keras.Input((4,), dtype="int32")
+    template = keras.Model(inputs, MultiHotDense(3, 30, sparse_gradient=sparse_gradient)(inputs))
+    plain = keras.models.clone_model(template)
+    plain.set_weights(template.get_weights())
+    parallel = make_parallel(template, 2, mode="tower", num_replicas=5)
+    for model in (plain, parallel):
+        model.compile("adam" if sparse_gradient else "sgd", "mse")
+        model.fit(x, y, epochs=2, shuffle=False, verbose=0)
+    assert difference(plain.get_weights(), parallel.get_weights()) < 1e-6
 
 
 def test_every_batch_size_of_a_committee(rng):

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import process_script as script
 import pytest
+from worker_processes import free_port
 
 from keras_multigpu import make_parallel
 from keras_multigpu.cluster import ClusterError, join
@@ -26,12 +27,6 @@ from keras_multigpu.engines.jax.cluster.group import Group
 pytestmark = pytest.mark.xdist_group("processes")
 SCRIPT = pathlib.Path(script.__file__)
 LIMIT = 400  # far more than any of it takes: nothing hangs
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Run:

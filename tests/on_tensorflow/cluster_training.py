@@ -10,6 +10,7 @@ from parity import difference, variables
 from worker_processes import Worker, free_port
 
 from keras_multigpu import cluster, engines, list_devices, make_parallel, reports
+from keras_multigpu.layers import MultiHotDense
 
 LOCAL = f"127.0.0.1:{free_port()}"
 
@@ -104,6 +105,21 @@ def test_towers(workers, rng):
     assert difference(_train(parallel, data), _train(alone, data)) < 2e-5
     assert difference(variables(parallel), variables(alone)) < 2e-5
     assert difference(parallel.disagreement(data[0]), alone.disagreement(data[0])) < 2e-5
+
+
+@pytest.mark.parametrize("mode", ["data", "tower"])
+def test_each_row_of_a_gradient_comes_once(workers, rng, mode):
+    """Adam would take the squares of the parts that the machines send."""
+    devices = _connect(workers[:2])
+    x, y = rng.integers(20, size=(70, 4)), rng.normal(size=(70, 2))
+    inputs = keras.Input((4,), dtype="int32")
+    template = keras.Model(inputs, MultiHotDense(2, 20, sparse_gradient=True)(inputs))
+    alone = keras.models.clone_model(template)
+    alone.set_weights(template.get_weights())
+    parallel = make_parallel(template, devices=devices, mode=mode)
+    _train(parallel, (x, y))
+    _train(alone, (x, y))
+    assert difference(variables(parallel), variables(alone)) < 2e-5
 
 
 def test_model_mode(workers, rng):

@@ -103,10 +103,10 @@ class Links:
     def _sum(
         self, gradients: Sequence[dict[int, Tensor | None]], variable: keras.Variable
     ) -> Tensor | None:
-        key, dtype = id(variable), dtype_of(variable)
-        sums = [self._sum_on_host(gradients, variable, ways) for ways in self._ways[key]]
+        dtype = dtype_of(variable)
+        sums = [self._sum_on_host(gradients, variable, ways) for ways in self._ways[id(variable)]]
         with tf.device(_home(variable)):
-            return add([cast(total, dtype) for total in sums if total is not None])
+            return _add([cast(total, dtype) for total in sums if total is not None], variable)
 
     def _sum_on_host(
         self,
@@ -115,21 +115,13 @@ class Links:
         ways: _Ways,
     ) -> Tensor | None:
         """The sum over a host's replicas, in the type in which it crosses."""
-        key, wire, dtype = id(variable), self._wire(variable), dtype_of(variable)
-        sent: dict[str, Tensor] = {}
-        for replica in ways.replicas:
-            gradient = gradients[replica][key]
-            if gradient is not None:
-                with tf.device(self.devices[replica]):
-                    sent[self.devices[replica]] = cast(gradient, wire)
+        sent = self._sum_on_devices(gradients, variable, ways)
         if len(sent) < 2:
             return next(iter(sent.values()), None)
+        wire, dtype, home = self._wire(variable), dtype_of(variable), _home(variable)
         if any(isinstance(gradient, tf.IndexedSlices) for gradient in sent.values()):
-            home = _home(variable)
             with tf.device(home if home in sent else next(iter(sent))):
-                total = add([cast(gradient, dtype) for gradient in sent.values()])
-                if getattr(variable, "names_rows_once", False):
-                    total = merge_rows(total)
+                total = _add([cast(gradient, dtype) for gradient in sent.values()], variable)
                 return cast(total, wire)
         sums = []
         for part in ways.back:
@@ -139,8 +131,26 @@ class Links:
                     pieces.append(_cut(gradient, part, ways.back))
             with tf.device(part.hub):
                 sums.append(tf.cast(tf.add_n([tf.cast(piece, dtype) for piece in pieces]), wire))
-        with tf.device(_home(variable)):
+        with tf.device(home):
             return _join(sums, variable.shape)
+
+    def _sum_on_devices(
+        self,
+        gradients: Sequence[dict[int, Tensor | None]],
+        variable: keras.Variable,
+        ways: _Ways,
+    ) -> dict[str, Tensor]:
+        """The sum over each device's replicas, there, in the type in which it crosses."""
+        found: dict[str, list[Tensor]] = {}
+        for replica in ways.replicas:
+            gradient = gradients[replica][id(variable)]
+            if gradient is not None:
+                found.setdefault(self.devices[replica], []).append(gradient)
+        sums = {}
+        for device, own in found.items():
+            with tf.device(device):
+                sums[device] = cast(_add(own, variable), self._wire(variable))
+        return sums
 
     def _wire(self, variable: keras.Variable) -> str:
         return self.wire_dtype if self.wire_dtype and len(self.devices) > 1 else dtype_of(variable)
@@ -165,6 +175,15 @@ class Links:
             for key in keys:
                 found[key].append(_Ways(users, out[key], back.get(key, ())))
         return found
+
+
+def _add(gradients: list[Tensor], variable: keras.Variable) -> Tensor | None:
+    """The sum of a weight's gradients; it names each row once where they do."""
+    total = add(gradients)
+    names_rows_once = getattr(variable, "names_rows_once", False)
+    if names_rows_once and len(gradients) > 1 and isinstance(total, tf.IndexedSlices):
+        return merge_rows(total)
+    return total
 
 
 def _pass_on(value: Tensor, parts: Sequence[Part], home: str) -> list[Tensor]:

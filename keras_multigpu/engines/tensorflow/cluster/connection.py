@@ -23,7 +23,8 @@ _DEVICE = re.compile(rf"/job:{REMOTE_JOB}/replica:0/task:\d+/device:\w+:\d+")
 _CURE = (
     "Start it again if it has ended. Then either call `connect` with the workers that are there, "
     "and make the model parallel again by `make_parallel(parallel.template, devices=...)`: its "
-    "weights are those of the last step that was finished. Or start this process again, with "
+    "weights are those of the last step that was finished, except those that the lost worker alone "
+    "held (in mode 'model' and of independent towers). Or start this process again, with "
     "`keras.callbacks.BackupAndRestore` in `fit` to go on from its last backup."
 )
 
