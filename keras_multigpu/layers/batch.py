@@ -150,7 +150,10 @@ class BatchMerge(keras.Layer):
             if rows is not None:
                 # All of the slice's rows, or none: an output may have several rows per input.
                 is_real = _smaller(1, _larger(rows - index, 0))
-                part = engine.take_rows(part, 0, count_rows(part) * is_real)
+                if not isinstance(is_real, int):
+                    part = engine.take_rows(part, 0, count_rows(part) * is_real)
+                elif not is_real:
+                    continue
             kept.append(part)
         return engine.join_rows(kept)
 

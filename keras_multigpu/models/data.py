@@ -164,4 +164,6 @@ def _merge_loss(values: Sequence[Any], is_sum: bool, shares: Sequence[Any], whol
 
 
 def _weighted_sum(values: Sequence[Any], shares: Sequence[Any]) -> Any:
-    return sum(value * keras.ops.cast(share, value.dtype) for value, share in zip(values, shares))
+    stacked = keras.ops.stack(values, axis=-1)
+    weights = keras.ops.cast(keras.ops.stack(shares), stacked.dtype)
+    return keras.ops.sum(stacked * weights, axis=-1)

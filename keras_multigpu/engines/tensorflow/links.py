@@ -9,7 +9,7 @@ only, on that replica's device, goes nowhere.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -70,17 +70,22 @@ class Links:
         """The keys of a replica's trainable variables."""
         return [id(v) for v in self.trainable if replica in self._users[id(v)]]
 
-    def send(self, weights: dict[int, Tensor]) -> list[dict[int, Tensor]]:
-        """The value of every variable on the devices of its replicas, by the variable's `id`.
+    def send(
+        self, weights: dict[int, Tensor], hide: Callable[[Tensor], Tensor]
+    ) -> list[dict[int, Tensor]]:
+        """The value of every variable for each of its replicas, by the variable's `id`.
 
         Args:
             weights: the trainable ones' values, by `id`; the others are read here.
+            hide: called with each of these values, on its device, before it is sent.
         """
+        # In a graph TensorFlow sends a device what it uses, once; eagerly, once for each use.
+        keep = tf.identity if tf.executing_eagerly() else tf.convert_to_tensor
         states: list[dict[int, Tensor]] = [{} for _ in self.devices]
         for key, variable in self._variables.items():
             home, shape = _home(variable), variable.shape
             with tf.device(home):
-                value = weights[key] if key in weights else read(variable)
+                value = hide(weights[key]) if key in weights else read(variable)
                 value = tf.cast(value, self._wire(variable) if key in weights else value.dtype)
             for ways in self._ways[key]:
                 relayed = _pass_on(value, ways.out, home)
@@ -88,7 +93,7 @@ class Links:
                     with tf.device(self.devices[replica]):
                         is_home = self.devices[replica] == home
                         nearest = value if is_home else _join(relayed, shape)
-                        states[replica][key] = tf.cast(tf.identity(nearest), dtype_of(variable))
+                        states[replica][key] = keep(tf.cast(nearest, dtype_of(variable)))
         return states
 
     def sum(self, gradients: Sequence[dict[int, Tensor | None]]) -> list[Tensor | None]:
@@ -123,14 +128,14 @@ class Links:
             with tf.device(home if home in sent else next(iter(sent))):
                 total = _add([cast(gradient, dtype) for gradient in sent.values()], variable)
                 return cast(total, wire)
+        pieces = []
+        for device, gradient in sent.items():
+            with tf.device(device):
+                pieces.append(_cut(gradient, ways.back))
         sums = []
-        for part in ways.back:
-            pieces = []
-            for device, gradient in sent.items():
-                with tf.device(device):
-                    pieces.append(_cut(gradient, part, ways.back))
+        for part, column in zip(ways.back, zip(*pieces)):
             with tf.device(part.hub):
-                sums.append(tf.cast(tf.add_n([tf.cast(piece, dtype) for piece in pieces]), wire))
+                sums.append(tf.cast(tf.add_n([tf.cast(piece, dtype) for piece in column]), wire))
         with tf.device(home):
             return _join(sums, variable.shape)
 
@@ -188,18 +193,20 @@ def _add(gradients: list[Tensor], variable: keras.Variable) -> Tensor | None:
 
 def _pass_on(value: Tensor, parts: Sequence[Part], home: str) -> list[Tensor]:
     """The parts of a weight, each on its hub."""
+    with tf.device(home):
+        pieces = _cut(value, parts)
     passed = []
-    for part in parts:
-        with tf.device(home):
-            piece = _cut(value, part, parts)
+    for part, piece in zip(parts, pieces):
         with tf.device(part.hub):
             passed.append(tf.identity(piece))
     return passed
 
 
-def _cut(value: Tensor, part: Part, parts: Sequence[Part]) -> Tensor:
-    """A part of a tensor, flattened; the tensor as it is where that is its only part."""
-    return value if len(parts) == 1 else tf.reshape(value, [-1])[part.start : part.stop]
+def _cut(value: Tensor, parts: Sequence[Part]) -> list[Tensor]:
+    """The parts of a tensor, flattened; the tensor as it is where that is its only part."""
+    if len(parts) == 1:
+        return [value]
+    return tf.split(tf.reshape(value, [-1]), [part.stop - part.start for part in parts])
 
 
 def _join(pieces: Sequence[Tensor], shape: Sequence[int]) -> Tensor:

@@ -65,20 +65,17 @@ class Passes:
 
     def _forward(self, *sources: Tensor) -> list[Tensor]:
         links, given = self._links, iter(sources)
+        # Seen by the replicas' tapes only: TensorFlow prepares the gradient's gradient for what
+        # two of them see, which takes longer to trace and to run.
+        hide = tf.stop_gradient if self._order == 1 else tf.identity
         weights = {id(variable): next(given) for variable in links.trainable}
-        for number, (device, state) in enumerate(zip(links.devices, links.send(weights))):
+        for number, (device, state) in enumerate(zip(links.devices, links.send(weights, hide))):
             replica = Replica(number, self._sizes[number], len(links.devices), self._serial)
             keys = links.trainable_of(number)
             tape = tf.GradientTape(persistent=self._order > 1)
             with tf.device(device), tape:
-                call = map_tensors(tf.identity, substitute(self._masked[number], given))
+                call = map_tensors(hide, substitute(self._masked[number], given))
                 copies = [state[key] for key in keys] + floats(call)
-                if self._order == 1:
-                    # Seen by this tape only: TensorFlow prepares the gradient's gradient
-                    # for what two of them see, which takes longer to trace and to run.
-                    copies = [tf.stop_gradient(copy) for copy in copies]
-                    state.update(zip(keys, copies))
-                    call = substitute(call, iter(copies[len(keys) :]))
                 if self._order:
                     tape.watch(copies)
                 raw = self._function(list(state.values()), call, replica, self._compiled)

@@ -23,7 +23,7 @@ _SENDS = ("_Send", "_HostSend")
 _RECEIVES = ("_Recv", "_HostRecv")
 _PASS_ON = ("Identity", "Cast")
 # Large weights are sent in parts.
-_CUT = ("Reshape", "Slice", "StridedSlice")
+_CUT = ("Reshape", "Slice", "SplitV", "StridedSlice")
 # Put before names, of which TensorFlow keeps some to itself when graphs are imported.
 _PREFIX = "merged/"
 # What the trace of a step is called in the file of traces.
