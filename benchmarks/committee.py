@@ -88,7 +88,7 @@ def compare_time(models: Sequence[str], repeats: int, steps: int) -> str:
         for number in range(repeats)
         for side in ("towers", "separate")
     ]
-    results = [measure(turn, steps, jit=False) for turn in plan]
+    results = [measure(turn, steps=steps) for turn in plan]
     setting = (
         f"- {host()}\n- {merge_versions(results)}\n- {repeats} rounds, medians of {steps} steps, "
         f"Adam, {_MEMBERS} logical CPU devices, parts of one processor, with one intra-op thread"

@@ -9,10 +9,12 @@ import keras
 import numpy as np
 from keras import layers
 
+from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.zoo import deepconn
 
 _CLASSES = 10
 _VOCABULARY = 20_000
+_WIDTH = 200_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +94,13 @@ def _transformer() -> keras.Model:
     return keras.Model(inputs, layers.Dense(_CLASSES)(layers.GlobalAveragePooling1D()(x)))
 
 
+def _wide() -> keras.Model:
+    """Hashed features, of which a row has 40, as `HashEncoder` gives them."""
+    inputs = keras.Input((40,), dtype="int32")
+    x = MultiHotDense(32, _WIDTH, activation="relu")(inputs)
+    return keras.Model(inputs, layers.Dense(_CLASSES)(x))
+
+
 def _deepconn() -> keras.Model:
     """The smaller variant of an experiment on two GPUs, whose times were published."""
     return deepconn(
@@ -130,4 +139,5 @@ MODELS = {
     "mlp": Benchmark(_mlp, 256, (1024,)),
     "text": Benchmark(_text, 128, (64,), vocabulary=_VOCABULARY),
     "transformer": Benchmark(_transformer, 64, (64,), vocabulary=_VOCABULARY),
+    "wide": Benchmark(_wide, 1024, (40,), vocabulary=_WIDTH),
 }

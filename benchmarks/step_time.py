@@ -1,6 +1,7 @@
 """How long a training step takes: keras_multigpu, the backend's own way and plain Keras in turn.
 
     python -m benchmarks.step_time --models mlp convnet --devices 1 2 8 --repeats 5
+    python -m benchmarks.step_time --call predict
     KERAS_BACKEND=jax python -m benchmarks.step_time --models mlp --devices 2 8
 
 Every measurement is a process of its own (`step_worker`), on logical CPU devices with one thread
@@ -32,7 +33,8 @@ FIGURES = {
     ),
     "fastest_ms": ("ms", "The fastest step, which other work on the machine disturbs least."),
     "cpu_ms": ("ms", "Processor time of the median step, all threads together."),
-    "first_s": ("s", "First step, from the call of `fit`: tracing and compiling."),
+    "first_s": ("s", "First step, from the call: tracing and compiling."),
+    "peak_mb": ("MB", "The most memory that the process had, the libraries' included."),
 }
 _TIMEOUT_S = 900.0
 
@@ -55,14 +57,18 @@ def turns(
                         yield {"model": model, "side": side, "devices": count, "round": number}
 
 
-def measure(turn: dict[str, Any], steps: int, jit: bool) -> dict[str, Any]:
+def measure(turn: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """Takes one turn in a process of its own.
+
+    Args:
+        turn: one of `turns`.
+        **settings: other arguments of `step_worker.measure`.
 
     Returns:
         The turn, with the figures named in `FIGURES` and every step's, or with an `error`.
     """
     request = {key: turn[key] for key in ("model", "side", "devices")}
-    request |= {"steps": steps, "jit": jit}
+    request |= settings
     found = run_module(
         "benchmarks.step_worker",
         json.dumps(request),
@@ -104,10 +110,22 @@ class Figures:
 
     def ratio(self, key: str, model: str, side: str, devices: int, of: str = "ours") -> str:
         """Median and spread of the figure of a side of ours over another's in the same round."""
+        ratios = self.ratios(key, model, side, devices, of)
+        return _median_and_spread(ratios, digits=2) if ratios else "-"
+
+    def ratios(
+        self, key: str, model: str, side: str, devices: int, of: str = "ours"
+    ) -> list[float]:
+        """The ratios of the rounds in which both sides were measured."""
         ours, other = self.find(model, of, devices), self.find(model, side, devices)
         both = [(ours[number], other[number]) for number in ours if number in other]
-        ratios = [one[key] / two[key] for one, two in both if key in one and key in two]
-        return _median_and_spread(ratios, digits=2) if ratios else "-"
+        return [one[key] / two[key] for one, two in both if key in one and key in two]
+
+    def mean(self, key: str, models: Sequence[str], side: str, devices: Sequence[int]) -> str:
+        """The geometric mean of the median ratios of some models on some numbers of devices."""
+        found = [self.ratios(key, model, side, count) for model in models for count in devices]
+        medians = [statistics.median(ratios) for ratios in found if ratios]
+        return f"{statistics.geometric_mean(medians):.2f}" if medians else "-"
 
 
 def _median_and_spread(values: Sequence[float], digits: int = 1) -> str:
@@ -133,6 +151,9 @@ def report(
             for model in models
             for count in devices
         ]
+        for count in devices:
+            means = [figures.mean(key, models, side, [count]) for side in (peer[0], "plain")]
+            rows.append(["geometric mean", "", str(count), *("" for _ in sides), *means])
         parts += [title, markdown_table([*header, f"ours/{peer[1]}", "ours/plain"], rows)]
     return "\n\n".join(parts)
 
@@ -145,6 +166,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument("--steps", type=int, default=10, help="timed steps in a process")
     parser.add_argument("--only", help="some of the sides, with commas between")
+    parser.add_argument("--call", default="fit", choices=["fit", "evaluate", "predict"])
     parser.add_argument("--jit", action="store_true", help="compile with jit_compile=True")
     parser.add_argument("--json", metavar="FILE", help="save the raw figures")
     options = parser.parse_args()
@@ -159,12 +181,13 @@ def _parse() -> argparse.Namespace:
 def main() -> None:
     options = _parse()
     plan = turns(options.models, options.devices, options.repeats, options.only)
-    results = [measure(turn, options.steps, options.jit) for turn in plan]
+    settings = {"steps": options.steps, "jit": options.jit, "call": options.call}
+    results = [measure(turn, **settings) for turn in plan]
     environment = {
         "host": host(),
         "versions": merge_versions(results),
-        "setting": f"{options.repeats} rounds, medians of {options.steps} steps, Adam, "
-        f"logical CPU devices with one intra-op thread each, "
+        "setting": f"`{options.call}`, {options.repeats} rounds, medians of {options.steps} steps, "
+        "Adam, logical CPU devices with one intra-op thread each, "
         f"jit_compile={options.jit or _BACKEND == 'jax'}",
     }
     print("\n".join(f"- {text}" for text in environment.values()), end="\n\n")

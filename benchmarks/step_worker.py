@@ -4,16 +4,20 @@
 
 The last line on stdout is a JSON object: the milliseconds of every step (`all_steps_ms`),
 the processor's milliseconds in every step (`all_cpu_ms`, all threads together), the seconds until
-the first step was done (`first_s`), and the versions.
+the first step was done (`first_s`), the most memory that the process had (`peak_mb`), and the
+versions.
 """
 
 from __future__ import annotations
 
 import itertools
+import resource
+import sys
 import time
 from typing import Any
 
 import keras
+import numpy as np
 
 import keras_multigpu
 from benchmarks.models import DEEPCONN, MODELS, Benchmark
@@ -24,7 +28,7 @@ _WARM_UP = 3
 
 
 class Clock(keras.callbacks.Callback):
-    """Notes when each batch ends, and waits for its loss."""
+    """Notes when each batch ends, and waits for its loss or its outputs."""
 
     def __init__(self):
         super().__init__()
@@ -32,9 +36,12 @@ class Clock(keras.callbacks.Callback):
         self.cpu = [time.process_time()]
 
     def on_train_batch_end(self, batch, logs=None):
-        float(logs["loss"])
+        for value in keras.tree.flatten(logs):
+            np.asarray(value)
         self.wall.append(time.perf_counter())
         self.cpu.append(time.process_time())
+
+    on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
 
 def split_processor(devices: int) -> None:
@@ -49,10 +56,11 @@ def split_processor(devices: int) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
-def _data(batch: tuple[Any, Any], steps: int) -> dict[str, Any]:
-    """The arguments of `fit` for so many steps on one batch, which stays in memory."""
+def _data(batch: tuple[Any, Any], steps: int, call: str) -> dict[str, Any]:
+    """The arguments of `fit`, say, for so many steps on one batch, which stays in memory."""
     if _BACKEND == "jax":
-        return {"x": (batch for _ in range(steps)), "steps_per_epoch": steps}
+        length = "steps_per_epoch" if call == "fit" else "steps"
+        return {"x": (batch for _ in range(steps)), length: steps}
     import tensorflow as tf
 
     return {"x": tf.data.Dataset.from_tensors(batch).repeat(steps)}
@@ -93,8 +101,10 @@ def _compiled(benchmark: Benchmark, side: str, devices: int, jit: bool) -> list[
     return [model]
 
 
-def measure(side: str, model: str, devices: int, steps: int, jit: bool = False) -> dict[str, Any]:
-    """Times `fit`.
+def measure(
+    side: str, model: str, devices: int, steps: int, jit: bool = False, call: str = "fit"
+) -> dict[str, Any]:
+    """Times `fit`, `evaluate` or `predict`.
 
     Args:
         side: `"ours"`, `"plain"`, and `"mirrored"` (TensorFlow) or `"distributed"` (JAX);
@@ -105,6 +115,7 @@ def measure(side: str, model: str, devices: int, steps: int, jit: bool = False) 
         devices: how many logical devices there are; plain models use the first.
         steps: how many steps to time, after the first one and those that warm up.
         jit: compile with XLA, as JAX always does.
+        call: which of the three.
     """
     split_processor(devices)
     keras.utils.set_random_seed(0)
@@ -113,13 +124,19 @@ def measure(side: str, model: str, devices: int, steps: int, jit: bool = False) 
     clocks = []
     for one in models:
         clocks.append(Clock())
-        data = _data(benchmark.make_batch(), 1 + _WARM_UP + steps)
-        one.fit(**data, verbose=0, callbacks=[clocks[-1]])
+        data = _data(benchmark.make_batch(), 1 + _WARM_UP + steps, call)
+        getattr(one, call)(**data, verbose=0, callbacks=[clocks[-1]])
     return {
         "first_s": sum(clock.wall[1] - clock.wall[0] for clock in clocks),
         "all_steps_ms": _added([_intervals_ms(clock.wall[1 + _WARM_UP :]) for clock in clocks]),
         "all_cpu_ms": _added([_intervals_ms(clock.cpu[1 + _WARM_UP :]) for clock in clocks]),
+        "peak_mb": _peak_mb(),
     }
+
+
+def _peak_mb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1e6 if sys.platform == "darwin" else 1024)
 
 
 def _added(parts: list[list[float]]) -> list[float]:
