@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.shared import get_mask, set_mask
+from keras_multigpu.engines.tensorflow.fused import fused, fusible
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.sync import Replica, synchronized
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, map_tensors, substitute
@@ -129,7 +130,8 @@ class TemplateFunction:
             tf.TensorSpec([], tf.int32),
             tf.TensorSpec([], tf.float32),
         ]
-        with tf.device(None):
+        alone = [layer for layer in fusible(self.template) if layer not in self.layers]
+        with tf.device(None), fused([] if compiled else alone):
             return self._functions[key].get_concrete_function(*specs, *static)
 
     def _recomputed(self, forward: Any, state: list[Tensor], call: Any, rest: Any) -> Raw:

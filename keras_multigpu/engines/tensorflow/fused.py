@@ -1,0 +1,72 @@
+"""BatchNormalization in training by TensorFlow's fused kernel.
+
+Keras computes the mean, the variance and the normalized values one after the other, each by
+operations that go through the whole batch, and so do their gradients. XLA fuses them; without
+XLA this kernel does, to the same results but for rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.engines.values import Tensor
+
+# cuDNN refuses less than 1e-5.
+_LEAST_EPSILON = 1.001e-5
+
+
+def fusible(template: keras.Model) -> list[keras.Layer]:
+    """The template's layers that are as Keras made them, and that the kernel can do."""
+    # Keras has no public walk over the layers within layers.
+    return [
+        layer
+        for layer in template._flatten_layers()
+        if type(layer) is keras.layers.BatchNormalization
+        and layer.epsilon >= _LEAST_EPSILON
+        # Not every version of Keras has these.
+        and not getattr(layer, "synchronized", False)
+        and not getattr(layer, "renorm", False)
+    ]
+
+
+@contextlib.contextmanager
+def fused(layers: Sequence[keras.Layer]) -> Iterator[None]:
+    """A scope in which some `BatchNormalization` layers train by the kernel."""
+    try:
+        for layer in layers:
+            # The instance's own attribute: Keras would track what is set the ordinary way.
+            object.__setattr__(layer, "call", _call(layer, layer.call))
+        yield
+    finally:
+        for layer in layers:
+            vars(layer).pop("call", None)
+
+
+def _call(layer: Any, plain_call: Callable[..., Any]) -> Any:
+    def call(inputs: Tensor, training: bool | None = None, mask: Tensor | None = None) -> Tensor:
+        x = tf.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
+        trains = training and layer.trainable and mask is None
+        if not trains or x.dtype != tf.float32 or layer.axis not in (-1, x.shape.rank - 1):
+            return plain_call(inputs, training=training, mask=mask)
+        width = layer.moving_mean.shape[0]
+        outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+            x if x.shape.rank == 4 else tf.reshape(x, [-1, 1, 1, width]),
+            tf.cast(layer.gamma, x.dtype) if layer.scale else tf.ones(width),
+            tf.cast(layer.beta, x.dtype) if layer.center else tf.zeros(width),
+            epsilon=layer.epsilon,
+        )
+        # The kernel's variance is that of a sample, divided by the count less one.
+        count = tf.reduce_prod(tf.cast(tf.shape(x)[:-1], x.dtype))
+        variance *= tf.maximum(count - 1.0, 1.0) / count
+        for moving, value in [(layer.moving_mean, mean), (layer.moving_variance, variance)]:
+            kept = tf.cast(moving, x.dtype) * layer.momentum
+            moving.assign(kept + value * (1.0 - layer.momentum))
+        outputs = outputs if x.shape.rank == 4 else tf.reshape(outputs, tf.shape(x))
+        return tf.cast(outputs, layer.compute_dtype)
+
+    return call
