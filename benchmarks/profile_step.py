@@ -29,11 +29,12 @@ from benchmarks.processes import (
     run_module,
 )
 
-# What an operation does, by its name in the graph: the first that fits.
+# What an operation does, by its name in the graph: the first that fits. Replicas with loops are
+# functions apart, whose names begin with the model's, or with `gradients`.
 KINDS = {
     "sends between devices": r":_(Send|Recv|HostSend|HostRecv)$",
-    "backwards": r"gradients(_\d+)?/.*PartitionedCall",
-    "forwards": r"/PartitionedCall|^PartitionedCall",
+    "backwards": r"gradients(_\d+)?/.*PartitionedCall|^gradients/",
+    "forwards": r"/PartitionedCall|^(?!StatefulPartitionedCall)\w+/.*:[A-Z_]",
     "slices and merges": r"/(slice|merge)(_\d+)?/",
     "sums of gradients": r"gradients(_\d+)?/",
     "update": r"/adam/",

@@ -79,6 +79,37 @@ def test_traced_once_for_all_devices_and_batch_sizes():
     assert Probe.traces - built == 1
 
 
+def test_no_second_trace(monkeypatch):
+    """Fifty batches of five sizes, in a generator of its own each time, and all three calls."""
+    functions = []
+    plain_function = tf.function
+
+    def function(*args, **kwargs):
+        made = plain_function(*args, **kwargs)
+        functions.extend([made] if hasattr(made, "experimental_get_tracing_count") else [])
+        return made
+
+    monkeypatch.setattr(tf, "function", function)
+    Probe.traces = 0
+    template = keras.Sequential([keras.Input((3,)), Probe(), layers.Dense(2)])
+    built = Probe.traces
+    parallel = make_parallel(template, 4)
+    parallel.compile("adam", "mse")
+    for start in range(0, 50, 10):
+        sizes = [1, 2, 5, 8, 33] * 2
+        batches = [(np.ones((size, 3)), np.ones((size, 2))) for size in sizes]
+        parallel.fit((batch for batch in batches), shuffle=False, verbose=0)
+        assert parallel.optimizer.iterations == start + 10
+    for x, y in batches[:5]:
+        parallel.evaluate(x, y, verbose=0)
+        parallel.predict(x, verbose=0)
+    # In training, and not.
+    assert Probe.traces - built == 2
+    counts = [one.experimental_get_tracing_count() for one in functions]
+    assert len(counts) >= 4  # a step of each call, and the replica
+    assert max(counts) <= 2
+
+
 def test_no_empty_slice_and_finite_batch_normalization():
     template = keras.Sequential([keras.Input((3,)), Probe(), layers.BatchNormalization()])
     parallel = make_parallel(template, 4)
