@@ -303,5 +303,29 @@ class Engine(abc.ABC):
         """
 
     @abc.abstractmethod
-    def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
-        """A scope around the making of Keras's step functions for a parallel model."""
+    def step_scope(self, model: keras.Model, alone: bool) -> contextlib.AbstractContextManager[Any]:
+        """A scope around the making of Keras's step functions for a parallel model.
+
+        Args:
+            model: the parallel model.
+            alone: its step is that of one device, and its calls are in `call_scope`.
+        """
+
+    def is_default(self, name: str) -> bool:
+        """Whether a device is the one on which the backend computes by itself.
+
+        Args:
+            name: its canonical name.
+        """
+        return False
+
+    def call_scope(
+        self, template: keras.Model, compiled: bool
+    ) -> contextlib.AbstractContextManager[Any]:
+        """A scope around the call of a template on the default device.
+
+        Args:
+            template: the model.
+            compiled: XLA compiles it.
+        """
+        return contextlib.nullcontext()

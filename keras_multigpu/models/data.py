@@ -44,6 +44,7 @@ class DataParallel(ParallelModel):
             template, devices, {"wire_dtype": wire_dtype, "sync_batch_norm": sync_batch_norm}
         )
         engine = engines.current()
+        self._is_alone = len(self.devices) == 1 and engine.is_default(self.devices[0])
         if not engine.partitions:
             self._replicas = engine.make_replicas(
                 [template] * len(self.devices),
@@ -90,6 +91,9 @@ class DataParallel(ParallelModel):
         engine = engines.current()
         if engine.partitions:
             with self._rows_sharded(args, kwargs) as (args, kwargs):
+                return self._template(*args, **kwargs)
+        if self._is_alone:
+            with engine.call_scope(self._template, compiled=self.jit_compile):
                 return self._template(*args, **kwargs)
         tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
         if not any(len(tensor.shape) for tensor in tensors):

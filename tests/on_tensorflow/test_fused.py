@@ -26,8 +26,9 @@ def _model(shape, layer, **options):
 def _is_fused(model, x):
     """Whether the traced step has the kernel."""
     step = tf.function(lambda x: model(x, training=True)).get_concrete_function(x)
-    bodies = step.graph.as_graph_def().library.function
-    return any(node.op == "FusedBatchNormV3" for body in bodies for node in body.node_def)
+    graph = step.graph.as_graph_def()
+    nodes = [*graph.node, *(node for body in graph.library.function for node in body.node_def)]
+    return any(node.op == "FusedBatchNormV3" for node in nodes)
 
 
 CASES = {

@@ -167,5 +167,5 @@ class JaxEngine(Engine):
         text, parts = compile_step(model, batch, training)
         return count_inputs(parts) + count_collectives(text, model.devices)
 
-    def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+    def step_scope(self, model: keras.Model, alone: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()

@@ -13,6 +13,7 @@ from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.cluster.watched import WatchedSteps
+from keras_multigpu.engines.tensorflow.fused import fused, fusible
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
 from keras_multigpu.engines.tensorflow.placing import (
     drop_stale,
@@ -22,6 +23,7 @@ from keras_multigpu.engines.tensorflow.placing import (
 )
 from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
 from keras_multigpu.engines.tensorflow.rows import sum_rows
+from keras_multigpu.engines.tensorflow.template import traced_for_xla
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
 from keras_multigpu.engines.tensorflow.transfers import count_transfers
 from keras_multigpu.engines.values import Call, Tensor, Transfer
@@ -172,15 +174,26 @@ class TensorFlowEngine(Engine):
                 model.make_predict_function(force=True)
                 model.predict_on_batch(batch[0])
 
-        # XLA hides shapes; it changes what each device computes, and not what crosses.
-        with unchanged(model, "jit_compile", False):
+        # XLA hides shapes; it changes how each device computes, and not what crosses.
+        like_it = traced_for_xla() if model.jit_compile else contextlib.nullcontext()
+        with unchanged(model, "jit_compile", False), like_it:
             return count_transfers(run)
 
-    def step_scope(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+    def step_scope(self, model: keras.Model, alone: bool) -> contextlib.AbstractContextManager[Any]:
         drop_stale(model)
+        if alone:
+            return contextlib.nullcontext()
         # XLA compiles a cluster for one device: a compiled step would leave the others idle.
         # The replicas are compiled instead.
         return unchanged(model, "jit_compile", False)
+
+    def is_default(self, name: str) -> bool:
+        return name == ("gpu:0" if self.list_devices("gpu") else "cpu:0")
+
+    def call_scope(
+        self, template: keras.Model, compiled: bool
+    ) -> contextlib.AbstractContextManager[Any]:
+        return fused([] if compiled or tf.executing_eagerly() else fusible(template))
 
 
 def _with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> tf.SparseTensor:

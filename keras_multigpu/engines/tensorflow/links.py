@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_multigpu.engines.tensorflow.hubs import Part, divide, shares_back, shares_out
 from keras_multigpu.engines.tensorflow.names import full_name, host_of
 from keras_multigpu.engines.tensorflow.rows import merge_rows
-from keras_multigpu.engines.tensorflow.tensors import add, cast
+from keras_multigpu.engines.tensorflow.tensors import add, cast, to_dense
 from keras_multigpu.engines.values import Tensor
 
 
@@ -111,7 +111,10 @@ class Links:
         dtype = dtype_of(variable)
         sums = [self._sum_on_host(gradients, variable, ways) for ways in self._ways[id(variable)]]
         with tf.device(_home(variable)):
-            return _add([cast(total, dtype) for total in sums if total is not None], variable)
+            total = _add([cast(part, dtype) for part in sums if part is not None], variable)
+            is_table = isinstance(total, tf.IndexedSlices)
+            wants_dense = getattr(variable, "names_rows_once", None) is False
+            return to_dense(total, variable.shape[0]) if is_table and wants_dense else total
 
     def _sum_on_host(
         self,

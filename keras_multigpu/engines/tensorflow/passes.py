@@ -11,8 +11,9 @@ import tensorflow as tf
 from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes  # noqa: TID251
 
 from keras_multigpu.engines.tensorflow.links import Links, read
+from keras_multigpu.engines.tensorflow.raw import Raw
 from keras_multigpu.engines.tensorflow.sync import Replica
-from keras_multigpu.engines.tensorflow.template import Raw, TemplateFunction
+from keras_multigpu.engines.tensorflow.template import TemplateFunction
 from keras_multigpu.engines.tensorflow.tensors import floats, map_tensors, substitute
 from keras_multigpu.engines.values import Tensor
 
@@ -78,7 +79,8 @@ class Passes:
                 copies = [state[key] for key in keys] + floats(call)
                 if self._order:
                     tape.watch(copies)
-                raw = self._function(list(state.values()), call, replica, self._compiled)
+                twice = self._order > 1
+                raw = self._function(list(state.values()), call, replica, self._compiled, twice)
             self.raws.append(raw)
             self._tapes.append((tape, copies))
         with tf.device(links.devices[0]):

@@ -14,8 +14,9 @@ from keras_multigpu.engines.tensorflow.links import Links
 from keras_multigpu.engines.tensorflow.losses import find_sums
 from keras_multigpu.engines.tensorflow.names import local_name, short_name
 from keras_multigpu.engines.tensorflow.passes import Passes
+from keras_multigpu.engines.tensorflow.raw import Raw
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
-from keras_multigpu.engines.tensorflow.template import Raw, TemplateFunction
+from keras_multigpu.engines.tensorflow.template import TemplateFunction
 from keras_multigpu.engines.tensorflow.tensors import map_tensors, substitute
 from keras_multigpu.engines.values import Call, Replicas, Result, Tensor
 

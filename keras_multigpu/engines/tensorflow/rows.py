@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,21 @@ from keras_multigpu.engines.values import Tensor
 
 # Of a row's indices, so many are taken at a time; but in no more than so many turns.
 _COLUMNS, _MOST_BLOCKS = 16, 16
+
+_by_rows_touched = contextvars.ContextVar("_by_rows_touched", default=False)
+
+
+@contextlib.contextmanager
+def by_rows_touched() -> Iterator[None]:
+    """A scope in which tables have gradients of the rows touched, even those that want dense ones.
+
+    Replicas send their gradients: the rows are fewer, and are added up where they arrive.
+    """
+    token = _by_rows_touched.set(True)
+    try:
+        yield
+    finally:
+        _by_rows_touched.reset(token)
 
 
 def sum_rows(
@@ -22,6 +39,8 @@ def sum_rows(
     optimizers take the square of each part where they should take that of the sum. Here each
     row comes once.
     """
+    # Parts in half precision are summed in float32: here, then.
+    sparse_gradient = sparse_gradient or (_by_rows_touched.get() and table.dtype.size >= 4)
     if weights is None and sparse_gradient:
         # The fast way, which makes no tensor of all the rows taken.
         rows, ones = tf.shape(indices)[0], tf.shape(indices)[1]

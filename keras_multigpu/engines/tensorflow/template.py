@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -11,52 +14,24 @@ import tensorflow as tf
 
 from keras_multigpu.engines.shared import get_mask, set_mask
 from keras_multigpu.engines.tensorflow.fused import fused, fusible
+from keras_multigpu.engines.tensorflow.raw import Raw
+from keras_multigpu.engines.tensorflow.rows import by_rows_touched
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.sync import Replica, synchronized
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, map_tensors, substitute
 from keras_multigpu.engines.values import Tensor
 
+_for_xla = contextvars.ContextVar("_for_xla", default=False)
 
-@dataclasses.dataclass
-class Raw:
-    """What a replica returns, on its own device.
 
-    Attributes:
-        outputs: the template's outputs.
-        masks: the mask of each output, `None` where it has none.
-        losses: the tensors given to `add_loss`.
-        updates: the new values of the variables assigned, by their keys.
-        shapes: the outputs' shapes for any number of rows.
-        trace: the traced function and the tensors it was called with; `None` eagerly.
-    """
-
-    outputs: Any
-    masks: list[Tensor | None]
-    losses: list[Tensor]
-    updates: dict[str, Tensor]
-    shapes: list[tuple[int | None, ...]]
-    trace: tuple[Any, list[Tensor]] | None = None
-
-    @property
-    def differentiable(self) -> Any:
-        """What gradients can come back to."""
-        return self.outputs, self.losses
-
-    def connected(self, sources: list[Tensor], is_used: list[bool]) -> list[bool]:
-        """Whether each source has a part in the results that are used.
-
-        A traced function has a gradient for all of its arguments; this tells those that would
-        have none if the template were called by itself.
-        """
-        if self.trace is None or all(is_used):
-            return [True] * len(sources)
-        function, arguments = self.trace
-        traced = function.structured_outputs
-        results = floats((traced["outputs"], traced["losses"]))
-        reached = _reached_from([one for one, use in zip(results, is_used) if use])
-        # Not a comparison of tensors, which would be one of their values.
-        places = {id(argument): place for place, argument in enumerate(arguments)}
-        return [function.inputs[places[id(source)]].op in reached for source in sources]
+@contextlib.contextmanager
+def traced_for_xla() -> Iterator[None]:
+    """A scope in which templates are traced as XLA would be given them, whoever runs them."""
+    token = _for_xla.set(True)
+    try:
+        yield
+    finally:
+        _for_xla.reset(token)
 
 
 class TemplateFunction:
@@ -73,14 +48,17 @@ class TemplateFunction:
         self.layers = layers
         self.with_penalties = with_penalties
         self.assigned: dict[str, keras.Variable] = {}
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[tuple[str, bool, bool], Any] = {}
+        self._loops: dict[Any, bool] = {}  # whether traced functions have some
 
     @property
     def variables(self) -> list[keras.Variable]:
         """The template's variables, each once: the order of a state."""
         return list({id(variable): variable for variable in self.template.variables}.values())
 
-    def __call__(self, state: list[Tensor], call: Any, replica: Replica, compiled: bool) -> Raw:
+    def __call__(
+        self, state: list[Tensor], call: Any, replica: Replica, compiled: bool, twice: bool
+    ) -> Raw:
         """Calls the template on the device of the current scope.
 
         Args:
@@ -88,6 +66,7 @@ class TemplateFunction:
             call: the arguments `(args, kwargs)`, and the mask of each tensor in them.
             replica: which replica this is.
             compiled: compile it with XLA.
+            twice: second derivatives may be asked for.
         """
         number, size = tf.constant(replica.number), tf.cast(replica.size, tf.float32)
         if tf.executing_eagerly():
@@ -97,16 +76,23 @@ class TemplateFunction:
         flags = tuple(variable.trainable for variable in self.variables)
         # And for collective operations the call's own number: no two calls in a step may mix.
         static = (replica.count, (replica.serial, *flags))
-        forward = self._concrete("forward", self._run, compiled, state, call, static)
-        if compiled and _has_loop(forward):
+        fast = not (compiled or twice or _for_xla.get())
+        arguments = (self._run, state, call, static, compiled, fast)
+        can_be_apart = not compiled and not self.layers
+        name = "apart" if can_be_apart and _is_recurrent(self.template) else "inlined"
+        forward = self._concrete(name, *arguments)
+        if forward not in self._loops:
+            self._loops[forward] = _has_loop(forward)
+        if self._loops[forward] and compiled:
             # XLA can't hand a loop's intermediate values from one cluster to another, so the
             # gradient's cluster runs the loop once more.
             return self._recomputed(forward, state, call, (number, size, *static))
-        if _has_loop(forward) and not self.layers:
-            # Where TensorFlow makes a call a part of the calling graph, it has the intermediate
-            # values of loops go to the first device, and come back for the gradient. (Replicas
-            # that exchange statistics would wait for each other for ever in calls apart.)
-            forward = self._concrete("forward, apart", self._run, False, state, call, static)
+        # Where TensorFlow makes a call a part of the calling graph, it has the intermediate
+        # values of loops go to the first device, and come back for the gradient. (Replicas
+        # that exchange statistics would wait for each other for ever in calls apart.)
+        better = "apart" if can_be_apart and self._loops[forward] else "inlined"
+        if better != name:
+            forward = self._concrete(better, *arguments)
         return self._raw(forward, state, call, number, size, *static)
 
     def _raw(self, forward: Any, *arguments: Any) -> Raw:
@@ -114,15 +100,33 @@ class TemplateFunction:
         return Raw(**forward(*arguments), shapes=shapes, trace=(forward, _tensors(arguments)))
 
     def _concrete(
-        self, name: str, function: Any, compiled: bool, state: Any, call: Any, static: Any
+        self,
+        name: str,
+        function: Any,
+        state: Any,
+        call: Any,
+        static: Any,
+        compiled: bool = False,
+        fast: bool = False,
     ) -> Any:
-        key = f"{name}, compiled" if compiled else name
+        """The function traced.
+
+        Args:
+            name: by which to keep it.
+            function: the function.
+            state: what it takes first: tensors, whose types count.
+            call: and second.
+            static: its other arguments.
+            compiled: have XLA compile it.
+            fast: by operations that XLA can't compile, and that have no second derivative.
+        """
+        key = name, compiled, fast
         if key not in self._functions:
             self._functions[key] = tf.function(
                 function,
                 autograph=False,
                 jit_compile=compiled or None,
-                experimental_attributes={"_noinline": True} if name.endswith("apart") else None,
+                experimental_attributes={"_noinline": True} if name == "apart" else None,
             )
         specs = [
             [tf.TensorSpec(value.shape, value.dtype) for value in state],
@@ -130,9 +134,14 @@ class TemplateFunction:
             tf.TensorSpec([], tf.int32),
             tf.TensorSpec([], tf.float32),
         ]
-        alone = [layer for layer in fusible(self.template) if layer not in self.layers]
-        with tf.device(None), fused([] if compiled else alone):
+        with tf.device(None), self._made_fast() if fast else contextlib.nullcontext():
             return self._functions[key].get_concrete_function(*specs, *static)
+
+    @contextlib.contextmanager
+    def _made_fast(self) -> Iterator[None]:
+        alone = [layer for layer in fusible(self.template) if layer not in self.layers]
+        with fused(alone), by_rows_touched():
+            yield
 
     def _recomputed(self, forward: Any, state: list[Tensor], call: Any, rest: Any) -> Raw:
         raws: list[Raw] = []
@@ -147,7 +156,7 @@ class TemplateFunction:
             def backward(*upstream: Tensor) -> Any:
                 call_and_upstream = (inner_call, list(upstream))
                 function = self._concrete(
-                    "backward", self._gradient, True, state, call_and_upstream, rest[2:]
+                    "backward", self._gradient, state, call_and_upstream, rest[2:], compiled=True
                 )
                 return function(inner_state, call_and_upstream, *rest)
 
@@ -225,16 +234,9 @@ def _tensors(structure: Any) -> list[Tensor]:
     ]
 
 
-def _reached_from(tensors: list[Tensor]) -> set[Any]:
-    """The operations of a graph that some of its tensors depend on."""
-    reached: set[Any] = set()
-    waiting = [tensor.op for tensor in tensors]
-    while waiting:
-        operation = waiting.pop()
-        if operation not in reached:
-            reached.add(operation)
-            waiting.extend(tensor.op for tensor in operation.inputs)
-    return reached
+def _is_recurrent(template: keras.Model) -> bool:
+    """Whether loops are to be expected; there are other layers that have some."""
+    return any(isinstance(layer, keras.layers.RNN) for layer in template._flatten_layers())
 
 
 def _has_loop(function: Any) -> bool:

@@ -65,3 +65,8 @@ def add(gradients: list[Tensor]) -> Tensor | None:
         indices = tf.concat([gradient.indices for gradient in gradients], axis=0)
         return tf.IndexedSlices(values, indices, gradients[0].dense_shape)
     return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients])
+
+
+def to_dense(gradient: tf.IndexedSlices, rows: int) -> Tensor:
+    """A sparse gradient as a dense one of so many rows."""
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
