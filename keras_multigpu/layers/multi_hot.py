@@ -31,10 +31,10 @@ class MultiHotDense(keras.Layer):
         bias_constraint: as for `keras.layers.Dense`.
         padding: an index that stands for nothing, to fill up rows with fewer ones: -1, say.
         sparse_gradient: on TensorFlow, give the optimizer the rows of the kernel that the batch
-            touched, and not all: fewer bytes come back from other devices, and an update by `SGD`
-            without momentum costs what those rows cost. Such a model is not compiled by XLA, and
-            so is slower where all rows are updated anyway, as by `Adam` or `Ftrl`. JAX has no
-            sparse gradients: there it changes nothing.
+            touched, and not all: an update by `SGD` without momentum costs what those rows cost.
+            Such a model is not compiled by XLA. (What comes back from other devices are the rows
+            touched wherever XLA does not compile.) JAX has no sparse gradients: there it changes
+            nothing.
         **kwargs: those of `keras.Layer`.
 
     Input: integers of shape `(rows, ones)`; optionally `weights` of the same shape, as the second
@@ -110,7 +110,8 @@ class MultiHotDense(keras.Layer):
             regularizer=self.kernel_regularizer,
             constraint=self.kernel_constraint,
         )
-        # Read by the engine, which adds up the gradients of several devices.
+        # Read by the engine, which adds up the gradients of several devices: rows, each once, or
+        # a dense gradient in the end.
         self.kernel.names_rows_once = self.sparse_gradient
         if self.use_bias:
             self.bias = self.add_weight(
