@@ -95,6 +95,19 @@ def test_independent_towers_send_no_weights(rng):
         assert not any("16,64]" in one.tensor for one in report.training)
 
 
+def test_a_frozen_layers_gradient_does_not_cross(rng):
+    model = _mlp()
+    model.layers[0].trainable = False
+    parallel = make_parallel(model, 2)
+    parallel.compile("sgd", "mse")
+    sent = reports.transfers(parallel, _batch(rng)).bytes("training")
+    trained = 4 * (64 * 8 + 8)
+    if BACKEND == "jax":
+        assert 0 <= sent["gradients"] - 2 * trained < 200
+    else:
+        assert sent["gradients"] == trained + _OUTPUTS / 2
+
+
 def test_what_crosses_of_a_multi_hot_layers_gradient(rng):
     width, units, ones = 5000, 4, 6
 

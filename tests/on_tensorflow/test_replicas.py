@@ -65,6 +65,18 @@ def test_a_replica_on_every_device_forwards_and_backwards(jit_compile):
     assert parallel.jit_compile is jit_compile
 
 
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+def test_xla_is_chosen_where_keras_would(kind, monkeypatch):
+    """On a host with a GPU; and not lost by going parallel."""
+    plain = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    parallel = make_parallel(keras.models.clone_model(plain), 4)
+    devices = [tf.config.PhysicalDevice(f"/physical_device:{kind}:0", kind)]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *args: devices)
+    for model in (plain, parallel):
+        model.compile("sgd", "mse")
+        assert model.jit_compile is (kind == "GPU")
+
+
 def test_traced_once_for_all_devices_and_batch_sizes():
     Probe.traces = 0
     template = keras.Sequential([keras.Input((3,)), Probe(), layers.Dense(2)])
