@@ -283,3 +283,54 @@ def test_bad_inputs():
         layer(np.ones(2, "int32"))
     with pytest.raises(ValueError, match=r"weights of shape \(2,\), and indices of shape \(2, 3"):
         layer(np.ones((2, 3), "int32"), np.ones(2, "float32"))
+
+
+class OwnGradient(keras.Model):
+    """Its output is a gradient by the kernel of a `MultiHotDense`."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = MultiHotDense(3, 20)
+
+    def build(self, input_shape):
+        self.wide.build((None, 4))
+
+    def call(self, indices):
+        import tensorflow as tf
+
+        kernel = self.wide.kernel.value
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            outputs = self.wide(indices) ** 3
+        rows = tf.reduce_sum(tape.gradient(outputs, kernel))
+        return self.wide(indices) * rows
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tapes are TensorFlow's")
+@pytest.mark.parametrize("device", ["cpu:0", "cpu:1"])
+def test_a_tape_within_the_template(device, rng):
+    x, y = rng.integers(20, size=(8, 4)).astype("int32"), rng.normal(size=(8, 3))
+    plain, template = OwnGradient(), OwnGradient()
+    plain(x), template(x)
+    template.set_weights(plain.get_weights())
+    parallel = make_parallel(template, devices=[device])
+    for model in (plain, parallel):
+        model.compile(keras.optimizers.SGD(0.001), "mse")
+        model.fit(x, y, epochs=2, shuffle=False, verbose=0)
+    assert difference(plain.get_weights(), parallel.get_weights()) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint8", "int64"])
+def test_indices_of_other_types(dtype, rng):
+    x, y = rng.integers(20, size=(7, 4)), rng.normal(size=(7, 3))
+
+    def build(dtype):
+        keras.utils.set_random_seed(2)
+        inputs = keras.Input((4,), dtype=dtype)
+        return keras.Model(inputs, MultiHotDense(3, 20)(inputs))
+
+    plain, parallel = build("int32"), make_parallel(build(dtype), 2)
+    for model, values in ((plain, x.astype("int32")), (parallel, x.astype(dtype))):
+        model.compile("sgd", "mse")
+        model.fit(values, y, batch_size=4, shuffle=False, verbose=0)
+    assert difference(plain.get_weights(), parallel.get_weights()) < 1e-5

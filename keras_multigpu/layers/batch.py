@@ -150,10 +150,9 @@ class BatchMerge(keras.Layer):
             if rows is not None:
                 # All of the slice's rows, or none: an output may have several rows per input.
                 is_real = _smaller(1, _larger(rows - index, 0))
-                if not isinstance(is_real, int):
+                # A copy is cut to nothing, not left out: its replica takes part in exchanges.
+                if not (isinstance(is_real, int) and is_real):
                     part = engine.take_rows(part, 0, count_rows(part) * is_real)
-                elif not is_real:
-                    continue
             kept.append(part)
         return engine.join_rows(kept)
 

@@ -39,7 +39,7 @@ class ParallelModel(SavedModel):
     # Kept from Keras's walk over a model's parts, whose paths name the weights in a file.
     _hidden = frozenset({"template", "_template"})
     _spreads_weights = False  # over the devices; else it spreads the rows, or whole replicas
-    _is_alone = False  # on one device, where the backend computes by itself
+    _is_left_to_keras = False  # on one device, the one where Keras computes by itself
     _replicas: engines.Replicas | None = None
 
     def __init__(self, template: keras.Model, devices: Sequence[str], options: dict[str, Any]):
@@ -171,7 +171,7 @@ class ParallelModel(SavedModel):
     def _make_step(self, make: Any, made: Any, force: bool) -> Any:
         if made is None or force:
             self._retrace()
-        with engines.current().step_scope(self, self._is_alone):
+        with engines.current().step_scope(self, self._is_left_to_keras):
             return make(force)
 
     def _retrace(self) -> None:

@@ -44,7 +44,7 @@ class DataParallel(ParallelModel):
             template, devices, {"wire_dtype": wire_dtype, "sync_batch_norm": sync_batch_norm}
         )
         engine = engines.current()
-        self._is_alone = len(self.devices) == 1 and engine.is_default(self.devices[0])
+        self._is_left_to_keras = len(self.devices) == 1 and engine.is_default(self.devices[0])
         if not engine.partitions:
             self._replicas = engine.make_replicas(
                 [template] * len(self.devices),
@@ -92,7 +92,7 @@ class DataParallel(ParallelModel):
         if engine.partitions:
             with self._rows_sharded(args, kwargs) as (args, kwargs):
                 return self._template(*args, **kwargs)
-        if self._is_alone:
+        if self._is_left_to_keras:
             with engine.call_scope(self._template, compiled=self.jit_compile):
                 return self._template(*args, **kwargs)
         tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)

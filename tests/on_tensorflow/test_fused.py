@@ -24,9 +24,15 @@ def _model(shape, layer, **options):
 
 
 def _is_fused(model, x):
-    """Whether the traced step has the kernel."""
-    step = tf.function(lambda x: model(x, training=True)).get_concrete_function(x)
-    graph = step.graph.as_graph_def()
+    """Whether a traced step has the kernel."""
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True))
+        return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+
+    graph = step.get_concrete_function(tf.constant(x)).graph.as_graph_def()
     nodes = [*graph.node, *(node for body in graph.library.function for node in body.node_def)]
     return any(node.op == "FusedBatchNormV3" for node in nodes)
 
@@ -99,3 +105,79 @@ def test_the_layer_is_left_as_it_was():
     parallel.compile("sgd", "mse")
     parallel.train_on_batch(np.ones((4, 5)), np.ones((4, 3)))
     assert not any("call" in vars(layer) for layer in template.layers)
+
+
+def _energy():
+    keras.utils.set_random_seed(1)
+    hidden = [layers.Dense(5, activation="tanh"), layers.BatchNormalization()]
+    return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(1, activation="tanh")])
+
+
+class TapeInStep(keras.Model):
+    """Trained by the gradient of its output."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = _energy()
+
+    def call(self, x, training=None):
+        return self.inner(x, training=training)
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                outputs = self(x, training=True)
+            loss = tf.reduce_mean((inner.gradient(outputs, x) - 1.0) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+
+
+class TapeInCall(keras.Model):
+    """Its output is a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = _energy()
+
+    def build(self, input_shape):
+        pass
+
+    def call(self, x, training=None):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = self.inner(x, training=training)
+        return tape.gradient(outputs, x)
+
+
+@pytest.mark.parametrize("cls", [TapeInStep, TapeInCall])
+@pytest.mark.parametrize("device", ["cpu:0", "cpu:1"])
+def test_second_derivatives_are_keras_own(cls, device, rng):
+    """Of a variance they are not those of the kernel, which would be the true ones."""
+    x = rng.normal(size=(8, 6)).astype("float32")
+    plain, template = cls(), cls()
+    plain(x), template(x)
+    parallel = make_parallel(template, devices=[device])
+    for model in (plain, parallel):
+        model.compile(keras.optimizers.SGD(1.0), "mse")
+        model.fit(x, np.ones_like(x), epochs=3, shuffle=False, verbose=0)
+    assert difference(variables(plain), variables(parallel)) < 2e-5
+
+
+def test_second_derivatives_of_a_function(rng):
+    x = tf.constant(rng.normal(size=(8, 6)), "float32")
+    found = []
+    for devices in ([], ["cpu:0"], ["cpu:1"]):
+        model = make_parallel(_energy(), devices=devices) if devices else _energy()
+        function = tf.function(lambda x, model=model: model(x, training=True))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                outputs = function(x)
+            loss = tf.reduce_mean((inner.gradient(outputs, x) - 1.0) ** 2)
+        found.append(tape.gradient(loss, x))
+    assert difference(found[0], found[1]) < 1e-6
+    assert difference(found[0], found[2]) < 1e-6

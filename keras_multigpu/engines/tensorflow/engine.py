@@ -193,7 +193,8 @@ class TensorFlowEngine(Engine):
     def call_scope(
         self, template: keras.Model, compiled: bool
     ) -> contextlib.AbstractContextManager[Any]:
-        return fused([] if compiled or tf.executing_eagerly() else fusible(template))
+        is_plain = compiled or tf.executing_eagerly()
+        return fused([] if is_plain else fusible(template), tapes=1)
 
 
 def _with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> tf.SparseTensor:

@@ -7,14 +7,16 @@ from typing import Any
 
 import tensorflow as tf
 
-# What TensorFlow's own functions ask before they prepare for gradients; it has no public form.
-from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes  # noqa: TID251
-
 from keras_multigpu.engines.tensorflow.links import Links, read
 from keras_multigpu.engines.tensorflow.raw import Raw
 from keras_multigpu.engines.tensorflow.sync import Replica
 from keras_multigpu.engines.tensorflow.template import TemplateFunction
-from keras_multigpu.engines.tensorflow.tensors import floats, map_tensors, substitute
+from keras_multigpu.engines.tensorflow.tensors import (
+    floats,
+    gradient_order,
+    map_tensors,
+    substitute,
+)
 from keras_multigpu.engines.values import Tensor
 
 
@@ -55,7 +57,7 @@ class Passes:
     def run(self) -> Iterator[Tensor]:
         """Calls the replicas; gives what gradients can come back to, on the first device."""
         sources = [*map(read, self._links.trainable), *floats(self._masked)]
-        self._order = _gradient_order(sources)
+        self._order = gradient_order(sources)
         if self._order:
             results = tf.custom_gradient(lambda *values: (self._forward(*values), self._backward))(
                 *sources
@@ -79,8 +81,8 @@ class Passes:
                 copies = [state[key] for key in keys] + floats(call)
                 if self._order:
                     tape.watch(copies)
-                twice = self._order > 1
-                raw = self._function(list(state.values()), call, replica, self._compiled, twice)
+                once = self._order == 1
+                raw = self._function(list(state.values()), call, replica, self._compiled, once)
             self.raws.append(raw)
             self._tapes.append((tape, copies))
         with tf.device(links.devices[0]):
@@ -125,11 +127,6 @@ class Passes:
             gradient if is_connected else None
             for gradient, is_connected in zip(gradients, raw.connected(copies, is_used))
         ]
-
-
-def _gradient_order(sources: list[Tensor]) -> int:
-    """How often the tapes around this call may differentiate by these: 0, 1, or 2 for more."""
-    return 2 if tf.executing_eagerly() else int(PossibleTapeGradientTypes(sources))
 
 
 def _note_use(result: Tensor, place: int, used: set[int]) -> Tensor:

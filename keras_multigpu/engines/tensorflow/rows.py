@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.tensors import gradient_order
 from keras_multigpu.engines.values import Tensor
 
 # Of a row's indices, so many are taken at a time; but in no more than so many turns.
@@ -39,8 +40,12 @@ def sum_rows(
     optimizers take the square of each part where they should take that of the sum. Here each
     row comes once.
     """
-    # Parts in half precision are summed in float32: here, then.
-    sparse_gradient = sparse_gradient or (_by_rows_touched.get() and table.dtype.size >= 4)
+    if indices.dtype not in (tf.int32, tf.int64):
+        indices = tf.cast(indices, tf.int64)
+    # Parts in half precision are summed in float32: here, then. And second derivatives, which a
+    # tape within the template asks for, are those of the dense gradient.
+    may_touch = _by_rows_touched.get() and table.dtype.size >= 4
+    sparse_gradient = sparse_gradient or (may_touch and not gradient_order([table]))
     if weights is None and sparse_gradient:
         # The fast way, which makes no tensor of all the rows taken.
         rows, ones = tf.shape(indices)[0], tf.shape(indices)[1]

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from keras_multigpu.engines.tensorflow.calls import replaced_calls
 from keras_multigpu.engines.values import Tensor
 
 _keys = itertools.count(1)
@@ -65,14 +66,8 @@ def synchronized(layers: list[keras.Layer], replica: Replica) -> Iterator[None]:
         yield
         return
     group = next(_keys)
-    try:
-        for layer in layers:
-            # The instance's own attribute: Keras would track what is set the ordinary way.
-            object.__setattr__(layer, "call", _call(layer, layer.call, replica, group))
+    with replaced_calls(layers, lambda layer, call: _call(layer, call, replica, group)):
         yield
-    finally:
-        for layer in layers:
-            vars(layer).pop("call", None)
 
 
 def _call(layer: Any, plain_call: Callable[..., Any], replica: Replica, group: int) -> Any:

@@ -57,7 +57,7 @@ class TemplateFunction:
         return list({id(variable): variable for variable in self.template.variables}.values())
 
     def __call__(
-        self, state: list[Tensor], call: Any, replica: Replica, compiled: bool, twice: bool
+        self, state: list[Tensor], call: Any, replica: Replica, compiled: bool, once: bool
     ) -> Raw:
         """Calls the template on the device of the current scope.
 
@@ -66,7 +66,7 @@ class TemplateFunction:
             call: the arguments `(args, kwargs)`, and the mask of each tensor in them.
             replica: which replica this is.
             compiled: compile it with XLA.
-            twice: second derivatives may be asked for.
+            once: first derivatives will be asked for, and no second ones.
         """
         number, size = tf.constant(replica.number), tf.cast(replica.size, tf.float32)
         if tf.executing_eagerly():
@@ -76,7 +76,7 @@ class TemplateFunction:
         flags = tuple(variable.trainable for variable in self.variables)
         # And for collective operations the call's own number: no two calls in a step may mix.
         static = (replica.count, (replica.serial, *flags))
-        fast = not (compiled or twice or _for_xla.get())
+        fast = once and not (compiled or _for_xla.get())
         arguments = (self._run, state, call, static, compiled, fast)
         can_be_apart = not compiled and not self.layers
         name = "apart" if can_be_apart and _is_recurrent(self.template) else "inlined"
@@ -118,7 +118,7 @@ class TemplateFunction:
             call: and second.
             static: its other arguments.
             compiled: have XLA compile it.
-            fast: by operations that XLA can't compile, and that have no second derivative.
+            fast: by operations that XLA can't compile, or whose second derivative is another.
         """
         key = name, compiled, fast
         if key not in self._functions:
@@ -140,7 +140,7 @@ class TemplateFunction:
     @contextlib.contextmanager
     def _made_fast(self) -> Iterator[None]:
         alone = [layer for layer in fusible(self.template) if layer not in self.layers]
-        with fused(alone), by_rows_touched():
+        with fused(alone, tapes=0), by_rows_touched():
             yield
 
     def _recomputed(self, forward: Any, state: list[Tensor], call: Any, rest: Any) -> Raw:

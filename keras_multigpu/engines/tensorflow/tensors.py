@@ -7,6 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+# What TensorFlow's own functions ask before they prepare for gradients; it has no public form.
+from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes  # noqa: TID251
+
 from keras_multigpu.engines.values import Tensor
 
 
@@ -70,3 +73,8 @@ def add(gradients: list[Tensor]) -> Tensor | None:
 def to_dense(gradient: tf.IndexedSlices, rows: int) -> Tensor:
     """A sparse gradient as a dense one of so many rows."""
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+
+
+def gradient_order(tensors: list[Tensor]) -> int:
+    """How often the tapes around a call may differentiate by tensors: 0, 1, or 2 for more."""
+    return 2 if tf.executing_eagerly() else int(PossibleTapeGradientTypes(tensors))
