@@ -33,8 +33,9 @@ class MultiHotDense(keras.Layer):
         sparse_gradient: on TensorFlow, give the optimizer the rows of the kernel that the batch
             touched, and not all: an update by `SGD` without momentum costs what those rows cost.
             Such a model is not compiled by XLA. (What comes back from other devices are the rows
-            touched wherever XLA does not compile.) JAX has no sparse gradients: there it changes
-            nothing.
+            touched wherever XLA does not compile.) Each call of the layer names a row once: one
+            that is called twice in a model names it twice, and Keras's optimizers square both
+            parts. JAX has no sparse gradients: there it changes nothing.
         **kwargs: those of `keras.Layer`.
 
     Input: integers of shape `(rows, ones)`; optionally `weights` of the same shape, as the second
