@@ -1,5 +1,6 @@
 """Where the replicas run, how often they are traced, what they share and what they don't."""
 
+import collections
 import gc
 import weakref
 
@@ -63,6 +64,27 @@ def test_a_replica_on_every_device_forwards_and_backwards(jit_compile):
     compiled = {bodies[node.attr["f"].func.name].attr["_XlaMustCompile"].b for node in calls}
     assert compiled == {jit_compile}
     assert parallel.jit_compile is jit_compile
+
+
+def _operations(model, x, y):
+    """How often each kind of operation is in a training step, with the functions that it calls."""
+    model.compile("adam", "mse", jit_compile=False)
+    model.train_on_batch(x, y)
+    graph = _step_graph(model, tf.constant(x), tf.constant(y))
+    bodies = [body.node_def for body in graph.library.function]
+    return collections.Counter(node.op for nodes in (graph.node, *bodies) for node in nodes)
+
+
+@pytest.mark.parametrize("layer", [layers.Dense, layers.LSTM, layers.SimpleRNN])
+def test_one_device_takes_keras_own_step(layer, rng):
+    """Operation by operation: it can't be slower. On another device it is a replica's."""
+    x = rng.normal(size=(8, 4, 3)).astype("float32")
+    plain = keras.Sequential([keras.Input((4, 3)), layer(5), layers.Flatten(), layers.Dense(2)])
+    own, elsewhere = (keras.models.clone_model(plain) for _ in range(2))
+    y = rng.normal(size=(8, 2)).astype("float32")
+    expected = _operations(plain, x, y)
+    assert _operations(make_parallel(own, 1), x, y) == expected
+    assert _operations(make_parallel(elsewhere, devices=["cpu:1"]), x, y) != expected
 
 
 @pytest.mark.parametrize("kind", ["CPU", "GPU"])
