@@ -164,14 +164,7 @@ class TemplateFunction:
 
         results = iter(run(*floats((state, call))))
         outputs, losses = substitute(raws[0].differentiable, results)
-        trace = (
-            forward,
-            [
-                part
-                for part in tf.nest.flatten((state, call), expand_composites=True)
-                if tf.is_tensor(part)
-            ],
-        )
+        trace = (forward, _tensors((state, call)))
         return dataclasses.replace(raws[0], outputs=outputs, losses=losses, trace=trace)
 
     def _gradient(self, state: Any, call_and_upstream: Any, *rest: Any) -> list[Any]:
