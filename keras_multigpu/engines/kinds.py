@@ -62,14 +62,13 @@ def _is_close(first: Any, second: Any, is_half: bool) -> bool:
         return False
     if first.dtype.kind not in "fc" and second.dtype.kind not in "fc":
         return bool(np.all(first == second))
-    wide = [
-        values.astype("complex128" if values.dtype.kind == "c" else "float64")
-        for values in (first, second)
-    ]
-    size = max(float(np.max(np.abs(v[np.isfinite(v)]), initial=0.0)) for v in wide)
-    return np.allclose(
-        *wide, rtol=0.0, atol=_tolerance(first.dtype, is_half) * size, equal_nan=True
-    )
+    atol = _tolerance(first.dtype, is_half) * max(_size(first), _size(second))
+    return np.allclose(first, second, rtol=0.0, atol=atol, equal_nan=True)
+
+
+def _size(values: np.ndarray) -> float:
+    """The largest of some numbers, of those that are finite."""
+    return float(np.max(np.abs(values[np.isfinite(values)]), initial=0.0))
 
 
 def combine(kind: str, values: Sequence[Any], shares: Sequence[Any], before: Any = None) -> Any:

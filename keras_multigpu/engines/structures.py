@@ -60,7 +60,9 @@ def _open(value: Any) -> tuple[list[Any], list[Any], Callable[[dict[Any, Any]], 
         names = [field.name for field in dataclasses.fields(value) if field.init]
         parts = [getattr(value, name) for name in names]
         return names, parts, lambda parts: dataclasses.replace(value, **parts)
-    raise OpaqueError(f"an object of type {type(value).__name__}")
+    raise OpaqueError(
+        f"`call` returns an object of type {type(value).__name__}, in which tensors can't be found"
+    )
 
 
 def _like_mapping(value: Any, parts: dict[Any, Any]) -> Any:

@@ -104,7 +104,10 @@ class TensorFlowEngine(Engine):
 
     def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
         first, *others = counts
-        message = "All tensors must have the same number of rows, the length of their first axis."
+        message = (
+            "All tensors must have the same number of rows, the length of their first axis. "
+            "Repeat what belongs to all rows, or call the template: `model.template(...)`."
+        )
         with tf.control_dependencies(
             [tf.debugging.assert_equal(other, first, message) for other in others]
         ):

@@ -174,10 +174,10 @@ class Links:
         rule = self._rules.get(id(variable))
         if len(gradients) < 2 or (rule in (None, ROWS) and not _names_rows_once(variable)):
             return add(gradients)
+        if rule and variable.overwrite_with_gradient:
+            return combine(rule, gradients, ())
         if not all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
-            return (
-                combine(rule, gradients, ()) if variable.overwrite_with_gradient else add(gradients)
-            )
+            return add(gradients)
         if rule == SAME:
             values = tf.add_n([gradient.values for gradient in gradients])
             return tf.IndexedSlices(values, gradients[0].indices, gradients[0].dense_shape)

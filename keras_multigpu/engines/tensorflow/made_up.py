@@ -76,8 +76,8 @@ def _values(
     if dtype == tf.bool:
         return tf.constant(rng.random(shape) < 0.7)
     if dtype.is_integer:
-        numbers = rng.integers(min(1, settings.high - 1), settings.high, shape)
-        return tf.cast(_with_holes(numbers, rng), dtype)
+        integers = rng.integers(min(1, settings.high - 1), settings.high, shape)
+        return tf.cast(_with_holes(integers, rng), dtype)
     numbers = rng.normal(size=shape) * settings.scale
     numbers = np.abs(numbers) + 0.05 * settings.scale if settings.positive else numbers
     if len(shape) == 3 and not settings.positive:  # time steps that a `Masking` layer leaves out

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from keras_multigpu.engines import kinds
 from keras_multigpu.engines.shared import SEED
-from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.calls import replaced_calls
 from keras_multigpu.engines.tensorflow.inspection import find_obstacle, layer_of
 from keras_multigpu.engines.tensorflow.links import ONCE
@@ -23,8 +22,11 @@ from keras_multigpu.engines.values import Call, Plan
 
 _PREFERRED = (kinds.SAME, kinds.MEAN, kinds.SUM, kinds.MAXIMUM, kinds.MINIMUM)
 
+# Operations with a gradient of rows, and those that may have such ones in them.
+_TAKING_ROWS = ("Gather", "Segment", "Call", "While", "If")
 
-class _Obstacle(Exception):
+
+class _ObstacleError(Exception):
     """The batch can't be sliced, for the reason given."""
 
 
@@ -50,7 +52,7 @@ def make_plan(trace: Trace) -> Plan:
         except ProbeError as error:
             plan.doubt = str(error)
             plan.losses = [kinds.MEAN] * len(tried.forward.structured_outputs["losses"])
-    except (_Obstacle, DependenceError, OpaqueError) as error:
+    except (_ObstacleError, DependenceError) as error:
         plan.obstacle = str(error)
     return plan
 
@@ -88,7 +90,7 @@ def _check(trace: Trace) -> None:
 
 def _raise(reason: str | None) -> None:
     if reason:
-        raise _Obstacle(reason)
+        raise _ObstacleError(reason)
 
 
 def _without_statistics(trace: Trace) -> Trace:
@@ -109,17 +111,18 @@ def _find_rules(plan: Plan, probe: Probe, tried: Trace) -> None:
     losses, updates = probe.find_rules()
     made = tried.forward.structured_outputs["losses"]
     plan.losses = [_loss_rule(found, loss) for found, loss in zip(losses, made)]
-    rules = {}
+    rules: dict[int, str] = {}
     for key, found in updates.items():
         variable = tried.assigned[key]
         if variable.name == SEED:
             found = {kinds.SAME}
-        rules[int(key)] = _first(found)
-        if rules[int(key)] is None:
-            raise _Obstacle(
+        rule = _first(found)
+        if rule is None:
+            raise _ObstacleError(
                 f"the variable {variable.path!r} is assigned a value that is neither a mean, a "
                 "sum nor an extreme over the rows of the batch"
             )
+        rules[int(key)] = rule
     for layer in batch_normalizations(tried.template, "all"):
         rules.update({id(variable): kinds.MEAN for variable in layer.non_trainable_variables})
     plan.updates = rules
@@ -134,7 +137,7 @@ def _loss_rule(found: set[str], loss: Any) -> str:
         operation = loss.op
         while operation.type == "Identity":
             operation = operation.inputs[0].op
-        raise _Obstacle(
+        raise _ObstacleError(
             f"{layer_of(operation.name)} adds a loss that is neither a mean nor a sum over the "
             "rows of the batch (give `add_loss` a value for each row, or compute it in the "
             "model's loss, which sees the whole batch)"
@@ -148,13 +151,13 @@ def _first(found: set[str]) -> str | None:
 
 def _gradient_rules(probe: Probe, tried: Trace) -> dict[int, str]:
     """How gradients are added up that are not plain sums: rows of tables, and new values."""
-    variables = {
-        place: v for place, v in enumerate(tried.variables) if _is_special(v, place, tried)
-    }
+    every = enumerate(tried.variables)
+    special = {place: v for place, v in every if _is_special(v, place, tried)}
+    if not special:
+        return {}
     rules = {}
-    for variable, (whole, parts, counts) in zip(
-        variables.values(), probe.gradients(list(variables))
-    ):
+    found = probe.gradients(list(special))
+    for variable, (whole, parts, counts) in zip(special.values(), found):
         if whole is None:
             continue
         if variable.overwrite_with_gradient:
@@ -166,7 +169,7 @@ def _gradient_rules(probe: Probe, tried: Trace) -> dict[int, str]:
         else:
             continue
         if rule is None:
-            raise _Obstacle(f"the variable {variable.path!r} {what}, which slices can't make")
+            raise _ObstacleError(f"the variable {variable.path!r} {what}, which slices can't make")
         rules[id(variable)] = rule
     return rules
 
@@ -182,9 +185,7 @@ def _is_special(variable: keras.Variable, place: int, tried: Trace) -> bool:
         for operation in waiting.pop().consumers():
             if operation.type in ("Identity", "Cast"):
                 waiting += operation.outputs
-            elif any(
-                name in operation.type for name in ("Gather", "Segment", "Call", "While", "If")
-            ):
+            elif any(name in operation.type for name in _TAKING_ROWS):
                 return True
     return False
 

@@ -76,10 +76,8 @@ class Probe:
             ProbeError: if the template can't be called on made-up rows.
         """
         tried = self._tried = self._try()
-        structured = self._trace.forward.structured_outputs
-        for place in _places(
-            self._trace.forward, (structured["outputs"], structured["attributes"])
-        ):
+        made = self._trace.forward.structured_outputs
+        for place in _places(self._trace.forward, (made["outputs"], made["attributes"])):
             if ROWS not in self._kinds(place, tried):
                 return self._first_dependence()
         return None
@@ -89,21 +87,24 @@ class Probe:
         forward = self._trace.forward
         losses = forward.structured_outputs["losses"]
         updates = forward.structured_outputs["updates"]
-        kinds: list[set[str] | None] = [None] * (len(losses) + len(updates))
+        kinds: list[set[str]] = []
         for scale in _SCALES:
-            tried = self._tried if scale == 1.0 and self._tried else self._try(scale)
+            try:
+                tried = self._tried if not kinds and self._tried else self._try(scale)
+            except ProbeError:
+                if not kinds:
+                    raise
+                break  # numbers of this size overflow
             known = dict(zip(map(id, self._trace.variables), tried.state))
             before = [None] * len(losses)
             before += [known.get(int(key), self._trace.assigned[key].value) for key in updates]
             places = _places(forward, [*losses, *updates.values()])
-            for number, (place, start) in enumerate(zip(places, before)):
-                found = self._kinds(place, tried, start)
-                kinds[number] = found & (found if kinds[number] is None else kinds[number])
+            found = [self._kinds(place, tried, start) for place, start in zip(places, before)]
+            kinds = [one & two for one, two in zip(found, kinds or found)]
             # What was zero or an extreme by chance fits several rules: try larger numbers.
-            if all(kind is None or len(kind) < 2 or kind & {ROWS, SAME} for kind in kinds):
+            if all(len(kind) < 2 or kind & {ROWS, SAME} for kind in kinds):
                 break
-        done = [kind or set() for kind in kinds]
-        return done[: len(losses)], dict(zip(updates, done[len(losses) :]))
+        return kinds[: len(losses)], dict(zip(updates, kinds[len(losses) :]))
 
     def gradients(self, places: Sequence[int]) -> Iterator[tuple[Any, list[Any], tuple[int, int]]]:
         """Gradients by some variables: of all the rows, of the two parts, and the parts' rows.
@@ -161,9 +162,8 @@ class Probe:
                 with tf.init_scope(), tf.device("cpu:0"):
                     results = [whole, *(self._stilled(state, call) for call in calls[1:])]
             except Exception as error:
-                raise DependenceError(
-                    f"a part of a batch fails alone: {_first_line(error)}"
-                ) from error
+                text = f"a part of a batch fails alone ({_first_line(error)})"
+                raise DependenceError(text) from error
             if all(np.all(np.isfinite(one)) for one in whole if one.dtype.kind == "f"):
                 self._settings = settings
                 return Tried(counts, state, calls, results)
@@ -180,7 +180,7 @@ class Probe:
         inner = {axis for shape in shapes for axis in shape if axis and 1 < axis <= 64}
         axes = _AXES if any(None in shape for shape in shapes) else _AXES[:1]
         highs = _HIGHS if any(one.dtype.is_integer for one in tensors) else _HIGHS[:1]
-        for rows, axis, high in itertools.product((3, *sorted(inner)), axes, highs):
+        for rows, axis, high in itertools.product((3, *sorted(inner)[:4]), axes, highs):
             for positive in (False, True):
                 yield Settings(rows, axis, high, scale, positive)
 
@@ -191,15 +191,14 @@ class Probe:
             {name: make_up(one, settings, self._rng) for name, one in own.items()}
             for own in attributes
         ]
-        call = (whole, hung)
-        first = settings.rows - 1
-        parts = [
-            tf.nest.map_structure(
-                lambda one, s=start, n=size: take_part(one, s, n, settings.rows), call
+        rows = settings.rows
+
+        def part(start: int, size: int) -> Any:
+            return tf.nest.map_structure(
+                lambda one: take_part(one, start, size, rows), (whole, hung)
             )
-            for start, size in ((0, first), (first, 1))
-        ]
-        return [call, *parts]
+
+        return [(whole, hung), part(0, rows - 1), part(rows - 1, 1)]
 
     def _first_dependence(self) -> str:
         """The layer in which rows first depend on each other."""

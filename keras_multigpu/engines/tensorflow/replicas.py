@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from keras_multigpu.engines.attributes import set_attributes
 from keras_multigpu.engines.shared import SEED, check_alike, state_of_none
-from keras_multigpu.engines.structures import take_apart
+from keras_multigpu.engines.structures import OpaqueError, take_apart
 from keras_multigpu.engines.tensorflow.links import Links, read
 from keras_multigpu.engines.tensorflow.names import local_name, short_name
 from keras_multigpu.engines.tensorflow.passes import Passes
 from keras_multigpu.engines.tensorflow.planning import make_plan, signature
+from keras_multigpu.engines.tensorflow.scope import HiddenStateError
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
 from keras_multigpu.engines.tensorflow.tensors import gradient_order, substitute
 from keras_multigpu.engines.tensorflow.trace import Raw, Trace, is_for_xla, split_call
@@ -49,11 +50,17 @@ class TensorFlowReplicas(Replicas):
 
     def plan(self, call: Call, *, compiled: bool) -> Plan:
         if not tf.executing_eagerly():
-            return make_plan(self._trace(call, compiled))
+            return self._plan(call, compiled)
         key = signature(self.template, call)
         if key not in self._plans:
-            self._plans[key] = make_plan(self._trace(call, compiled))
+            self._plans[key] = self._plan(call, compiled)
         return self._plans[key]
+
+    def _plan(self, call: Call, compiled: bool) -> Plan:
+        try:
+            return make_plan(self._trace(call, compiled))
+        except (HiddenStateError, OpaqueError) as error:
+            return Plan(obstacle=str(error))
 
     def run(
         self,

@@ -12,6 +12,10 @@ from keras_multigpu.engines.shared import SEED, SEED_STEP
 from keras_multigpu.engines.values import Tensor
 
 
+class HiddenStateError(NotImplementedError):
+    """A state is assigned where a replica can't hand it on."""
+
+
 class ReplicaScope(keras.StatelessScope):
     """A stateless scope in which a replica calls the template.
 
@@ -47,13 +51,15 @@ class ReplicaScope(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
         variable, value = update
         if self._graph is not None and getattr(value, "graph", self._graph) is not self._graph:
-            raise NotImplementedError(
+            raise HiddenStateError(
                 f"The variable {variable.path!r} is assigned within a loop or a branch, where a "
                 "replica's state can't be followed. Unroll the loop (a recurrent layer: "
                 "`unroll=True`), or assign after it; random layers assign their seed."
             )
         if tf.as_dtype(value.dtype).is_floating:
-            value = _assigned(value, tf.cast(self.get_current_value(variable), value.dtype))
+            before = self.get_current_value(variable)
+            before = tf.identity(variable._value) if before is None else before
+            value = _assigned(value, tf.cast(before, value.dtype))
         self.assigned[id(variable)] = variable
         super().add_update((variable, value))
 

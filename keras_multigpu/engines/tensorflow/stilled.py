@@ -82,7 +82,7 @@ def _array(value: Tensor) -> np.ndarray:
 
 
 def _made_up(captured: Tensor) -> Tensor:
-    """A captured tensor, or a value in its place if the function that computes it only runs later."""
+    """A captured tensor, or a value in its place if it is only computed later."""
     if hasattr(captured, "numpy"):
         return captured
     if captured.dtype in (tf.resource, tf.variant):
