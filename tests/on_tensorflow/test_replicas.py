@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers, ops
+from keras import layers
 from parity import difference
 
 from keras_multigpu import make_parallel, reports
@@ -39,18 +39,6 @@ def _assert_on_all_devices(graph):
     here = "/job:localhost/replica:0/task:0"
     assert places == sorted(2 * [f"{here}/device:CPU:{index}" for index in range(4)])
     return calls
-
-
-class Adds(layers.Layer):
-    """Adds a loss of some kind."""
-
-    def __init__(self, loss):
-        super().__init__()
-        self.loss = loss
-
-    def call(self, inputs):
-        self.add_loss(self.loss(inputs))
-        return inputs
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -113,8 +101,23 @@ def test_traced_once_for_all_devices_and_batch_sizes():
     assert Probe.traces - built == 1
 
 
-def test_no_second_trace(monkeypatch):
-    """Fifty batches of five sizes, in a generator of its own each time, and all three calls."""
+def _traces(model):
+    """How often the probe in a model is traced over fifty batches of five sizes, and all calls."""
+    built = Probe.traces
+    model.compile("adam", "mse")
+    for start in range(0, 50, 10):
+        sizes = [1, 2, 5, 8, 33] * 2
+        batches = [(np.ones((size, 3)), np.ones((size, 2))) for size in sizes]
+        generator = (batch for batch in batches)
+        model.fit(generator, steps_per_epoch=len(batches), shuffle=False, verbose=0)
+        assert model.optimizer.iterations == start + 10
+    for x, y in batches[:5]:
+        model.evaluate(x, y, verbose=0)
+        model.predict(x, verbose=0)
+    return Probe.traces - built
+
+
+def test_traced_as_often_as_on_one_device(monkeypatch):
     functions = []
     plain_function = tf.function
 
@@ -124,23 +127,11 @@ def test_no_second_trace(monkeypatch):
         return made
 
     monkeypatch.setattr(tf, "function", function)
-    Probe.traces = 0
     template = keras.Sequential([keras.Input((3,)), Probe(), layers.Dense(2)])
-    built = Probe.traces
-    parallel = make_parallel(template, 4)
-    parallel.compile("adam", "mse")
-    for start in range(0, 50, 10):
-        sizes = [1, 2, 5, 8, 33] * 2
-        batches = [(np.ones((size, 3)), np.ones((size, 2))) for size in sizes]
-        generator = (batch for batch in batches)
-        parallel.fit(generator, steps_per_epoch=len(batches), shuffle=False, verbose=0)
-        assert parallel.optimizer.iterations == start + 10
-    for x, y in batches[:5]:
-        parallel.evaluate(x, y, verbose=0)
-        parallel.predict(x, verbose=0)
-    assert Probe.traces - built == 3  # one for each call
+    plain = _traces(keras.models.clone_model(template))
+    assert _traces(make_parallel(template, 4)) == plain
     counts = [one.experimental_get_tracing_count() for one in functions]
-    assert len(counts) >= 4  # a step of each call, and the replica
+    assert len(counts) >= 4  # a step of each call, and the replicas
     assert max(counts) <= 2
 
 
@@ -263,28 +254,6 @@ def test_weights_cross_in_the_wires_type():
         model.compile("sgd", "mse")
         model.fit(x, np.ones((9, 4)), verbose=0)
     assert 0 < difference(exact.get_weights(), rounded.get_weights()) < 1e-2
-
-
-def test_a_loss_that_is_neither_sum_nor_mean_is_told():
-    template = keras.Sequential([keras.Input((3,)), Adds(lambda x: ops.sum(ops.mean(x, 0) ** 2))])
-    parallel = make_parallel(template, 2)
-    parallel.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match=r"neither mean nor sum: .* for all 5"):
-        parallel.evaluate(np.ones((4, 3)), np.ones((4, 3)), verbose=0)
-
-
-def test_a_loss_that_cannot_be_tried_is_told():
-    class Picky(layers.Layer):
-        def call(self, inputs):
-            if tf.executing_eagerly():
-                raise ValueError("not eagerly")
-            self.add_loss(tf.reduce_mean(inputs))
-            return inputs
-
-    parallel = make_parallel(keras.Sequential([keras.Input((3,)), Picky()]), 2)
-    parallel.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match=r"taken for a mean.*ValueError.*not eagerly"):
-        parallel.evaluate(np.ones((4, 3)), np.ones((4, 3)), verbose=0)
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "tower", "replicas": "independent"}], ids=str)
