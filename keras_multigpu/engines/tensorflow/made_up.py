@@ -21,6 +21,7 @@ class Settings:
         high: integers are below it.
         scale: the size of floating-point numbers.
         positive: make no negative ones.
+        device: where to compute with them.
     """
 
     rows: int = 3
@@ -28,6 +29,7 @@ class Settings:
     high: int = 8
     scale: float = 1.0
     positive: bool = False
+    device: str = "cpu:0"
 
 
 def make_up(tensor: Any, settings: Settings, rng: np.random.Generator) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.links import Links, read
+from keras_multigpu.engines.tensorflow.raw import Arguments, Raw
 from keras_multigpu.engines.tensorflow.sync import Replica
 from keras_multigpu.engines.tensorflow.tensors import (
     add,
@@ -16,7 +17,7 @@ from keras_multigpu.engines.tensorflow.tensors import (
     map_tensors,
     substitute,
 )
-from keras_multigpu.engines.tensorflow.trace import Arguments, Raw, Trace
+from keras_multigpu.engines.tensorflow.trace import Trace
 from keras_multigpu.engines.values import Tensor
 
 

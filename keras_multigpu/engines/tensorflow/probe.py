@@ -134,7 +134,7 @@ class Probe:
                     length = tried.results[number][place].shape[0]
                     start = 0 if number < 2 else values.shape[0] - length
                     upstream.append(tf.cast(values[start : start + length], result.dtype))
-                with tf.device("cpu:0"):
+                with tf.device(self._settings.device):
                     found.append(differentiate(list(tried.state), call, upstream))
 
         in_fresh_thread(run)  # within `init_scope` no tape would record
@@ -151,7 +151,7 @@ class Probe:
         for settings in self._candidates(scale):
             counts = (settings.rows - 1, 1)
             try:
-                with tf.init_scope(), tf.device("cpu:0"):
+                with tf.init_scope(), tf.device(settings.device):
                     calls = self._calls(settings)
                     state = [perturb(read(v), self._rng) for v in self._trace.variables]
                     whole = self._stilled(state, calls[0])
@@ -159,7 +159,7 @@ class Probe:
                 problem = problem or error
                 continue
             try:
-                with tf.init_scope(), tf.device("cpu:0"):
+                with tf.init_scope(), tf.device(settings.device):
                     results = [whole, *(self._stilled(state, call) for call in calls[1:])]
             except Exception as error:
                 text = f"a part of a batch fails alone ({_first_line(error)})"
@@ -180,9 +180,11 @@ class Probe:
         inner = {axis for shape in shapes for axis in shape if axis and 1 < axis <= 64}
         axes = _AXES if any(None in shape for shape in shapes) else _AXES[:1]
         highs = _HIGHS if any(one.dtype.is_integer for one in tensors) else _HIGHS[:1]
-        for rows, axis, high in itertools.product((3, *sorted(inner)[:4]), axes, highs):
-            for positive in (False, True):
-                yield Settings(rows, axis, high, scale, positive)
+        # Some of what is traced on a host with GPUs (cuDNN's recurrent layers) runs there only.
+        devices = ("cpu:0", "gpu:0") if tf.config.list_physical_devices("GPU") else ("cpu:0",)
+        choices = itertools.product(devices, (3, *sorted(inner)[:4]), axes, highs, (False, True))
+        for device, rows, axis, high, positive in choices:
+            yield Settings(rows, axis, high, scale, positive, device)
 
     def _calls(self, settings: Settings) -> list[Any]:
         tensors, attributes = self._trace.arguments

@@ -15,10 +15,11 @@ from keras_multigpu.engines.tensorflow.links import Links, read
 from keras_multigpu.engines.tensorflow.names import local_name, short_name
 from keras_multigpu.engines.tensorflow.passes import Passes
 from keras_multigpu.engines.tensorflow.planning import make_plan, signature
+from keras_multigpu.engines.tensorflow.raw import Raw, split_call
 from keras_multigpu.engines.tensorflow.scope import HiddenStateError
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
 from keras_multigpu.engines.tensorflow.tensors import gradient_order, substitute
-from keras_multigpu.engines.tensorflow.trace import Raw, Trace, is_for_xla, split_call
+from keras_multigpu.engines.tensorflow.trace import Trace, is_for_xla
 from keras_multigpu.engines.values import Call, Plan, Replicas, Result, Tensor
 
 

@@ -70,7 +70,7 @@ class Stilled:
         return self._wrapped.prune(feeds, [element(name) for name in names])
 
     def _run(self, function: Any, state: list[Tensor], call: Any) -> list[np.ndarray]:
-        with tf.init_scope(), tf.device("cpu:0"):
+        with tf.init_scope():
             given = (state, call, tf.constant(0), tf.constant(1.0))
             flat = tf.nest.flatten(given, expand_composites=True)
             captured = [_made_up(one) for one in self._forward.captured_inputs]

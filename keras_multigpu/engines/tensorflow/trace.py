@@ -8,7 +8,6 @@ traced before is used again.
 from __future__ import annotations
 
 import contextvars
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +18,8 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.attributes import get_attributes, set_attributes
-from keras_multigpu.engines.shared import split_tensors
 from keras_multigpu.engines.structures import take_apart
+from keras_multigpu.engines.tensorflow.raw import Arguments, Raw, split_call, tensors_of
 from keras_multigpu.engines.tensorflow.rows import by_rows_touched
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.sync import Replica, synchronized
@@ -43,40 +42,6 @@ def traced_for_xla() -> Iterator[None]:
 def is_for_xla() -> bool:
     """Whether this is the scope of `traced_for_xla`."""
     return _for_xla.get()
-
-
-@dataclasses.dataclass
-class Raw:
-    """What a replica returns, on its own device.
-
-    Attributes:
-        outputs: the tensors of the template's outputs.
-        attributes: what Keras hung on each of them.
-        losses: the tensors given to `add_loss`.
-        updates: the new values of the variables assigned, by their keys.
-        arguments: the tensors that the traced function was called with; `None` eagerly.
-    """
-
-    outputs: list[Tensor]
-    attributes: list[dict[str, Tensor]]
-    losses: list[Tensor]
-    updates: dict[str, Tensor]
-    arguments: list[Tensor] | None = None
-
-    @property
-    def differentiable(self) -> Any:
-        """What gradients can come back to."""
-        return self.outputs, self.attributes, self.losses
-
-
-Arguments = tuple[list[Tensor], list[dict[str, Tensor]]]
-"""The tensors of a call, and what Keras hung on each of them."""
-
-
-def split_call(call: Call) -> tuple[Arguments, Callable[[Sequence[Tensor]], Any]]:
-    """The tensors of a call, with their attributes, and what makes it of others."""
-    tensors, restore = split_tensors(call, tf.is_tensor)
-    return (tensors, [get_attributes(tensor) for tensor in tensors]), restore
 
 
 class Trace:
@@ -181,7 +146,7 @@ class Trace:
         return self._reached[is_used]
 
     def _raw(self, *arguments: Any) -> Raw:
-        return Raw(**self.forward(*arguments), arguments=_tensors(arguments))
+        return Raw(**self.forward(*arguments), arguments=tensors_of(arguments))
 
     def _trace(self, function: Any, compiled: bool, more: Any = (), apart: bool = False) -> Any:
         traced = tf.function(
@@ -219,7 +184,7 @@ class Trace:
 
         results = iter(run(*floats((state, call))))
         outputs, attributes, losses = substitute(raws[0].differentiable, results)
-        arguments = _tensors((state, call, *rest))
+        arguments = tensors_of((state, call, *rest))
         return Raw(outputs, attributes, losses, raws[0].updates, arguments)
 
     def _gradient(
@@ -289,12 +254,6 @@ def _end(output: Tensor) -> Any:
 
 def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
     return list({id(variable): variable for variable in variables}.values())
-
-
-def _tensors(structure: Any) -> list[Tensor]:
-    return [
-        part for part in tf.nest.flatten(structure, expand_composites=True) if tf.is_tensor(part)
-    ]
 
 
 def _is_recurrent(template: keras.Model) -> bool:
