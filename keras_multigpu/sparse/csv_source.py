@@ -214,7 +214,8 @@ class CsvSource(Source):
         lines = self._rows(data, piece)
         line, row = next(one for number, one in enumerate(lines) if number == place)
         return BadDataError(
-            f"{self.path}, line {line}: {name!r} must be a finite number. Received: "
+            f"{self.path}, line {line}: {name!r} must be a finite number, and an integer below "
+            "2**53. Received: "
             f"{row[self._header.index(name)]!r}. Mend the file, or leave such rows out: "
             'errors="skip".'
         )

@@ -28,7 +28,7 @@ class ParquetSource(Source):
                 for group in range(file.num_row_groups):
                     self.position = size * group // file.num_row_groups
                     numbers = file.read_row_group(group, columns=list(self.schema.numbers))
-                    is_good = self._good(self._numbers(numbers), group)
+                    is_good = self._good(numbers, group)
                     for number in range(0, len(is_good), self.chunk_rows):
                         rows = int(is_good[number : number + self.chunk_rows].sum())
                         if rows:
@@ -74,7 +74,8 @@ class ParquetSource(Source):
         columns = [to_numbers(table.column(name)) for name in self.schema.numbers]
         return np.stack(columns, axis=1) if columns else np.empty((len(table), 0))
 
-    def _good(self, numbers: np.ndarray, group: int) -> np.ndarray:
+    def _good(self, table: pa.Table, group: int) -> np.ndarray:
+        numbers = self._numbers(table)
         is_good = are_finite(numbers)
         bad = np.flatnonzero(~is_good)
         if len(bad) and not self.skips:
@@ -82,7 +83,8 @@ class ParquetSource(Source):
             place = int(np.flatnonzero(~are_finite(numbers[row][:, None]))[0])
             raise BadDataError(
                 f"{self.path}, row group {group}, row {row + 1}: {self.schema.numbers[place]!r} "
-                f"must be a finite number. Received: {numbers[row, place]}. Mend the file, or "
+                "must be a finite number, and an integer below 2**53. Received: "
+                f"{table.column(self.schema.numbers[place])[row].as_py()!r}. Mend the file, or "
                 'leave such rows out: errors="skip".'
             )
         if len(bad):
