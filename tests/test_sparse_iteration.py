@@ -230,6 +230,7 @@ def test_without_labels_nothing_is_shuffled(path):
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.filterwarnings("ignore:The batches of a HashedDataset are asked for in disorder")
 def test_a_copy_has_its_own_files(tmp_path, copied, suffix):
     data = dataset(write(tmp_path, suffix), workers=2)
     data.resume(1, 3)

@@ -127,8 +127,9 @@ def check_splits(splits: object) -> None:
     Raises:
         ValueError: if it is one.
     """
-    if isinstance(splits, bool) or splits not in SPLITS:
+    is_integer = isinstance(splits, (int, np.integer)) and not isinstance(splits, bool)
+    if not is_integer or splits not in SPLITS:
         raise ValueError(
-            "`splits` must be 4 (the published code), 2, or 1 (one-hot). "
+            "`splits` must be the integer 4 (the published code), 2, or 1 (one-hot). "
             f"Received: splits={splits!r}."
         )

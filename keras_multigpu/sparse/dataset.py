@@ -192,8 +192,13 @@ class HashedDataset(EpochDataset):
 
     def on_epoch_begin(self) -> None:
         """See `EpochDataset.on_epoch_begin`."""
-        super().on_epoch_begin()
         self._reader.begin_epoch()
+        super().on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """See `EpochDataset.on_epoch_end`."""
+        self._reader.begin_epoch()  # what Keras asks for next may be a look at the first batches
+        super().on_epoch_end()
 
     def resume(self, epoch: int, batch: int = 0) -> None:
         """See `EpochDataset.resume`; batches that are done are not read."""

@@ -116,7 +116,7 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
             if is_reset():
                 self._asked = None
             elif not self._is_in_order and self._is_complete:
-                self._is_done, self._asked = True, set()
+                self._is_done, self._asked = True, None
             self._is_in_order = False
 
     def resume(self, epoch: int, batch: int = 0) -> None:
