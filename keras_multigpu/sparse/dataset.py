@@ -217,6 +217,6 @@ class HashedDataset(EpochDataset):
         Raises:
             RuntimeError: on another Keras backend than TensorFlow.
         """
-        stream = engines.current().stream_batches(self._stream, self[0])
+        stream = engines.current().stream_batches(self._stream, self[0], len(self))
         stream.encoder = self.encoder  # for a model that compares it with its own
         return stream

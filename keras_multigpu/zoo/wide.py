@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_multigpu.layers import MultiHotDense
-from keras_multigpu.sparse import HashedDataset, HashEncoder
+from keras_multigpu.sparse import HashEncoder
 from keras_multigpu.sparse.dataset_checks import copy_encoder
 
 _MIDDLE_EXPONENT = 0.3
@@ -123,11 +123,11 @@ class WideModel(keras.Model):
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as Keras does, on indices of its own encoder.
 
-        A `HashedDataset` is read in its own order. The encoder of other streams, of a
-        `tf.data.Dataset`, say, is not known here: they must have this model's indices.
+        A `HashedDataset`, and its `to_tf_data()`, are read in their own order. Of another
+        `tf.data.Dataset` no encoder is known: its indices must be those of this model's encoder.
         """
         self._check_data(x, kwargs.get("validation_data"))
-        if isinstance(x, HashedDataset):
+        if _encoder_of(x):  # it shuffles itself
             kwargs.setdefault("shuffle", False)
         return super().fit(x, *args, **kwargs)
 
@@ -143,8 +143,7 @@ class WideModel(keras.Model):
 
     def _check_data(self, *data: Any) -> None:
         for one in data:
-            encoder = getattr(one, "encoder", None)
-            if isinstance(encoder, HashEncoder):
+            if encoder := _encoder_of(one):
                 self.check_encoder(encoder)
             elif isinstance(one, np.ndarray) and one.size:
                 self._check_range(int(one.min()), int(one.max()))
@@ -236,6 +235,12 @@ def wide(
     jit_compile = not sparse_gradient if jit_compile is None else jit_compile
     model.compile(optimizer, loss, metrics=metrics, jit_compile=jit_compile)
     return model
+
+
+def _encoder_of(data: Any) -> HashEncoder | None:
+    """The encoder of a `HashedDataset`, of its `to_tf_data()`, or of other data that have one."""
+    encoder = getattr(data, "encoder", None)
+    return encoder if isinstance(encoder, HashEncoder) else None
 
 
 def _compare(found: str, own: str) -> None:
