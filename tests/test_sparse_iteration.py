@@ -96,15 +96,15 @@ def rows_from(path, epoch, batch, count, **options):
 
 
 @pytest.mark.parametrize("is_built", [True, False])
-@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize(("suffix", "workers"), [("csv", 1), ("csv", 4), ("parquet", 4)])
 @pytest.mark.filterwarnings("ignore:The batches of a HashedDataset are asked for in disorder")
-def test_each_row_once_in_every_epoch(path, workers, is_built):
-    for shuffle in (False, True):
-        for batch_size in (BATCH, 150, ROWS):  # 7 batches, 2, and 1
-            data = dataset(path, workers=workers, batch_size=batch_size)
-            counts = train(data, is_built, epochs=3, shuffle=shuffle)
-            assert counts.tolist() == [[1] * ROWS] * 3
-            assert data.epoch == 2
+def test_each_row_once_in_every_epoch(tmp_path, suffix, workers, is_built):
+    path = write(tmp_path, suffix)
+    for batch_size, shuffle in ((BATCH, False), (BATCH, True), (150, False), (ROWS, True)):
+        data = dataset(path, workers=workers, batch_size=batch_size)
+        counts = train(data, is_built, epochs=3, shuffle=shuffle)
+        assert counts.tolist() == [[1] * ROWS] * 3
+        assert data.epoch == 2
 
 
 @pytest.mark.parametrize("is_built", [True, False])
@@ -120,9 +120,9 @@ def test_each_row_once_with_processes(tmp_path, is_built):
 
 
 @pytest.mark.parametrize("is_built", [True, False])
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("batch", [0, 5])
-def test_resumed(path, workers, is_built, batch):
+@pytest.mark.parametrize(("workers", "batch"), [(1, 5), (3, 5), (3, 0)])
+def test_resumed(tmp_path, workers, is_built, batch):
+    path = write(tmp_path)
     data = dataset(path, workers=workers)
     data.resume(2, batch)
     counts = train(data, is_built, epochs=2, shuffle=False)
@@ -142,15 +142,16 @@ def test_resumed_where_an_epoch_is_one_batch(tmp_path, is_built):
 
 @pytest.mark.parametrize("is_built", [True, False])
 @pytest.mark.filterwarnings("ignore:The batches of a HashedDataset are asked for in disorder")
-def test_epochs_of_keras_that_are_parts(path, is_built):
+def test_epochs_of_keras_that_are_parts(tmp_path, is_built):
+    path = write(tmp_path)
     for shuffle in (False, True):
         data = dataset(path, batch_size=25)  # 8 batches
         counts = train(data, is_built, epochs=6, steps_per_epoch=4, shuffle=shuffle)
         assert counts.reshape(3, 2, ROWS).sum(axis=1).tolist() == [[1] * ROWS] * 3
 
 
-def test_one_fit_after_the_other(path):
-    data, model = dataset(path), Counting()
+def test_one_fit_after_the_other(tmp_path):
+    data, model = dataset(write(tmp_path)), Counting()
     orders = []
     for number in range(3):
         model.fit(data, verbose=0, shuffle=False)
@@ -160,8 +161,8 @@ def test_one_fit_after_the_other(path):
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_validation_on_the_same_dataset(path):
-    data, model, epochs = dataset(path), Counting(), Epochs()
+def test_validation_on_the_same_dataset(tmp_path):
+    data, model, epochs = dataset(write(tmp_path)), Counting(), Epochs()
     model.fit(data, validation_data=data, epochs=3, verbose=0, callbacks=[epochs], shuffle=False)
     assert np.array(epochs.counts).tolist() == [[1] * ROWS] * 3
     assert data.epoch == 2  # evaluation is no epoch of training
@@ -174,8 +175,8 @@ class Stop(keras.callbacks.Callback):
         self.model.stop_training = batch == 2
 
 
-def test_an_epoch_that_was_broken_off_begins_anew(path):
-    data = dataset(path)
+def test_an_epoch_that_was_broken_off_begins_anew(tmp_path):
+    data = dataset(write(tmp_path))
     Counting().fit(data, verbose=0, callbacks=[Stop()])
     counts = train(data, epochs=2, shuffle=False)
     assert counts.tolist() == [[1] * ROWS] * 2

@@ -191,17 +191,29 @@ class HashedDataset(EpochDataset):
         return (indices, labels) if self._num_labels else (indices,)
 
     def on_epoch_begin(self) -> None:
-        """See `EpochDataset.on_epoch_begin`."""
+        """Goes on to the next epoch, if all batches of this one were asked for."""
         self._reader.begin_epoch()
         super().on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """See `EpochDataset.on_epoch_end`."""
+        """Notes whether all batches of the epoch were asked for."""
         self._reader.begin_epoch()  # what Keras asks for next may be a look at the first batches
         super().on_epoch_end()
 
     def resume(self, epoch: int, batch: int = 0) -> None:
-        """See `EpochDataset.resume`; batches that are done are not read."""
+        """Goes to a batch of an epoch, to train on from there, without reading those before it.
+
+        The batches that follow are those that would have followed, with the same files, seed and
+        batch size. An epoch of Keras then still has all its batches: it begins with the rest of
+        the one that was interrupted, and ends in the middle of the next.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+            batch: how many of its batches are done.
+
+        Raises:
+            ValueError: if there is no such batch.
+        """
         super().resume(epoch, batch)
         self._reader.begin_epoch()
 
