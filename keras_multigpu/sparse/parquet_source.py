@@ -10,7 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from keras_multigpu.sparse.sources import BadDataError, Block, Source, are_finite, to_numbers
+from keras_multigpu.sparse.sources import (
+    BadDataError,
+    Block,
+    Source,
+    are_finite,
+    hint_at,
+    to_numbers,
+)
 from keras_multigpu.sparse.text import is_text
 
 
@@ -81,11 +88,12 @@ class ParquetSource(Source):
         if len(bad) and not self.skips:
             row = int(bad[0])
             place = int(np.flatnonzero(~are_finite(numbers[row][:, None]))[0])
+            name = self.schema.numbers[place]
+            value = table.column(name)[row].as_py()
             raise BadDataError(
-                f"{self.path}, row group {group}, row {row + 1}: {self.schema.numbers[place]!r} "
-                "must be a finite number, and an integer below 2**53. Received: "
-                f"{table.column(self.schema.numbers[place])[row].as_py()!r}. Mend the file, or "
-                'leave such rows out: errors="skip".'
+                f"{self.path}, row group {group}, row {row + 1}: {name!r} must be a finite number. "
+                f"Received: {value!r}. {hint_at(value)}Mend the file, or leave such rows out: "
+                'errors="skip".'
             )
         if len(bad):
             self.skipped["no finite label or weight"] += len(bad)

@@ -167,6 +167,13 @@ def to_numbers(column: pa.ChunkedArray) -> np.ndarray:
     return numbers
 
 
+def hint_at(value: Any) -> str:
+    """A sentence for the message about a number that can't be used, where it needs one."""
+    if not _is_integer(value):
+        return ""
+    return "Integers must be below 2**53, up to which floats tell them apart. "
+
+
 def are_finite(numbers: np.ndarray) -> np.ndarray:
     """Which rows are finite in the type in which they are trained on, float32."""
     with np.errstate(over="ignore"):
