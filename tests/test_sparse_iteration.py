@@ -219,6 +219,20 @@ def test_predictions_are_in_the_order_of_the_files(path, label, workers):
         assert train(data, epochs=1, shuffle=False).sum() == ROWS
 
 
+@pytest.mark.parametrize("hooks", [("begin",), ("end",), ("begin", "end")])
+def test_loops_of_ones_own(tmp_path, hooks):
+    path = write(tmp_path)
+    data, epochs = dataset(path), []
+    for _ in range(3):
+        if "begin" in hooks:
+            data.on_epoch_begin()
+        epochs.append(np.concatenate([labels[:, 0] for _, labels in data]).astype(int))
+        if "end" in hooks:
+            data.on_epoch_end()
+    for number, rows in enumerate(epochs):
+        assert rows.tolist() == rows_from(path, number, 0, BATCHES).tolist()
+
+
 def test_without_labels_nothing_is_shuffled(path):
     data = dataset(path, label=None)
     rows = np.concatenate([data[number][0] for number in range(BATCHES)])

@@ -215,7 +215,6 @@ def test_batches_have_every_user_once_an_epoch(tmp_path):
     batches = ratings.batches(batch_size=8)
     epochs = []
     for _ in range(2):
-        batches.on_epoch_begin()
         inputs = [batches[number][0] for number in range(len(batches))]
         assert [len(one) for one in inputs] == [8, 8, 8, 6]
         epochs.append(np.concatenate(inputs))

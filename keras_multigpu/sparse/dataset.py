@@ -196,7 +196,7 @@ class HashedDataset(EpochDataset):
         super().on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Notes whether all batches of the epoch were asked for."""
+        """Notes whether all batches of the epoch were asked for; outside of Keras, goes on."""
         self._reader.begin_epoch()  # what Keras asks for next may be a look at the first batches
         super().on_epoch_end()
 

@@ -110,10 +110,14 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
             self._asked = self._asked or set()
 
     def on_epoch_end(self) -> None:
-        """Notes whether all batches of the epoch were asked for."""
-        self._check_free(running_loops())
+        """Notes whether all batches of the epoch were asked for; outside of Keras, goes on."""
+        loops = running_loops()
+        self._check_free(loops)
         with self._own_lock():
-            if is_reset():
+            if not loops:
+                self._start += len(self)
+                self._asked = None
+            elif is_reset():
                 self._asked = None
             elif not self._is_in_order and self._is_complete:
                 self._is_done, self._asked = True, None
