@@ -1,6 +1,9 @@
 """The code of a value, bit for bit; the texts; collisions; cardinalities."""
 
 import math
+import os
+import subprocess
+import sys
 import types
 
 import numpy as np
@@ -11,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sparse_tables import in_every_library, plain_code, plain_codes
 
+import keras_multigpu.sparse
 from keras_multigpu.sparse import HashEncoder, collision_probability, expected_collisions, hashing
 from keras_multigpu.sparse.cardinality import Cardinality
 from keras_multigpu.sparse.code import Code, group_width
@@ -209,6 +213,86 @@ def test_groups_that_are_far_from_uniform():
     """16 bits modulo 40,000: remainders below 25,536 come up twice as often."""
     often = (25_536 * 4 + 14_464) / 2**32
     assert expected_collisions(2, 40_000) == pytest.approx(often**4)
+
+
+def test_probabilities_that_no_width_gives():
+    for probability in (1e-300, 5e-324, 1e-18):
+        with pytest.raises(ValueError, match="at most 65536 wide.*`collision_probability`"):
+            safe_group(10**5, probability)
+    assert safe_group(1, 5e-324) == 8
+
+
+# Numba that is there and doesn't work.
+
+
+class Broken(types.SimpleNamespace):
+    """A kernel whose compiled function fails, or gives other codes."""
+
+    def __init__(self, error):
+        super().__init__(error=error)
+
+    def write_codes(self, *arguments):
+        if self.error:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("cannot cache function: no locator available"),
+        OSError(30, "Read-only file system"),
+        SystemError("LLVM"),
+        None,
+    ],
+)
+def test_a_kernel_that_fails_is_left_out(monkeypatch, error):
+    monkeypatch.setattr(keras_multigpu.sparse, "kernel", Broken(error))
+    hashing.kernel.cache_clear()
+    name = type(error).__name__ if error else "RuntimeError: it gave"
+    try:
+        with pytest.warns(UserWarning, match=f"numba is installed, but.*Received: {name}") as told:
+            found = [HashEncoder({"x": 10}).transform({"x": ["Rome"]}).tolist() for _ in range(3)]
+    finally:
+        hashing.kernel.cache_clear()
+    assert found == [[KNOWN["Rome"][1]]] * 3
+    assert len(told) == 1
+
+
+RAISE = """
+import sys
+class Raise:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numba":
+            raise {}
+sys.meta_path.insert(0, Raise())
+"""
+# What numba has tried where neither the package's folder nor the user's can be written to.
+NO_CACHE = """
+from numba.core import caching
+caching.CacheImpl._locator_classes = []
+"""
+TRANSFORM = """
+from keras_multigpu.sparse import HashEncoder
+print(HashEncoder({"x": 10}).transform({"x": ["Rome"]}).tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        (RAISE.format("ImportError('needs NumPy 2.2')"), "ImportError: needs NumPy 2.2"),
+        (RAISE.format("AttributeError('no such')"), "AttributeError: no such"),
+        (RAISE.format("ModuleNotFoundError('none', name='numba')"), ""),
+        (NO_CACHE, "RuntimeError: cannot cache function"),
+    ],
+)
+def test_numba_that_can_not_be_used(before, message):
+    env = {**os.environ, "KERAS_BACKEND": "numpy"}
+    command = [sys.executable, "-c", before + TRANSFORM]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str([KNOWN["Rome"][1]])
+    assert done.stderr.count("numba is installed, but") == bool(message)
+    assert message in done.stderr
 
 
 # Cardinalities.

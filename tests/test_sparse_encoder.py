@@ -197,6 +197,8 @@ def test_parameters_and_clones():
         ({"columns": ["x", "x"]}, r"named once.*\['x', 'x'\]"),
         ({"splits": 3}, "`splits` must be 4.*splits=3"),
         ({"splits": True}, "splits=True"),
+        ({"splits": 4.0}, "an integer. Received: splits=4.0"),
+        ({"splits": "4"}, "splits='4'"),
         ({"collision_probability": 0}, "between 0 and 1.*collision_probability=0"),
         ({"collision_probability": 1.0}, "collision_probability=1.0"),
         ({"collision_probability": "low"}, "collision_probability='low'"),
@@ -338,3 +340,37 @@ def test_objects_of_polars_are_refused():
     column = pl.Series([uuid.UUID(int=1), uuid.UUID(int=1)], dtype=pl.Object)
     with pytest.raises(TypeError, match="Received: column 'c'"):
         HashEncoder({"c": 100}).transform(pl.DataFrame({"c": column}))
+
+
+@pytest.mark.parametrize("dtype", ["U", "S", ">U9", "S9"])
+def test_texts_of_numpy_with_a_nul_in_them(dtype):
+    """Arrow takes NumPy's texts to end at the first NUL."""
+    texts = ["a\0b", "a\0c", "a", "\0a", "", "a\0\0b"]
+    encoder = HashEncoder({"c": 1000})
+    expected = encoder.transform({"c": texts})
+    array = np.array(texts, dtype if "U" in dtype else None)
+    array = array if "U" in dtype else np.array([text.encode() for text in texts], dtype)
+    np.testing.assert_array_equal(encoder.transform({"c": array}), expected)
+    np.testing.assert_array_equal(encoder.transform({"c": np.repeat(array, 2)[::2]}), expected)
+
+
+@pytest.mark.parametrize("with_null", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [(pa.int8(), 127), (pa.int8(), 128), (pa.uint8(), 255), (pa.uint8(), 256), (pa.int16(), 2**15)],
+)
+def test_dictionaries_whose_type_is_full(kind, count, with_null):
+    rows = [0, count - 1, None if with_null else 1] * 70_000
+    texts = [str(number) for number in range(count)]
+    column = pa.DictionaryArray.from_arrays(pa.array(rows, kind), pa.array(texts))
+    encoder = HashEncoder({"c": 300})
+    found = encoder.transform({"c": column})
+    plain = [None if row is None else texts[row] for row in rows[:3]]
+    assert found[:3].tolist() == encoder.transform({"c": plain}).tolist()
+    assert (found.reshape(-1, 3, 4) == found[:3]).all()
+
+
+def test_integers_of_numpy_are_settings():
+    encoder = HashEncoder({"c": np.int64(100)}, splits=np.int64(2))
+    again = HashEncoder.from_json(encoder.to_json())
+    assert again.fingerprint == encoder.fingerprint == HashEncoder({"c": 100}, 2).fingerprint

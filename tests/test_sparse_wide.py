@@ -6,7 +6,7 @@ import pytest
 from parity import difference, variables
 
 from keras_multigpu import make_parallel
-from keras_multigpu.sparse import HashEncoder
+from keras_multigpu.sparse import HashedDataset, HashEncoder
 from keras_multigpu.zoo.wide import WideModel, wide
 
 CARDINALITIES = {"city": 300, "age": 50}
@@ -139,7 +139,7 @@ def test_an_encoder_that_does_not_fit(data, tmp_path):
     with pytest.raises(ValueError, match=message):
         model.load_weights(tmp_path / "other.weights.h5")
     data_of_other = np.ones((2, 8), "int32").view(_Marked)
-    data_of_other.fingerprint = other.fingerprint
+    data_of_other.encoder = other
     for use in (model.fit, model.evaluate, model.predict, make_parallel(model, 2).fit):
         with pytest.raises(ValueError, match=message):
             use(data_of_other)
@@ -155,6 +155,58 @@ def test_indices_that_no_encoder_gives(data):
         indices[3, 2] = wrong
         with pytest.raises(ValueError, match=f"must be from 0 to 103. Received: .*{message}"):
             make_parallel(model, 2).fit(indices, y)
+
+
+def test_the_encoder_is_the_models_own(tmp_path):
+    """What becomes of the one that it was made with is no matter."""
+    rng = np.random.default_rng(0)
+    tables = [{"a": [f"v{i}" for i in rng.integers(count, size=500)]} for count in (400, 90)]
+    given = HashEncoder(["a"]).fit(tables[0])
+    model = wide(given, optimizer="adam")
+    model.fit(given.transform(tables[0]), rng.random((500, 1)), epochs=3, verbose=0)
+    before = model.predict_table(tables[0], verbose=0), model.encoder.fingerprint
+    path = str(tmp_path / "table.csv")
+    with open(path, "w") as file:
+        file.write("a\n" + "\n".join(tables[0]["a"]) + "\n")
+    stream = HashedDataset(path, given)
+    given.fit(tables[1])
+    assert given.fingerprint != before[1]
+    given.set_params(splits=2)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    for one in (model, loaded):
+        assert one.encoder.fingerprint == before[1]
+        assert difference(one.predict_table(tables[0], verbose=0), before[0]) < 1e-6
+        assert difference(one.predict(stream, verbose=0), before[0]) < 1e-6
+
+
+def batches_of(table, y):
+    return encoder().transform(table), y
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.data is TensorFlow's")
+def test_streams_of_tensorflow(data, tmp_path):
+    import tensorflow as tf
+
+    table, y = data
+    path = tmp_path / "table.csv"
+    rows = zip(table["city"], table["age"], y[:, 0])
+    path.write_text("city,age,y\n" + "".join(f"{c},{a},{label}\n" for c, a, label in rows))
+    files = HashedDataset(str(path), encoder(), label="y", batch_size=32, shuffle=False)
+    plain = tf.data.Dataset.from_tensor_slices(batches_of(table, y)).batch(32)
+    model = wide(encoder(), optimizer="adam", loss="logistic")
+    for stream in (files.to_tf_data(), plain, plain.map(lambda x, y: (x, y)).prefetch(2)):
+        model.fit(stream, validation_data=stream, shuffle=False, verbose=0)
+        expected = model.evaluate(*batches_of(table, y), batch_size=32, verbose=0)
+        assert model.evaluate(stream, verbose=0) == pytest.approx(expected, rel=1e-5)
+        expected = model.predict_table(table, verbose=0)
+        assert difference(model.predict(stream, verbose=0), expected) < 1e-5
+        make_parallel(wide(encoder(), optimizer="adam"), 2).fit(stream, shuffle=False, verbose=0)
+    model.fit(files.to_tf_data(), verbose=0)  # without a warning of Keras's
+    other = HashEncoder({"city": 100, "age": 10})
+    wrong = HashedDataset(str(path), other, label="y").to_tf_data()
+    with pytest.raises(ValueError, match=f"Received: fingerprint='{other.fingerprint}'"):
+        model.fit(wrong)
 
 
 class _Marked(np.ndarray):

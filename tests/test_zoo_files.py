@@ -3,9 +3,11 @@
 import gzip
 import json
 
+import keras
 import numpy as np
 import pytest
 
+from keras_multigpu import zoo
 from keras_multigpu.progress import ReadingBar
 from keras_multigpu.sparse.sources import BadDataError
 from keras_multigpu.zoo import (
@@ -181,6 +183,33 @@ def test_no_ratings_no_file_and_wrong_arguments(tmp_path):
         read_ratings(path, verbose=0).batches(batch_size=0)
 
 
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        ([b"1", b"2", b"-3"], "i"),
+        ([b"034", b"007"], "U"),
+        ([b"1_0", b"10"], "U"),
+        ([b"+1", b"2"], "U"),
+        ([b" 1", b"2"], "U"),
+        ([b"9223372036854775808", b"1"], "U"),
+        ([b"Ren\xe9", b"Ren\xe8", b"Ren"], "U"),
+        (["٣".encode(), b"3"], "U"),
+        ([b"a\0", b"a"], "O"),
+    ],
+)
+def test_names_stay_as_they_are_written(tmp_path, names, kind):
+    path = tmp_path / "u.data"
+    path.write_bytes(b"".join(b"%s\t%d\t5\n" % (name, row) for row, name in enumerate(names, 1)))
+    ratings = read_ratings(path, verbose=0)
+    assert ratings.users.dtype.kind == kind
+    users = [str(user).encode("utf-8", "surrogateescape") for user in ratings.users]
+    rated = {user: ratings.matrix[row].indices[0] for row, user in enumerate(users)}
+    assert {user: ratings.items[item] for user, item in rated.items()} == {
+        name: number for number, name in enumerate(names, 1)
+    }
+    assert len(zoo.recommend(zoo.autorec(items=len(names)), ratings)) == len(names)
+
+
 def test_batches_have_every_user_once_an_epoch(tmp_path):
     ratings = read_ratings(make_ratings(tmp_path / "u.data", users=30, items=20), verbose=0)
     batches = ratings.batches(batch_size=8)
@@ -276,6 +305,27 @@ def test_reviews_wrong_arguments(tmp_path):
         reviews.pairs(length=0)
     with pytest.raises(ValueError, match=r"`rows` must name at least one review"):
         reviews.pairs(rows=np.array([], int))
+    with pytest.raises(ValueError, match=r"`known` must name at least one review"):
+        reviews.pairs(known=[])
+    for name in ("rows", "known"):
+        for wrong, message in {
+            "negative": ([0, -1], "from 0 to 2. Received: -1"),
+            "too large": ([0, 3], "from 0 to 2. Received: 3"),
+            "a mask": (np.array([True, False, True]), "np.flatnonzero"),
+            "numbers": ([0.0, 1.0], r"Received: .*=\[0.0, 1.0\]"),
+            "a table": ([[0], [1]], "of one axis"),
+        }.values():
+            with pytest.raises(ValueError, match=f"`{name}` must be the numbers.*{message}"):
+                reviews.pairs(**{name: wrong})
+    with pytest.raises(ValueError, match="`seed` must be an integer from 0 up. Received: seed=-1"):
+        reviews.pairs(seed=-1)
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.01, 30), (0.99, 30), (0.5, 1)])
+def test_a_share_that_leaves_nothing(tmp_path, share, count):
+    reviews = read_reviews(make_reviews(tmp_path / "r.json", reviews=count), verbose=0)
+    with pytest.raises(ValueError, match=f"Received: share={share} of {count} reviews, which is"):
+        reviews.split(share)
 
 
 def test_pairs_leave_out_the_review_that_is_to_be_found(tmp_path):
@@ -302,6 +352,22 @@ def test_pairs_of_other_reviews_than_the_known_ones(tmp_path):
     expected = np.concatenate([reviews.words_of(number) for number in own])
     assert texts["user"][0][: len(expected)].tolist() == expected.tolist()
     assert not texts["user"][0][len(expected) :].any()
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_predictions_keep_the_order_and_training_has_every_row(tmp_path, workers):
+    reviews = read_reviews(make_reviews(tmp_path / "r.json", reviews=50), verbose=0)
+    model = zoo.deepconn(len(reviews.vocabulary), length=8, embedding=2, filters=2, units=2)
+    pairs = reviews.pairs(length=8, batch_size=16, workers=workers)
+    plain = reviews.pairs(length=8, batch_size=16, shuffle=False)
+    expected = model.predict(plain, verbose=0)
+    for _ in range(2):
+        np.testing.assert_allclose(model.predict(pairs, verbose=0), expected, rtol=1e-5)
+    model.compile(keras.optimizers.SGD(0.0), "mse")  # learns nothing
+    losses = model.fit(pairs, epochs=3, verbose=0).history["loss"]
+    mean = np.mean((expected[:, 0] - reviews.ratings) ** 2)
+    np.testing.assert_allclose(losses, [mean] * 3, rtol=1e-4)
+    assert pairs.epoch == 2
 
 
 def list_of(pairs):

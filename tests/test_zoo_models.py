@@ -40,7 +40,8 @@ def test_autorec_as_described(ratings):
     assert [layer.units for layer in model.layers] == [10, 5, 10, 30]
     assert isinstance(model.optimizer, keras.optimizers.RMSprop)
     assert float(model.optimizer.learning_rate) == pytest.approx(0.03)
-    assert model.loss == "mse"
+    assert isinstance(model.loss, ObservedError)
+    assert autorec(items=30, loss="mse").loss == "mse"
     rows = ratings.matrix[:3].toarray()
     expected, found = rows, model.get_weights()
     for kernel, bias in zip(found[::2], found[1::2]):
@@ -81,6 +82,17 @@ def test_recommendations_are_the_best_of_what_was_not_seen(ratings, capsys):
         assert [item for item, _ in top] == expected
     recommend(model, ratings, verbose=1)
     assert "70/70" in capsys.readouterr().out
+
+
+def test_the_default_recommends_what_users_like(tmp_path):
+    """Made-up users like one genre of five."""
+    keras.utils.set_random_seed(0)
+    ratings = read_ratings(make_ratings(tmp_path / "u.data", users=400, items=100), verbose=0)
+    model = autorec(items=len(ratings.items))
+    model.fit(ratings.batches(batch_size=100), epochs=150, shuffle=False, verbose=0)
+    found = recommend(model, ratings)
+    liked = [item % 5 == user % 5 for user, top in found.items() for item, _ in top]
+    assert np.mean(liked) > 0.6  # by chance it is about 0.13
 
 
 def test_who_has_seen_all_but_one():

@@ -225,12 +225,13 @@ class Engine(abc.ABC):
                 `"none"`, `"marked"` (those with `synchronized=True`) or `"all"`.
         """
 
-    def stream_batches(self, epoch: Callable[[], Iterator[Any]], example: Any) -> Any:
+    def stream_batches(self, epoch: Callable[[], Iterator[Any]], example: Any, batches: int) -> Any:
         """The backend's own stream of batches.
 
         Args:
             epoch: starts an epoch: an iterator over batches, tuples of arrays.
             example: one of the batches, whose types and shapes all have, but for the rows.
+            batches: how many there are in an epoch.
 
         Raises:
             RuntimeError: if the backend has no streams of its own.

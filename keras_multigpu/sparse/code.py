@@ -87,6 +87,7 @@ def group_width(cardinality: int, splits: int = 4) -> int:
     """
     check_cardinality(cardinality)
     check_splits(splits)
+    splits = int(splits)  # NumPy's integers are not written to JSON
     root = math.isqrt(cardinality - 1) + 1  # the square root, rounded up, without rounding errors
     return check_group(max(_LEAST_BUCKET, 4 * root) // splits, splits)
 
@@ -127,8 +128,9 @@ def check_splits(splits: object) -> None:
     Raises:
         ValueError: if it is one.
     """
-    if isinstance(splits, bool) or splits not in SPLITS:
+    is_integer = isinstance(splits, (int, np.integer)) and not isinstance(splits, bool)
+    if not is_integer or splits not in SPLITS:
         raise ValueError(
-            "`splits` must be 4 (the published code), 2, or 1 (one-hot). "
+            "`splits` must be 4 (the published code), 2, or 1 (one-hot), an integer. "
             f"Received: splits={splits!r}."
         )

@@ -6,6 +6,8 @@ import math
 
 from keras_multigpu.sparse.code import check_cardinality, check_group, check_splits, group_width
 
+_BEYOND = 2.0**64  # wider than any group: the exact width may be infinite
+
 
 def expected_collisions(cardinality: int, group: int | None = None, splits: int = 4) -> float:
     """How many pairs of a column's values have the same code, on average over all sets of values.
@@ -82,8 +84,8 @@ def safe_group(cardinality: int, probability: float, splits: int = 4) -> int:
     pairs = cardinality * (cardinality - 1) / 2
     accepted = -math.log1p(-probability)
     # Exact for uniform groups, and a few steps short for others.
-    group = max(least, math.ceil((pairs / accepted) ** (1 / splits)))
-    group = check_group(group, splits)
+    exact = (pairs / accepted) ** (1 / splits)
+    group = check_group(max(least, math.ceil(min(exact, _BEYOND))), splits)
     while collision_probability(cardinality, group, splits) > probability:
         group = check_group(group + 1, splits)
     while group > least and collision_probability(cardinality, group - 1, splits) <= probability:

@@ -20,6 +20,7 @@ from keras_multigpu.sparse.sources import (
     Schema,
     Source,
     are_finite,
+    hint_at,
     to_numbers,
 )
 
@@ -213,10 +214,10 @@ class CsvSource(Source):
         name = self.schema.numbers[int(np.argmin(are_finite(numbers[place][:, None])))]
         lines = self._rows(data, piece)
         line, row = next(one for number, one in enumerate(lines) if number == place)
+        value = row[self._header.index(name)]
         return BadDataError(
-            f"{self.path}, line {line}: {name!r} must be a finite number. Received: "
-            f"{row[self._header.index(name)]!r}. Mend the file, or leave such rows out: "
-            'errors="skip".'
+            f"{self.path}, line {line}: {name!r} must be a finite number. Received: {value!r}. "
+            f'{hint_at(value)}Mend the file, or leave such rows out: errors="skip".'
         )
 
 

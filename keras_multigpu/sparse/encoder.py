@@ -91,7 +91,7 @@ class HashEncoder(Estimator):
             for name, count in cardinalities.items()
         }
         self.cardinalities_ = cardinalities
-        self._layout = Layout.of(groups, self.splits, self.missing)
+        self._layout = Layout.of(groups, int(self.splits), self.missing)
 
     @property
     def is_ready(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +21,7 @@ from keras_multigpu.sparse.text import is_text, texts
 _WHOLE: dict[int, Any] = {1: np.dtype("int32"), 2: np.dtype("int64"), 4: np.dtype("complex128")}
 # A dictionary so many times as long as the chunk that uses it is hashed as far as it is used.
 _MOSTLY_UNUSED = 4
+_TRIED_GROUP = 1_000_003
 
 
 class ColumnHasher:
@@ -74,7 +76,8 @@ class ColumnHasher:
         else:
             codes = self._remembered(dictionary)
         if indices.null_count:
-            indices = indices.fill_null(pa.scalar(len(dictionary), indices.type))
+            # A full type, 128 values in int8, has no number left for the missing one.
+            indices = indices.cast(pa.int64()).fill_null(len(dictionary))
         whole = _WHOLE[self._code.splits]
         # Of one piece each: a fifth of the time that rows of integers take.
         out.view(whole)[:, 0] = codes.view(whole)[:, 0].take(indices.to_numpy())
@@ -162,14 +165,40 @@ def distinct(values: pa.Array) -> pa.Array:
 
 @functools.cache
 def kernel() -> types.ModuleType | None:
-    """The compiled kernel, or `None` where numba is not installed."""
+    """The compiled kernel, or `None` where numba is not installed, or doesn't work.
+
+    Warns:
+        UserWarning: if numba is installed and doesn't work; once.
+    """
     try:
         from keras_multigpu.sparse import kernel as compiled
-    except ModuleNotFoundError as error:
-        if error.name != "numba":
-            raise
+
+        _try(compiled)
+    except Exception as error:  # numba's, LLVM's and the file system's own
+        if isinstance(error, ModuleNotFoundError) and error.name == "numba":
+            return None
+        warnings.warn(
+            "numba is installed, but its compiled functions don't work, so the slower way without "
+            f"it is taken; the codes are the same. Received: {type(error).__name__}: "
+            f"{str(error)[:200]}. Repair or remove numba; if it finds no place for its cache, set "
+            "the environment variable NUMBA_CACHE_DIR to a folder that can be written to.",
+            stacklevel=2,
+        )
         return None
     return compiled
+
+
+def _try(compiled: types.ModuleType) -> None:
+    """Compiles the kernel and compares a code.
+
+    Raises:
+        RuntimeError: if the code is another one.
+    """
+    text, out = b"Rome", np.empty((1, 1), "int32")
+    ends = np.array([0, len(text)], "int32")
+    compiled.write_codes(np.frombuffer(text, "uint8"), ends, out, 0, _TRIED_GROUP, 64)
+    if out[0, 0] != xxhash.xxh64_intdigest(text) % _TRIED_GROUP:
+        raise RuntimeError(f"it gave {out[0, 0]} as the code of {text!r}")
 
 
 def _encode(values: pa.Array) -> pa.DictionaryArray:

@@ -64,10 +64,15 @@ class Order:
         self._batch_size = batch_size
         self._seed = seed
         self._pieces = _share(chunks, process * self.rows, (process + 1) * self.rows)
-        self._epoch = -1
+        self._epoch: int | None = -1
 
-    def batch(self, epoch: int, number: int) -> list[tuple[int, np.ndarray]]:
-        """The rows of a batch: numbers of chunks, and which of their rows, in order."""
+    def batch(self, epoch: int | None, number: int) -> list[tuple[int, np.ndarray]]:
+        """The rows of a batch: numbers of chunks, and which of their rows, in order.
+
+        Args:
+            epoch: the epoch's number; `None` for the order of the files.
+            number: the batch's number in the epoch.
+        """
         self._begin(epoch)
         first = number * self._batch_size
         last = min(first + self._batch_size, self.rows)
@@ -80,12 +85,18 @@ class Order:
             first, place = stop, place + 1
         return parts
 
-    def _begin(self, epoch: int) -> None:
+    def following(self, epoch: int | None, number: int, count: int) -> list[int]:
+        """The next chunks from a batch on, each once, in the order in which they are read."""
+        self._begin(epoch)
+        place = bisect.bisect_right(self._starts, number * self._batch_size) - 1
+        return [piece.chunk for piece in self._sequence[place : place + count]]
+
+    def _begin(self, epoch: int | None) -> None:
         """Draws the order of the pieces, once an epoch."""
         if epoch == self._epoch:
             return
         units = [list(group) for _, group in itertools.groupby(self._pieces, lambda p: p.unit)]
-        if self._seed is not None:
+        if self._seed is not None and epoch is not None:
             draw = np.random.default_rng([self._seed, epoch])
             units = [units[number] for number in draw.permutation(len(units))]
         self._sequence = [piece for unit in units for piece in unit]
@@ -98,7 +109,7 @@ class Order:
         """The rows of a piece, in the order of this epoch."""
         if piece.chunk not in self._drawn:
             rows = np.arange(piece.first, piece.first + piece.rows)
-            if self._seed is not None:
+            if self._seed is not None and self._epoch is not None:
                 draw = np.random.default_rng([self._seed, self._epoch, piece.chunk])
                 rows = draw.permutation(rows)
             while len(self._drawn) > 1:  # a batch goes over few chunks: keep the latest

@@ -10,7 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from keras_multigpu.sparse.sources import BadDataError, Block, Source, are_finite, to_numbers
+from keras_multigpu.sparse.sources import (
+    BadDataError,
+    Block,
+    Source,
+    are_finite,
+    hint_at,
+    to_numbers,
+)
 from keras_multigpu.sparse.text import is_text
 
 
@@ -28,7 +35,7 @@ class ParquetSource(Source):
                 for group in range(file.num_row_groups):
                     self.position = size * group // file.num_row_groups
                     numbers = file.read_row_group(group, columns=list(self.schema.numbers))
-                    is_good = self._good(self._numbers(numbers), group)
+                    is_good = self._good(numbers, group)
                     for number in range(0, len(is_good), self.chunk_rows):
                         rows = int(is_good[number : number + self.chunk_rows].sum())
                         if rows:
@@ -74,16 +81,19 @@ class ParquetSource(Source):
         columns = [to_numbers(table.column(name)) for name in self.schema.numbers]
         return np.stack(columns, axis=1) if columns else np.empty((len(table), 0))
 
-    def _good(self, numbers: np.ndarray, group: int) -> np.ndarray:
+    def _good(self, table: pa.Table, group: int) -> np.ndarray:
+        numbers = self._numbers(table)
         is_good = are_finite(numbers)
         bad = np.flatnonzero(~is_good)
         if len(bad) and not self.skips:
             row = int(bad[0])
             place = int(np.flatnonzero(~are_finite(numbers[row][:, None]))[0])
+            name = self.schema.numbers[place]
+            value = table.column(name)[row].as_py()
             raise BadDataError(
-                f"{self.path}, row group {group}, row {row + 1}: {self.schema.numbers[place]!r} "
-                f"must be a finite number. Received: {numbers[row, place]}. Mend the file, or "
-                'leave such rows out: errors="skip".'
+                f"{self.path}, row group {group}, row {row + 1}: {name!r} must be a finite number. "
+                f"Received: {value!r}. {hint_at(value)}Mend the file, or leave such rows out: "
+                'errors="skip".'
             )
         if len(bad):
             self.skipped["no finite label or weight"] += len(bad)

@@ -25,7 +25,7 @@ _FORMAT = 1
 def write(settings: Mapping[str, Any], fingerprint: str) -> str:
     """Settings as JSON, with the encoder's fingerprint."""
     content = {"format": _FORMAT, **settings, "fingerprint": fingerprint}
-    return json.dumps(content, indent=1, ensure_ascii=False)
+    return json.dumps(content, indent=1, ensure_ascii=False, default=int)  # NumPy's integers
 
 
 def parse(text: str) -> tuple[dict[str, Any], str]:

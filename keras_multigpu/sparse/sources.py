@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+_TOO_LARGE = 2**53
+
 
 class BadDataError(ValueError):
     """A file, or a row of a file, that can't be used; the text names it."""
@@ -82,6 +84,7 @@ class Source(abc.ABC):
 
     position = 0
     _closer: weakref.finalize | None = None
+    _when_open = ("_closer", "_file", "_reader", "_next")  # attributes that a copy doesn't share
 
     def __init__(self, path: str, schema: Schema, chunk_rows: int, skips: bool):
         self.path = path
@@ -113,8 +116,11 @@ class Source(abc.ABC):
         if self._closer is not None:
             self._closer()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in self._when_open}
+
     def check_columns(self, names: Sequence[str]) -> None:
-        """Refuses a file that lacks a column.
+        """Refuses a file that lacks a column, or has it several times.
 
         Raises:
             BadDataError: if it does.
@@ -126,26 +132,57 @@ class Source(abc.ABC):
                 f"Received: {', '.join(map(repr, names)) or 'no columns'}; missing: "
                 f"{', '.join(map(repr, missing))}."
             )
+        twice = [name for name in self.schema.names if list(names).count(name) > 1]
+        if twice:
+            raise BadDataError(
+                f"{self.path} must have each of its columns once. Received: "
+                f"{', '.join(map(repr, twice))} more than once, in the header "
+                f"{', '.join(map(repr, names))}. Rename or remove one of them."
+            )
 
 
 def to_numbers(column: pa.ChunkedArray) -> np.ndarray:
-    """The numbers of a column as float64; not-a-number where there is none."""
+    """The numbers of a column as float64; not-a-number where there is none.
+
+    Infinite where an integer is not below 2**53: from there on, several share one float.
+    """
     array = column.combine_chunks()
     kind = array.type
     if pa.types.is_dictionary(kind):
         array = array.dictionary_decode()
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+    if pa.types.is_integer(kind):
+        integers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return np.where(np.abs(integers) >= _TOO_LARGE, np.inf, integers)
+    if pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return array.cast(pa.float64()).to_numpy(zero_copy_only=False)
     try:
-        return array.cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        numbers = array.cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
-        return np.array([_number(value) for value in array.to_pylist()])
+        numbers = np.array([_number(value) for value in array.to_pylist()])
+    large = np.flatnonzero(np.abs(numbers) >= _TOO_LARGE)
+    integers = [int(row) for row in large if _is_integer(array[int(row)].as_py())]
+    if integers:
+        numbers = numbers.copy()  # Arrow's own can't be written to
+        numbers[integers] = np.inf
+    return numbers
+
+
+def hint_at(value: Any) -> str:
+    """A sentence for the message about a number that can't be used, where it needs one."""
+    if not _is_integer(value):
+        return ""
+    return "Integers must be below 2**53, up to which floats tell them apart. "
 
 
 def are_finite(numbers: np.ndarray) -> np.ndarray:
     """Which rows are finite in the type in which they are trained on, float32."""
     with np.errstate(over="ignore"):
         return np.isfinite(numbers.astype("float32")).all(axis=1)
+
+
+def _is_integer(value: Any) -> bool:
+    text = value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
+    return text.strip().lstrip("+-").isdigit()
 
 
 def _number(value: Any) -> float:

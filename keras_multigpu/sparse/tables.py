@@ -126,6 +126,8 @@ def _from_python(values: Any, name: str) -> Any:
             return values.to_arrow()
         values = values.to_numpy()  # Python's objects, of which Arrow would be given addresses
     array = _as_vector(values, name)
+    if _has_inner_nul(array):
+        array = array.astype(object)  # Arrow ends NumPy's texts at the first NUL
     try:
         arrow = pa.array(array, from_pandas=array.dtype == object or None)
     except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
@@ -163,6 +165,15 @@ def _as_vector(values: Any, name: str) -> Any:
             f"{name!r} of shape {tuple(array.shape)}. Make each of its columns one of the table."
         )
     return array
+
+
+def _has_inner_nul(array: Any) -> bool:
+    """Whether a text of a NumPy array has a NUL before its last character."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "US" or not array.itemsize:
+        return False
+    unit = "uint32" if array.dtype.kind == "U" else "uint8"
+    characters = np.ascontiguousarray(array).view(unit).reshape(len(array), -1)
+    return bool(((characters[:, :-1] == 0) & (characters[:, 1:] != 0)).any())
 
 
 def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:

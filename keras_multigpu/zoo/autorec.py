@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.zoo.ratings import Ratings, check_batch_size
+from keras_multigpu.zoo.ratings import Ratings
+from keras_multigpu.zoo.shuffled import check_batch_size
 
 _LEARNING_RATE = 0.03
 
@@ -46,7 +47,7 @@ def autorec(
     *,
     hidden: Sequence[int] = (10, 5, 10),
     activation: str = "sigmoid",
-    loss: Any = "mse",
+    loss: Any = "observed",
     optimizer: Any = None,
     metrics: Any = None,
     l2: float = 0.0,
@@ -54,17 +55,18 @@ def autorec(
     """A compiled autoencoder of users' rows of ratings.
 
     The idea is that of Sedhain, Menon, Sanner and Xie, "AutoRec: autoencoders meet collaborative
-    filtering" (WWW 2015), with one hidden layer and the loss of the observed ratings
-    (`hidden=(500,), loss="observed", l2=...`). The default is the deeper model of a published
-    experiment on several GPUs, whose times `reports.ScalingReport.from_figures` has as its
-    example: sigmoid layers of 10, 5 and 10 units, RMSprop at 0.03, and the mean squared error of
-    all items, where what is not rated counts as 0.
+    filtering" (WWW 2015), with one hidden layer (`hidden=(500,), l2=...`) and the loss of the
+    observed ratings. The default layers and the optimizer are those of a published experiment on
+    several GPUs, whose times `reports.ScalingReport.from_figures` has as its example: sigmoid
+    layers of 10, 5 and 10 units, and RMSprop at 0.03. Its loss was `"mse"`: the mean squared error
+    of all items, where an item without a rating counts as rated 0. A model trained so learns to
+    predict which items were rated, and recommends the wrong ones: it is for comparing times.
 
     Args:
         items: how many items there are.
         hidden: the units of the layers between a user's ratings and their reconstruction.
         activation: of all layers, the last one too: ratings are in [0, 1].
-        loss: `"mse"`, `"observed"` (`ObservedError`), or whatever `compile` takes.
+        loss: `"observed"` (`ObservedError`), or whatever `compile` takes.
         optimizer: as for `compile`; `None` for `RMSprop(0.03)`.
         metrics: as for `compile`.
         l2: the penalty on the squares of the kernels.

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 
-from keras_multigpu.zoo.ratings import check_batch_size
+from keras_multigpu.zoo.shuffled import ShuffledRows
 
 if TYPE_CHECKING:
     from keras_multigpu.zoo.reviews import Reviews
 
 
-class ReviewPairs(keras.utils.PyDataset):
+class ReviewPairs(ShuffledRows):
     """Batches for `fit`, `evaluate` and `predict` of a DeepCoNN; made by `Reviews.pairs`.
 
     A user's text is all that the user wrote, an item's all that was written about it, up to
@@ -26,15 +25,15 @@ class ReviewPairs(keras.utils.PyDataset):
         known: the numbers of those from which the texts are taken.
         length: how many words of each text are given; shorter ones are padded with 0.
         batch_size: ratings in a batch.
-        shuffle: draw another order for every epoch.
+        shuffle: draw another order for every epoch of `fit`; that of `rows` is kept elsewhere.
         seed: of that order.
-        **kwargs: those of `keras.utils.PyDataset`.
+        **kwargs: those of `keras.utils.PyDataset`. One worker makes the batches, whatever they say.
 
     Item `i` is `({"user": words, "item": words}, ratings)`: int32 of shape `(batch_size, length)`
     and float32 of shape `(batch_size, 1)`; the last batch of an epoch may have fewer rows.
 
     Raises:
-        ValueError: if a number is not a positive integer, or there are no rows.
+        ValueError: if an argument is not of its kind, or there are no rows, or none known.
 
     Example:
         >>> import os, tempfile
@@ -57,35 +56,22 @@ class ReviewPairs(keras.utils.PyDataset):
         seed: int = 0,
         **kwargs: Any,
     ):
-        super().__init__(**kwargs)
-        check_batch_size(batch_size)
         if type(length) is not int or length < 1:
             raise ValueError(f"`length` must be a positive integer. Received: length={length!r}.")
-        if not len(rows):
-            raise ValueError("`rows` must name at least one review. Received: none.")
+        count = len(reviews.ratings)
+        rows, known = _check("rows", rows, count), _check("known", known, count)
+        super().__init__(rows, batch_size, shuffle, seed, **kwargs)
         self.reviews = reviews
         self.length = length
-        self.batch_size = batch_size
-        self._order = np.asarray(rows)
-        self._random = np.random.default_rng(seed) if shuffle else None
         self._texts = {
             "user": (reviews.user_rows, _by(reviews.user_rows, known)),
             "item": (reviews.item_rows, _by(reviews.item_rows, known)),
         }
-        self.on_epoch_end()
 
-    def __len__(self) -> int:
-        return -(-len(self._order) // self.batch_size)
-
-    def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        rows = self._order[index * self.batch_size : (index + 1) * self.batch_size]
+    def take(self, rows: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The texts and the ratings of some reviews."""
         texts = {side: np.stack([self._text(side, row) for row in rows]) for side in self._texts}
         return texts, self.reviews.ratings[rows, None]
-
-    def on_epoch_end(self) -> None:
-        """Draws the order of the next epoch."""
-        if self._random is not None:
-            self._order = self._random.permutation(self._order)
 
     def _text(self, side: str, row: int) -> np.ndarray:
         """The words on one side of a rating."""
@@ -101,9 +87,30 @@ class ReviewPairs(keras.utils.PyDataset):
         return text
 
 
+def _check(name: str, rows: Any, count: int) -> np.ndarray:
+    """The numbers of some reviews.
+
+    Raises:
+        ValueError: if there are none, or they are no numbers of reviews.
+    """
+    numbers = np.asarray(rows)
+    if not numbers.size:
+        raise ValueError(f"`{name}` must name at least one review. Received: none.")
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise ValueError(
+            f"`{name}` must be the numbers of reviews, integers in a list or an array of one axis. "
+            f"Received: {name}={rows!r}. Of a mask, take `np.flatnonzero(mask)`."
+        )
+    wrong = numbers[(numbers < 0) | (numbers >= count)]
+    if len(wrong):
+        raise ValueError(
+            f"`{name}` must be the numbers of reviews, from 0 to {count - 1}. Received: {wrong[0]}."
+        )
+    return numbers
+
+
 def _by(owners: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The known reviews, grouped by owner, and where each owner's begin."""
-    known = np.asarray(known)
     grouped = known[np.argsort(owners[known], kind="stable")]
     counts = np.bincount(owners[known], minlength=owners.max() + 1)
     return grouped, np.concatenate([[0], np.cumsum(counts)])

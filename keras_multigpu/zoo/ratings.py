@@ -7,7 +7,6 @@ import dataclasses
 import os
 from typing import Any
 
-import keras
 import numpy as np
 import pyarrow as pa
 import scipy.sparse
@@ -15,6 +14,7 @@ import scipy.sparse
 from keras_multigpu.sparse.sources import BadDataError
 from keras_multigpu.zoo.lines import check_errors, check_path, read_blocks
 from keras_multigpu.zoo.rating_lines import Columns, find_form, parse
+from keras_multigpu.zoo.shuffled import ShuffledRows
 
 
 def read_ratings(
@@ -78,7 +78,8 @@ class Ratings:
     Args:
         matrix: the ratings divided by `highest`, a `scipy.sparse.csr_matrix` of float32 and of
             shape `(users, items)`. What is not in it has not been rated.
-        users: the users' numbers or names, in the order of the rows.
+        users: the users, in the order of the rows: as integers if all are written as integers
+            are, as the texts in the file otherwise (`034` is no integer).
         items: the items', in the order of the columns.
         highest: the rating that is 1 in the matrix.
         skipped: how many lines were left out, by reason.
@@ -118,21 +119,22 @@ class Ratings:
         return RatingBatches(self.matrix, batch_size, shuffle, seed)
 
 
-class RatingBatches(keras.utils.PyDataset):
-    """Batches of users' rows, for `fit` and `evaluate`.
+class RatingBatches(ShuffledRows):
+    """Batches of users' rows, for `fit`, `evaluate` and `predict`.
 
     Args:
         matrix: a SciPy CSR matrix of shape `(users, items)`.
         batch_size: users in a batch.
-        shuffle: draw another order of the users for every epoch.
+        shuffle: draw another order of the users for every epoch of `fit`; the order of the matrix
+            is kept elsewhere.
         seed: of that order.
-        **kwargs: those of `keras.utils.PyDataset`.
+        **kwargs: those of `keras.utils.PyDataset`. One worker makes the batches, whatever they say.
 
     Item `i` is `(rows, rows)`, float32 of shape `(batch_size, items)`; the last batch of an epoch
     may have fewer.
 
     Raises:
-        ValueError: if the batch size is not a positive integer.
+        ValueError: if the batch size is not a positive integer, or the seed is negative.
 
     Example:
         >>> batches = RatingBatches(scipy.sparse.eye(5, format="csr"), 2, shuffle=False)
@@ -143,38 +145,13 @@ class RatingBatches(keras.utils.PyDataset):
     def __init__(
         self, matrix: Any, batch_size: int = 250, shuffle: bool = True, seed: int = 0, **kwargs: Any
     ):
-        super().__init__(**kwargs)
-        check_batch_size(batch_size)
+        super().__init__(np.arange(matrix.shape[0]), batch_size, shuffle, seed, **kwargs)
         self.matrix = matrix
-        self.batch_size = batch_size
-        self._random = np.random.default_rng(seed) if shuffle else None
-        self._order = np.arange(matrix.shape[0])
-        self.on_epoch_end()
 
-    def __len__(self) -> int:
-        return -(-self.matrix.shape[0] // self.batch_size)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        rows = self._order[index * self.batch_size : (index + 1) * self.batch_size]
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Some users' rows, as inputs and as targets."""
         dense = self.matrix[rows].toarray().astype("float32", copy=False)
         return dense, dense
-
-    def on_epoch_end(self) -> None:
-        """Draws the order of the next epoch."""
-        if self._random is not None:
-            self._order = self._random.permutation(len(self._order))
-
-
-def check_batch_size(batch_size: Any) -> None:
-    """Refuses what is not a number of rows.
-
-    Raises:
-        ValueError: if it is not a positive integer.
-    """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(
-            f"`batch_size` must be a positive integer. Received: batch_size={batch_size!r}."
-        )
 
 
 def _gather(parts: list[Columns], highest: float | None) -> Ratings:
@@ -213,11 +190,17 @@ def _number(parts: list[pa.DictionaryArray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _plain(dictionary: pa.Array) -> np.ndarray:
-    """Integers, if all values are; texts otherwise."""
-    texts = np.array([value.decode("utf-8", "replace") for value in dictionary.to_pylist()])
+    """Integers, if all values are written as integers are; texts otherwise, so that none changes.
+
+    Bytes that are not UTF-8 stay apart, as they do in Python's names of files.
+    """
+    names = [value.decode("utf-8", "surrogateescape") for value in dictionary.to_pylist()]
+    texts = np.array(names)
+    if texts.tolist() != names:  # NumPy cuts off NULs at the end
+        return np.array(names, dtype=object)
     try:
         numbers = texts.astype("int64")
     except (ValueError, OverflowError):
         return texts
-    # "7" and "07" are two names.
-    return numbers if len(np.unique(numbers)) == len(texts) else texts
+    # "7" and "07" are two names, "1_0" is not 10.
+    return numbers if [str(number) for number in numbers.tolist()] == names else texts

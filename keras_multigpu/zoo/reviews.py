@@ -139,12 +139,17 @@ class Reviews:
             seed: of the draw.
 
         Raises:
-            ValueError: if the share is not between 0 and 1.
+            ValueError: if the share is not between 0 and 1, or leaves no review on one side.
         """
         if not 0 < share < 1:
             raise ValueError(f"`share` must be between 0 and 1. Received: share={share!r}.")
         order = np.random.default_rng(seed).permutation(len(self.ratings))
         first = round(share * len(order))
+        if not 0 < first < len(order):
+            raise ValueError(
+                "`share` must leave at least one review to train on and one to test on. "
+                f"Received: share={share!r} of {len(order)} reviews, which is {first}."
+            )
         return np.sort(order[first:]), np.sort(order[:first])
 
     def pairs(

@@ -13,7 +13,8 @@ import keras
 import numpy as np
 
 from keras_multigpu.layers import MultiHotDense
-from keras_multigpu.sparse import HashedDataset, HashEncoder
+from keras_multigpu.sparse import HashEncoder
+from keras_multigpu.sparse.dataset_checks import copy_encoder
 
 _MIDDLE_EXPONENT = 0.3
 
@@ -23,7 +24,7 @@ class WideModel(keras.Model):
     """A model on the indices that an encoder gives; made by `wide`.
 
     Args:
-        encoder: the encoder, or its JSON.
+        encoder: the encoder, which is copied, or its JSON.
         units: how many outputs there are. They are linear: of a logistic model they are logits.
         middle: how many layers of `round(width ** 0.3)` units, with ReLU, stand between the
             multi-hot row and the output; none for a linear model.
@@ -37,7 +38,8 @@ class WideModel(keras.Model):
     Output: a tensor of shape `(rows, units)`.
 
     Attributes:
-        encoder: the encoder that the input must come from.
+        encoder: the model's own encoder: the input must come from one like it. The one that the
+            model was made with can be fitted anew, without a change to the model.
 
     Raises:
         ValueError: if an argument is not of that kind.
@@ -60,7 +62,8 @@ class WideModel(keras.Model):
     ):
         if isinstance(encoder, str):
             encoder = HashEncoder.from_json(encoder)
-        _check(encoder, units, middle, deep)
+        _check(units, middle, deep)
+        encoder = copy_encoder(encoder)
         reduced = round(encoder.width**_MIDDLE_EXPONENT)
         inputs = keras.Input((encoder.ones,), dtype="int32", name="indices")
 
@@ -120,10 +123,11 @@ class WideModel(keras.Model):
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as Keras does, on indices of its own encoder.
 
-        A `HashedDataset` is read in the order that it has itself.
+        A `HashedDataset`, and its `to_tf_data()`, are read in their own order. Of another
+        `tf.data.Dataset` no encoder is known: its indices must be those of this model's encoder.
         """
         self._check_data(x, kwargs.get("validation_data"))
-        if isinstance(x, HashedDataset):
+        if _encoder_of(x):  # it shuffles itself
             kwargs.setdefault("shuffle", False)
         return super().fit(x, *args, **kwargs)
 
@@ -139,8 +143,8 @@ class WideModel(keras.Model):
 
     def _check_data(self, *data: Any) -> None:
         for one in data:
-            if hasattr(one, "fingerprint"):
-                self.check_encoder(one)
+            if encoder := _encoder_of(one):
+                self.check_encoder(encoder)
             elif isinstance(one, np.ndarray) and one.size:
                 self._check_range(int(one.min()), int(one.max()))
 
@@ -191,7 +195,7 @@ def wide(
     """A compiled wide model, as it was published: hashed columns, Ftrl or Adam, MSE or logistic.
 
     Args:
-        encoder: how the columns are hashed.
+        encoder: how the columns are hashed; the model keeps a copy.
         units: how many outputs there are.
         middle: how many layers of `round(width ** 0.3)` units stand in between; 0 for a linear
             model.
@@ -233,6 +237,12 @@ def wide(
     return model
 
 
+def _encoder_of(data: Any) -> HashEncoder | None:
+    """The encoder of a `HashedDataset`, of its `to_tf_data()`, or of other data that have one."""
+    encoder = getattr(data, "encoder", None)
+    return encoder if isinstance(encoder, HashEncoder) else None
+
+
 def _compare(found: str, own: str) -> None:
     if found != own:
         raise ValueError(
@@ -242,12 +252,7 @@ def _compare(found: str, own: str) -> None:
         )
 
 
-def _check(encoder: Any, units: Any, middle: Any, deep: Any) -> None:
-    if not isinstance(encoder, HashEncoder):
-        raise ValueError(
-            "`encoder` must be a `keras_multigpu.sparse.HashEncoder`. "
-            f"Received: encoder={encoder!r}."
-        )
+def _check(units: Any, middle: Any, deep: Any) -> None:
     for name, value, least in (("units", units, 1), ("middle", middle, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(

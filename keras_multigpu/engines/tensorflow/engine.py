@@ -143,11 +143,15 @@ class TensorFlowEngine(Engine):
     ) -> TensorFlowReplicas:
         return TensorFlowReplicas(models, list(map(full_name, devices)), wire_dtype, synchronized)
 
-    def stream_batches(self, epoch: Callable[[], Iterator[Any]], example: Any) -> tf.data.Dataset:
+    def stream_batches(
+        self, epoch: Callable[[], Iterator[Any]], example: Any, batches: int
+    ) -> tf.data.Dataset:
         signature = tf.nest.map_structure(
             lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), example
         )
-        return tf.data.Dataset.from_generator(epoch, output_signature=signature)
+        stream = tf.data.Dataset.from_generator(epoch, output_signature=signature)
+        # Keras warns of data that end before it knows how many batches they have.
+        return stream.apply(tf.data.experimental.assert_cardinality(batches))
 
     def place_updates(self, optimizer: keras.Optimizer, model: keras.Model) -> None:
         place_updates(optimizer)

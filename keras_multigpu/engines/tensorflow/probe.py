@@ -22,7 +22,7 @@ from keras_multigpu.engines.tensorflow.inspection import layer_of
 from keras_multigpu.engines.tensorflow.links import read
 from keras_multigpu.engines.tensorflow.made_up import Settings, make_up, perturb, take_part
 from keras_multigpu.engines.tensorflow.stilled import Stilled
-from keras_multigpu.engines.tensorflow.tensors import floats
+from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows
 from keras_multigpu.engines.tensorflow.trace import Trace
 from keras_multigpu.engines.values import Tensor
 
@@ -118,7 +118,6 @@ class Probe:
         at = _places(forward, results)
         whole = [self._rng.normal(size=tried.results[0][place].shape) for place in at]
 
-        @tf.function(autograph=False)
         def differentiate(state: list[Tensor], call: Any, upstream: list[Tensor]) -> list[Any]:
             sources = [state[place] for place in places]
             with tf.GradientTape() as tape:
@@ -128,6 +127,11 @@ class Probe:
             return tape.gradient(outputs, sources, output_gradients=upstream)
 
         def run() -> None:
+            function = tf.function(differentiate, autograph=False).get_concrete_function(
+                [tf.TensorSpec(value.shape, value.dtype) for value in tried.state],
+                tf.nest.map_structure(for_any_rows, self._trace.arguments),
+                [for_any_rows(result) for result in results],
+            )
             for number, call in enumerate(tried.calls):
                 upstream = []
                 for place, result, values in zip(at, results, whole):
@@ -135,7 +139,7 @@ class Probe:
                     start = 0 if number < 2 else values.shape[0] - length
                     upstream.append(tf.cast(values[start : start + length], result.dtype))
                 with tf.device(self._settings.device):
-                    found.append(differentiate(list(tried.state), call, upstream))
+                    found.append(function(list(tried.state), call, upstream))
 
         in_fresh_thread(run)  # within `init_scope` no tape would record
         for whole_gradient, *parts in zip(*found):

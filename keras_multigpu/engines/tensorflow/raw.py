@@ -48,6 +48,7 @@ def split_call(call: Call) -> tuple[Arguments, Callable[[Sequence[Tensor]], Any]
 
 
 def tensors_of(structure: Any) -> list[Tensor]:
+    """The tensors of a structure, and the parts of sparse ones."""
     return [
         part for part in tf.nest.flatten(structure, expand_composites=True) if tf.is_tensor(part)
     ]

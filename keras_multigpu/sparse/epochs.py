@@ -1,0 +1,188 @@
+"""Batches whose order changes from epoch to epoch, however Keras asks for them."""
+
+from __future__ import annotations
+
+import abc
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_multigpu.sparse.loops import is_reset, running_loops
+
+
+class EpochDataset(keras.utils.PyDataset, abc.ABC):
+    """A dataset that shuffles itself in `fit`, and keeps its order elsewhere; abstract.
+
+    Keras asks for batches by their number, from other threads, ahead of the step that takes them,
+    and some of them only to look at. An epoch has ended once all its batches were asked for since
+    the iterator was made. What is asked for before that, to build the model, doesn't count.
+
+    Keras is to start no workers: its queue begins before the epoch does, loses batches when it is
+    stopped, and copies this object with its open files into other processes.
+
+    Args:
+        **kwargs: those of `keras.utils.PyDataset`.
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._start = 0
+        self._asked: set[int] | None = None  # since the iterator was made; None: nothing counts
+        self._is_done = self._is_in_order = False
+        self._reset_lock()
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """The batches of an epoch."""
+
+    @abc.abstractmethod
+    def _make_batch(self, epoch: int | None, number: int) -> tuple[Any, ...]:
+        """A batch of an epoch; of the data in their own order where the epoch is `None`."""
+
+    @property
+    def num_batches(self) -> int:
+        """The batches of an epoch."""
+        return len(self)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the current epoch, from 0."""
+        return self._start // len(self)
+
+    @property
+    def workers(self) -> int:
+        """1, whatever was set: Keras then asks for the batches itself, in order."""
+        return 1
+
+    @workers.setter
+    def workers(self, value: int) -> None:
+        self._workers = value
+        self._begin_reading()
+
+    @property
+    def use_multiprocessing(self) -> bool:
+        """False, whatever was set: Keras then asks for the batches itself."""
+        return False
+
+    @use_multiprocessing.setter
+    def use_multiprocessing(self, value: bool) -> None:
+        self._use_multiprocessing = value
+        self._begin_reading()
+
+    def _use_workers(self, workers: int, use_multiprocessing: bool) -> None:
+        """Prepares as many workers as were asked for; a dataset that is in memory needs none."""
+
+    def _begin_reading(self) -> None:
+        self._use_workers(self._workers, self._use_multiprocessing)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        if not 0 <= index < len(self):
+            raise IndexError(
+                f"A batch's number must be from 0 to {len(self) - 1}. Received: index={index}."
+            )
+        with self._own_lock():
+            if self._is_in_order:
+                return self._make_batch(None, index)
+            if self._asked is not None:
+                self._asked.add(index)
+            return self._make_batch(*divmod(self._start + index, len(self)))
+
+    def on_epoch_begin(self) -> None:
+        """Goes on to the next epoch, if all batches of this one were asked for.
+
+        Raises:
+            ValueError: if `fit` is in the middle of an epoch of this same object, and `evaluate`
+                or `predict` is to read it too.
+        """
+        loops = running_loops()
+        self._check_free(loops)
+        with self._own_lock():
+            self._is_in_order = bool(loops) and loops[0][0] != "fit"
+            if self._is_in_order:
+                return
+            if self._is_done or self._is_complete:
+                self._start += len(self)
+                self._is_done = False
+                self._asked = set()
+            self._asked = self._asked or set()
+
+    def on_epoch_end(self) -> None:
+        """Notes whether all batches of the epoch were asked for; outside of Keras, goes on."""
+        loops = running_loops()
+        self._check_free(loops)
+        with self._own_lock():
+            if not loops:
+                self._start += len(self)
+                self._asked = None
+            elif is_reset():
+                self._asked = None
+            elif not self._is_in_order and self._is_complete:
+                self._is_done, self._asked = True, None
+            self._is_in_order = False
+
+    def resume(self, epoch: int, batch: int = 0) -> None:
+        """Goes to a batch of an epoch, to train on from there.
+
+        The batches that follow are those that would have followed, with the same data, seed and
+        batch size. An epoch of Keras then still has all its batches: it begins with the rest of
+        the one that was interrupted, and ends in the middle of the next.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+            batch: how many of its batches are done.
+
+        Raises:
+            ValueError: if there is no such batch.
+        """
+        if epoch < 0 or not 0 <= batch < len(self):
+            raise ValueError(
+                f"An epoch has batches 0 to {len(self) - 1}. "
+                f"Received: epoch={epoch}, batch={batch}."
+            )
+        with self._own_lock():
+            self._start = epoch * len(self) + batch
+            self._asked, self._is_done = None, False
+
+    def _stream(self) -> Iterator[tuple[Any, ...]]:
+        """The batches of the current epoch; the next stream has those of the next one."""
+        start = self._start
+        for number in range(len(self)):
+            with self._own_lock():
+                batch = self._make_batch(*divmod(start + number, len(self)))
+                if number == len(self) - 1 and self._start == start:
+                    self._start += len(self)
+            yield batch
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._asked is not None and len(self._asked) == len(self)
+
+    def _check_free(self, loops: list[tuple[str, Any]]) -> None:
+        """Refuses a second reader, whose batches can't be told from the first one's."""
+        is_inside = any(name == "fit" and data is self for name, data in loops[1:])
+        if is_inside and self._asked:
+            raise ValueError(
+                f"A dataset is read by one loop at a time. Received: `{loops[0][0]}` of the same "
+                "dataset that `fit` is in the middle of. Give it a dataset of its own: "
+                "`copy.deepcopy(data)`."
+            )
+
+    def _reset_lock(self) -> None:
+        self._lock, self._process_id = threading.RLock(), os.getpid()
+
+    def _own_lock(self) -> threading.RLock:
+        """The lock; a new one in a forked process, whose copy nobody may ever release."""
+        if self._process_id != os.getpid():
+            self._reset_lock()
+        return self._lock
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in vars(self).items() if name != "_lock"}
+        return {**state, "_asked": None, "_is_in_order": False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset_lock()
