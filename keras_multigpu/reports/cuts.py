@@ -16,7 +16,7 @@ from keras_multigpu.models.placement import (
     choose_placement,
     place_by_names,
 )
-from keras_multigpu.reports.prediction import Cut, Sizes
+from keras_multigpu.reports.workload import Cut, Sizes
 
 
 def find_cut(
