@@ -178,11 +178,16 @@ TAKERS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["int32", "uint8", "int64", "float32"])
-@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize(
+    ("taker", "dtype"),
+    [
+        (taker, dtype)
+        for taker in TAKERS
+        for dtype in ("int32", "uint8", "int64", "float32")
+        if not (taker in ("categories", "multi-hot") and dtype == "float32")  # integers only
+    ],
+)
 def test_integers_are_drawn_from_all_that_a_layer_knows(taker, dtype):
-    if taker in ("categories", "multi-hot") and dtype == "float32":
-        pytest.skip("takes integers only")
     inputs = keras.Input((8,), dtype=dtype)
     made = make_inputs(keras.Model(inputs, TAKERS[taker](inputs)), 200)
     assert made.dtype == dtype

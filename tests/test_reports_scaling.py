@@ -179,17 +179,18 @@ def test_data_that_end_early(data, epochs):
         report = reports.scaling(
             small(), data, (1, 2), batch_size=10, steps=1000, epochs=epochs, repeats=1, verbose=0
         )
-    assert [one.steps for one in report.runs] == [4, 4]
-    assert all(4 * one.step_seconds <= one.seconds[0] for one in report.runs)
+    made = 4 * epochs
+    assert [one.steps for one in report.runs] == [made, made]
+    assert all(made * one.step_seconds <= one.seconds[0] for one in report.runs)
     found = [note for note in report.notes if note.startswith("The data ended early")]
-    assert f"steps=1000 in {epochs} epochs were asked for, and 4 batches were" in found[0]
+    assert f"steps=1000 in {epochs} epochs were asked for, and {made} batches were" in found[0]
 
 
 def test_steps_that_the_data_have(data):
     report = reports.scaling(
-        small(), data, (1, 2), batch_size=10, steps=3, epochs=2, repeats=1, verbose=0
+        small(), data, (1, 2), batch_size=10, steps=2, epochs=2, repeats=1, verbose=0
     )
-    assert [one.steps for one in report.runs] == [6, 6]
+    assert [one.steps for one in report.runs] == [4, 4]
     assert not any("ended early" in note for note in report.notes)
 
 

@@ -60,6 +60,8 @@ class Stopwatch(keras.callbacks.Callback):
         # The logs are numbers by now: what was computed for them is done.
         now = time.perf_counter()
         self.seconds = now - self._begin
+        if known := (self.params or {}).get("steps"):  # the last execution may have fewer steps
+            self._in_epoch = min(self._in_epoch, known)
         self.batches += self._in_epoch
         if self._in_epoch > self._first:
             self._timed += self._in_epoch - self._first

@@ -62,15 +62,34 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
     rows = len(keras.tree.flatten(given[0])[0])
     # `advise` tells towers with weights of their own from those that share them.
     is_committee = parallel.options.get("replicas") == "independent"
+    least = parallel.least_bytes(rows)
+    if _is_whole_on_each(parallel, rows):
+        least = sum(one.bytes or 0 for one in trained if one.kind in _BETWEEN)
     return TransfersReport(
         trained,
         predicted,
         parallel.devices,
-        parallel.least_bytes(rows),
+        least,
         mode="committee" if is_committee else parallel.mode,
         batch_size=rows,
         hosts={name: engines.current().host_of(name) for name in parallel.devices},
         settings=describe_environment(parallel.devices),
+        notes=[_whole(parallel, rows)] if _is_whole_on_each(parallel, rows) else [],
+    )
+
+
+def _is_whole_on_each(parallel: Any, rows: int) -> bool:
+    """Whether each device computes the whole batch, as in data mode on JAX, which slices evenly."""
+    is_sliced = parallel.mode == "data" and engines.current().partitions
+    return is_sliced and bool(rows % len(parallel.devices))
+
+
+def _whole(parallel: Any, rows: int) -> str:
+    count = len(parallel.devices)
+    more = count * (rows // count + 1)
+    return (
+        f"{count} devices don't divide {rows} rows: each computes the whole batch, so none has to "
+        f"send anything, and none saves time. Give a batch of {more} rows, say."
     )
 
 
@@ -88,6 +107,7 @@ class TransfersReport(Report):
         hosts: which host each device is of, where they are of several. Others than these are of
             the host `""`, that of this process.
         settings: what else the figures hold for.
+        notes: sentences to print below the table, after what the figures say themselves.
 
     Example:
         >>> sent = [Transfer("cpu:0", "cpu:1", "weights", "kernel", 2048)]
@@ -109,6 +129,7 @@ class TransfersReport(Report):
         batch_size: int | None = None,
         hosts: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
     ):
         self.training = list(training)
         self.prediction = list(prediction)
@@ -129,7 +150,7 @@ class TransfersReport(Report):
         known = {name: one for name, one in named.items() if one is not None}
         known |= settings or {}
         super().__init__("Transfers between devices", columns, self._rows(), (), known)
-        self.notes += self._notes()
+        self.notes += [*self._notes(), *notes]
 
     def bytes(self, step: str, source: str | None = None, target: str | None = None) -> dict:
         """The bytes of a step by kind; tensors whose size is not known add none.
