@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,16 +30,22 @@ class Timing:
 
     Attributes:
         rounds: the median step of each round, in seconds.
-        cores: how many processor cores were busy meanwhile, on average.
+        cpu_rounds: the processor's time in it, all threads together, which hardly depends on what
+            else the machine does.
     """
 
     rounds: tuple[float, ...]
-    cores: float
+    cpu_rounds: tuple[float, ...]
 
     @property
     def seconds(self) -> float:
         """The median round."""
         return statistics.median(self.rounds)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The median processor's time."""
+        return statistics.median(self.cpu_rounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +53,30 @@ class Measured:
     """What was timed of a model.
 
     Attributes:
-        step: the time of a step on one device, by the rows.
-        cores: the processor cores that one device keeps busy, on average.
+        rows: of the batch.
+        fewer: the rows of a smaller one.
         times: the steps on the whole batch, by mode and number of devices.
+        small: the steps on the smaller batch on one device, `None` if it is the same.
     """
 
-    step: StepTime
-    cores: float
+    rows: int
+    fewer: int
     times: Mapping[tuple[str, int], Timing]
+    small: Timing | None
+
+    @property
+    def step(self) -> StepTime:
+        """The time of a step on one device, by the rows."""
+        whole = self.times["data", 1].seconds
+        if self.small is None:
+            return StepTime(0.0, whole / self.rows)
+        return StepTime.through(self.rows, whole, self.fewer, self.small.seconds)
+
+    @property
+    def cores(self) -> float:
+        """The processor cores that one device keeps busy."""
+        alone = self.times["data", 1]
+        return alone.cpu_seconds / alone.seconds
 
 
 def measure_steps(
@@ -101,11 +122,7 @@ def measure_steps(
                 times |= {(mode, n): one for n, one in zip((1, *here[mode]), found)}
         finally:
             before.restore()
-    alone_s = timings[0].seconds
-    step = StepTime(0.0, alone_s / rows)
-    if small:
-        step = StepTime.through(rows, alone_s, fewer, timings[-1].seconds)
-    return Measured(step, timings[0].cores, times)
+    return Measured(rows, fewer, times, timings[-1] if small else None)
 
 
 _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -123,10 +140,7 @@ def time_in_turn(trainings: Sequence[Training], steps: int) -> list[Timing]:
     """
     counts = [one.warm_up(-(-steps // ROUNDS)) for one in trainings]
     found = [[one.time(count) for one, count in zip(trainings, counts)] for _ in range(ROUNDS)]
-    return [
-        Timing(tuple(step for step, _ in rounds), statistics.median(cores for _, cores in rounds))
-        for rounds in zip(*found)
-    ]
+    return [Timing(*(tuple(part) for part in zip(*rounds))) for rounds in zip(*found)]
 
 
 class Training:
@@ -174,12 +188,11 @@ class Training:
         return max(least, min(round(_LONG_ENOUGH_S / step), _MOST_STEPS))
 
     def time(self, steps: int) -> tuple[float, float]:
-        """The median step in seconds, and the processor cores that were busy."""
+        """The median step in seconds, and the processor's seconds in the median step."""
         self._model.place()
         batches = min(steps + 1, self._most)  # the first of an epoch is not timed
         x, y = (repeat(part, batches) for part in self._batch)
         watch = Stopwatch(every=True)
-        wall, cpu = time.perf_counter(), time.process_time()
         self._model.fit(
             x,
             y,
@@ -189,8 +202,7 @@ class Training:
             callbacks=[watch],
             verbose=0,
         )
-        cores = (time.process_time() - cpu) / (time.perf_counter() - wall)
-        return statistics.median(watch.each), cores
+        return statistics.median(watch.each), statistics.median(watch.cpu)
 
 
 def _take_rows(batch: tuple[Any, Any], rows: int) -> tuple[Any, Any]:

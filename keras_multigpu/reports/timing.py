@@ -22,6 +22,7 @@ class Stopwatch(keras.callbacks.Callback):
         seconds: from the start of the first epoch to the end of the last.
         batches: how many batches were trained on.
         each: the seconds of each step but the first ones of the epochs; only with `every`.
+        cpu: the processor's seconds in each of these steps, all threads together.
     """
 
     def __init__(self, *, every: bool = False):
@@ -29,8 +30,9 @@ class Stopwatch(keras.callbacks.Callback):
         self.seconds = 0.0
         self.batches = 0
         self.each: list[float] = []
+        self.cpu: list[float] = []
         self._every = every
-        self._begin = self._end = self._first_end = 0.0
+        self._begin = self._end = self._end_cpu = self._first_end = 0.0
         self._in_epoch = self._first = 0  # batches so far
         self._timed_s, self._timed = 0.0, 0
 
@@ -48,12 +50,13 @@ class Stopwatch(keras.callbacks.Callback):
         is_first = before == 0
         if is_first or self._every:
             keras.tree.map_structure(keras.ops.convert_to_numpy, logs)  # waits for them
-        now = time.perf_counter()
+        now, cpu = time.perf_counter(), time.process_time()
         if is_first:
             self._first, self._first_end = self._in_epoch, now
         elif self._every:
             self.each.append((now - self._end) / (self._in_epoch - before))
-        self._end = now
+            self.cpu.append((cpu - self._end_cpu) / (self._in_epoch - before))
+        self._end, self._end_cpu = now, cpu
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds up the steps of the epoch."""

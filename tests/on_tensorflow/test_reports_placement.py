@@ -14,7 +14,7 @@ from keras_multigpu.reports.sizes import find_sizes
     ("placement", "away"), [({"end5": 1}, [5]), ({"end3": 1}, [3]), ({"end.": 1}, [3, 5])]
 )
 def test_the_way_to_the_loss(placement, away):
-    """It is computed on the first device: outputs of others cross to it, and gradients come back."""
+    """It is computed on the first device: what others make crosses to it, and back."""
     inputs = keras.Input((6,))
     model = keras.Model(inputs, [layers.Dense(size, name=f"end{size}")(inputs) for size in (3, 5)])
     parallel = make_parallel(model, 2, mode="model", placement=placement)
