@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pathlib
 import random
 import statistics
 from collections.abc import Mapping, Sequence
@@ -142,9 +143,20 @@ def compare_with_scaling(results: Mapping[str, dict[str, Any]], devices: Sequenc
     return markdown_table(header, rows) if rows else ""
 
 
-def compare(models: Sequence[str], devices: Sequence[int], steps: int, scaling: bool) -> str:
-    """Predicts and measures, and makes Markdown of both."""
-    results = {model: measure(model, devices, steps, scaling) for model in models}
+def measure_all(models: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of models; those in the file `--json` are taken from there."""
+    path = pathlib.Path(options.json) if options.json else None
+    results = json.loads(path.read_text()) if path and path.exists() else {}
+    for model in models:
+        if model not in results:
+            results[model] = measure(model, options.devices, options.steps, options.scaling)
+        if path:
+            path.write_text(json.dumps(results))
+    return results
+
+
+def compare(results: Mapping[str, dict[str, Any]], devices: Sequence[int], steps: int) -> str:
+    """Markdown of what was predicted and measured."""
     loads = [found["load"] for found in results.values()]
     setting = (
         f"- {host()}, load average {min(loads):.1f} to {max(loads):.1f}\n"
@@ -164,6 +176,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--devices", nargs="+", type=int, default=[2, 4], metavar="N")
     parser.add_argument("--steps", type=int, default=12, help="timed steps (default: 12)")
     parser.add_argument("--scaling", action="store_true", help="`reports.scaling` beside it")
+    parser.add_argument("--json", help="a file for the figures; models that it has are not run")
     parser.add_argument("--published", action="store_true", help="only the published figures")
     return parser.parse_args()
 
@@ -175,7 +188,8 @@ def main() -> None:
         drawn = [f"random-{seed + place}" for place in range(options.random)]
         print(f"Seed of the drawn models: {seed}\n")
         models = [*options.models, *drawn]
-        print(compare(models, options.devices, options.steps, options.scaling), end="\n\n")
+        results = measure_all(models, options)
+        print(compare(results, options.devices, options.steps), end="\n\n")
     print(f"{published.deepconn()}\n\n{published.autoencoder()}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -123,7 +124,7 @@ def advise(
         'Stay on one device'
     """
     counts = check_counts("n_gpus", n_gpus)
-    given, cuts = find_link(link), dict(cuts or {})
+    given = find_link(link)
     between = check_hosts(devices_per_host, host_link, counts)
     check_request(
         counts, modes, batch_size, counted,
@@ -134,31 +135,24 @@ def advise(
     rows = make_inputs(model, batch_size) if inputs is None else inputs
     batch = (check_rows("inputs", rows, batch_size), check_rows("targets", targets, batch_size))
     sizes = find_sizes(model, model(take(rows, 1)), take(rows, 1))
+    cuts = dict(cuts or {})
     for count in counts if "model" in modes else ():
         if count > 1 and count not in cuts:
             cuts[count] = find_cut(model, count, batch_size, sizes, placement)
-    pool = choose_devices(None, None)
-    is_here = given is None and speed == 1 and between is None
-    measured = None
+    measured, is_here = None, given is None and speed == 1 and between is None
     if known is None:
-        here = [count for count in counts if 1 < count <= len(pool)] if is_here else []
+        here = [one for one in counts if 1 < one <= len(_pool())] if is_here else []
         fewer = max(batch_size // max(counts), 1)
         measured = measure_steps(
             model, batch, (batch_size, fewer), steps, dict.fromkeys(modes, here), placement
         )
-        if processors is None and is_here and are_virtual(pool):
-            processors = max(count_cores() / measured.cores, 1.0)
         known = measured.step
-    work = Workload(
-        StepTime(known.fixed_s / speed, known.row_s / speed),
-        batch_size,
-        sizes,
-        engines.current().partitions,
-        processors,
-        cuts,
-        devices_per_host,
-    )
-    used = given or (measure_link() if len(pool) > 1 else PRESETS["pcie4"])
+        if processors is None and is_here and are_virtual(_pool()):
+            processors = max(count_cores() / measured.cores, 1.0)
+    partitions = engines.current().partitions
+    step = StepTime(known.fixed_s / speed, known.row_s / speed)
+    work = Workload(step, batch_size, sizes, partitions, processors, cuts, devices_per_host)
+    used = given or (measure_link() if len(_pool()) > 1 else PRESETS["pcie4"])
     loads = {(mode, n): find_load(mode, work, n) for mode in modes for n in counts}
     loads |= _with_counts(loads, counted)
     found = [
@@ -167,13 +161,18 @@ def advise(
     ]
     if measured and speed == 1:
         found = [_with_times(one, measured.times) for one in found]
+    notes = compare_designs(work, counts, used, between) if between and "data" in modes else []
+    if isinstance(step_seconds, numbers.Real):
+        notes = [*notes, _ONE_TIME]
     settings = _describe(model, work, used, measured is None, speed, overlap)
     if between is not None:
         settings["hosts"] = f"{devices_per_host} devices each, linked by {between}"
-    notes = compare_designs(work, counts, used, between) if between and "data" in modes else []
-    if step_seconds is not None and not isinstance(step_seconds, Mapping):
-        notes = [*notes, _ONE_TIME]
     return Advice(found, settings=settings, notes=notes)
+
+
+def _pool() -> tuple[str, ...]:
+    """The devices that are here."""
+    return choose_devices(None, None)
 
 
 _ONE_TIME = (
@@ -230,4 +229,4 @@ def _describe(
         found["processors"] = f"those of {work.processors:.3g} devices"
     if overlap:
         found["overlap"] = f"{overlap:.0%} of the copies hidden"
-    return found | describe_environment(choose_devices(None, None)[:1])
+    return found | describe_environment(_pool()[:1])
