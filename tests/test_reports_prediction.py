@@ -6,10 +6,11 @@ import math
 import pytest
 
 from keras_multigpu.reports import Cut, Link
-from keras_multigpu.reports.advice_report import Advice, decide, describe, show_bytes, show_seconds
+from keras_multigpu.reports.advice_report import Advice, decide, describe
 from keras_multigpu.reports.hosts import find_busiest
 from keras_multigpu.reports.loads import find_load
 from keras_multigpu.reports.prediction import predict, with_times
+from keras_multigpu.reports.units import show_bytes, show_seconds
 from keras_multigpu.reports.workload import Load, Sizes, StepTime, Traffic, Workload
 
 SIZES = Sizes(weights=1000, gradients=800, tensors=10, slots=1600, outputs=4, activations=20)

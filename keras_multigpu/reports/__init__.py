@@ -8,7 +8,8 @@ from keras_multigpu.reports.report import Column, Report
 from keras_multigpu.reports.runs import Run
 from keras_multigpu.reports.scaling_report import ScalingReport
 from keras_multigpu.reports.scaling_runs import scaling
-from keras_multigpu.reports.transfers import TransfersReport, transfers
+from keras_multigpu.reports.transfers import transfers
+from keras_multigpu.reports.transfers_report import TransfersReport
 from keras_multigpu.reports.workload import Cut
 
 __all__ = [

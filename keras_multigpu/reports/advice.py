@@ -11,7 +11,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.devices import choose_devices
-from keras_multigpu.reports.advice_report import Advice, show_bytes, show_seconds
+from keras_multigpu.reports.advice_report import Advice
 from keras_multigpu.reports.checks import check_built, check_counts
 from keras_multigpu.reports.cuts import find_cut
 from keras_multigpu.reports.designs import compare_designs
@@ -24,7 +24,8 @@ from keras_multigpu.reports.prediction import Prediction, predict, with_times
 from keras_multigpu.reports.requests import check_hosts, check_request, known_step
 from keras_multigpu.reports.sizes import find_sizes
 from keras_multigpu.reports.step import Timing, measure_steps
-from keras_multigpu.reports.transfers import TransfersReport
+from keras_multigpu.reports.transfers_report import TransfersReport
+from keras_multigpu.reports.units import show_bytes, show_seconds
 from keras_multigpu.reports.workload import Cut, Load, StepTime, Workload
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from keras_multigpu.models import ModelParallel
 from keras_multigpu.models.crossings import find_crossings
 from keras_multigpu.models.graph import Graph
-from keras_multigpu.reports.advice_report import show_bytes
 from keras_multigpu.reports.checks import check_count
 from keras_multigpu.reports.cuts import with_loss
 from keras_multigpu.reports.drawing import new_figure
+from keras_multigpu.reports.units import show_bytes
 
 _COLUMN, _ROW = 2.4, 0.55  # inches that a layer takes
 

@@ -8,7 +8,7 @@ from typing import Any
 from keras_multigpu.reports.checks import check_count, check_quantity
 from keras_multigpu.reports.links import Link, find_link
 from keras_multigpu.reports.loads import check_mode
-from keras_multigpu.reports.transfers import TransfersReport
+from keras_multigpu.reports.transfers_report import TransfersReport
 from keras_multigpu.reports.workload import StepTime
 
 
