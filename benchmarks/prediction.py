@@ -62,18 +62,18 @@ def table(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> str:
 
 
 def _row(found: dict[str, Any], place: int, count: int) -> list[str]:
-    low, middle, high = found["predicted"][place]
+    low, likely, high = found["predicted"][place]
     timed, alone = (statistics.median(one) for one in (found["timed"][place], found["alone"]))
     paid = found["paid"][place]
     return [
         str(found["batch_size"]),
         str(count),
         _times(found["alone"]),
-        f"{1e3 * middle:.1f} ({1e3 * low:.1f}..{1e3 * high:.1f})",
+        f"{1e3 * likely:.1f} ({1e3 * low:.1f}..{1e3 * high:.1f})",
         _times(found["timed"][place]),
-        f"{middle / timed - 1:+.0%}",
+        f"{likely / timed - 1:+.0%}",
         "yes" if low <= timed <= high else f"within {_outside(found, place):.0%}",
-        f"{alone / middle:.2f} ({alone / high:.2f}..{alone / low:.2f})",
+        f"{alone / likely:.2f} ({alone / high:.2f}..{alone / low:.2f})",
         f"{alone / timed:.2f}",
         "-" if paid is None else f"{paid:.1f} times",
     ]
@@ -117,7 +117,7 @@ def summarize(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> 
             if found["predicted"][place][2] <= 1.3 * found["predicted"][place][0]
         ]
         lines.append(
-            f"{name}: the middle of the range is off by a median of {statistics.median(steps):.0%},"
+            f"{name}: the step is off by a median of {statistics.median(steps):.0%},"
             f" {max(steps):.0%} at worst; {sum(not one for one in outside)} of {len(cells)} times"
             f" are in the range, {sum(one <= _CLOSE for one in outside)} within {_CLOSE:.0%} of it."
             f" {len(narrow)} ranges are narrow (30%), and {sum(n <= _CLOSE for n in narrow)} of"

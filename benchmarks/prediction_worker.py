@@ -3,7 +3,7 @@
     python -m benchmarks.prediction_worker '{"model": "random-7", "devices": [2, 4], "steps": 12}'
 
 The last line on stdout is a JSON object: for each number of devices the step in seconds as it is
-predicted from one device (`predicted`: the middle, and the ends of the range), and as it was timed
+predicted from one device (`predicted`: between the ends of the range), and as it was timed
 (every round, `timed`, and the processor's time, `cpu`); how many devices' worth of processors there
 were (`processors`); the versions; and the steps of `reports.scaling`, if they are asked for.
 """

@@ -293,7 +293,7 @@ def test_step_times_that_are_given(given, fixed_s, row_s, monkeypatch):
     rows = [rows * row_s for rows in (16, 8, 1)]
     for found, counts in (
         ([one.least_s - one.transfer_s for one in advice.predictions], (1, 1, 1)),
-        ([one.compute_s for one in advice.predictions], (1, 1.5, 8.5)),
+        ([one.compute_s for one in advice.predictions], (1, 1.25, 4.75)),
         ([one.most_s - one.transfer_s for one in advice.predictions], (1, 2, 16)),
     ):
         assert found == pytest.approx([n * fixed_s + one for n, one in zip(counts, rows)])
