@@ -154,7 +154,7 @@ def test_times_take_the_place_of_a_prediction():
         "step, timed here, where one device takes 10.0 s"
     )
     slow = with_times(one, (12.0, 12.0, 12.0), alone_s=10.0)
-    assert describe(slow).startswith("2 in mode 'data' took 1.20 times as long: 12.00 s a step")
+    assert describe(slow).startswith("2 in mode 'data' took 1.20 times as long: 12.0 s a step, ")
 
 
 @dataclasses.dataclass(frozen=True)

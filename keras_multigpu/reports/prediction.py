@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from keras_multigpu.reports.links import Link
 from keras_multigpu.reports.workload import Load
 
-_PAID = 0.25
+_PAID = 0.25  # of what does not depend on the rows, by each further device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -175,6 +175,11 @@ class Training:
             )
             outputs = keras.tree.map_structure(keras.ops.convert_to_numpy, model(inputs))
             targets = keras.tree.map_structure(np.zeros_like, outputs)
+        self._model.place()
+        if self._model.optimizer is not None and not self._model.optimizer.built:
+            self._model.optimizer.build(self._model.trainable_variables)
+        # Values of its own: on JAX a step takes over the arrays that it is given.
+        self._start = Snapshot(state_of(self._model))
         self._batch = (inputs, targets)
         arrays = keras.tree.flatten(self._batch)
         self._rows = len(arrays[0])
@@ -190,6 +195,7 @@ class Training:
     def time(self, steps: int) -> tuple[float, float]:
         """The median step in seconds, and the processor's seconds in the median step."""
         self._model.place()
+        self._start.restore()
         batches = min(steps + 1, self._most)  # the first of an epoch is not timed
         x, y = (repeat(part, batches) for part in self._batch)
         watch = Stopwatch(every=True)
