@@ -20,6 +20,7 @@ from benchmarks.prediction_models import find
 from benchmarks.processes import answer
 from benchmarks.step_worker import split_processor
 from keras_multigpu import reports
+from keras_multigpu.reports.prediction import widen
 from keras_multigpu.reports.step import Measured, measure_steps
 
 _BACKEND = keras.backend.backend()
@@ -54,11 +55,13 @@ def compare(model: str, devices: list[int], steps: int, scaling: bool) -> dict[s
         processors=processors,
         step_seconds={rows: step.seconds(rows), fewer: step.seconds(fewer)},
     )
+    alone = measured.times["data", 1].rounds
+    found = [widen(one, alone) for one in advice.predictions]
     result = {
         "batch_size": rows,
         "processors": processors,
-        "alone": list(measured.times["data", 1].rounds),
-        "predicted": [[one.least_s, one.step_s, one.most_s] for one in advice.predictions],
+        "alone": list(alone),
+        "predicted": [[one.least_s, one.step_s, one.most_s] for one in found],
         "timed": [list(measured.times["data", n].rounds) for n in devices],
         "paid": [_paid(measured, n) for n in devices],
         "verdict": advice.verdicts["data"].split(":")[0],

@@ -9,7 +9,7 @@ from keras_multigpu.reports import Cut, Link
 from keras_multigpu.reports.advice_report import Advice, decide, describe
 from keras_multigpu.reports.hosts import find_busiest
 from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.prediction import predict, with_times
+from keras_multigpu.reports.prediction import predict, widen, with_times
 from keras_multigpu.reports.units import show_bytes, show_seconds
 from keras_multigpu.reports.workload import Load, Sizes, StepTime, Traffic, Workload
 
@@ -140,6 +140,16 @@ def test_processors_that_are_shared_share_only_the_rows():
     load = find_load("data", WORK, 4)
     found = predict("data", 4, load, Link("free", math.inf), processors=1.0)
     assert (found.least_s, found.most_s) == (1 + 8, 4 + 8)
+
+
+def test_a_prediction_is_as_uncertain_as_the_time_it_is_made_from():
+    one = predict("data", 2, find_load("data", WORK, 2), Link("free", math.inf))
+    found = widen(one, (3.0, 2.0, 8.0))
+    assert found.least_s == pytest.approx(one.least_s * 2 / 3)
+    assert found.most_s == pytest.approx(one.most_s * 8 / 3)
+    assert found.step_s == one.step_s
+    assert found.is_wide
+    assert decide([found]).startswith("Measure it: 2 devices in mode 'data' would be 0.56 to 2.70")
 
 
 def test_times_take_the_place_of_a_prediction():

@@ -20,7 +20,7 @@ from keras_multigpu.reports.hosts import find_busiest
 from keras_multigpu.reports.inputs import check_rows, make_inputs, take
 from keras_multigpu.reports.links import PRESETS, Link, find_link, measure_link
 from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.prediction import Prediction, predict, with_times
+from keras_multigpu.reports.prediction import Prediction, predict, widen, with_times
 from keras_multigpu.reports.requests import check_hosts, check_request, known_step
 from keras_multigpu.reports.sizes import find_sizes
 from keras_multigpu.reports.step import Timing, measure_steps
@@ -160,8 +160,8 @@ def advise(
         predict(mode, count, load, used, processors, overlap, between)
         for (mode, count), load in loads.items()
     ]
-    if measured and speed == 1:
-        found = [_with_times(one, measured.times) for one in found]
+    if measured:
+        found = [_with_times(one, measured.times, speed) for one in found]
     notes = compare_designs(work, counts, used, between) if between and "data" in modes else []
     if isinstance(step_seconds, numbers.Real):
         notes = [*notes, _ONE_TIME]
@@ -182,12 +182,14 @@ _ONE_TIME = (
 )
 
 
-def _with_times(one: Prediction, times: Mapping[tuple[str, int], Timing]) -> Prediction:
+def _with_times(
+    one: Prediction, times: Mapping[tuple[str, int], Timing], speed: float
+) -> Prediction:
     """A prediction with the times that were measured for it, if they were."""
     timing = times.get((one.mode, one.devices))
     alone = times.get((one.mode, 1)) or times["data", 1]
-    if timing is None:
-        return one
+    if timing is None or speed != 1:
+        return widen(one, times["data", 1].rounds)
     # Several towers are compared with as many on one device.
     work = one.devices if one.mode in ("tower", "committee") else 1
     return with_times(one, timing.rounds, work * alone.seconds)

@@ -20,8 +20,8 @@ _MOVED = {
 
 _RANGES = (
     "A predicted step is at least what it takes if the devices pay side by side for what does not "
-    "depend on the rows, and at most what it takes if they pay one after the other; copies and "
-    "computations are taken not to overlap."
+    "depend on the rows, and at most what it takes if they pay one after the other, by the fastest "
+    "and the slowest round on one device; copies and computations are taken not to overlap."
 )
 
 

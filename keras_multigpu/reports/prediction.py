@@ -140,3 +140,15 @@ def with_times(one: Prediction, rounds: Sequence[float], alone_s: float) -> Pred
         most_s=max(rounds),
         is_measured=True,
     )
+
+
+def widen(one: Prediction, rounds: Sequence[float]) -> Prediction:
+    """A prediction that is as uncertain as the time on one device that it was made from.
+
+    Args:
+        one: the prediction.
+        rounds: the time of a step on one device in each round, in seconds.
+    """
+    middle = statistics.median(rounds)
+    low, high = min(rounds) / middle, max(rounds) / middle
+    return dataclasses.replace(one, least_s=low * one.least_s, most_s=high * one.most_s)
