@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from benchmarks.processes import markdown_table
 from keras_multigpu.reports.designs import last_hosts, predict_both
 from keras_multigpu.reports.links import PRESETS
-from keras_multigpu.reports.prediction import Prediction, Sizes, StepTime, Workload
+from keras_multigpu.reports.prediction import Prediction
+from keras_multigpu.reports.workload import Sizes, StepTime, Workload
 
 _FLOAT = 4
 _COUNTS = (1, 2, 8, 64, 512)

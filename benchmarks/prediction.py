@@ -1,101 +1,182 @@
-"""Step times that `reports.advise` predicts, against those that `reports.scaling` measures.
+"""Step times that `reports.advise` predicts from one device, against those of several.
 
-    python -m benchmarks.prediction --models mlp convnet --devices 1 2 4
-    python -m benchmarks.prediction --published
+    python -m benchmarks.prediction --random 6                 # chosen models, and drawn ones
+    python -m benchmarks.prediction --seed 7 --devices 2 4     # the same drawn models again
+    python -m benchmarks.prediction --published                # the published figures only
 
-Every model is a process of its own (`prediction_worker`), on logical CPU devices with one thread
-each, which share the processor: the prediction is told so. Progress goes to stderr, the tables to
-stdout.
+Half of the models are drawn at random, from a seed that is printed. Every model is a process of its
+own (`prediction_worker`), on logical CPU devices with one thread each, which share the processor:
+the prediction is told so. One device and several take turns, so that what else the machine does
+meets them alike. Progress goes to stderr, the tables to stdout.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import pathlib
+import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
 from benchmarks import published
-from benchmarks.models import MODELS
+from benchmarks.prediction_models import CHOSEN
 from benchmarks.processes import host, markdown_table, merge_versions, progress, run_module
 from benchmarks.step_time import ONE_THREAD
 
 _TIMEOUT_S = 1800.0
+_CLOSE = 0.15
 
 
-def measure(model: str, devices: Sequence[int], steps: int, repeats: int) -> dict[str, Any]:
+def measure(model: str, devices: Sequence[int], steps: int, scaling: bool) -> dict[str, Any]:
     """The figures of a model, from a process of its own, or an `error`."""
-    request = {"model": model, "devices": list(devices), "steps": steps, "repeats": repeats}
+    request = {"model": model, "devices": list(devices), "steps": steps, "scaling": scaling}
     is_jax = keras.backend.backend() == "jax"
+    load = os.getloadavg()[0]
     result = run_module(
         "benchmarks.prediction_worker",
         json.dumps(request),
         timeout=_TIMEOUT_S,
         environment={"XLA_FLAGS": ONE_THREAD} if is_jax else None,
     )
-    progress(f"{model}: {result.get('error', 'done')}")
-    return result
+    progress(f"{model}: {result.get('error', 'done')}, load {load:.0f}")
+    return result | {"load": (load + os.getloadavg()[0]) / 2}
 
 
-def compare(models: Sequence[str], devices: Sequence[int], steps: int, repeats: int) -> str:
-    """Predicts and measures, and makes a Markdown table of both."""
-    results = {model: measure(model, devices, steps, repeats) for model in models}
+def table(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> str:
+    """A row for each model and number of devices."""
     rows: list[list[str]] = []
-    errors: dict[str, list[float]] = {"step": [], "speed-up": []}
     for model, found in results.items():
         if "error" in found:
-            rows.append([model, *["-"] * 7, found["error"]])
+            rows.append([model, *["-"] * 9, found["error"]])
             continue
         for place, count in enumerate(devices):
             rows.append([model, *_row(found, place, count)])
-            if count > 1:
-                errors["step"].append(_error(found, place, ""))
-                errors["speed-up"].append(_error(found, place, "_speedup"))
-    header = ["model", "batch", "devices", "predicted, ms", "measured, ms (lowest..highest)"]
-    header += ["error", "speed-up predicted", "measured", "processors"]
-    setting = (
-        f"- {host()}\n- {merge_versions(results.values())}\n- {repeats} repeats in turn of {steps} "
-        "steps; logical CPU devices with one intra-op thread each"
-    )
-    parts = [setting, markdown_table(header, rows)]
-    parts += [
-        f"Error of the {name} on more than one device: median {statistics.median(values):.0%}, "
-        f"largest {max(values):.0%}, over {len(values)} predictions."
-        for name, values in errors.items()
-        if values
-    ]
-    return "\n\n".join(parts)
-
-
-def _error(found: dict[str, Any], place: int, figure: str) -> float:
-    return abs(found["predicted" + figure][place] / found["measured" + figure][place] - 1)
+    header = ["model", "batch", "devices", "one device, ms", "predicted, ms (range)"]
+    header += ["timed, ms (rounds)", "error", "in range", "speed-up predicted", "timed"]
+    return markdown_table([*header, "fixed part paid"], rows)
 
 
 def _row(found: dict[str, Any], place: int, count: int) -> list[str]:
-    predicted, measured = found["predicted"][place], found["measured"][place]
-    ends = (f"{1e3 * end(found['repeats'][place]):.1f}" for end in (min, max))
+    low, likely, high = found["predicted"][place]
+    timed, alone = (statistics.median(one) for one in (found["timed"][place], found["alone"]))
+    paid = found["paid"][place]
     return [
         str(found["batch_size"]),
         str(count),
-        f"{1e3 * predicted:.1f}",
-        f"{1e3 * measured:.1f} ({'..'.join(ends)})",
-        f"{predicted / measured - 1:+.0%}",
-        f"{found['predicted_speedup'][place]:.2f}",
-        f"{found['measured_speedup'][place]:.2f}",
-        f"{found['processors']:.2f}",
+        _times(found["alone"]),
+        f"{1e3 * likely:.1f} ({1e3 * low:.1f}..{1e3 * high:.1f})",
+        _times(found["timed"][place]),
+        f"{likely / timed - 1:+.0%}",
+        "yes" if low <= timed <= high else f"within {_outside(found, place):.0%}",
+        f"{alone / likely:.2f} ({alone / high:.2f}..{alone / low:.2f})",
+        f"{alone / timed:.2f}",
+        "-" if paid is None else f"{paid:.1f} times",
     ]
+
+
+def _times(rounds: Sequence[float]) -> str:
+    ends = f"{1e3 * min(rounds):.1f}..{1e3 * max(rounds):.1f}"
+    return f"{1e3 * statistics.median(rounds):.1f} ({ends})"
+
+
+def _outside(found: dict[str, Any], place: int) -> float:
+    """How far a time is from the nearer end of the range, as a part of the time."""
+    low, _, high = found["predicted"][place]
+    timed = statistics.median(found["timed"][place])
+    return max(low / timed - 1, 1 - high / timed, 0.0)
+
+
+def summarize(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> list[str]:
+    """What the errors come to: of all models, and of those drawn at random."""
+    lines = []
+    for name, kept in (
+        ("All models", list(results)),
+        ("Drawn at random", [one for one in results if one.startswith("random-")]),
+    ):
+        cells = [
+            (found, place)
+            for model, found in results.items()
+            if model in kept and "error" not in found
+            for place in range(len(devices))
+        ]
+        if not cells:
+            continue
+        steps = [
+            abs(found["predicted"][place][1] / statistics.median(found["timed"][place]) - 1)
+            for found, place in cells
+        ]
+        outside = [_outside(found, place) for found, place in cells]
+        narrow = [
+            one
+            for one, (found, place) in zip(outside, cells)
+            if found["predicted"][place][2] <= 1.3 * found["predicted"][place][0]
+        ]
+        lines.append(
+            f"{name}: the step is off by a median of {statistics.median(steps):.0%},"
+            f" {max(steps):.0%} at worst; {sum(not one for one in outside)} of {len(cells)} times"
+            f" are in the range, {sum(one <= _CLOSE for one in outside)} within {_CLOSE:.0%} of it."
+            f" {len(narrow)} ranges are narrow (30%), and {sum(n <= _CLOSE for n in narrow)} of"
+            f" their times within {_CLOSE:.0%}; for the others the advice is to measure, unless"
+            " the verdict is the same all over the range."
+        )
+    return lines
+
+
+def compare_with_scaling(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> str:
+    """What `advise` times on devices that are here, against what `scaling` measures."""
+    rows = []
+    for model, found in results.items():
+        for count, ours, theirs in zip(
+            (1, *devices),
+            [found["alone"], *found["timed"]] if "scaling" in found else [],
+            found.get("scaling", []),
+        ):
+            own = statistics.median(ours)
+            error = f"{own / theirs - 1:+.0%}"
+            rows.append([model, str(count), f"{1e3 * own:.1f}", f"{1e3 * theirs:.1f}", error])
+    header = ["model", "devices", "timed by advise, ms", "by scaling, ms", "difference"]
+    return markdown_table(header, rows) if rows else ""
+
+
+def measure_all(models: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of models; those in the file `--json` are taken from there."""
+    path = pathlib.Path(options.json) if options.json else None
+    results = json.loads(path.read_text()) if path and path.exists() else {}
+    for model in models:
+        if model not in results:
+            results[model] = measure(model, options.devices, options.steps, options.scaling)
+        if path:
+            path.write_text(json.dumps(results))
+    return results
+
+
+def compare(results: Mapping[str, dict[str, Any]], devices: Sequence[int], steps: int) -> str:
+    """Markdown of what was predicted and measured."""
+    loads = [found["load"] for found in results.values()]
+    setting = (
+        f"- {host()}, load average {min(loads):.1f} to {max(loads):.1f}\n"
+        f"- {merge_versions(results.values())}\n- {steps} steps and more, in 3 rounds in turn; "
+        "logical CPU devices with one intra-op thread each"
+    )
+    parts = [setting, table(results, devices), *summarize(results, devices)]
+    return "\n\n".join(part for part in [*parts, compare_with_scaling(results, devices)] if part)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prediction", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 4], metavar="N")
-    parser.add_argument("--steps", type=int, default=10, help="timed steps (default: 10)")
-    parser.add_argument("--repeats", type=int, default=3, help="of either (default: 3)")
+    parser.add_argument("--models", nargs="*", default=list(CHOSEN), choices=list(CHOSEN))
+    parser.add_argument("--random", type=int, default=7, help="models to draw (default: 7)")
+    parser.add_argument("--seed", type=int, help="of the drawn models (default: drawn, printed)")
+    parser.add_argument("--devices", nargs="+", type=int, default=[2, 4], metavar="N")
+    parser.add_argument("--steps", type=int, default=12, help="timed steps (default: 12)")
+    parser.add_argument("--scaling", action="store_true", help="`reports.scaling` beside it")
+    parser.add_argument("--json", help="a file for the figures; models that it has are not run")
     parser.add_argument("--published", action="store_true", help="only the published figures")
     return parser.parse_args()
 
@@ -103,8 +184,12 @@ def _parse() -> argparse.Namespace:
 def main() -> None:
     options = _parse()
     if not options.published:
-        print(compare(options.models, options.devices, options.steps, options.repeats))
-        print()
+        seed = random.randrange(1000) if options.seed is None else options.seed
+        drawn = [f"random-{seed + place}" for place in range(options.random)]
+        print(f"Seed of the drawn models: {seed}\n")
+        models = [*options.models, *drawn]
+        results = measure_all(models, options)
+        print(compare(results, options.devices, options.steps), end="\n\n")
     print(f"{published.deepconn()}\n\n{published.autoencoder()}")
 
 

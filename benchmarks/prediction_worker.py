@@ -1,89 +1,95 @@
-"""Predicts the step times of one model on n devices, then measures them: see `prediction`.
+"""Predicts the step times of one model on n devices, and times them: see `prediction`.
 
-    python -m benchmarks.prediction_worker '{"model": "mlp", "devices": [1, 2, 4], "steps": 10}'
+    python -m benchmarks.prediction_worker '{"model": "random-7", "devices": [2, 4], "steps": 12}'
 
-The last line on stdout is a JSON object: for each number of devices the step in seconds as it was
-predicted (`predicted`) and measured (`measured`, and every repeat in `repeats`), the speed-ups of
-both, how many devices' worth of processors there were (`processors`), and the versions.
+The last line on stdout is a JSON object: for each number of devices the step in seconds as it is
+predicted from one device (`predicted`: between the ends of the range), and as it was timed
+(every round, `timed`, and the processor's time, `cpu`); how many devices' worth of processors there
+were (`processors`); the versions; and the steps of `reports.scaling`, if they are asked for.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-import keras_multigpu
-from benchmarks.models import MODELS
+from benchmarks.prediction_models import find
 from benchmarks.processes import answer
 from benchmarks.step_worker import split_processor
 from keras_multigpu import reports
+from keras_multigpu.reports.prediction import widen
+from keras_multigpu.reports.step import Measured, measure_steps
 
 _BACKEND = keras.backend.backend()
 
 
-def compare(model: str, devices: list[int], steps: int, repeats: int) -> dict[str, Any]:
+def compare(model: str, devices: list[int], steps: int, scaling: bool) -> dict[str, Any]:
     """The figures of one model.
 
     Args:
-        model: a name in `MODELS`.
-        devices: the numbers of logical devices.
-        steps: how many steps are timed, by either.
-        repeats: how many times by `reports.scaling`.
+        model: a name that `prediction_models.find` knows.
+        devices: the numbers of logical devices, above one.
+        steps: how many steps are timed, at least.
+        scaling: whether `reports.scaling` measures them too.
     """
     split_processor(max(devices))
     keras.utils.set_random_seed(0)
-    benchmark = MODELS[model]
-    template = benchmark.build()
+    benchmark = find(model)
+    template, batch, rows = benchmark.build(), benchmark.make_batch(), benchmark.batch_size
     benchmark.compile(template, jit_compile=_BACKEND == "jax")
-    batch = benchmark.make_batch()
-    one, all_cores = _cores_of_one(template, batch, steps), _cores_of_all()
-    processors = max(all_cores / one, 1.0)
+    fewer = max(rows // max(devices), 1)
+    begin, available = time.perf_counter(), _cores_of_all()
+    # All sides in turn: one device, a smaller batch on it, and the devices that were predicted.
+    measured = measure_steps(template, batch, (rows, fewer), steps, {"data": devices})
+    processors = max((available + _cores_of_all()) / 2 / measured.cores, 1.0)
+    step = measured.step
     advice = reports.advise(
         template,
-        benchmark.batch_size,
+        rows,
         devices,
         inputs=batch[0],
+        link=reports.measure_link(),
         processors=processors,
-        steps=steps,
+        step_seconds={rows: step.seconds(rows), fewer: step.seconds(fewer)},
     )
-    data = tuple(np.concatenate([part] * steps) for part in batch)
-    measured = reports.scaling(
-        template, data, devices, batch_size=benchmark.batch_size, repeats=repeats, verbose=0
-    )
-    return {
-        "batch_size": benchmark.batch_size,
+    alone = measured.times["data", 1].rounds
+    found = [widen(one, alone) for one in advice.predictions]
+    result = {
+        "batch_size": rows,
         "processors": processors,
-        "link": advice.settings["link"],
-        "predicted": [one.step_s for one in advice.predictions],
-        "measured": [run.step_seconds for run in measured.runs],
-        "repeats": [[one / steps for one in run.seconds] for run in measured.runs],
-        "predicted_speedup": [one.speedup for one in advice.predictions],
-        "measured_speedup": measured.speedups,
+        "alone": list(alone),
+        "predicted": [[one.least_s, one.step_s, one.most_s] for one in found],
+        "timed": [list(measured.times["data", n].rounds) for n in devices],
+        "paid": [_paid(measured, n) for n in devices],
+        "verdict": advice.verdicts["data"].split(":")[0],
+        "seconds": time.perf_counter() - begin,
     }
+    if scaling:
+        data = tuple(np.concatenate([part] * (steps + 1)) for part in batch)
+        report = reports.scaling(template, data, (1, *devices), batch_size=rows, verbose=0)
+        result["scaling"] = [run.step_seconds for run in report.runs]
+    return result
 
 
-def _cores_of_one(model: keras.Model, batch: Any, steps: int) -> float:
-    """How many cores one device gets: its processor time by the wall-clock time."""
-    parallel = keras_multigpu.make_parallel(model, 1)
-    for _ in range(2):  # the first is for tracing and compiling
-        parallel.train_on_batch(*batch)
-    return _rate(lambda: parallel.train_on_batch(*batch), steps)
+def _paid(measured: Measured, devices: int) -> float | None:
+    """How often the part of a step that does not depend on the rows is paid, by processor time."""
+    whole, several = (measured.times["data", n].cpu_seconds for n in (1, devices))
+    if measured.small is None:
+        return None
+    by_rows = (whole - measured.small.cpu_seconds) / (1 - measured.fewer / measured.rows)
+    fixed = whole - by_rows
+    return (several - by_rows) / fixed if fixed > 0 else None
 
 
 def _cores_of_all() -> float:
     """How many cores this process gets when it asks for all, beside what else the machine does."""
-    matrix = np.ones((1500, 1500), "float32")
-    return _rate(lambda: matrix @ matrix, 30)  # NumPy multiplies on as many threads as cores
-
-
-def _rate(function: Callable[[], Any], times: int) -> float:
+    matrix = np.ones((1200, 1200), "float32")
     wall, cpu = time.perf_counter(), time.process_time()
-    for _ in range(times):
-        function()
+    for _ in range(15):
+        matrix @ matrix  # NumPy multiplies on as many threads as cores
     return (time.process_time() - cpu) / (time.perf_counter() - wall)
 
 

@@ -6,10 +6,11 @@ What was published is little: the models' layers, and times. The rest is assumed
 from __future__ import annotations
 
 from benchmarks.processes import markdown_table
-from keras_multigpu.reports import Cut, ScalingReport
+from keras_multigpu.reports import ScalingReport
 from keras_multigpu.reports.links import PRESETS
 from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.prediction import Sizes, StepTime, Workload, predict
+from keras_multigpu.reports.prediction import predict
+from keras_multigpu.reports.workload import Cut, Sizes, StepTime, Workload
 
 _FLOAT = 4
 _LENGTH, _EMBEDDING, _FILTERS, _WIDTH, _DENSE = 800, 50, 10, 3, 64

@@ -1,15 +1,18 @@
 """`reports.advise`: what it measures, what it finds out of a model, and what it refuses."""
 
+import random
+
 import keras
 import numpy as np
 import pytest
 
 from keras_multigpu import engines, make_parallel, reports
+from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.reports import Cut, Link
-from keras_multigpu.reports.prediction import Sizes
+from keras_multigpu.reports.inputs import make_inputs
 from keras_multigpu.reports.sizes import find_sizes
 from keras_multigpu.reports.state import state_of
-from keras_multigpu.reports.step import make_inputs
+from keras_multigpu.reports.workload import Sizes
 
 ON_JAX = engines.current().partitions
 LINK = Link("link", 1e6, 1e-3)
@@ -92,7 +95,9 @@ def test_measured():
     assert one.compute_s > 0
     assert one.step_s == one.alone_s
     assert one.speedup == 1
-    assert two.compute_s <= one.compute_s
+    assert one.is_measured
+    assert not two.is_measured
+    assert two.least_s <= two.step_s <= two.most_s
     assert two.load.traffic.duplex == ON_JAX
     assert two.transfer_s == pytest.approx(two.load.traffic.seconds(LINK))
     assert "step on one device, measured" in advice.settings
@@ -108,20 +113,20 @@ def test_measured_again_after_an_error(monkeypatch):
         seen.append(batch)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("keras_multigpu.reports.step._Clock.on_train_batch_end", fail)
+    monkeypatch.setattr("keras_multigpu.reports.timing.Stopwatch.on_train_batch_end", fail)
     with pytest.raises(KeyboardInterrupt):
         reports.advise(model, 16, link=LINK)
     assert seen == [0]
     assert all(map(np.array_equal, before, model.get_weights()))
 
 
-@pytest.mark.parametrize("batch_size", [1, 5])
-def test_structures_that_are_given(batch_size):
+@pytest.mark.parametrize(("batch_size", "counts"), [(1, (1,)), (5, (1, 2))])
+def test_structures_that_are_given(batch_size, counts):
     model = Subclassed()
     inputs = {"x": np.ones((batch_size, 3), "float32")}
     model(inputs)
-    advice = reports.advise(model, batch_size, (1, 2), link=LINK, inputs=inputs, steps=1)
-    assert len(advice.predictions) == 2
+    advice = reports.advise(model, batch_size, counts, link=LINK, inputs=inputs, steps=1)
+    assert len(advice.predictions) == len(counts)
     assert advice.predictions[0].load.memory is None
 
 
@@ -136,10 +141,146 @@ def test_inputs_that_are_made():
     model = keras.Model(inputs, outputs)
     made = make_inputs(model, 3)
     assert made["words"].dtype == "int32"
-    assert not made["words"].any()
+    assert 0 <= made["words"].min() < made["words"].max() < 7
     assert made["image"].shape == (3, 4, 4, 3)
     advice = reports.advise(model, 4, (2,), link="pcie3", steps=1)
     assert advice.predictions[0].step_s > 0
+
+
+def _bag(x):
+    return keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(x))
+
+
+class Inside(keras.layers.Layer):
+    def __init__(self, *known):
+        super().__init__()
+        self.parts = [keras.layers.Embedding(one, 2) for one in known]
+
+    def call(self, x):
+        return sum(part(x) for part in self.parts)
+
+
+TAKERS = {
+    "embedding": lambda x: _bag(keras.layers.Embedding(50, 4)(x)),
+    "after operations": lambda x: _bag(
+        keras.layers.Embedding(50, 4)(keras.ops.reshape(x[:, ::-1], (-1, 8)))
+    ),
+    "nested": lambda x: keras.Sequential(
+        [keras.Input((8,), dtype=x.dtype), keras.layers.Embedding(50, 4), keras.layers.Flatten()]
+    )(x),
+    "several": lambda x: keras.layers.Concatenate()(
+        [keras.layers.Flatten()(keras.layers.Embedding(top, 2)(x)) for top in (90, 50)]
+    ),
+    "one-hot": lambda x: keras.layers.Flatten()(keras.ops.one_hot(x, 50)),
+    "categories": lambda x: keras.layers.CategoryEncoding(50)(x),
+    "multi-hot": lambda x: MultiHotDense(2, 50)(x),
+    "own layer": lambda x: _bag(Inside(50)(x)),
+}
+
+
+@pytest.mark.parametrize(
+    ("taker", "dtype"),
+    [
+        (taker, dtype)
+        for taker in TAKERS
+        for dtype in ("int32", "uint8", "int64", "float32")
+        if not (taker in ("categories", "multi-hot") and dtype == "float32")  # integers only
+    ],
+)
+def test_integers_are_drawn_from_all_that_a_layer_knows(taker, dtype):
+    inputs = keras.Input((8,), dtype=dtype)
+    made = make_inputs(keras.Model(inputs, TAKERS[taker](inputs)), 200)
+    assert made.dtype == dtype
+    assert set(np.unique(made)) == set(range(50))
+
+
+def test_other_integers_are_no_zeros():
+    inputs = keras.Input((4, 4, 3), dtype="uint8")
+    scaled = keras.layers.Rescaling(1 / 255)(inputs)
+    made = make_inputs(keras.Model(inputs, keras.layers.Flatten()(scaled)), 100)
+    assert (made.min(), made.max()) == (0, 255)
+    flags = keras.Input((8,), dtype="bool")
+    made = make_inputs(keras.Model(flags, keras.ops.cast(flags, "float32")), 100)
+    assert set(np.unique(made)) == {False, True}
+
+
+@pytest.mark.parametrize(
+    "taker",
+    [
+        lambda x: _bag(Inside(50, 90)(x)),  # words and places, say: which are which?
+        lambda x: keras.ops.take(np.ones((7, 2), "float32"), x, axis=0),
+        lambda x: _bag(keras.layers.Embedding(7, 2)(keras.ops.mod(x, 7))),
+    ],
+)
+def test_integers_whose_range_no_layer_tells(taker):
+    inputs = keras.Input((8,), dtype="int32", name="words")
+    model = keras.Model(inputs, taker(inputs))
+    match = r"`inputs` must be given for a model whose layers.*input 'words' of int32. Give `inp"
+    with pytest.raises(ValueError, match=match):
+        make_inputs(model, 4)
+
+
+@pytest.mark.parametrize("name", ["inputs", "targets"])
+def test_fewer_rows_than_a_batch(name):
+    given = {"inputs": np.ones((16, 6)), "targets": np.ones((16, 2))}
+    given[name] = given[name][:5]
+    match = rf"`{name}` must have at least batch_size=16 rows.*shapes \[\(5, .\)\]. Give `x\[:16\]`"
+    with pytest.raises(ValueError, match=match):
+        reports.advise(dense(), 16, (1, 2), link=LINK, **given)
+
+
+def test_more_devices_than_rows():
+    match = r"must not exceed the batch_size=4 rows.*Received: n_gpus=\(1, 64\). Give fewer"
+    with pytest.raises(ValueError, match=match):
+        reports.advise(dense(), 4, (1, 64), link=LINK, step_seconds={4: 0.4, 1: 0.1})
+    given = {"modes": ("tower",), "link": LINK, "step_seconds": 0.1}
+    assert reports.advise(dense(), 4, (64,), **given).predictions  # each takes the whole batch
+
+
+MODES = ("data", "tower", "committee") if ON_JAX else ("data", "tower", "committee", "model")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_here_is_timed(mode):
+    inputs = keras.Input((6,))
+    ends = [keras.layers.Dense(8, name=name)(inputs) for name in "ab"]
+    model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Add()(ends)))
+    model.compile("adam", "mse")
+    model.fit(np.ones((8, 6)), np.ones((8, 2)), verbose=0)
+    before = [np.array(keras.ops.convert_to_numpy(one)) for one in state_of(model)]
+    places = [getattr(one.value, "device", None) for one in model.variables]
+    numbers = random.getstate()
+    advice = reports.advise(model, 16, (1, 2, 8), modes=(mode,), steps=1)
+    one, two, eight = advice.predictions
+    assert [one.is_measured, two.is_measured, eight.is_measured] == [True, True, False]
+    assert two.least_s <= two.step_s <= two.most_s
+    assert two.alone_s == one.step_s * (2 if mode in ("tower", "committee") else 1)
+    assert eight.most_s > eight.least_s > 0
+    assert " were " in advice.verdicts[mode] + advice.notes[1] or " took " in advice.notes[1]
+    assert "processors" in advice.settings  # which virtual devices share
+    after = [keras.ops.convert_to_numpy(one) for one in state_of(model)]
+    assert all(map(np.array_equal, before, after))
+    assert places == [getattr(one.value, "device", None) for one in model.variables]
+    assert numbers == random.getstate()
+
+
+@pytest.mark.parametrize("changes", [{"link": LINK}, {"speed": 2}, {"step_seconds": 0.1}])
+def test_what_is_asked_of_other_devices_is_predicted(changes):
+    advice = reports.advise(dense(), 16, (2,), steps=1, **changes)
+    assert not advice.predictions[0].is_measured
+
+
+def test_the_models_own_loss():
+    seen = []
+
+    def loss(y_true, y_pred):
+        seen.append(tuple(y_true.shape))
+        return keras.ops.mean(y_pred, axis=-1)
+
+    model = dense(optimizer="sgd", loss=loss)
+    given = {"inputs": np.ones((16, 6)), "targets": np.ones((16, 1))}
+    reports.advise(model, 16, (1,), link=LINK, steps=1, **given)
+    assert (16, 1) in [(shape[0] or 16, *shape[1:]) for shape in seen]
 
 
 @pytest.mark.parametrize(
@@ -147,11 +288,19 @@ def test_inputs_that_are_made():
     [(0.016, 0.0, 0.001), ({16: 0.016, 8: 0.012}, 0.008, 0.0005)],
 )
 def test_step_times_that_are_given(given, fixed_s, row_s, monkeypatch):
-    monkeypatch.setattr("keras_multigpu.reports.advice.measure_step", None)
-    advice = reports.advise(dense(), 16, (1, 2, 64), link=LINK, step_seconds=given)
-    seconds = [fixed_s + rows * row_s for rows in (16, 8, 16 if ON_JAX else 1)]
-    assert [one.compute_s for one in advice.predictions] == pytest.approx(seconds)
+    monkeypatch.setattr("keras_multigpu.reports.advice.measure_steps", None)
+    advice = reports.advise(dense(), 16, (1, 2, 16), link=LINK, step_seconds=given)
+    rows = [rows * row_s for rows in (16, 8, 1)]
+    for found, counts in (
+        ([one.least_s - one.transfer_s for one in advice.predictions], (1, 1, 1)),
+        ([one.compute_s for one in advice.predictions], (1, 1.25, 4.75)),
+        ([one.most_s - one.transfer_s for one in advice.predictions], (1, 2, 16)),
+    ):
+        assert found == pytest.approx([n * fixed_s + one for n, one in zip(counts, rows)])
     assert "step on one device, given" in advice.settings
+    assert not any(one.is_measured for one in advice.predictions)
+    said = any("was given for one batch size" in note for note in advice.notes)
+    assert said == (given == 0.016)
 
 
 def test_speed_processors_and_overlap():

@@ -10,7 +10,8 @@ from keras_multigpu.reports import Link, advise
 from keras_multigpu.reports.designs import compare_designs, last_hosts, predict_both
 from keras_multigpu.reports.hosts import driver_between, ring_between, ring_inside
 from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.prediction import Sizes, StepTime, Traffic, Workload, predict
+from keras_multigpu.reports.prediction import predict
+from keras_multigpu.reports.workload import Sizes, StepTime, Traffic, Workload
 
 SIZES = Sizes(400, 400, 5, 0, 8, None, 100)
 FAST, SLOW = Link("inside", 100.0, 0.0), Link("between", 10.0, 0.0)

@@ -1,21 +1,17 @@
 """The arithmetic of predictions: what modes make of a workload, and what links make of that."""
 
 import dataclasses
+import math
 
 import pytest
 
 from keras_multigpu.reports import Cut, Link
-from keras_multigpu.reports.advice_report import Advice, decide, describe, show_bytes, show_seconds
+from keras_multigpu.reports.advice_report import Advice, decide, describe
+from keras_multigpu.reports.hosts import find_busiest
 from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.prediction import (
-    Load,
-    Sizes,
-    StepTime,
-    Traffic,
-    Workload,
-    find_busiest,
-    predict,
-)
+from keras_multigpu.reports.prediction import predict, widen, with_times
+from keras_multigpu.reports.units import show_bytes, show_seconds
+from keras_multigpu.reports.workload import Load, Sizes, StepTime, Traffic, Workload
 
 SIZES = Sizes(weights=1000, gradients=800, tensors=10, slots=1600, outputs=4, activations=20)
 WORK = Workload(StepTime(1.0, 0.5), 16, SIZES)
@@ -39,8 +35,9 @@ def test_step_time(times, fixed_s, row_s):
 
 def test_data_mode_over_hubs():
     load = find_load("data", WORK, 4)
-    assert load.busiest_s == 1 + 0.5 * 4
-    assert load.total_s == 1 + 0.5 * 16  # the update is made once
+    assert load.fixed_s == 1
+    assert load.rows_s == 0.5 * 4
+    assert load.total_s == 0.5 * 16
     assert load.alone_s == 1 + 0.5 * 16
     # P of weights, P (2n - 3) / (n - 1) of gradients; the outputs of 12 rows, and their gradients
     back = 5 / 3
@@ -54,18 +51,19 @@ def test_data_mode_over_hubs():
 def test_data_mode_in_a_ring():
     load = find_load("data", ON_JAX, 4)
     assert load.traffic == Traffic(1200, 1200, 6, duplex=True)
-    assert load.total_s == 4 * (1 + 0.5 * 4)  # the update is made on each
+    assert load.total_s == 0.5 * 16
 
 
 def test_rows_that_the_devices_do_not_divide():
-    assert find_load("data", WORK, 3).busiest_s == 1 + 0.5 * 6
+    assert find_load("data", WORK, 3).rows_s == 0.5 * 6
     load = find_load("data", ON_JAX, 3)
-    assert load.busiest_s == load.alone_s
+    assert load.rows_s == load.total_s / 3 == 0.5 * 16  # each device computes all of them
+    assert load.alone_s == 1 + 0.5 * 16
     assert load.traffic == Traffic()
 
 
 def test_more_devices_than_rows():
-    assert find_load("data", WORK, 64).busiest_s == 1.5
+    assert find_load("data", WORK, 64).rows_s == 0.5
 
 
 @pytest.mark.parametrize("mode", ["data", "tower", "committee", "model"])
@@ -73,13 +71,16 @@ def test_more_devices_than_rows():
 def test_one_device_sends_nothing(mode, work):
     load = find_load(mode, work, 1)
     assert (load.traffic.sent, load.traffic.received, load.traffic.copies) == (0, 0, 0)
-    assert load.busiest_s == load.total_s == load.alone_s == 9
+    assert load.rows_s == load.total_s == 8
+    assert load.alone_s == 9
+    one = predict(mode, 1, load, Link("link", 1.0))
+    assert one.least_s == one.step_s == one.most_s == 9
 
 
 def test_towers():
     load = find_load("tower", WORK, 4)
-    assert load.busiest_s == 9
-    assert load.total_s == load.alone_s == 36
+    assert (load.fixed_s, load.rows_s, load.total_s) == (1, 8, 32)
+    assert load.alone_s == 36
     assert load.traffic.sent == 1000 + 192
     assert load.traffic.received == pytest.approx(5 / 3 * 800 + 192)
     load = find_load("committee", WORK, 4)
@@ -91,7 +92,7 @@ def test_towers():
 def test_model_mode():
     work = dataclasses.replace(WORK, cuts={2: Cut(300, 2, share=0.5, memory=77)})
     load = find_load("model", work, 2)
-    assert (load.busiest_s, load.total_s, load.alone_s) == (4.5, 9, 9)
+    assert (load.fixed_s, load.rows_s, load.total_s, load.alone_s) == (1, 4, 8, 9)
     assert load.traffic == Traffic(300, 300, 4)
     assert load.memory == 77
 
@@ -121,6 +122,49 @@ def test_prediction(duplex, overlap, processors, step, transfer):
     assert found.transfer_s == pytest.approx(transfer)
     assert found.speedup == pytest.approx(6 / step)
     assert found.efficiency == pytest.approx(6 / step / 4)
+
+
+@pytest.mark.parametrize("mode", ["data", "tower", "committee", "model"])
+def test_what_does_not_depend_on_the_rows_is_never_divided(mode):
+    """It is paid once at least, and by each device at most."""
+    cuts = {4: Cut(0, 0, share=0.25)}
+    work = Workload(StepTime(1.0, 0.0), 16, SIZES, processors=2.0, cuts=cuts)
+    found = predict(mode, 4, find_load(mode, work, 4), Link("free", math.inf), 2.0)
+    assert (found.least_s, found.step_s, found.most_s) == (1.0, 1.75, 4.0)
+    several = 4 if mode in ("tower", "committee") else 1
+    assert found.speedup_range == (several / 4, several)
+    assert found.is_wide
+
+
+def test_processors_that_are_shared_share_only_the_rows():
+    load = find_load("data", WORK, 4)
+    found = predict("data", 4, load, Link("free", math.inf), processors=1.0)
+    assert (found.least_s, found.most_s) == (1 + 8, 4 + 8)
+
+
+def test_a_prediction_is_as_uncertain_as_the_time_it_is_made_from():
+    one = predict("data", 2, find_load("data", WORK, 2), Link("free", math.inf))
+    found = widen(one, (3.0, 2.0, 8.0))
+    assert found.least_s == pytest.approx(one.least_s * 2 / 3)
+    assert found.most_s == pytest.approx(one.most_s * 8 / 3)
+    assert found.step_s == one.step_s
+    assert found.is_wide
+    assert decide([found]).startswith("Measure it: 2 devices in mode 'data' would be 0.56 to 2.70")
+
+
+def test_times_take_the_place_of_a_prediction():
+    load = find_load("data", WORK, 2)
+    one = predict("data", 2, load, Link("link", 1e4))
+    found = with_times(one, (6.0, 5.0, 8.0), alone_s=10.0)
+    assert (found.least_s, found.step_s, found.most_s) == (5.0, 6.0, 8.0)
+    assert found.transfer_s == one.transfer_s
+    assert (found.alone_s, found.is_measured) == (10.0, True)
+    assert describe(found) == (
+        "2 in mode 'data' were 1.67 times as fast (1.25 to 2.00), an efficiency of 83%: 6.00 s a "
+        "step, timed here, where one device takes 10.0 s"
+    )
+    slow = with_times(one, (12.0, 12.0, 12.0), alone_s=10.0)
+    assert describe(slow).startswith("2 in mode 'data' took 1.20 times as long: 12.0 s a step, ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,15 +256,44 @@ def test_verdicts():
     assert decide([prediction(0.04, 0, devices=1)]).startswith("Nothing to decide")
 
 
+def ranged(fixed, rows, *, devices=2, mode="data"):
+    load = Load(rows / devices, rows, fixed + rows, Traffic(), 1, fixed_s=fixed)
+    return predict(mode, devices, load, Link("link", 1e9))
+
+
+def test_verdicts_of_ranges():
+    # 0.1 of 1.0 may be paid twice: worth it in any case.
+    assert decide([ranged(0.1, 0.9)]) == (
+        "Take 2 devices in mode 'data': 1.74 times as fast as one (1.54 to 1.82), an efficiency "
+        "of 87%."
+    )
+    assert decide([ranged(0.6, 0.4)]).startswith(
+        "Measure it: 2 devices in mode 'data' would be 0.71 to 1.25 times as fast as one. One "
+        "device does not show how often 600 ms of its step"
+    )
+    assert decide([ranged(0.99, 0.01)]) == (
+        "Stay on one device: 2 in mode 'data' would take 1.24 times as long (1.00 to 1.98), "
+        "because 742 ms of 1.24 s don't get less with fewer rows on a device."
+    )
+    # What is sure goes before what may be faster.
+    assert decide([ranged(0.1, 0.9), ranged(0.1, 0.9, devices=8)]).startswith("Take 2 devices")
+    noisy = with_times(ranged(0.1, 0.9), (0.4, 0.7, 1.2), alone_s=1.0)
+    assert decide([noisy]).startswith(
+        "Measure it again: 2 devices in mode 'data' were 0.83 to 2.50 times as fast as one"
+    )
+
+
 def test_the_report():
     towers = prediction(0.04, 0.001, alone=0.08, mode="committee")
     advice = Advice([prediction(0.04, 0, devices=1), prediction(0.02, 0.005), towers])
     assert list(advice.verdicts) == ["data", "committee"]
     assert advice.notes[:2] == list(advice.verdicts.values())
-    assert len(advice.notes) == 4
+    assert len(advice.notes) == 5
+    assert advice.notes[-1].startswith("A predicted step is at least what it takes if")
     lines = str(advice).splitlines()
-    assert lines[2].split()[:5] == ["mode", "devices", "step", "computing", "moving"]
-    assert lines[4].split()[:4] == ["data", "2", "25.0", "ms"]
+    assert lines[2].split()[:8] == ["mode", "devices", "found", "step", "at", "least", "at", "most"]
+    assert lines[4].split()[:5] == ["data", "2", "predicted", "25.0", "ms"]
+    assert advice.to_dataframe()["found"].tolist() == ["predicted"] * 3
     assert advice.to_dataframe()["step"].tolist() == [0.04, 0.025, 0.041]
     left, right = advice.plot().axes
     assert [bar.get_width() for bar in left.containers[1]] == pytest.approx([0, 5, 1])

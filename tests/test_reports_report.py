@@ -72,6 +72,30 @@ def test_markdown():
     ]
 
 
+def test_line_breaks_end_no_row():
+    """Nor a heading, an item of the settings or a note."""
+    columns = [Column("name\nand more"), *COLUMNS[1:]]
+    rows = [("a\nb\r\nc", 1, 8.25, None), ("d\\|e", 1, 8.25, None)]
+    broken = report(
+        title="Two\nruns", columns=columns, rows=rows, notes=["One\n\ntwo."], settings={"a": "b\nc"}
+    )
+    assert broken.to_markdown().splitlines() == [
+        "**Two runs**",
+        "",
+        "- a: b c",
+        "",
+        "| name<br>and more | devices | time (s) | size |",
+        "| --- | ---: | ---: | ---: |",
+        "| a<br>b<br>c | 1 | 8.2 | - |",
+        "| d\\\\\\|e | 1 | 8.2 | - |",
+        "",
+        "One  two.",
+    ]
+    lines = str(broken).splitlines()
+    assert lines[3] == "name and more  devices  time (s)  size"
+    assert lines[4].split() == ["a", "b", "c", "1", "8.2", "-"]
+
+
 def test_html_is_escaped_and_needs_nothing_else():
     text = report()._repr_html_()
     assert text == report().to_html()

@@ -1,6 +1,8 @@
 """`reports.scaling`: the arithmetic on given figures, and trainings on virtual devices."""
 
+import contextlib
 import json
+import random
 
 import keras
 import numpy as np
@@ -39,6 +41,22 @@ def same(before, after):
 @pytest.fixture
 def data(rng):
     return rng.normal(size=(40, 6)).astype("float32"), rng.normal(size=(40, 2)).astype("float32")
+
+
+def test_the_time_of_a_step_is_told_apart_from_that_of_an_epoch():
+    one = Run(1, (3.0, 2.6), None, 32, 10, (0.2, 0.16), epochs=2)
+    two = Run(2, (2.0, 2.0), None, 32, 10, (0.1, 0.1), epochs=2)
+    assert (one.step_seconds, one.epoch_seconds) == (pytest.approx(0.18), pytest.approx(0.5))
+    assert find_speedup(two, one) == pytest.approx(1.8)
+    report = ScalingReport([one, two])
+    assert [round(row[6], 9) for row in report.rows] == [0.5, 0.5]
+    assert "What epochs take besides is 36% of a run on 1 device" in report.notes[1]
+
+
+def test_runs_of_different_numbers_of_steps_compare_by_steps():
+    """As in weak scaling through the same rows: with larger batches there are fewer."""
+    one, two = Run(1, (4.0,), None, 8, 4), Run(2, (2.0,), None, 16, 2)
+    assert find_speedup(two, one, weak=True) == pytest.approx(2.0)
 
 
 def test_the_published_table():
@@ -154,11 +172,59 @@ def test_all_start_alike_and_train_alike(data):
     assert "Virtual devices share one processor" in report.notes[-1]
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_data_that_end_early(data, epochs):
+    """The times are divided by the steps that were made."""
+    with pytest.warns(UserWarning, match="ran out of data"):
+        report = reports.scaling(
+            small(), data, (1, 2), batch_size=10, steps=1000, epochs=epochs, repeats=1, verbose=0
+        )
+    made = 4 * epochs
+    assert [one.steps for one in report.runs] == [made, made]
+    assert all(1000 * one.step_seconds > one.seconds[0] for one in report.runs)
+    found = [note for note in report.notes if note.startswith("The data ended early")]
+    assert f"steps=1000 in {epochs} epochs were asked for, and {made} batches were" in found[0]
+
+
+def test_steps_that_the_data_have(data):
+    report = reports.scaling(
+        small(), data, (1, 2), batch_size=10, steps=2, epochs=2, repeats=1, verbose=0
+    )
+    assert [one.steps for one in report.runs] == [4, 4]
+    assert not any("ended early" in note for note in report.notes)
+
+
+def test_steps_that_are_executed_together(data):
+    model = small(steps_per_execution=2)
+    report = reports.scaling(model, data, (1,), batch_size=8, repeats=1, verbose=0)
+    assert report.runs[0].steps == 5
+    assert 0 < report.runs[0].step_seconds < report.runs[0].seconds[0]
+
+
+def test_an_epoch_of_one_batch(data):
+    report = reports.scaling(small(), data, (1, 2), batch_size=40, repeats=1, verbose=0)
+    assert [(one.steps, one.step_times) for one in report.runs] == [(1, ()), (1, ())]
+    assert report.runs[0].step_seconds == report.runs[0].seconds[0]
+    assert any("An epoch has a single batch" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_random_numbers_go_on_as_before(data, failing, monkeypatch):
+    """A committee's members are initialized with new seeds, which Keras draws from Python's."""
+    model = small()
+    if failing:
+        monkeypatch.setattr(Plan, "fit", lambda *_: 1 / 0)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    with pytest.raises(ZeroDivisionError) if failing else contextlib.nullcontext():
+        reports.scaling(model, data, (1, 2), "tower", replicas="independent", repeats=1, verbose=0)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
 def test_weak_scaling(data):
     report = reports.scaling(small(), data, (1, 2), batch_size=8, weak=True, repeats=1, verbose=0)
     assert [(one.batch_size, one.steps) for one in report.runs] == [(8, 5), (16, 3)]
     base, run = report.runs
-    assert report.speedups[1] == pytest.approx(2 * base.median / run.median)
+    assert report.speedups[1] == pytest.approx(2 * base.step_seconds / run.step_seconds)
     assert report.settings["scaling"] == "weak, the batch size is that of a device"
 
 

@@ -65,6 +65,22 @@ def test_gradients_cross_once_in_data_mode(n, rng):
         }
 
 
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 2, 10, 12])
+def test_batches_that_the_devices_do_not_divide(n, rows, rng):
+    """On JAX each device computes the whole batch then: nothing crosses, and nothing has to."""
+    batch = rng.normal(size=(rows, 16)).astype("float32"), rng.normal(size=(rows, 8))
+    report = reports.transfers(_compiled(n), batch)
+    is_whole = BACKEND == "jax" and rows % n > 0
+    assert report.least == (0 if is_whole else 2 * _WEIGHTS * (n - 1))
+    kinds = ("weights", "gradients", "activations")
+    sent = sum(report.bytes("training").get(kind, 0) for kind in kinds)
+    # With fewer rows than devices some devices have nothing to do, and get nothing.
+    assert sent >= report.least or rows < n
+    said = f"{n} devices don't divide {rows} rows: each computes the whole batch" in str(report)
+    assert said == is_whole
+
+
 def test_no_device_carries_much_more_than_the_others(rng):
     """One weight is nearly all there is: it is cut."""
     model = keras.Sequential([keras.Input((64,)), layers.Dense(1024), layers.Dense(4)])

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import keras
 
 from keras_multigpu import engines
 from keras_multigpu.models.costs import row_bytes, variables_bytes
 from keras_multigpu.models.crossings import find_crossings, find_share
-from keras_multigpu.models.graph import is_graph, read_graph
+from keras_multigpu.models.graph import Graph, LayerCall, is_graph, read_graph
 from keras_multigpu.models.placement import (
     check_placement,
     choose_placement,
     place_by_names,
 )
-from keras_multigpu.reports.prediction import Cut, Sizes
+from keras_multigpu.reports.workload import Cut, Sizes
 
 
 def find_cut(
@@ -66,7 +66,7 @@ def find_cut(
     graph = read_graph(model)
     chosen = choose_placement(graph, devices)
     numbers = place_by_names(graph, placement) if placement else chosen
-    between = [one for one in find_crossings(graph, numbers) if one.maker is not None]
+    between = [one for one in find_crossings(*with_loss(graph, numbers)) if one.maker is not None]
     kept: dict[int, int] = collections.defaultdict(int)
     counted: set[int] = set()
     # A weight has a gradient and the optimizer's state beside it.
@@ -82,3 +82,16 @@ def find_cut(
         share=find_share(graph, numbers),
         memory=max(kept.values(), default=0),
     )
+
+
+def with_loss(graph: Graph, numbers: Sequence[int]) -> tuple[Graph, list[int]]:
+    """A graph with the loss as its last call, on the first device, and the device of every call.
+
+    Outputs that other devices make cross to it, and their gradients come back.
+
+    Args:
+        graph: a model's graph.
+        numbers: the device of every call.
+    """
+    loss = LayerCall(keras.layers.Identity(name="loss"), ("loss",), tuple(graph.outputs), ())
+    return Graph(graph.inputs, graph.outputs, (*graph.calls, loss)), [*numbers, 0]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from keras_multigpu.reports.links import Link
 from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.prediction import Prediction, Workload, predict
+from keras_multigpu.reports.prediction import Prediction, predict
+from keras_multigpu.reports.workload import Workload
 
 _ENOUGH = 1.1  # times the step time of the other: then it is the wrong choice
 

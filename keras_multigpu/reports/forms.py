@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 def as_text(report: Report) -> str:
     """Aligned text for a terminal or a log."""
-    cells = _cells(report)
+    cells = [[_line(cell) for cell in row] for row in _cells(report)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = ["  ".join(map(_pad, row, widths, _is_right(report))).rstrip() for row in cells]
-    head = "\n".join([report.title, *_settings(report)])
-    return _paragraphs([head, "\n".join(lines), "\n".join(report.notes)])
+    head = "\n".join(map(_line, [report.title, *_settings(report)]))
+    return _paragraphs([head, "\n".join(lines), "\n".join(map(_line, report.notes))])
 
 
 def as_markdown(report: Report) -> str:
     """Markdown with a table."""
-    header, *rows = ([cell.replace("|", "\\|") for cell in row] for row in _cells(report))
+    header, *rows = ([_markdown_cell(cell) for cell in row] for row in _cells(report))
     rules = ["---:" if is_right else "---" for is_right in _is_right(report)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in [header, rules, *rows])
-    settings = "\n".join(f"- {line}" for line in _settings(report))
-    return _paragraphs([f"**{report.title}**", settings, table, *report.notes])
+    settings = "\n".join(f"- {_line(one)}" for one in _settings(report))
+    return _paragraphs([f"**{_line(report.title)}**", settings, table, *map(_line, report.notes)])
 
 
 def as_html(report: Report) -> str:
@@ -76,6 +76,17 @@ def _is_right(report: Report) -> list[bool]:
 
 def _settings(report: Report) -> list[str]:
     return [f"{name}: {value}" for name, value in report.settings.items()]
+
+
+def _line(text: str) -> str:
+    """A text without line breaks, which would end a row of a table, an item or a heading."""
+    return " ".join(text.splitlines())
+
+
+def _markdown_cell(text: str) -> str:
+    """A text as a cell: a bar would end it, and so would a backslash before the bar's own."""
+    escaped = text.replace("\\", "\\\\").replace("|", "\\|")
+    return "<br>".join(escaped.splitlines())
 
 
 def _paragraphs(parts: Sequence[str]) -> str:

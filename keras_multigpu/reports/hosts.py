@@ -1,8 +1,11 @@
-"""What crosses inside hosts and between them: two levels, a ring or one driver."""
+"""What crosses inside hosts and between them: a ring or one driver, estimated or counted."""
 
 from __future__ import annotations
 
-from keras_multigpu.reports.prediction import Traffic, Workload
+from collections.abc import Iterable
+from typing import Any
+
+from keras_multigpu.reports.workload import Traffic, Workload
 
 
 def ring_inside(work: Workload, devices: int) -> Traffic:
@@ -66,3 +69,25 @@ def driver_between(work: Workload, devices: int) -> Traffic:
 def _in_host(work: Workload, devices: int) -> int:
     """The devices of a host that has the most of them."""
     return devices if work.per_host is None else min(devices, work.per_host)
+
+
+def find_busiest(transfers: Iterable[Any], *, duplex: bool = False) -> Traffic:
+    """The traffic of the busiest device, from the copies that were counted.
+
+    Args:
+        transfers: values with the attributes `source` and `target` (devices), `bytes` and
+            `copies`, as `reports.transfers` lists them.
+        duplex: as in `Traffic`.
+    """
+    sent: dict[str, float] = {}
+    received: dict[str, float] = {}
+    copies: dict[str, float] = {}
+    for one in transfers:
+        sent[one.source] = sent.get(one.source, 0) + (one.bytes or 0)
+        received[one.target] = received.get(one.target, 0) + (one.bytes or 0)
+        for name in (one.source, one.target):
+            copies[name] = copies.get(name, 0) + one.copies
+    if not copies:
+        return Traffic(duplex=duplex)
+    busiest = max(copies, key=lambda name: (sent.get(name, 0) + received.get(name, 0), name))
+    return Traffic(sent.get(busiest, 0), received.get(busiest, 0), copies[busiest], duplex)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ from keras_multigpu.reports.hosts import (
     ring_between,
     ring_inside,
 )
-from keras_multigpu.reports.prediction import Load, Traffic, Workload
+from keras_multigpu.reports.workload import Load, Traffic, Workload
 
 
 def find_load(mode: str, work: Workload, devices: int) -> Load:
@@ -53,17 +54,14 @@ def check_mode(mode: str) -> None:
 def _load_data(work: Workload, devices: int) -> Load:
     """A slice of the batch for each device."""
     rows = _rows_of_busiest(work, devices)
-    seconds = work.step.seconds(rows)
     # Where each device computes the whole batch, none needs anything of the others.
     is_split = devices > 1 and not (work.partitions and work.batch_size % devices)
     traffic = _shared_weights(work, devices) if is_split else Traffic()
     between = _between_hosts(work, devices) if is_split else Traffic()
     if is_split and not work.partitions and work.hosts(devices) == 1:
         traffic = _add(traffic, _gathered(work, work.batch_size - rows))
-    alone = work.step.seconds(work.batch_size)
-    # What does not depend on the rows, the update above all, is done once, or on every device.
-    total = devices * seconds if work.partitions else max(alone, seconds)
-    return Load(seconds, total, alone, traffic, _memory(work, rows), between)
+    all_rows = work.batch_size if is_split else devices * rows
+    return _load(work, rows, all_rows, traffic, rows, between)
 
 
 def _load_tower(work: Workload, devices: int) -> Load:
@@ -78,20 +76,45 @@ def _load_committee(work: Workload, devices: int) -> Load:
 
 
 def _towers(work: Workload, devices: int, traffic: Traffic) -> Load:
-    seconds = work.step.seconds(work.batch_size)
-    traffic = _add(traffic, _gathered(work, work.batch_size * (devices - 1)))
-    total = devices * seconds
-    return Load(seconds, total, total, traffic, _memory(work, work.batch_size))
+    rows = work.batch_size
+    traffic = _add(traffic, _gathered(work, rows * (devices - 1)))
+    load = _load(work, rows, devices * rows, traffic, rows)
+    return dataclasses.replace(load, alone_s=devices * load.alone_s)
 
 
 def _load_model(work: Workload, devices: int) -> Load:
-    """The whole batch, on devices that have some of the layers each."""
-    seconds = work.step.seconds(work.batch_size)
+    """The whole batch, on devices that have some of the layers each.
+
+    Branches share the work on the rows, and not what a step takes however few rows there are.
+    """
+    rows = work.batch_size
     if devices == 1:
-        return Load(seconds, seconds, seconds, Traffic(), _memory(work, work.batch_size))
+        return _load(work, rows, rows, Traffic(), rows)
     cut = work.cuts[devices]
     traffic = Traffic(cut.size, cut.size, 2 * cut.copies)
-    return Load(cut.share * seconds, seconds, seconds, traffic, cut.memory)
+    load = _load(work, cut.share * rows, rows, traffic, rows)
+    return dataclasses.replace(load, memory=cut.memory)
+
+
+def _load(
+    work: Workload,
+    busiest: float,
+    total: float,
+    traffic: Traffic,
+    kept: int,
+    between: Traffic | None = None,
+) -> Load:
+    """The load of devices on so many rows: the busiest one's, all devices', those kept by one."""
+    step = work.step
+    return Load(
+        busiest * step.row_s,
+        total * step.row_s,
+        step.seconds(work.batch_size),
+        traffic,
+        _memory(work, kept),
+        between or Traffic(),
+        step.fixed_s,
+    )
 
 
 LOADS: dict[str, Callable[[Workload, int], Load]] = {

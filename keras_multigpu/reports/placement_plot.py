@@ -9,9 +9,10 @@ from typing import Any
 from keras_multigpu.models import ModelParallel
 from keras_multigpu.models.crossings import find_crossings
 from keras_multigpu.models.graph import Graph
-from keras_multigpu.reports.advice_report import show_bytes
 from keras_multigpu.reports.checks import check_count
+from keras_multigpu.reports.cuts import with_loss
 from keras_multigpu.reports.drawing import new_figure
+from keras_multigpu.reports.units import show_bytes
 
 _COLUMN, _ROW = 2.4, 0.55  # inches that a layer takes
 
@@ -19,8 +20,9 @@ _COLUMN, _ROW = 2.4, 0.55  # inches that a layer takes
 def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
     """Draws which device each layer is on, and what crosses between the devices.
 
-    Layers go from top to bottom in the order of their calls. A red line is a tensor that crosses,
-    with its bytes in a training step: there, and its gradient back.
+    Layers go from top to bottom in the order of their calls, and the loss, which is computed on the
+    first device, is below them. A red line is a tensor that crosses, with its bytes in a training
+    step: there, and its gradient back.
 
     Args:
         parallel: a model in mode `"model"`, on TensorFlow, that is built.
@@ -50,7 +52,7 @@ def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
             f"different devices. Received: parallel={parallel!r}. In the other modes, and on "
             "JAX, every layer is on all devices."
         )
-    graph, numbers = stages.graph, stages.numbers
+    graph, numbers = with_loss(stages.graph, stages.numbers)
     places = _places(graph)
     width = max(place for place, _ in places) + 1
     height = max(level for _, level in places) + 1

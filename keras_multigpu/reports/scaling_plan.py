@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 
 from keras_multigpu.reports.checks import check_count
+from keras_multigpu.reports.timing import Stopwatch
 
 _KERAS_BATCH_SIZE = 32
 
@@ -77,14 +77,13 @@ class Plan:
             size = _KERAS_BATCH_SIZE
         return size * devices if self.weak and size else size
 
-    def fit(self, model: keras.Model, epochs: int) -> tuple[keras.callbacks.History, float]:
+    def fit(self, model: keras.Model, epochs: int) -> tuple[keras.callbacks.History, Stopwatch]:
         """Trains a parallel model for some epochs, on the rows in their own order.
 
         Returns:
-            What `fit` returns, and the seconds from the start of the first epoch to the end of
-            the last.
+            What `fit` returns, and the times of epochs and steps.
         """
-        watch = _Stopwatch()
+        watch = Stopwatch()
         x, *others = self.data if isinstance(self.data, tuple) else (self.data,)
         given = dict(zip(("y", "sample_weight"), others))
         if self.batch_size is not None:
@@ -99,7 +98,7 @@ class Plan:
             callbacks=[watch],
             verbose=0,
         )
-        return history, watch.seconds
+        return history, watch
 
     def describe(self) -> dict[str, Any]:
         """What a reader of the figures must know."""
@@ -113,21 +112,3 @@ class Plan:
         return found | (
             {"scaling": "weak, the batch size is that of a device"} if self.weak else {}
         )
-
-
-class _Stopwatch(keras.callbacks.Callback):
-    """Times the epochs of a `fit`, without what comes before and after them.
-
-    TensorFlow may take seconds to put a pipeline of data away when `fit` is over: it waits for its
-    tuner, which sleeps for twice as long each time.
-    """
-
-    seconds = 0.0
-    _begin = 0.0
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._begin = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        # The logs are numbers by now: what was computed for them is done.
-        self.seconds = time.perf_counter() - self._begin

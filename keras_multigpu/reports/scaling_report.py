@@ -8,13 +8,16 @@ from typing import Any
 
 from keras_multigpu.reports.checks import check_counts, check_quantity
 from keras_multigpu.reports.report import Column, Report
-from keras_multigpu.reports.runs import Run, find_efficiency, find_speedup
+from keras_multigpu.reports.runs import Run, comparable_times, find_efficiency, find_speedup
+
+_MUCH = 10  # epochs that take a tenth of a run besides their steps are worth a word
 
 
 class ScalingReport(Report):
     """How long the same training takes on 1, 2, 4 devices.
 
-    The speed-ups are those over the smallest number of devices.
+    The speed-ups are those over the smallest number of devices: of a step where its time is known,
+    and of a whole run otherwise.
 
     Args:
         runs: one for each number of devices.
@@ -149,6 +152,7 @@ class ScalingReport(Report):
             Column("fastest", "s", digits): [_among_several(min, run) for run in self.runs],
             Column("slowest", "s", digits): [_among_several(max, run) for run in self.runs],
             Column("step", "s", ".4g"): [run.step_seconds for run in self.runs],
+            Column("epoch besides", "s", ".4g"): [run.epoch_seconds for run in self.runs],
             Column("loss", "", ".4g"): [run.loss for run in self.runs],
             Column("speed-up", "", ".2f"): self.speedups,
             Column("efficiency", "", ".0%"): self.efficiencies,
@@ -186,6 +190,12 @@ def _conclude(
             f"More devices are no faster than {base.devices}: {count} take {1 / speedup:.2f} times "
             f"as long{unit and ' for each row'}."
         ]
+    besides = (base.epoch_seconds or 0) * base.epochs / base.median
+    if _MUCH * besides > 1:
+        notes.append(
+            f"The speed-ups compare steps. What epochs take besides is {besides:.0%} of a run on "
+            f"{_devices(base.devices)}: the epochs are short."
+        )
     alike = [str(run.devices) for run in others if not weak and _overlap(run, base)]
     if alike:
         notes.append(
@@ -195,7 +205,11 @@ def _conclude(
     return notes
 
 
+def _devices(count: int) -> str:
+    return f"{count} device{'' if count == 1 else 's'}"
+
+
 def _overlap(run: Run, base: Run) -> bool:
     """Whether two runs that were repeated differ by less than their repeats."""
-    first, second = sorted([run.seconds, base.seconds], key=min)
+    first, second = sorted(comparable_times(run, base), key=min)
     return len(first) > 1 and max(first) >= min(second)

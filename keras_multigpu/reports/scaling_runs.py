@@ -14,7 +14,8 @@ from keras_multigpu.reports.environment import are_virtual, describe_environment
 from keras_multigpu.reports.runs import Run
 from keras_multigpu.reports.scaling_plan import Plan
 from keras_multigpu.reports.scaling_report import ScalingReport
-from keras_multigpu.reports.state import Snapshot, state_of
+from keras_multigpu.reports.state import Snapshot, random_state_kept, state_of
+from keras_multigpu.reports.timing import Stopwatch
 
 _VIRTUAL = "Virtual devices share one processor: their times say nothing of GPUs."
 
@@ -56,7 +57,8 @@ def scaling(
         batch_size: rows of a batch, on all the devices together; `None` for Keras's 32, and for
             sources that give batches.
         epochs: how many a run trains for.
-        steps: batches of an epoch; `None` for all. Needed where the data have no end.
+        steps: batches of an epoch; `None` for all. Needed where the data have no end. Where they
+            end before, the times are those of the batches that there were, and a note says so.
         warm_up: how many epochs each number of devices trains for before it is timed: what is
             traced and compiled then is not timed.
         repeats: how many runs are timed on each number of devices.
@@ -69,8 +71,9 @@ def scaling(
 
     Returns:
         A report with a row for each number of devices: the median time of a run in seconds, from
-        the start of its first epoch to the end of its last; the fastest and the slowest; the loss
-        of the last epoch, the speed-up and the efficiency.
+        the start of its first epoch to the end of its last; the fastest and the slowest; the time
+        of a step, and what an epoch takes besides its steps (setting up the data, the first step
+        that waits for them); the loss of the last epoch; the speed-up of a step and the efficiency.
 
     Raises:
         ValueError: if the model is not built or not compiled, a number is out of range, or
@@ -91,7 +94,7 @@ def scaling(
     check_built(model)
     _check_compiled(model, compile_with)
     before = Snapshot(state_of(model))
-    with engines.current().places_kept(model):
+    with engines.current().places_kept(model), random_state_kept():
         models = [make_parallel(model, count, mode, **options) for count in counts]
         try:
             runs = _measure([_prepare(one, compile_with) for one in models], plan, verbose)
@@ -102,7 +105,7 @@ def scaling(
     return ScalingReport(
         runs,
         weak=weak,
-        notes=[_VIRTUAL] if are_virtual(used) else [],
+        notes=_notes(runs, plan, used),
         settings={**settings, **describe_environment(used)},
     )
 
@@ -139,25 +142,46 @@ def _prepare(model: keras.Model, compile_with: Callable[[keras.Model], Any] | No
 def _measure(models: Sequence[keras.Model], plan: Plan, verbose: int) -> list[Run]:
     """Trains the models in turn, each from the same start, and times it."""
     starts = [Snapshot(state_of(model)) for model in models]
-    seconds: list[list[float]] = [[] for _ in models]
-    histories: list[Any] = [None for _ in models]
+    fits: list[list[tuple[Any, Stopwatch]]] = [[] for _ in models]
     rounds = range(0 if plan.warm_up else 1, plan.repeats + 1)  # the round 0 warms up
     progress = keras.utils.Progbar(len(models) * len(rounds), verbose=verbose, unit_name="run")
     for number in rounds:
         for place, model in enumerate(models):
             starts[place].restore()
-            history, lasted = plan.fit(model, plan.epochs if number else plan.warm_up)
+            fit = plan.fit(model, plan.epochs if number else plan.warm_up)
             if number:
-                seconds[place].append(lasted)
-                histories[place] = history
+                fits[place].append(fit)
             progress.add(1)
-    return [
-        Run(
-            len(model.devices),
-            tuple(times),
-            history.history["loss"][-1],
-            plan.batch_size_on(len(model.devices)),
-            history.params["steps"] and history.params["steps"] * plan.epochs,
+    return [_run(model, plan, found) for model, found in zip(models, fits)]
+
+
+def _run(model: keras.Model, plan: Plan, fits: Sequence[tuple[Any, Stopwatch]]) -> Run:
+    """What the timed fits of a model come to."""
+    history, watch = fits[-1]
+    steps = [one.step_seconds for _, one in fits]
+    return Run(
+        len(model.devices),
+        tuple(one.seconds for _, one in fits),
+        history.history["loss"][-1],
+        plan.batch_size_on(len(model.devices)),
+        watch.batches,
+        tuple(one for one in steps if one is not None),
+        len(history.epoch),
+    )
+
+
+def _notes(runs: Sequence[Run], plan: Plan, devices: Sequence[str]) -> list[str]:
+    notes = [_VIRTUAL] if are_virtual(devices) else []
+    made = sorted({run.steps or 0 for run in runs})
+    if plan.steps is not None and any(run.steps != plan.steps * plan.epochs for run in runs):
+        notes.append(
+            f"The data ended early: steps={plan.steps} in {plan.epochs} epochs were asked for, and "
+            f"{' or '.join(map(str, made))} batches were trained on. The times are those "
+            "of these."
         )
-        for model, times, history in zip(models, seconds, histories)
-    ]
+    if not all(run.step_times for run in runs):
+        notes.append(
+            "An epoch has a single batch, so its time includes what an epoch takes besides its "
+            "steps. Give more batches to tell them apart."
+        )
+    return notes

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_multigpu.models.costs import row_bytes, variables_bytes
-from keras_multigpu.reports.prediction import Sizes
+from keras_multigpu.reports.workload import Sizes
 
 
 def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:

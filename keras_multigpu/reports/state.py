@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import random
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -51,3 +53,17 @@ def state_of(model: keras.Model) -> list[keras.Variable]:
     optimizer: Any = getattr(model, "optimizer", None)
     slots = [] if optimizer is None else optimizer.variables
     return list({id(v): v for v in [*model.variables, *model.metrics_variables, *slots]}.values())
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """A scope after which Python's and NumPy's random numbers go on as if it had not been.
+
+    Keras draws the seeds of new layers from Python's.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
