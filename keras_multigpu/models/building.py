@@ -29,6 +29,6 @@ def build_parallel(
     engines.current().check_devices(devices, mode.mode)
     classes: Any = (mode, type(template))
     parallel = parallel_class(*classes)(template, devices, **options)
-    if template.compiled and parallel._keeps_outputs():
+    if template.compiled and parallel._parallel_keeps_outputs():
         compile_like(parallel, template)
     return parallel

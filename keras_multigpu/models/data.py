@@ -44,9 +44,11 @@ class DataParallel(ParallelModel):
             template, devices, {"wire_dtype": wire_dtype, "sync_batch_norm": sync_batch_norm}
         )
         engine = engines.current()
-        self._is_left_to_keras = len(self.devices) == 1 and engine.is_default(self.devices[0])
+        self._parallel_is_left_to_keras = len(self.devices) == 1 and engine.is_default(
+            self.devices[0]
+        )
         if not engine.partitions:
-            self._replicas = engine.make_replicas(
+            self._parallel_replicas = engine.make_replicas(
                 [template] * len(self.devices),
                 self.devices,
                 wire_dtype=wire_dtype,
@@ -54,7 +56,9 @@ class DataParallel(ParallelModel):
             )
 
     @classmethod
-    def _check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
+    def _parallel_check(
+        cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]
+    ) -> None:
         """Refuses what data mode can't do.
 
         Raises:
@@ -75,7 +79,7 @@ class DataParallel(ParallelModel):
             checks.warn_of_direct_calls(template)
 
     @classmethod
-    def _options_here(cls, options: dict[str, Any]) -> dict[str, Any]:
+    def _parallel_options_here(cls, options: dict[str, Any]) -> dict[str, Any]:
         wire_dtype = options.get("wire_dtype")
         if wire_dtype is None or not engines.current().partitions:
             return options
@@ -87,30 +91,30 @@ class DataParallel(ParallelModel):
         )
         return {**options, "wire_dtype": None}
 
-    def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         engine = engines.current()
         if engine.partitions:
-            with self._rows_sharded(args, kwargs) as (args, kwargs):
-                return self._template(*args, **kwargs)
-        if self._is_left_to_keras:
-            with engine.call_scope(self._template, compiled=self.jit_compile):
-                return self._template(*args, **kwargs)
+            with self._parallel_rows_sharded(args, kwargs) as (args, kwargs):
+                return self.template(*args, **kwargs)
+        if self._parallel_is_left_to_keras:
+            with engine.call_scope(self.template, compiled=self.jit_compile):
+                return self.template(*args, **kwargs)
         tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
         if not any(len(tensor.shape) for tensor in tensors):
-            return self._template(*args, **kwargs)  # answers as one device would
+            return self.template(*args, **kwargs)  # answers as one device would
         with engine.on_device("cpu:0"):
             slices = BatchSlice(len(self.devices), name="slice")(tensors)
-        sizes, shares = self._portions(tensors)
+        sizes, shares = self._parallel_portions(tensors)
         calls = [restore(part) for part in slices]
-        assert self._replicas is not None
-        results = self._replicas.run(calls, sizes, compiled=self.jit_compile)
-        self._assign_updates([result.updates for result in results], shares)
-        sums = self._replicas.find_sums(calls[0], len(results[0].losses))
+        assert self._parallel_replicas is not None
+        results = self._parallel_replicas.run(calls, sizes, compiled=self.jit_compile)
+        self._parallel_assign_updates([result.updates for result in results], shares)
+        sums = self._parallel_replicas.find_sums(calls[0], len(results[0].losses))
         for is_sum, losses in zip(sums, zip(*(result.losses for result in results))):
             # Not `self.add_loss`: a functional model has it for symbolic losses only.
             keras.Layer.add_loss(self, _merge_loss(losses, is_sum, shares, tensors))
         if len(results) > 1:
-            checks.check_outputs(self._template, args, kwargs, results[0].shapes)
+            checks.check_outputs(self.template, args, kwargs, results[0].shapes)
         return BatchMerge(name="merge")([result.outputs for result in results], whole=tensors)
 
     def stateless_call(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,17 +122,17 @@ class DataParallel(ParallelModel):
         if not engines.current().partitions:
             return super().stateless_call(*args, **kwargs)
         # Keras calls `call` here, and not `__call__`: of the template too.
-        with self._rows_sharded(args[2:], kwargs) as (inputs, kwargs):
-            return self._template.stateless_call(*args[:2], *inputs, **kwargs)
+        with self._parallel_rows_sharded(args[2:], kwargs) as (inputs, kwargs):
+            return self.template.stateless_call(*args[:2], *inputs, **kwargs)
 
     @contextlib.contextmanager
-    def _rows_sharded(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    def _parallel_rows_sharded(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
         """The arguments of a call, whose rows the compiler is to spread over the devices."""
         tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
         with engines.current().shard_rows(tensors, self.devices) as sharded:
             yield restore(sharded)
 
-    def _portions(self, tensors: list[Any]) -> tuple[list[Any], list[Any]]:
+    def _parallel_portions(self, tensors: list[Any]) -> tuple[list[Any], list[Any]]:
         """Each replica's rows, 0 beyond the last one, and its part of the batch."""
         rows = batch_rows(tensors)
         count = len(self.devices)
@@ -140,7 +144,7 @@ class DataParallel(ParallelModel):
         shares[0] = keras.ops.where(keras.ops.equal(rows, 0), keras.ops.ones_like(total), shares[0])
         return sizes, shares
 
-    def _assign_updates(self, updates: Sequence[Any], shares: Sequence[Any]) -> None:
+    def _parallel_assign_updates(self, updates: Sequence[Any], shares: Sequence[Any]) -> None:
         """Moving statistics become the mean over the rows; counters and seeds are equal.
 
         The state of a metric is what was added up, so all the replicas' additions count.

@@ -61,12 +61,12 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
         trained = _count(parallel, given, training=True)
     rows = len(keras.tree.flatten(given[0])[0])
     # `advise` tells towers with weights of their own from those that share them.
-    is_committee = parallel.options.get("replicas") == "independent"
+    is_committee = parallel._parallel_options.get("replicas") == "independent"
     return TransfersReport(
         trained,
         predicted,
         parallel.devices,
-        parallel.least_bytes(rows),
+        parallel._parallel_least_bytes(rows),
         mode="committee" if is_committee else parallel.mode,
         batch_size=rows,
         hosts={name: engines.current().host_of(name) for name in parallel.devices},
