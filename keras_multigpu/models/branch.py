@@ -49,7 +49,7 @@ class ModelParallel(ParallelModel):
         *,
         placement: Mapping[str, int] | None = None,
     ):
-        given = None if placement is None else dict(placement)
+        given = None if placement is None else {name: int(n) for name, n in placement.items()}
         super().__init__(template, devices, {"placement": given})
         if template.built:
             self._parallel_lay_out()
@@ -78,6 +78,13 @@ class ModelParallel(ParallelModel):
         if template.built and placement:
             place_by_names(read_graph(template), placement)
 
+    @classmethod
+    def _parallel_options_here(cls, options: dict[str, Any], count: int) -> dict[str, Any]:
+        placement = options.get("placement")
+        if placement is None:
+            return options
+        return {**options, "placement": {name: n % count for name, n in placement.items()}}
+
     def build(self, *args: Any, **kwargs: Any) -> None:
         """Builds the template, and places its layers."""
         super().build(*args, **kwargs)
@@ -99,8 +106,8 @@ class ModelParallel(ParallelModel):
         placement = self._parallel_options["placement"]
         if placement is None:
             numbers = choose_placement(graph, count)
-        else:  # a file may have been written where there were more devices
-            numbers = place_by_names(graph, {name: n % count for name, n in placement.items()})
+        else:
+            numbers = place_by_names(graph, placement)
         homes = {
             id(variable): (variable, self.devices[number])
             for call, number in reversed([*zip(graph.calls, numbers)])

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import check_flag
 from keras_multigpu.engines import split_tensors
 from keras_multigpu.layers import BatchMerge, BatchSlice
 from keras_multigpu.layers.batch import batch_rows, slice_bounds
@@ -68,7 +69,7 @@ class DataParallel(ParallelModel):
         engine = engines.current()
         checks.check_names(template)
         checks.check_wire_dtype(options.get("wire_dtype"))
-        checks.check_flag("sync_batch_norm", options.get("sync_batch_norm", False))
+        check_flag("sync_batch_norm", options.get("sync_batch_norm", False))
         if engine.partitions:  # nothing is sliced, so nothing can go wrong by it
             engine.check_process()
             return
@@ -79,7 +80,7 @@ class DataParallel(ParallelModel):
             checks.warn_of_direct_calls(template)
 
     @classmethod
-    def _parallel_options_here(cls, options: dict[str, Any]) -> dict[str, Any]:
+    def _parallel_options_here(cls, options: dict[str, Any], count: int) -> dict[str, Any]:
         wire_dtype = options.get("wire_dtype")
         if wire_dtype is None or not engines.current().partitions:
             return options

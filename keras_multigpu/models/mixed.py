@@ -110,6 +110,10 @@ class MixedModel(ParallelModel):
     def _parallel_mix_outputs(self, outputs: list[Any], features: Any) -> Any:
         return _call_mix(self._parallel_mix, outputs, features)
 
+    def _run_through_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """Copies the template's graph for `keras.models.clone_model`: the mix is no part of it."""
+        return self.template._run_through_graph(*args, **kwargs)
+
     @property
     def trainable(self) -> bool:
         """Whether the template is trainable, or the mix has weights that are."""

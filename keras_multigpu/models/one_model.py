@@ -146,7 +146,8 @@ class OneModel(keras.Model):
 
     @activity_regularizer.setter
     def activity_regularizer(self, value: Any) -> None:
-        vars(self)["activity_regularizer"] = value
+        attributes: Any = vars(self)
+        attributes["activity_regularizer"] = value
 
     @property
     def _layers(self) -> list[keras.Layer]:
@@ -232,7 +233,8 @@ def computing(model: OneModel) -> Iterator[None]:
     They are moved into the `__dict__` that both have, for the parallel model to find there too. If
     several parallel models of a template compute at a time, it has those of the first.
     """
-    mine, shared = own(model), vars(model)
+    mine: _Own = own(model)
+    shared: Any = vars(model)
     with _lock:
         mine.computing += 1
         if id(shared) not in _shown:

@@ -45,11 +45,7 @@ class SavedModel(OneModel):
             OSError: if the file can't be written; one that was there before is as it was.
         """
         if str(filepath).endswith((".h5", ".hdf5")):
-            raise ValueError(
-                "A parallel model is saved in the format `.keras`, which the legacy format of "
-                f"HDF5 can't replace. Received: filepath={filepath}. Name the file `.keras`, or "
-                "save the model on one device: `model.template.save(...)`."
-            )
+            raise _legacy_error(f"filepath={filepath}")
         with engines.current().writing(self) as is_mine:
             if not is_mine:
                 return
@@ -64,7 +60,13 @@ class SavedModel(OneModel):
         return self.template.export(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """The template's configuration, the number of devices and the mode's options."""
+        """The template's configuration, the number of devices and the mode's options.
+
+        Raises:
+            ValueError: for Keras's legacy format, by whatever way it was asked for.
+        """
+        if _is_in_legacy_format():
+            raise _legacy_error(f"the parallel model {self.name!r} for a file of HDF5")
         template = keras.saving.serialize_keras_object(self.template)
         return {
             "template": template,
@@ -86,8 +88,8 @@ class SavedModel(OneModel):
         template = options.pop("template")
         wanted = options.pop("num_devices")
         mode = cls._parallel_mode_class()
-        options = mode._parallel_options_here(options)
         devices = choose_devices(None, None)[:wanted]
+        options = mode._parallel_options_here(options, len(devices))
         if len(devices) < wanted:
             warnings.warn(
                 f"The model was saved on {wanted} devices, and {len(devices)} "
@@ -98,8 +100,8 @@ class SavedModel(OneModel):
         return build_parallel(mode, template, devices, options)
 
     @classmethod
-    def _parallel_options_here(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """The options of a file, as far as this backend has them."""
+    def _parallel_options_here(cls, options: dict[str, Any], count: int) -> dict[str, Any]:
+        """The options of a file, as far as this backend and so many devices have them."""
         return options
 
     @classmethod
@@ -119,3 +121,20 @@ class SavedModel(OneModel):
     def load_own_variables(self, store: Any) -> None:
         """Reads the variables that the template holds outside its layers."""
         self.template.load_own_variables(store)
+
+
+def _legacy_error(received: str) -> ValueError:
+    return ValueError(
+        "A parallel model is saved in the format `.keras`, which the legacy format of HDF5 can't "
+        f"replace. Received: {received}. Name the file `.keras`, or save the model on one "
+        "device: `model.template.save(...)`."
+    )
+
+
+def _is_in_legacy_format() -> bool:
+    """Whether Keras is writing configurations for its legacy format: they lack what files need.
+
+    Keras does not say so, but a model's configuration shows it.
+    """
+    layers = [keras.layers.Identity(name="any_layer")]
+    return "module" not in keras.Sequential(layers, name="any").get_config()["layers"][0]

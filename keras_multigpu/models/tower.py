@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import check_choice, positive_integer
 from keras_multigpu.layers.mixing import get_mix
 from keras_multigpu.models import checks
 from keras_multigpu.models.cloning import clone, follow
@@ -51,7 +52,7 @@ class TowerParallel(MixedModel):
         num_replicas: int | None = None,
         loss_of: str = "mix",
     ):
-        count = num_replicas or len(devices)
+        count = int(num_replicas or len(devices))
         options = {"replicas": replicas, "num_replicas": count, "loss_of": loss_of}
         self._parallel_unmixed_functions = {}
         super().__init__(template, devices, options)
@@ -76,9 +77,12 @@ class TowerParallel(MixedModel):
         """
         engines.current().check_process()
         checks.check_names(template, ("replicas", "clones", "mix", *_METHODS))
-        checks.check_choice("replicas", options.get("replicas", "shared"), "shared", "independent")
-        checks.check_choice("loss_of", options.get("loss_of", "mix"), "mix", "replicas")
-        checks.check_count("num_replicas", options.get("num_replicas"))
+        check_choice("replicas", options.get("replicas", "shared"), "shared", "independent")
+        check_choice("loss_of", options.get("loss_of", "mix"), "mix", "replicas")
+        if options.get("num_replicas") is not None:
+            positive_integer(
+                "num_replicas", options["num_replicas"], expected=", or None for one per device"
+            )
         get_mix(options.get("mix", "mean"))
         checks.warn_of_direct_calls(template)
 
