@@ -66,19 +66,29 @@ def _keep_apart(made: Any) -> None:
         definer = next(cls for cls in made.__mro__ if name in vars(cls))
         function = vars(definer)[name] if definer is made or issubclass(definer, OneModel) else None
         if function is not None or name in _STEPS:
-            setattr(made, name, _method(name, function))
+            setattr(made, name, _method(name, function, getattr(made, name)))
     ours = [cls for cls in made.__mro__ if issubclass(cls, OneModel)]
     made._parallel_properties = frozenset(
         name for cls in ours for name, value in vars(cls).items() if isinstance(value, property)
     )
 
 
-def _method(name: str, function: Any) -> property:
-    """A method as a property, whose place no attribute of an instance takes.
+class _Method(property):
+    """A method that no attribute of an instance takes the place of; of the class a function."""
+
+    of_class: Any
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self.of_class if instance is None else super().__get__(instance, owner)
+
+
+def _method(name: str, function: Any, of_class: Any) -> property:
+    """A method whose place no attribute of an instance takes.
 
     Args:
         name: its name.
         function: the mode's; `None` for the template's, set on the instance or its class's.
+        of_class: what it is of the class.
     """
 
     def get(self: Any) -> Any:
@@ -96,7 +106,9 @@ def _method(name: str, function: Any) -> property:
     def put(self: Any, value: Any) -> None:
         vars(self)[name] = value
 
-    return property(get, put)
+    method = _Method(get, put)
+    method.of_class = of_class
+    return method
 
 
 def _forward(name: str) -> Any:

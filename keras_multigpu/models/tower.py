@@ -124,7 +124,7 @@ class TowerParallel(MixedModel):
 
     def build(self, *args: Any, **kwargs: Any) -> None:
         """Builds the replicas: the arguments are the template's."""
-        for model, home in zip(self.replicas, self._parallel_homes):
+        for model, home in zip((self.template, *self._parallel_clones), self._parallel_homes):
             with engines.current().on_device(home):
                 model.build(*args, **kwargs)
 
