@@ -104,6 +104,8 @@ def _data(rng, rows=24):
     return rng.normal(size=(rows, 6)).astype("float32"), rng.normal(size=(rows, 2))
 
 
+# A layer that another one replaces before it is built is still tracked: Keras says so of any model.
+@pytest.mark.filterwarnings("ignore:`build\\(\\)` was called on layer")
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("by", ["parallel", "template"])
 def test_settings(name, by, rng):
@@ -274,14 +276,7 @@ def test_what_is_compiled_as_call_sees_it(mode, options, eager, rng):
     x, y = _data(rng)
     plain, parallel = _pair(Reader, 2, mode, **options)
     for model in (plain, parallel):
-        # A schedule: its configuration holds numbers, which a trace does not hide.
-        rate = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
-        model.compile(keras.optimizers.SGD(0.5, name="mine"), "mse", run_eagerly=eager)
-        assert rate(0) is not None
-        if not eager:
-            model.compile(_Named(0.5, name="mine"), "mse")
-        else:
-            model.compile(_Named(0.5, name="mine"), "mse", run_eagerly=True)
+        model.compile(_Named(0.5, name="mine"), "mse", run_eagerly=eager)
         model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     assert set(parallel.seen) == set(plain.seen)
     assert parallel.seen
@@ -353,7 +348,7 @@ def test_slots_of_layers_that_were_frozen_after_training(rng):
 
     plain, parallel = _pair(build)
     slots = [
-        {slot.path: np.asarray(slot) for slot in model.optimizer.variables}
+        {slot.path.partition("/")[2]: np.asarray(slot) for slot in model.optimizer.variables}
         for model in (plain, parallel)
     ]
     assert len(slots[0]) == 2 + 3 * 2 * 2
@@ -569,12 +564,11 @@ def test_where_each_attribute_of_the_class_lives():
     """What a parallel model does in its own way is listed here; all else is the template's."""
     template = _functional()
     parallel = make_parallel(template, 4)
-    made = type(parallel)
-    ours = {cls.__name__: cls for cls in made.__mro__ if cls.__module__.startswith("keras_multi")}
-    del ours["DataParallel"]  # found below, beside the class made of it
-    ours["DataParallel"] = made.__mro__[1]
-    for name, cls in ours.items():
-        defined = {attribute for attribute in vars(cls) if attribute in dir(keras.Model)}
+    classes = type(parallel).__mro__[1:]  # the first one is made of them
+    for name, cls in {
+        cls.__name__: cls for cls in classes if "keras_multi" in cls.__module__
+    }.items():
+        defined = vars(cls).keys() & {*dir(keras.Model), *vars(template)}
         ignored = {"__module__", "__doc__", "__annotations__", "__slots__", "__static_attributes__"}
         ignored |= {"__firstlineno__", "__abstractmethods__"}
         assert defined - ignored == OURS[name], name
