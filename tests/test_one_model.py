@@ -257,10 +257,11 @@ def test_overrides_on_the_instance(name, when, kind, mode, options, rng):
 class Reader(keras.Model):
     """Reads in `call` what belongs to the compiled model, and stops its training."""
 
-    def __init__(self, stops=False):
+    stops = False
+
+    def __init__(self):
         super().__init__()
-        self.dense, self.stops = layers.Dense(2), stops
-        self.seen = []
+        self.dense, self.seen = layers.Dense(2), []
 
     def call(self, inputs, training=None):
         if training:
@@ -302,9 +303,10 @@ class _Named(keras.optimizers.SGD):
 @pytest.mark.parametrize("n", [1, 4])
 def test_a_call_that_stops_the_training(n, rng):
     x, y = _data(rng)
-    plain, parallel = _pair(lambda: Reader(stops=True), n)
+    plain, parallel = _pair(Reader, n)
     lengths = []
     for model in (plain, parallel):
+        model.stops = True
         model.compile(_Named(0.1), "mse", run_eagerly=True)
         lengths.append(len(model.fit(x, y, epochs=4, verbose=0).history["loss"]))
     assert lengths == [1, 1]
