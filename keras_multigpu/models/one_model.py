@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -262,6 +262,22 @@ def calling(model: OneModel) -> Iterator[None]:
         yield
     finally:
         mine.in_call = before
+
+
+@contextlib.contextmanager
+def lent(model: OneModel, others: Sequence[keras.Model]) -> Iterator[None]:
+    """A scope, within `computing`, in which other models have the template's values too."""
+    values: Any = {name: vars(model)[name] for name in PER_COMPILED & vars(model).keys()}
+    attributes: list[Any] = [vars(other) for other in others]
+    before = [_move(one, {}) for one in attributes]
+    for one in attributes:
+        one.update(values)
+    try:
+        yield
+    finally:
+        for one, kept in zip(attributes, before):
+            _move(one, {})
+            one.update(kept)
 
 
 def _move(source: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from keras_multigpu.models.cloning import clone, follow
 from keras_multigpu.models.costs import row_bytes
 from keras_multigpu.models.graph import fresh_input, symbolic_ends
 from keras_multigpu.models.mixed import MixedModel, Now, features_of
+from keras_multigpu.models.one_model import lent
 
 _METHODS = ("predict_replicas", "disagreement")
 
@@ -129,7 +130,8 @@ class TowerParallel(MixedModel):
                 model.build(*args, **kwargs)
 
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        engines.current().build(self._parallel_call_one_by_one, (args, kwargs))
+        with lent(self, self._parallel_clones):  # their `call` runs here, and only here
+            engines.current().build(self._parallel_call_one_by_one, (args, kwargs))
 
     def _parallel_call_one_by_one(self, *args: Any, **kwargs: Any) -> Any:
         """The same computation as an ordinary model's: no gradient by the replicas' devices."""
