@@ -36,7 +36,13 @@ OURS = {
 }
 # What a model tells of that it was compiled, or of where it was called.
 APART = {"metrics", "metrics_names", "metrics_variables", "jit_compile", "run_eagerly"}
-APART |= {"_default_save_signature", "losses", "_object_identifier", "activity_regularizer"}
+APART |= {
+    "_default_save_signature",
+    "compiled_metrics",
+    "losses",
+    "_object_identifier",
+    "activity_regularizer",
+}
 # Set by Keras's trainers, and nevertheless the template's.
 SHARED = {"_lock", "jit_compile", "run_eagerly"}  # the last two are properties
 
@@ -489,7 +495,7 @@ class Seeded(keras.Model):
     def compile(self, *args, **kwargs):
         super().compile(*args, **kwargs)
         self.seed = keras.random.SeedGenerator(1)
-        self.factor = self.add_weight(shape=(), initializer="ones", name="factor")
+        self.factor = self.add_weight(shape=(), trainable=False, name="factor")
 
 
 def test_state_given_to_the_parallel_model(rng):

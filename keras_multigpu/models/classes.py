@@ -37,7 +37,12 @@ def parallel_class(mode: Any, template_class: Any) -> Any:
     @functools.wraps(template_class.call)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with computing(self):
-            return self._parallel_call_replicas(args, kwargs)
+            outputs = self._parallel_call_replicas(args, kwargs)
+        # Keras knows a loss by its `id`, which the loss of a replica, gone by now, may have had:
+        # the loss would be the template's too, and count twice.
+        for layer in self.template._flatten_layers():
+            layer._loss_ids.difference_update(self._loss_ids)
+        return outputs
 
     def fill(namespace: dict[str, Any]) -> None:
         namespace.update(call=call, __module__=mode.__module__, __doc__=mode.__doc__)
