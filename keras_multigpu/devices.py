@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import positive_integer
+
+_HINT = "Give the number of devices, 1 or more; 1 runs the same way on one device."
 
 
 def list_devices() -> tuple[str, ...]:
@@ -49,7 +51,7 @@ def use_virtual_devices(n: int) -> None:
         >>> len([name for name in list_devices() if name.startswith("cpu")])
         4
     """
-    count = _positive_integer("n", n)
+    count = positive_integer("n", n, _HINT)
     try:
         engines.current().use_virtual_devices(count)
     except RuntimeError as error:
@@ -74,7 +76,7 @@ def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[s
         TypeError: if `devices` is not a sequence of names.
     """
     if n_gpus is not None:
-        n_gpus = _positive_integer("n_gpus", n_gpus)
+        n_gpus = positive_integer("n_gpus", n_gpus, _HINT)
     if devices is not None:
         return _named_devices(n_gpus, devices)
     engine = engines.current()
@@ -124,17 +126,3 @@ def _too_many(n_gpus: int, gpus: int, cpus: int) -> str:
         f"call `keras_multigpu.use_virtual_devices({n_gpus})` at the start of the process (or "
         "kernel), before the first tensor or model."
     )
-
-
-def _positive_integer(name: str, value: object) -> int:
-    problem = f"`{name}` must be a positive integer. Received: {name}={value!r}"
-    if isinstance(value, bool):
-        raise ValueError(f"{problem}, a bool. Give the number of devices.")
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        kind = type(value).__name__
-        raise ValueError(f"{problem} (of type {kind}). Give the number of devices.") from None
-    if number < 1:
-        raise ValueError(f"{problem}. Give 1 or more; 1 runs the same way on one device.")
-    return number

@@ -123,5 +123,4 @@ def _check(model: Any, n_gpus: Any, mode: Any, devices: Any, options: dict[str, 
                 f"mode={mode!r} has the options {', '.join(known)}. Received: {name}={value!r}."
             )
     chosen = choose_devices(n_gpus, devices)
-    mode_class._check(model, chosen, options)
     return _Request(model, mode_class, chosen, options)

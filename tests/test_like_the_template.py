@@ -76,7 +76,7 @@ def test_a_class_of_the_users_own():
     parallel.temperature = 5.0
     assert template.temperature == 5.0
     parallel.colour = "red"
-    assert not hasattr(template, "colour")
+    assert template.colour == "red"
     assert parallel.dense is template.dense
     with pytest.raises(AttributeError, match="no attribute 'sharpness'"):
         _ = parallel.sharpness

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import keras
+import numpy as np
 import pytest
 
 import keras_multigpu
@@ -60,6 +61,35 @@ def test_a_wrong_number_of_devices(n):
         with pytest.raises(ValueError, match=f"`{name}` must be a positive integer") as error:
             call()
         assert f"{name}={n!r}" in str(error.value)
+
+
+def test_numpy_integers_are_numbers_too():
+    assert len(make_parallel(_model(), np.int64(3)).devices) == 3
+    tower = make_parallel(_model(), np.int32(2), mode="tower", num_replicas=np.int64(4))
+    assert len(tower.replicas) == 4
+    assert type(tower.get_config()["num_replicas"]) is int
+    if keras.backend.backend() == "tensorflow":
+        model = make_parallel(_model(), 2, mode="model", placement={".*": np.int64(1)})
+        assert set(model.placement.values()) == {1}
+    for count in (np.int64(0), np.float32(2), np.bool_(True)):
+        with pytest.raises(ValueError, match="`num_replicas` must be a positive integer, or None"):
+            make_parallel(_model(), 2, mode="tower", num_replicas=count)
+        with pytest.raises(
+            ValueError, match=f"`n_gpus` must be a pos.*of type {type(count).__name__}"
+        ):
+            make_parallel(_model(), count)
+
+
+def test_files_are_checked_as_requests_are():
+    for mode, option, message in [
+        ("data", {"wire_dtype": "int8"}, "`wire_dtype` must be None.*wire_dtype='int8'"),
+        ("data", {"sync_batch_norm": 1}, "`sync_batch_norm` must be True or False.*=1"),
+        ("tower", {"loss_of": "both"}, "`loss_of` must be.*loss_of='both'"),
+        ("tower", {"num_replicas": 0}, "`num_replicas` must be a positive.*num_replicas=0"),
+    ]:
+        parallel = make_parallel(_model(), 2, mode=mode)
+        with pytest.raises(ValueError, match=message):
+            type(parallel).from_config({**parallel.get_config(), **option})
 
 
 def test_more_devices_than_there_are():

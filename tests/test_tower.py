@@ -256,10 +256,10 @@ def test_whole_models_are_loaded_in_safe_mode(replicas, mix, rng, tmp_path):
     parallel.fit(x, y, verbose=0)
     parallel.save(tmp_path / "tower.keras")
     loaded = keras.saving.load_model(tmp_path / "tower.keras")
-    assert (loaded.mode, loaded.devices, loaded.options) == (
+    assert (loaded.mode, loaded.devices, loaded._parallel_options) == (
         "tower",
         parallel.devices,
-        parallel.options,
+        parallel._parallel_options,
     )
     assert type(loaded.mix) is type(parallel.mix)
     outputs = [model.predict(x, verbose=0) for model in (parallel, loaded)]

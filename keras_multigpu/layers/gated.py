@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.arguments import positive_integer
 from keras_multigpu.layers.replicas import (
     Mix,
     count_replicas,
@@ -69,14 +70,12 @@ class GatedMix(Mix):
                 f"(rows, replicas), or None. Received: gate={gate!r}. Wrap a function in a "
                 "`keras.layers.Lambda`, and create a layer from its class."
             )
-        if isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1:
-            raise ValueError(f"`hidden` must be a positive integer. Received: hidden={hidden!r}.")
         if isinstance(balance, bool) or not isinstance(balance, int | float) or not balance >= 0:
             raise ValueError(
                 f"`balance` must be a number from 0 up. Received: balance={balance!r}."
             )
         self.gate: Any = gate
-        self.hidden = hidden
+        self.hidden = positive_integer("hidden", hidden)
         self.balance = balance
         self._has_own_gate = gate is None
 

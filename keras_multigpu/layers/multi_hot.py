@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import check_flag, positive_integer
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
@@ -77,8 +78,8 @@ class MultiHotDense(keras.Layer):
         **kwargs: Any,
     ):
         super().__init__(**{"autocast": False, **kwargs})
-        self.units = _count("units", units)
-        self.width = _count("width", width)
+        self.units = positive_integer("units", units)
+        self.width = positive_integer("width", width)
         self.activation = keras.activations.get(activation)
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -93,11 +94,7 @@ class MultiHotDense(keras.Layer):
                 f"Received: padding={padding!r}."
             )
         self.padding = padding
-        if not isinstance(sparse_gradient, bool):
-            raise ValueError(
-                "`sparse_gradient` must be True or False. "
-                f"Received: sparse_gradient={sparse_gradient!r}."
-            )
+        check_flag("sparse_gradient", sparse_gradient)
         self.sparse_gradient = sparse_gradient
         self.supports_masking = True
         if sparse_gradient and keras.backend.backend() == "tensorflow":
@@ -180,9 +177,3 @@ class MultiHotDense(keras.Layer):
             "sparse_gradient": self.sparse_gradient,
         }
         return {**super().get_config(), **own}
-
-
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}.")
-    return value

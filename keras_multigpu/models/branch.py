@@ -36,11 +36,11 @@ class ModelParallel(ParallelModel):
     """
 
     mode = "model"
-    _on_fewer_devices = "The layers of the other devices are on these."
-    _spreads_weights = True
-    _stages: Stages | None = None
-    _axes: tuple[tuple[str, int], ...] = ()
-    _homes: tuple[tuple[keras.Variable, str], ...] = ()
+    _parallel_on_fewer_devices = "The layers of the other devices are on these."
+    _parallel_spreads_weights = True
+    _parallel_stages: Stages | None = None
+    _parallel_axes: tuple[tuple[str, int], ...] = ()
+    _parallel_homes: tuple[tuple[keras.Variable, str], ...] = ()
 
     def __init__(
         self,
@@ -49,13 +49,15 @@ class ModelParallel(ParallelModel):
         *,
         placement: Mapping[str, int] | None = None,
     ):
-        given = None if placement is None else dict(placement)
+        given = None if placement is None else {name: int(n) for name, n in placement.items()}
         super().__init__(template, devices, {"placement": given})
         if template.built:
-            self._lay_out()
+            self._parallel_lay_out()
 
     @classmethod
-    def _check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
+    def _parallel_check(
+        cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]
+    ) -> None:
         """Refuses what model mode can't do.
 
         Raises:
@@ -76,43 +78,50 @@ class ModelParallel(ParallelModel):
         if template.built and placement:
             place_by_names(read_graph(template), placement)
 
+    @classmethod
+    def _parallel_options_here(cls, options: dict[str, Any], count: int) -> dict[str, Any]:
+        placement = options.get("placement")
+        if placement is None:
+            return options
+        return {**options, "placement": {name: n % count for name, n in placement.items()}}
+
     def build(self, *args: Any, **kwargs: Any) -> None:
         """Builds the template, and places its layers."""
         super().build(*args, **kwargs)
-        self._lay_out()
+        self._parallel_lay_out()
 
-    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super()._build(args, kwargs)
-        engines.in_fresh_thread(self._lay_out)
+    def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super()._parallel_build(args, kwargs)
+        engines.in_fresh_thread(self._parallel_lay_out)
 
-    def _lay_out(self) -> None:
+    def _parallel_lay_out(self) -> None:
         """Puts the weights where their layers are to be, and cuts the graph."""
         engine = engines.current()
         if engine.partitions:
-            axes = engine.find_shards(self._template, len(self.devices))
-            engine.shard(self._template, axes, self.devices)
-            self._axes = tuple(axes.items())
+            axes = engine.find_shards(self.template, len(self.devices))
+            engine.shard(self.template, axes, self.devices)
+            self._parallel_axes = tuple(axes.items())
             return
-        graph, count = read_graph(self._template), len(self.devices)
-        placement = self.options["placement"]
+        graph, count = read_graph(self.template), len(self.devices)
+        placement = self._parallel_options["placement"]
         if placement is None:
             numbers = choose_placement(graph, count)
-        else:  # a file may have been written where there were more devices
-            numbers = place_by_names(graph, {name: n % count for name, n in placement.items()})
+        else:
+            numbers = place_by_names(graph, placement)
         homes = {
             id(variable): (variable, self.devices[number])
             for call, number in reversed([*zip(graph.calls, numbers)])
             for variable in call.variables
         }
         # Kept from Keras, which would take the variables for this model's own.
-        object.__setattr__(self, "_homes", tuple(homes.values()))
-        engine.move_variables(self._homes, self._template)
-        policy = self._template.dtype_policy
-        self._stages = Stages(graph, numbers, self.devices, policy)
+        self._parallel_homes = tuple(homes.values())
+        engine.move_variables(self._parallel_homes, self.template)
+        policy = self.template.dtype_policy
+        self._parallel_stages = Stages(graph, numbers, self.devices, policy)
         # Takes the inputs as the template does, and gives them as a list.
-        inputs, _ = symbolic_ends(self._template)
-        entry = part_of_graph(inputs, self._template.inputs, "entry", policy)
-        object.__setattr__(self, "_entry", entry)
+        inputs, _ = symbolic_ends(self.template)
+        entry = part_of_graph(inputs, self.template.inputs, "entry", policy)
+        self._parallel_entry = entry
 
     @property
     def placement(self) -> dict[str, int]:
@@ -120,51 +129,51 @@ class ModelParallel(ParallelModel):
 
         On JAX: the axis along which a weight is spread over the devices, by the weight's path.
         """
-        if self._stages is None:
-            return dict(self._axes)
-        paths = ("/".join(call.path) for call in self._stages.graph.calls)
-        return dict(zip(paths, self._stages.numbers))
+        if self._parallel_stages is None:
+            return dict(self._parallel_axes)
+        paths = ("/".join(call.path) for call in self._parallel_stages.graph.calls)
+        return dict(zip(paths, self._parallel_stages.numbers))
 
     @property
     def stages(self) -> Stages | None:
         """The parts of the graph, each on one device; on JAX there are none."""
-        return self._stages
+        return self._parallel_stages
 
-    def least_bytes(self, rows: int) -> int | None:
+    def _parallel_least_bytes(self, rows: int) -> int | None:
         """As in all modes: here what the placement chosen by default would have to send."""
-        if self._stages is None:
+        if self._parallel_stages is None:
             return None
-        graph = self._stages.graph
+        graph = self._parallel_stages.graph
         chosen = choose_placement(graph, len(self.devices))
         between = [one for one in find_crossings(graph, chosen) if one.maker is not None]
         return sum(one.bytes(rows) for one in between)
 
-    def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if engines.current().partitions:
-            return self._template(*args, **kwargs)
-        assert self._stages is not None
-        given = inspect.signature(self._template.call).bind(*args, **kwargs).arguments
-        values = keras.tree.flatten(self._entry(given["inputs"], mask=given.get("mask")))
-        outputs, losses = self._stages.run(values, given.get("training"), self.jit_compile)
+            return self.template(*args, **kwargs)
+        assert self._parallel_stages is not None
+        given = inspect.signature(self.template.call).bind(*args, **kwargs).arguments
+        values = keras.tree.flatten(self._parallel_entry(given["inputs"], mask=given.get("mask")))
+        outputs, losses = self._parallel_stages.run(values, given.get("training"), self.jit_compile)
         for loss in losses:
             # Not `self.add_loss`: a functional model has it for symbolic losses only.
             keras.Layer.add_loss(self, loss)
-        return keras.tree.pack_sequence_as(symbolic_ends(self._template)[1], outputs)
+        return keras.tree.pack_sequence_as(symbolic_ends(self.template)[1], outputs)
 
-    def place(self) -> None:
+    def _parallel_place(self) -> None:
         """Puts the weights on their layers' devices, where they are not on them."""
-        if self._homes:
-            engines.current().move_variables(self._homes, self._template)
+        if self._parallel_homes:
+            engines.current().move_variables(self._parallel_homes, self.template)
 
-    def _make_step(self, make: Any, made: Any, force: bool) -> Any:
-        self.place()
-        return super()._make_step(make, made, force)
+    def _parallel_make_step(self, make: Any, made: Any, force: bool) -> Any:
+        self._parallel_place()
+        return super()._parallel_make_step(make, made, force)
 
-    def _retrace(self) -> None:
-        if self._stages is not None:
-            self._stages.retrace()
+    def _parallel_retrace(self) -> None:
+        if self._parallel_stages is not None:
+            self._parallel_stages.retrace()
 
-    def _check_change(self, method: str) -> None:
+    def _parallel_check_change(self, method: str) -> None:
         raise ValueError(
             "The layers of a model are placed once, when it is made parallel. Received: a call of "
             f"`{method}`. Change the template's layers, and make it parallel again."

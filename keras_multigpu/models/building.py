@@ -20,6 +20,9 @@ def build_parallel(
 ) -> Any:
     """A mode's parallel model, compiled like its template where that is compiled.
 
+    All that asks for a parallel model comes by here, a file too: it is refused before anything is
+    built if the mode can't do it.
+
     Args:
         mode: the mode's class, a `ParallelModel`.
         template: the model to make parallel.
@@ -27,8 +30,9 @@ def build_parallel(
         options: the mode's options.
     """
     engines.current().check_devices(devices, mode.mode)
+    mode._parallel_check(template, devices, options)
     classes: Any = (mode, type(template))
     parallel = parallel_class(*classes)(template, devices, **options)
-    if template.compiled and parallel._keeps_outputs():
+    if template.compiled and parallel._parallel_keeps_outputs():
         compile_like(parallel, template)
     return parallel

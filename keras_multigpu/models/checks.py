@@ -13,7 +13,7 @@ import keras
 
 from keras_multigpu import engines
 
-_OWN_NAMES = ("template", "devices", "mode", "options", "place", "least_bytes")
+_OWN_NAMES = ("template", "devices", "mode")
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss")
 
 
@@ -33,7 +33,7 @@ def check_names(template: keras.Model, mode_names: Sequence[str] = ()) -> None:
             f"{type(template).__name__}."
         )
     for layer in _all_layers(template):
-        if hasattr(layer, "template") and hasattr(layer, "devices"):
+        if hasattr(type(layer), "_parallel_call_replicas"):
             raise ValueError(
                 "A parallel model can't be a part of another one. Received: a model with the "
                 f"parallel model {layer.name!r} in it. Build it with `.template` instead, and "
@@ -57,29 +57,6 @@ def check_wire_dtype(wire_dtype: Any) -> None:
             "chooses what crosses between devices, and in which type. Received: "
             f"wire_dtype={wire_dtype!r}. Leave it out; the dtype policy 'mixed_bfloat16' halves "
             "the bytes of activations."
-        )
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Refuses a value that is neither True nor False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}.")
-
-
-def check_choice(name: str, value: Any, *choices: str) -> None:
-    """Refuses a value that is none of the choices."""
-    if not isinstance(value, str) or value not in choices:
-        expected = " or ".join(f'"{choice}"' for choice in choices)
-        raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}.")
-
-
-def check_count(name: str, value: Any) -> None:
-    """Refuses what is neither a number of things nor `None`."""
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    if value is not None and not is_count:
-        raise ValueError(
-            f"`{name}` must be a positive integer, or None for one per device. "
-            f"Received: {name}={value!r}."
         )
 
 

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from typing import Any
 
 import keras
 
 from keras_multigpu import engines
+from keras_multigpu.models.one_model import (
+    PER_COMPILED,
+    PER_LAYER,
+    OneModel,
+    computing,
+    kept_apart,
+)
+
+# What Keras calls for a step; there the template has the optimizer of its parallel model.
+_STEPS = ("train_step", "test_step", "predict_step", "stateless_call")
+# What a mode may define, and an attribute of the template does not take the place of.
+_MODES_OWN = ("call", "compute_loss", "get_config", *_STEPS)
 
 
 @functools.cache
@@ -23,14 +36,22 @@ def parallel_class(mode: Any, template_class: Any) -> Any:
 
     @functools.wraps(template_class.call)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._call_replicas(args, kwargs)
+        with computing(self):
+            outputs = self._parallel_call_replicas(args, kwargs)
+        # Keras knows a loss by its `id`, which the loss of a replica, gone by now, may have had:
+        # the loss would be the template's too, and count twice.
+        for layer in self.template._flatten_layers():
+            layer._loss_ids.difference_update(self._loss_ids)
+        return outputs
 
     def fill(namespace: dict[str, Any]) -> None:
         namespace.update(call=call, __module__=mode.__module__, __doc__=mode.__doc__)
+        namespace["mode"] = property(lambda self: mode.mode)
         if issubclass(template_class, keras.Sequential):
             namespace.update({name: _forward(name) for name in ("add", "pop")})
 
     made = types.new_class(mode.__name__, bases, exec_body=fill)
+    _keep_apart(made)
     # Keras looks up the name under which a class is saved by the class, and by that name the
     # class that loads it: the mode's own, which makes the other again.
     for cls in (made, mode):
@@ -38,13 +59,70 @@ def parallel_class(mode: Any, template_class: Any) -> Any:
     return made
 
 
+def _keep_apart(made: Any) -> None:
+    """Gives a class the properties that keep its instances' attributes from their templates'."""
+    for name in PER_COMPILED | PER_LAYER:
+        inherited = inspect.getattr_static(made, name, kept_apart)
+        if inherited is kept_apart:
+            setattr(made, name, kept_apart(name))
+        elif not hasattr(inherited, "__set__"):  # not a property of the user's
+            setattr(made, name, kept_apart(name, inherited))
+    for name in _MODES_OWN:
+        definer = next(cls for cls in made.__mro__ if name in vars(cls))
+        function = vars(definer)[name] if definer is made or issubclass(definer, OneModel) else None
+        if function is not None or name in _STEPS:
+            setattr(made, name, _method(name, function, getattr(made, name)))
+    ours = [cls for cls in made.__mro__ if issubclass(cls, OneModel)]
+    made._parallel_properties = frozenset(
+        name for cls in ours for name, value in vars(cls).items() if isinstance(value, property)
+    )
+
+
+class _Method(property):
+    """A method that no attribute of an instance takes the place of; of the class a function."""
+
+    of_class: Any
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self.of_class if instance is None else super().__get__(instance, owner)
+
+
+def _method(name: str, function: Any, of_class: Any) -> property:
+    """A method whose place no attribute of an instance takes.
+
+    Args:
+        name: its name.
+        function: the mode's; `None` for the template's, set on the instance or its class's.
+        of_class: what it is of the class.
+    """
+
+    def get(self: Any) -> Any:
+        bound = types.MethodType(function, self) if function else self._parallel_inherited(name)
+        if name not in _STEPS:
+            return bound
+
+        @functools.wraps(bound)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            with computing(self):
+                return bound(*args, **kwargs)
+
+        return step
+
+    def put(self: Any, value: Any) -> None:
+        vars(self)[name] = value
+
+    method = _Method(get, put)
+    method.of_class = of_class
+    return method
+
+
 def _forward(name: str) -> Any:
     """A method that changes the template, whose replicas are traced anew."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._check_change(name)
+        self._parallel_check_change(name)
         result = getattr(self.template, name)(*args, **kwargs)
-        self._retrace()
+        self._parallel_retrace()
         return result
 
     return method

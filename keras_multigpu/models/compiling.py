@@ -53,10 +53,23 @@ def _copy_optimizer(compiled: keras.Model, model: keras.Model) -> Any:
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
         if hasattr(optimizer, name):
             setattr(copy, name, getattr(optimizer, name))
-    variables = compiled.trainable_variables
-    is_same = list(map(id, variables)) == list(map(id, model.trainable_variables))
-    if optimizer.built and is_same:
-        copy.build(variables)
-        for own, other in zip(copy.variables, optimizer.variables):
-            own.assign(other)
+    if optimizer.built:
+        _copy_slots(optimizer, copy, model)
     return copy
+
+
+def _copy_slots(optimizer: keras.Optimizer, copy: keras.Optimizer, model: keras.Model) -> None:
+    """Gives a copy of an optimizer its state, if it knows all that a model trains.
+
+    The copy is built with the variables that the optimizer was built with: those that have been
+    frozen since are among them, so that every slot belongs to the same variable in both.
+    """
+    known = optimizer._trainable_variables  # Keras has no public list of them
+    if not set(map(id, model.trainable_variables)) <= set(map(id, known)):
+        return
+    copy.build(known)
+    shapes = [[tuple(slot.shape) for slot in one.variables] for one in (optimizer, copy)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"the copy has state of the shapes {shapes[1]} in place of {shapes[0]}")
+    for own, other in zip(copy.variables, optimizer.variables):
+        own.assign(other)

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import check_flag
 from keras_multigpu.engines import split_tensors
 from keras_multigpu.layers import BatchMerge, BatchSlice
 from keras_multigpu.layers.batch import batch_rows, slice_bounds
@@ -44,10 +45,12 @@ class DataParallel(ParallelModel):
             template, devices, {"wire_dtype": wire_dtype, "sync_batch_norm": sync_batch_norm}
         )
         engine = engines.current()
-        self._warnings: set[str] = set()
-        self._is_left_to_keras = len(self.devices) == 1 and engine.is_default(self.devices[0])
+        self._parallel_warnings: set[str] = set()
+        self._parallel_is_left_to_keras = len(self.devices) == 1 and engine.is_default(
+            self.devices[0]
+        )
         if not engine.partitions:
-            self._replicas = engine.make_replicas(
+            self._parallel_replicas = engine.make_replicas(
                 [template] * len(self.devices),
                 self.devices,
                 wire_dtype=wire_dtype,
@@ -55,7 +58,9 @@ class DataParallel(ParallelModel):
             )
 
     @classmethod
-    def _check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
+    def _parallel_check(
+        cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]
+    ) -> None:
         """Refuses what data mode can't do.
 
         Raises:
@@ -65,7 +70,7 @@ class DataParallel(ParallelModel):
         engine = engines.current()
         checks.check_names(template)
         checks.check_wire_dtype(options.get("wire_dtype"))
-        checks.check_flag("sync_batch_norm", options.get("sync_batch_norm", False))
+        check_flag("sync_batch_norm", options.get("sync_batch_norm", False))
         if engine.partitions:  # nothing is sliced, so nothing can go wrong by it
             engine.check_process()
             return
@@ -76,7 +81,7 @@ class DataParallel(ParallelModel):
             checks.warn_of_direct_calls(template)
 
     @classmethod
-    def _options_here(cls, options: dict[str, Any]) -> dict[str, Any]:
+    def _parallel_options_here(cls, options: dict[str, Any], count: int) -> dict[str, Any]:
         wire_dtype = options.get("wire_dtype")
         if wire_dtype is None or not engines.current().partitions:
             return options
@@ -88,50 +93,50 @@ class DataParallel(ParallelModel):
         )
         return {**options, "wire_dtype": None}
 
-    def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         engine = engines.current()
         if engine.partitions:
-            with self._rows_sharded(args, kwargs) as (args, kwargs):
-                return self._template(*args, **kwargs)
+            with self._parallel_rows_sharded(args, kwargs) as (args, kwargs):
+                return self.template(*args, **kwargs)
         tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
-        if self._is_left_to_keras or not any(len(tensor.shape) for tensor in tensors):
-            return self._template(*args, **kwargs)
-        assert self._replicas is not None
-        plan = self._replicas.plan((args, kwargs), compiled=self.jit_compile)
+        if self._parallel_is_left_to_keras or not any(len(tensor.shape) for tensor in tensors):
+            return self.template(*args, **kwargs)
+        assert self._parallel_replicas is not None
+        plan = self._parallel_replicas.plan((args, kwargs), compiled=self.jit_compile)
         obstacle = plan.obstacle or _other_rows(tensors)
-        self._warn_of(obstacle, plan.doubt)
+        self._parallel_warn_of(obstacle, plan.doubt)
         if obstacle:
             with engine.on_device(self.devices[0]):
-                return self._template(*args, **kwargs)
+                return self.template(*args, **kwargs)
         with engine.on_device("cpu:0"):
             slices = BatchSlice(len(self.devices), name="slice")(tensors)
-        sizes, shares = self._portions(tensors)
+        sizes, shares = self._parallel_portions(tensors)
         calls = [restore(part) for part in slices]
-        results = self._replicas.run(calls, sizes, compiled=self.jit_compile, plan=plan)
-        self._assign_updates([result.updates for result in results], shares, plan)
+        results = self._parallel_replicas.run(calls, sizes, compiled=self.jit_compile, plan=plan)
+        self._parallel_assign_updates([result.updates for result in results], shares, plan)
         for rule, losses in zip(plan.losses, zip(*(result.losses for result in results))):
             # Not `self.add_loss`: a functional model has it for symbolic losses only.
             keras.Layer.add_loss(self, _merge_loss(rule, losses, shares, tensors))
         taken = [engines.take_apart(result.outputs) for result in results]
         merged = BatchMerge(name="merge")([parts for parts, _ in taken], whole=tensors)
-        return self._replicas.finish(taken[0][1](merged), plan)
+        return self._parallel_replicas.finish(taken[0][1](merged), plan)
 
     def stateless_call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model with the values of its variables given, as Keras does."""
         if not engines.current().partitions:
             return super().stateless_call(*args, **kwargs)
         # Keras calls `call` here, and not `__call__`: of the template too.
-        with self._rows_sharded(args[2:], kwargs) as (inputs, kwargs):
-            return self._template.stateless_call(*args[:2], *inputs, **kwargs)
+        with self._parallel_rows_sharded(args[2:], kwargs) as (inputs, kwargs):
+            return self.template.stateless_call(*args[:2], *inputs, **kwargs)
 
     @contextlib.contextmanager
-    def _rows_sharded(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    def _parallel_rows_sharded(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
         """The arguments of a call, whose rows the compiler is to spread over the devices."""
         tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
         with engines.current().shard_rows(tensors, self.devices) as sharded:
             yield restore(sharded)
 
-    def _portions(self, tensors: list[Any]) -> tuple[list[Any], list[Any]]:
+    def _parallel_portions(self, tensors: list[Any]) -> tuple[list[Any], list[Any]]:
         """Each replica's rows, 0 beyond the last one, and its part of the batch."""
         rows = batch_rows(tensors)
         count = len(self.devices)
@@ -142,7 +147,7 @@ class DataParallel(ParallelModel):
         shares[0] = keras.ops.where(keras.ops.equal(rows, 0), keras.ops.ones_like(total), shares[0])
         return sizes, shares
 
-    def _warn_of(self, obstacle: str | None, doubt: str | None) -> None:
+    def _parallel_warn_of(self, obstacle: str | None, doubt: str | None) -> None:
         """Says once what keeps the model from using its devices, or from being sure of it."""
         if obstacle:
             text = (
@@ -156,11 +161,11 @@ class DataParallel(ParallelModel):
                 "or assign to be means over the rows. If they are not, the numbers differ from "
                 "those of one device."
             )
-        if (obstacle or doubt) and text not in self._warnings:
-            self._warnings.add(text)
+        if (obstacle or doubt) and text not in self._parallel_warnings:
+            self._parallel_warnings.add(text)
             warnings.warn(text, stacklevel=2)
 
-    def _assign_updates(
+    def _parallel_assign_updates(
         self, updates: Sequence[Any], shares: Sequence[Any], plan: engines.Plan
     ) -> None:
         """Assigns the states that the replicas computed, put together by the plan's rules."""

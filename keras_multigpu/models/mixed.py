@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -36,15 +37,26 @@ class Now:
 class MixedModel(ParallelModel):
     """What a mode needs that mixes the outputs of several replicas."""
 
-    _mix: keras.Layer
+    _parallel_mix: Any = None
+    _parallel_clones: Sequence[keras.Model] = ()
     compiled: bool
-    _now: Now
-    _unmixed_functions: dict[bool, Any]
+    _parallel_now: Now
+    _parallel_unmixed_functions: dict[bool, Any]
 
     @property
     def replicas(self) -> tuple[keras.Model, ...]:
         """The replicas as Keras models: implemented by the mode."""
         raise NotImplementedError
+
+    def _parallel_layers(self) -> list[keras.Layer]:
+        mix = self._parallel_mix
+        return [*self._parallel_clones, *([] if mix is None else [mix])]
+
+    def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What `tf.train.Checkpoint` writes: the template's parts, the clones and the mix."""
+        children = super()._trackable_children(*args, **kwargs)
+        added = {f"parallel_{n}": layer for n, layer in enumerate(self._parallel_layers())}
+        return {**children, **added}
 
     @property
     def mix(self) -> keras.Layer:
@@ -53,83 +65,85 @@ class MixedModel(ParallelModel):
         It can be set to all that the option `mix` takes. The model must then be compiled again
         if the old layer or the new one has weights.
         """
-        return self._mix
+        return self._parallel_mix
 
     @mix.setter
     def mix(self, value: Any) -> None:
-        mix, before = get_mix(value), vars(self).get("_mix")
-        outputs = self._build_mix(mix)
-        if before is not None:
-            del self._mix  # Keras goes on tracking a layer that is merely replaced
-        self._mix = mix
-        self._now.symbolic_outputs = outputs
+        mix, before = get_mix(value), self._parallel_mix
+        outputs = self._parallel_build_mix(mix)
+        self._parallel_mix = mix
+        self._parallel_now.symbolic_outputs = outputs
         self.train_function = self.test_function = self.predict_function = None
         if self.compiled and (before is None or _has_weights(before) or _has_weights(mix)):
             self.compiled = False
 
-    def _build_mix(self, mix: keras.Layer) -> Any:
+    def _parallel_build_mix(self, mix: keras.Layer) -> Any:
         """Builds a mix for a template with symbolic inputs, and gives the symbolic outputs."""
-        if not self._template.built or not getattr(self._template, "inputs", None):
+        if not self.template.built or not getattr(self.template, "inputs", None):
             return None
-        inputs, _ = symbolic_ends(self._template)
-        outputs = self._template.compute_output_spec(inputs)
+        inputs, _ = symbolic_ends(self.template)
+        outputs = self.template.compute_output_spec(inputs)
         return _call_mix(mix, [outputs] * len(self.replicas), inputs)
 
-    def _keeps_outputs(self) -> bool:
-        if self._now.symbolic_outputs is None:
+    def _parallel_keeps_outputs(self) -> bool:
+        if self._parallel_now.symbolic_outputs is None:
             return True
-        before, after = self._template.outputs, self.outputs
+        before, after = self.template.outputs, self.outputs
         return [one.shape for one in before] == [one.shape for one in after]
 
     @property
     def outputs(self) -> list[keras.KerasTensor]:
         """The mix's symbolic outputs, of a template that has symbolic ones."""
-        self._template.outputs  # noqa: B018  the template's error where there are none
-        return keras.tree.flatten(self._now.symbolic_outputs)
+        self.template.outputs  # noqa: B018  the template's error where there are none
+        return keras.tree.flatten(self._parallel_now.symbolic_outputs)
 
     @property
     def output_names(self) -> list[str] | None:
         """The template's names of the outputs, if the mix has as many."""
-        names = getattr(self._template, "output_names", None)
+        names = getattr(self.template, "output_names", None)
         return names if names and len(names) == len(self.outputs) else None
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """The mix's symbolic outputs."""
-        outputs = self._template.compute_output_spec(*args, **kwargs)
-        return self._mix_outputs([outputs] * len(self.replicas), features_of(args, kwargs))
+        outputs = self.template.compute_output_spec(*args, **kwargs)
+        return self._parallel_mix_outputs([outputs] * len(self.replicas), features_of(args, kwargs))
 
     def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The mix's output shapes."""
-        shapes = self._template.compute_output_shape(*args, **kwargs)
-        return self._mix.compute_output_shape([shapes] * len(self.replicas))
+        shapes = self.template.compute_output_shape(*args, **kwargs)
+        return self._parallel_mix.compute_output_shape([shapes] * len(self.replicas))
 
-    def _mix_outputs(self, outputs: list[Any], features: Any) -> Any:
-        return _call_mix(self._mix, outputs, features)
+    def _parallel_mix_outputs(self, outputs: list[Any], features: Any) -> Any:
+        return _call_mix(self._parallel_mix, outputs, features)
+
+    def _run_through_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """Copies the template's graph for `keras.models.clone_model`: the mix is no part of it."""
+        return self.template._run_through_graph(*args, **kwargs)
 
     @property
     def trainable(self) -> bool:
         """Whether the template is trainable, or the mix has weights that are."""
-        return self._template.trainable or bool(self._mix.trainable_variables)
+        return self.template.trainable or bool(self._parallel_mix.trainable_variables)
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
-        self._template.trainable = value
-        if "_mix" in vars(self):
-            self._mix.trainable = value
+        self.template.trainable = value
+        if self._parallel_mix is not None:
+            self._parallel_mix.trainable = value
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "optimizer":  # compiled anew: what was traced before is out of date
-            self._unmixed_functions.clear()
+            self._parallel_unmixed_functions.clear()
 
-    def _retrace(self) -> None:
-        super()._retrace()
-        self._unmixed_functions.clear()
+    def _parallel_retrace(self) -> None:
+        super()._parallel_retrace()
+        self._parallel_unmixed_functions.clear()
 
     def predict_step(self, *args: Any) -> Any:
         """The step of `predict`: the template's own, where it has one, for the mix."""
-        if self._now.unmixed is None:
-            return super().predict_step(*args)
+        if self._parallel_now.unmixed is None:
+            return self._parallel_inherited("predict_step")(*args)
         return keras.Model.predict_step(self, *args)
 
     def predict_replicas(self, x: Any, *, training: bool = False, **kwargs: Any) -> list[Any]:
@@ -145,13 +159,13 @@ class MixedModel(ParallelModel):
             A list with what `predict` of each replica gives.
         """
         kept = self.predict_function
-        self.predict_function = self._unmixed_functions.get(training)
-        self._now.unmixed = training
+        self.predict_function = self._parallel_unmixed_functions.get(training)
+        self._parallel_now.unmixed = training
         try:
             return self.predict(x, **kwargs)
         finally:
-            self._unmixed_functions[training] = self.predict_function
-            self.predict_function, self._now.unmixed = kept, None
+            self._parallel_unmixed_functions[training] = self.predict_function
+            self.predict_function, self._parallel_now.unmixed = kept, None
 
     def disagreement(self, x: Any, *, training: bool = False, **kwargs: Any) -> Any:
         """How far the replicas' outputs are apart, sample by sample.

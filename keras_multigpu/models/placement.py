@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 
 import keras
 
@@ -30,7 +31,7 @@ def check_placement(placement: object, count: int) -> None:
     if not isinstance(placement, Mapping) or not placement:
         raise ValueError(f"{expected} Received: placement={placement!r}.")
     for name, number in placement.items():
-        is_number = isinstance(number, int) and not isinstance(number, bool)
+        is_number = isinstance(number, Integral) and not isinstance(number, bool)
         if not isinstance(name, str) or not is_number or not 0 <= number < count:
             raise ValueError(
                 f"{expected} Received: {name!r}: {number!r}, with {count} devices. Use a number "

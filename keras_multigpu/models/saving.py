@@ -12,15 +12,15 @@ from keras_multigpu import engines
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.models.building import build_parallel
 from keras_multigpu.models.files import replacing, weights_room
+from keras_multigpu.models.one_model import OneModel
 
 
-class SavedModel(keras.Model):
+class SavedModel(OneModel):
     """A parallel model, as far as files go: they are those that its template would write."""
 
-    devices: tuple[str, ...]
-    options: dict[str, Any]
-    _template: keras.Model
-    _on_fewer_devices = "It computes the same on them."
+    _parallel_devices: tuple[str, ...]
+    _parallel_options: dict[str, Any]
+    _parallel_on_fewer_devices = "It computes the same on them."
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Saves the weights, as Keras does; a file that is there is replaced at the end.
@@ -45,11 +45,7 @@ class SavedModel(keras.Model):
             OSError: if the file can't be written; one that was there before is as it was.
         """
         if str(filepath).endswith((".h5", ".hdf5")):
-            raise ValueError(
-                "A parallel model is saved in the format `.keras`, which the legacy format of "
-                f"HDF5 can't replace. Received: filepath={filepath}. Name the file `.keras`, or "
-                "save the model on one device: `model.template.save(...)`."
-            )
+            raise _legacy_error(f"filepath={filepath}")
         with engines.current().writing(self) as is_mine:
             if not is_mine:
                 return
@@ -61,12 +57,22 @@ class SavedModel(keras.Model):
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """Exports the template for serving: a graph without the names of devices."""
-        return self._template.export(*args, **kwargs)
+        return self.template.export(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """The template's configuration, the number of devices and the mode's options."""
-        template = keras.saving.serialize_keras_object(self._template)
-        return {"template": template, "num_devices": len(self.devices), **self.options}
+        """The template's configuration, the number of devices and the mode's options.
+
+        Raises:
+            ValueError: for Keras's legacy format, by whatever way it was asked for.
+        """
+        if _is_in_legacy_format():
+            raise _legacy_error(f"the parallel model {self.name!r} for a file of HDF5")
+        template = keras.saving.serialize_keras_object(self.template)
+        return {
+            "template": template,
+            "num_devices": len(self._parallel_devices),
+            **self._parallel_options,
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
@@ -81,37 +87,54 @@ class SavedModel(keras.Model):
         )
         template = options.pop("template")
         wanted = options.pop("num_devices")
-        mode = cls._mode_class()
-        options = mode._options_here(options)
+        mode = cls._parallel_mode_class()
         devices = choose_devices(None, None)[:wanted]
+        options = mode._parallel_options_here(options, len(devices))
         if len(devices) < wanted:
             warnings.warn(
                 f"The model was saved on {wanted} devices, and {len(devices)} "
                 f"{'is' if len(devices) == 1 else 'are'} here: {', '.join(devices)}. "
-                f"{cls._on_fewer_devices}",
+                f"{cls._parallel_on_fewer_devices}",
                 stacklevel=2,
             )
         return build_parallel(mode, template, devices, options)
 
     @classmethod
-    def _options_here(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """The options of a file, as far as this backend has them."""
+    def _parallel_options_here(cls, options: dict[str, Any], count: int) -> dict[str, Any]:
+        """The options of a file, as far as this backend and so many devices have them."""
         return options
 
     @classmethod
-    def _mode_class(cls) -> Any:
+    def _parallel_mode_class(cls) -> Any:
         """The importable class of the mode, of which this one was made."""
-        return next(base for base in cls.__mro__ if "mode" in vars(base))
+        return next(base for base in cls.__mro__ if isinstance(vars(base).get("mode"), str))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as Keras does, by way of the class that can be imported."""
         rebuild, *state = super().__reduce__()
-        return (getattr(self._mode_class(), rebuild.__name__), *state)
+        return (getattr(self._parallel_mode_class(), rebuild.__name__), *state)
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the variables that the template holds outside its layers."""
-        self._template.save_own_variables(store)
+        self.template.save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the variables that the template holds outside its layers."""
-        self._template.load_own_variables(store)
+        self.template.load_own_variables(store)
+
+
+def _legacy_error(received: str) -> ValueError:
+    return ValueError(
+        "A parallel model is saved in the format `.keras`, which the legacy format of HDF5 can't "
+        f"replace. Received: {received}. Name the file `.keras`, or save the model on one "
+        "device: `model.template.save(...)`."
+    )
+
+
+def _is_in_legacy_format() -> bool:
+    """Whether Keras is writing configurations for its legacy format: they lack what files need.
+
+    Keras does not say so, but a model's configuration shows it.
+    """
+    layers = [keras.layers.Identity(name="any_layer")]
+    return "module" not in keras.Sequential(layers, name="any").get_config()["layers"][0]

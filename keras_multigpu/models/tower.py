@@ -8,12 +8,14 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import check_choice, positive_integer
 from keras_multigpu.layers.mixing import get_mix
 from keras_multigpu.models import checks
 from keras_multigpu.models.cloning import clone, follow
 from keras_multigpu.models.costs import row_bytes
 from keras_multigpu.models.graph import fresh_input, symbolic_ends
 from keras_multigpu.models.mixed import MixedModel, Now, features_of
+from keras_multigpu.models.one_model import lent
 
 _METHODS = ("predict_replicas", "disagreement")
 
@@ -38,8 +40,8 @@ class TowerParallel(MixedModel):
     """
 
     mode = "tower"
-    _hidden = MixedModel._hidden | {"replicas", "_mix"}
-    _on_fewer_devices = "It computes the same, with several replicas on a device."
+    _parallel_hidden = MixedModel._parallel_hidden | {"replicas"}
+    _parallel_on_fewer_devices = "It computes the same, with several replicas on a device."
 
     def __init__(
         self,
@@ -51,21 +53,24 @@ class TowerParallel(MixedModel):
         num_replicas: int | None = None,
         loss_of: str = "mix",
     ):
-        count = num_replicas or len(devices)
+        count = int(num_replicas or len(devices))
         options = {"replicas": replicas, "num_replicas": count, "loss_of": loss_of}
-        object.__setattr__(self, "_unmixed_functions", {})
+        self._parallel_unmixed_functions = {}
         super().__init__(template, devices, options)
         homes = [self.devices[number % len(self.devices)] for number in range(count)]
-        self.clones = []
         if replicas == "independent":
-            self.clones = [self._clone(number, homes[number]) for number in range(1, count)]
-        self._homes = tuple(homes)
-        self._now = Now()
-        self._replicas = engines.current().make_replicas(self.replicas, homes)
+            self._parallel_clones = [
+                self._parallel_clone(number, homes[number]) for number in range(1, count)
+            ]
+        self._parallel_homes = tuple(homes)
+        self._parallel_now = Now()
+        self._parallel_replicas = engines.current().make_replicas(self.replicas, homes)
         self.mix = mix
 
     @classmethod
-    def _check(cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]) -> None:
+    def _parallel_check(
+        cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]
+    ) -> None:
         """Refuses what tower mode can't do.
 
         Raises:
@@ -73,37 +78,45 @@ class TowerParallel(MixedModel):
         """
         engines.current().check_process()
         checks.check_names(template, ("replicas", "clones", "mix", *_METHODS))
-        checks.check_choice("replicas", options.get("replicas", "shared"), "shared", "independent")
-        checks.check_choice("loss_of", options.get("loss_of", "mix"), "mix", "replicas")
-        checks.check_count("num_replicas", options.get("num_replicas"))
+        check_choice("replicas", options.get("replicas", "shared"), "shared", "independent")
+        check_choice("loss_of", options.get("loss_of", "mix"), "mix", "replicas")
+        if options.get("num_replicas") is not None:
+            positive_integer(
+                "num_replicas", options["num_replicas"], expected=", or None for one per device"
+            )
         get_mix(options.get("mix", "mean"))
         checks.warn_of_direct_calls(template)
 
-    def least_bytes(self, rows: int) -> int | None:
+    def _parallel_least_bytes(self, rows: int) -> int | None:
         """As in all modes: of independent replicas only outputs and their gradients cross."""
-        if self.options["replicas"] == "shared":
-            return super().least_bytes(rows)
-        outputs = keras.tree.flatten(getattr(self._template, "outputs", None))
+        if self._parallel_options["replicas"] == "shared":
+            return super()._parallel_least_bytes(rows)
+        outputs = keras.tree.flatten(getattr(self.template, "outputs", None))
         if None in outputs:
             return None
-        away = sum(home != self._homes[0] for home in self._homes)
+        away = sum(home != self._parallel_homes[0] for home in self._parallel_homes)
         return 2 * away * rows * sum(map(row_bytes, outputs))
 
-    def _clone(self, number: int, device: str) -> keras.Model:
+    def _parallel_clone(self, number: int, device: str) -> keras.Model:
         with engines.current().on_device(device):
-            return clone(self._template, number)
+            return clone(self.template, number)
 
     @property
     def replicas(self) -> tuple[keras.Model, ...]:
         """The replicas as Keras models: the template, and its clones or itself again."""
-        if self.options["replicas"] == "independent":
-            return (self._template, *self.clones)
-        return (self._template,) * self.options["num_replicas"]
+        if self._parallel_options["replicas"] == "independent":
+            return (self.template, *self._parallel_clones)
+        return (self.template,) * self._parallel_options["num_replicas"]
+
+    @property
+    def clones(self) -> list[keras.Model]:
+        """The replicas after the first, where they are independent."""
+        return list(self._parallel_clones)
 
     @property
     def built(self) -> bool:
         """Whether the variables of all replicas and of the mix exist."""
-        parts = (self._template, *vars(self).get("clones", ()), vars(self).get("_mix"))
+        parts = (self.template, *self._parallel_clones, self._parallel_mix)
         return all(part is not None and part.built for part in parts)
 
     @built.setter
@@ -112,42 +125,43 @@ class TowerParallel(MixedModel):
 
     def build(self, *args: Any, **kwargs: Any) -> None:
         """Builds the replicas: the arguments are the template's."""
-        for model, home in zip(self.replicas, self._homes):
+        for model, home in zip((self.template, *self._parallel_clones), self._parallel_homes):
             with engines.current().on_device(home):
                 model.build(*args, **kwargs)
 
-    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        engines.current().build(self._call_one_by_one, (args, kwargs))
+    def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with lent(self, self._parallel_clones):  # their `call` runs here, and only here
+            engines.current().build(self._parallel_call_one_by_one, (args, kwargs))
 
-    def _call_one_by_one(self, *args: Any, **kwargs: Any) -> Any:
+    def _parallel_call_one_by_one(self, *args: Any, **kwargs: Any) -> Any:
         """The same computation as an ordinary model's: no gradient by the replicas' devices."""
         outputs = []
-        for model, home in zip(self.replicas, self._homes):
+        for model, home in zip(self.replicas, self._parallel_homes):
             with engines.current().on_device(home):
                 outputs.append(model(*args, **kwargs))
-        return self._mix_outputs(outputs, features_of(args, kwargs))
+        return self._parallel_mix_outputs(outputs, features_of(args, kwargs))
 
-    def _call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._follow()
-        if self._now.unmixed:
+    def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._parallel_follow()
+        if self._parallel_now.unmixed:
             kwargs = {**kwargs, "training": True}
-        count = len(self._homes)
-        assert self._replicas is not None
-        results = self._replicas.run(
+        count = len(self._parallel_homes)
+        assert self._parallel_replicas is not None
+        results = self._parallel_replicas.run(
             [(args, kwargs)] * count, [1] * count, compiled=self.jit_compile
         )
-        self._assign_updates(results)
+        self._parallel_assign_updates(results)
         for losses in zip(*(result.losses for result in results)):
             # Not `self.add_loss`: a functional model has it for symbolic losses only.
             keras.Layer.add_loss(self, sum(losses) / count)
         outputs = [result.outputs for result in results]
-        if self._now.unmixed is not None:
+        if self._parallel_now.unmixed is not None:
             return outputs
-        mixed = self._mix_outputs(outputs, features_of(args, kwargs))
-        self._now.mixed, self._now.outputs = mixed, outputs
+        mixed = self._parallel_mix_outputs(outputs, features_of(args, kwargs))
+        self._parallel_now.mixed, self._parallel_now.outputs = mixed, outputs
         return mixed
 
-    def _assign_updates(self, results: Sequence[engines.Result]) -> None:
+    def _parallel_assign_updates(self, results: Sequence[engines.Result]) -> None:
         """State that replicas share becomes their mean, counters and seeds the first one's.
 
         Out of training only counters and seeds go on.
@@ -159,13 +173,13 @@ class TowerParallel(MixedModel):
         for variable, values in updates.values():
             if not keras.backend.is_float_dtype(variable.dtype):
                 variable.assign(values[0])
-            elif self._now.unmixed is None:
+            elif self._parallel_now.unmixed is None:
                 variable.assign(values[0] if len(values) == 1 else sum(values) / len(values))
 
     @property
     def metrics(self) -> list[keras.Metric]:
         """The metrics: of those in layers the template's, which see the mean over the replicas."""
-        hidden = {id(metric) for model in self.clones for metric in model.metrics}
+        hidden = {id(metric) for model in self._parallel_clones for metric in model.metrics}
         return [metric for metric in super().metrics if id(metric) not in hidden]
 
     @property
@@ -176,7 +190,7 @@ class TowerParallel(MixedModel):
         in the call.
         """
         losses = super().losses
-        if not self.clones:
+        if not self._parallel_clones:
             return losses
         in_replicas = {id(v) for model in self.replicas for v in model.trainable_variables}
         penalized = [v for v in self.trainable_variables if v.regularizer is not None]
@@ -187,7 +201,7 @@ class TowerParallel(MixedModel):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         # Not in `compile`: Keras compiles a loaded model only if that is its own.
-        if name == "optimizer" and value is not None and vars(self).get("clones"):
+        if name == "optimizer" and value is not None and self._parallel_clones:
             engines.current().place_updates(value, self)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True) -> Any:  # type: ignore[no-untyped-def]
@@ -196,19 +210,19 @@ class TowerParallel(MixedModel):
         Raises:
             ValueError: if the replicas' own losses are wanted and can't be had.
         """
-        if not training or self.options["loss_of"] == "mix":
-            return super().compute_loss(x, y, y_pred, sample_weight, training)
-        if y_pred is not self._now.mixed or self._mix.trainable_variables:
+        if not training or self._parallel_options["loss_of"] == "mix":
+            return self._parallel_inherited("compute_loss")(x, y, y_pred, sample_weight, training)
+        if y_pred is not self._parallel_now.mixed or self._parallel_mix.trainable_variables:
             raise ValueError(
                 "With `loss_of='replicas'` every replica is trained by its own loss, which needs "
                 "`compute_loss` to be given the model's outputs as they are, and a mix without "
-                f"weights. Received: y_pred={y_pred} and mix={self._mix!r} with "
-                f"{len(self._mix.trainable_variables)} weights. Use `loss_of='mix'`."
+                f"weights. Received: y_pred={y_pred} and mix={self._parallel_mix!r} with "
+                f"{len(self._parallel_mix.trainable_variables)} weights. Use `loss_of='mix'`."
             )
-        own_loss = super().compute_loss
+        own_loss = self._parallel_inherited("compute_loss")
         losses = [
-            own_loss(x, y, self._mix_outputs([one], x), sample_weight, training)
-            for one in self._now.outputs
+            own_loss(x, y, self._parallel_mix_outputs([one], x), sample_weight, training)
+            for one in self._parallel_now.outputs
         ]
         return sum(losses) / len(losses)
 
@@ -218,46 +232,49 @@ class TowerParallel(MixedModel):
         Raises:
             ValueError: if the template has no symbolic inputs to make a graph of.
         """
-        if not getattr(self._template, "inputs", None):
+        if not getattr(self.template, "inputs", None):
             raise ValueError(
                 "A tower model is exported by the symbolic inputs of its template. Received: "
-                f"the template {self._template!r}, which has none. Export the replicas one by "
+                f"the template {self.template!r}, which has none. Export the replicas one by "
                 "one: `parallel.replicas[0].export(...)`."
             )
-        inputs = keras.tree.map_structure(fresh_input, symbolic_ends(self._template)[0])
-        return keras.Model(inputs, self._call_one_by_one(inputs)).export(*args, **kwargs)
+        inputs = keras.tree.map_structure(fresh_input, symbolic_ends(self.template)[0])
+        return keras.Model(inputs, self._parallel_call_one_by_one(inputs)).export(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """As in the other modes, and the mix."""
-        return {**super().get_config(), "mix": keras.saving.serialize_keras_object(self._mix)}
+        return {
+            **super().get_config(),
+            "mix": keras.saving.serialize_keras_object(self._parallel_mix),
+        }
 
-    def _check_change(self, method: str) -> None:
-        if self.clones:
+    def _parallel_check_change(self, method: str) -> None:
+        if self._parallel_clones:
             raise ValueError(
                 "The layers of independent replicas are fixed once they are made. Received: a call "
-                f"of `{method}` on a model with {len(self.clones) + 1} of them. Change the "
+                f"of `{method}` on a model with {len(self.replicas)} of them. Change the "
                 "template's layers, and make it parallel again."
             )
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
         """The variables that are trained: of all the replicas, and the mix's."""
-        self._follow()
+        self._parallel_follow()
         return super().trainable_variables
 
     @property
     def trainable_weights(self) -> list[keras.Variable]:
         """As `trainable_variables`, without metrics' and seeds."""
-        self._follow()
+        self._parallel_follow()
         return super().trainable_weights
 
     @property
     def non_trainable_variables(self) -> list[keras.Variable]:
         """The variables that are not trained: of all the replicas, and the mix's."""
-        self._follow()
+        self._parallel_follow()
         return super().non_trainable_variables
 
-    def _follow(self) -> None:
+    def _parallel_follow(self) -> None:
         """Layers that were frozen in the template are frozen in all the replicas."""
-        for model in vars(self).get("clones", ()):
-            follow(self._template, model)
+        for model in self._parallel_clones:
+            follow(self.template, model)

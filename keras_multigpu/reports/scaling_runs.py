@@ -125,7 +125,7 @@ def _check_compiled(model: keras.Model, compile_with: Any) -> None:
 
 def _prepare(model: keras.Model, compile_with: Callable[[keras.Model], Any] | None) -> keras.Model:
     """Compiles a parallel model, and makes the optimizer's state, so that it can be kept."""
-    model.place()
+    model._parallel_place()
     if compile_with is not None:
         compile_with(model)
     if not model.compiled:

@@ -175,7 +175,7 @@ class Training:
             )
             outputs = keras.tree.map_structure(keras.ops.convert_to_numpy, model(inputs))
             targets = keras.tree.map_structure(np.zeros_like, outputs)
-        self._model.place()
+        self._model._parallel_place()
         if self._model.optimizer is not None and not self._model.optimizer.built:
             self._model.optimizer.build(self._model.trainable_variables)
         # Values of its own: on JAX a step takes over the arrays that it is given.
@@ -194,7 +194,7 @@ class Training:
 
     def time(self, steps: int) -> tuple[float, float]:
         """The median step in seconds, and the processor's seconds in the median step."""
-        self._model.place()
+        self._model._parallel_place()
         self._start.restore()
         batches = min(steps + 1, self._most)  # the first of an epoch is not timed
         x, y = (repeat(part, batches) for part in self._batch)

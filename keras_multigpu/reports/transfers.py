@@ -53,8 +53,8 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
         trained = _count(parallel, given, training=True)
     rows = len(keras.tree.flatten(given[0])[0])
     # `advise` tells towers with weights of their own from those that share them.
-    is_committee = parallel.options.get("replicas") == "independent"
-    least = parallel.least_bytes(rows)
+    is_committee = parallel._parallel_options.get("replicas") == "independent"
+    least = parallel._parallel_least_bytes(rows)
     if _is_whole_on_each(parallel, rows):
         least = sum(one.bytes or 0 for one in trained if one.kind in CROSSING)
     return TransfersReport(

@@ -78,7 +78,7 @@ def _compiled_step(parallel, x, y):
         text.append(jax.jit(parallel.train_step).lower(state, data).compile().as_text())
         return {}, state
 
-    parallel._placed(watch, placement(parallel.devices))(state, iter([(x, y)]))
+    parallel._parallel_placed(watch, placement(parallel.devices))(state, iter([(x, y)]))
     return text[0]
 
 

@@ -116,7 +116,7 @@ def test_the_wires_type_is_the_compilers_choice():
     parallel = make_parallel(_build(), 4)
     with pytest.warns(UserWarning, match=r"saved with wire_dtype='bfloat16'.*'jax'.*own type"):
         loaded = type(parallel).from_config(config)
-    assert loaded.options["wire_dtype"] is None
+    assert loaded._parallel_options["wire_dtype"] is None
 
 
 class Pairs(layers.Layer):

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers, ops
 from parity import difference
 
@@ -52,3 +53,17 @@ def test_a_metric_in_a_layer_is_reported_once(rng):
     parallel.compile("sgd", "mse")
     logs = parallel.evaluate(x + 5, y, batch_size=70, verbose=0, return_dict=True)
     assert abs(logs["input"] - (x + 5).mean()) < 1e-4
+
+
+def test_a_checkpoint_of_tensorflows(rng, tmp_path):
+    models = []
+    for _ in range(2):
+        template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+        options = {"replicas": "independent", "mix": "weighted"}
+        models.append(make_parallel(template, 2, mode="tower", **options))
+    first, second = models
+    first.set_weights([rng.normal(size=weight.shape) for weight in first.get_weights()])
+    path = tf.train.Checkpoint(model=first).write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(model=second).read(path).assert_consumed()
+    assert difference(first.get_weights(), second.get_weights()) == 0
+    assert len(first.get_weights()) > 4  # of two replicas and the mix

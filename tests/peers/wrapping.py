@@ -75,7 +75,7 @@ class Wrapping:
                 stack.enter_context(_replaced(_definer(name), name, self._redirect))
             # Keras asks whether a class has the `compile` of its trainer.
             stack.enter_context(_replaced(_definer("compile"), "compile", self._compile))
-            stack.enter_context(_replaced(DataParallel, "_call_replicas", self._count))
+            stack.enter_context(_replaced(DataParallel, "_parallel_call_replicas", self._count))
             yield
 
     def _is_plain(self, model: Any) -> bool:

@@ -156,7 +156,7 @@ class JaxEngine(Engine):
         return JaxReplicas(models, devices)
 
     def place_updates(self, optimizer: keras.Optimizer, model: keras.Model) -> None:
-        save_by_replica(optimizer, are_stacked=not model._spreads_weights)
+        save_by_replica(optimizer, are_stacked=not model._parallel_spreads_weights)
 
     def find_shards(self, model: keras.Model, count: int) -> dict[str, int]:
         return shards.find_shards(model, count)

@@ -26,79 +26,85 @@ class PlacedSteps(keras.Model):
     """
 
     devices: tuple[str, ...]
-    _spreads_weights: bool
-    _axes: tuple[tuple[str, int], ...]
+    _parallel_spreads_weights: bool
+    _parallel_axes: tuple[tuple[str, int], ...]
     variables: list[keras.Variable]
-    _template: keras.Model
-    _is_running: bool
-    _latest_state: Any = ()
-    _has_met = False  # with other processes, since the latest loop or error
-    _replicas: JaxReplicas | None
+    template: keras.Model
+    _parallel_is_running = False
+    _parallel_latest_state: Any = ()
+    _parallel_has_met = False  # with other processes, since the latest loop or error
+    _parallel_replicas: JaxReplicas | None
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function of a training step, as Keras does."""
-        return self._make_placed("train_function", super().make_train_function, force)
+        return self._parallel_make_placed("train_function", super().make_train_function, force)
 
     def make_test_function(self, force: bool = False) -> Any:
         """Makes the function of an evaluation step, as Keras does."""
-        return self._make_placed("test_function", super().make_test_function, force)
+        return self._parallel_make_placed("test_function", super().make_test_function, force)
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Makes the function of a prediction step, as Keras does."""
-        return self._make_placed("predict_function", super().make_predict_function, force)
+        return self._parallel_make_placed("predict_function", super().make_predict_function, force)
 
-    def _placement(self) -> Placement:
-        if self._replicas is not None:
-            return self._replicas.placement
-        return placement(self.devices, spread=not self._spreads_weights)
+    def _parallel_placement(self) -> Placement:
+        if self._parallel_replicas is not None:
+            return self._parallel_replicas.placement
+        return placement(self.devices, spread=not self._parallel_spreads_weights)
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
         """The variables that are trained, as the step sees them."""
-        return self._as_in_step(super().trainable_variables)
+        return self._parallel_as_in_step(super().trainable_variables)
 
     @property
     def non_trainable_variables(self) -> list[keras.Variable]:
         """The variables that are not trained, as the step sees them."""
-        return self._as_in_step(super().non_trainable_variables)
+        return self._parallel_as_in_step(super().non_trainable_variables)
 
     @property
     def trainable_weights(self) -> list[keras.Variable]:
         """The weights that are trained, as the step sees them."""
-        return self._as_in_step(super().trainable_weights)
+        return self._parallel_as_in_step(super().trainable_weights)
 
-    def _as_in_step(self, variables: list[keras.Variable]) -> list[keras.Variable]:
-        return variables if self._replicas is None else self._replicas.stacked(variables)
+    def _parallel_as_in_step(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        return (
+            variables
+            if self._parallel_replicas is None
+            else self._parallel_replicas.stacked(variables)
+        )
 
-    def _make_placed(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
+    def _parallel_make_placed(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         check_no_distribution()
         before = getattr(self, name)
         made = make(force)
         function = getattr(self, name)
         if function is not before:
-            setattr(self, name, self._placed(function, self._placement()))
+            setattr(self, name, self._parallel_placed(function, self._parallel_placement()))
         return made
 
-    def _placed(self, function: Callable[..., Any], place: Placement) -> Callable[..., Any]:
+    def _parallel_placed(
+        self, function: Callable[..., Any], place: Placement
+    ) -> Callable[..., Any]:
         """A step function of Keras's that is given its state and batches on the devices."""
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
-            self._latest_state = state
+            self._parallel_latest_state = state
             with place.together():
                 outputs, state = function(place.put_state(state), _PlacedBatches(iterator, place))
                 outputs = place.outputs(outputs)
                 place.finish((outputs, state))
-            self._latest_state = state
+            self._parallel_latest_state = state
             return outputs, state
 
         return step
 
-    def _restore(self) -> None:
+    def _parallel_restore(self) -> None:
         """Gives the variables the latest state again, after an error or an interruption.
 
         Keras takes the state out of them for the time of the steps, so that it would be lost.
         """
-        state, self._latest_state = self._latest_state, ()
+        state, self._parallel_latest_state = self._parallel_latest_state, ()
         lists = [self.trainable_variables, self.non_trainable_variables]
         if len(state) == 4:
             lists.append(self.optimizer.variables)
@@ -112,92 +118,92 @@ class PlacedSteps(keras.Model):
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as Keras does."""
-        return self._run(super().fit, args, kwargs)
+        return self._parallel_run(super().fit, args, kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the model, as Keras does."""
-        return self._run(super().evaluate, args, kwargs)
+        return self._parallel_run(super().evaluate, args, kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts, as Keras does."""
-        return self._run(super().predict, args, kwargs)
+        return self._parallel_run(super().predict, args, kwargs)
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Trains on one batch, as Keras does."""
-        return self._run_one(super().train_on_batch, args, kwargs)
+        return self._parallel_run_one(super().train_on_batch, args, kwargs)
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates on one batch, as Keras does."""
-        return self._run_one(super().test_on_batch, args, kwargs)
+        return self._parallel_run_one(super().test_on_batch, args, kwargs)
 
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts one batch, as Keras does."""
-        return self._run_one(super().predict_on_batch, args, kwargs)
+        return self._parallel_run_one(super().predict_on_batch, args, kwargs)
 
-    def _spread(self) -> None:
+    def _parallel_spread(self) -> None:
         """Spreads weights again that were assigned from elsewhere, a file say, and their slots."""
-        if self._spreads_weights and self._axes:
-            shard(self._template, dict(self._axes), self.devices)
+        if self._parallel_spreads_weights and self._parallel_axes:
+            shard(self.template, dict(self._parallel_axes), self.devices)
             optimizer = getattr(self, "optimizer", None)
             if optimizer is not None:
                 spread_slots(optimizer)
 
-    def _run_one(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        self._spread()
+    def _parallel_run_one(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._parallel_spread()
         try:
-            if not self._has_met:
+            if not self._parallel_has_met:
                 meet(self, "a step on one batch")
             result = step(*args, **kwargs)
         except BaseException as error:
-            self._restore()
+            self._parallel_restore()
             part(self, error)
             raise
-        self._has_met, self._latest_state = True, ()
+        self._parallel_has_met, self._parallel_latest_state = True, ()
         # To bring the weights back after every step would be slow. They stay, unless the
         # template's own optimizer or metrics are tied to other devices, with which JAX would
         # refuse to use them.
-        template = self._template
+        template = self.template
         own = [*template.metrics_variables[:1]]
         if getattr(template, "optimizer", None) is not None:
             own.append(template.optimizer.iterations)
         here = placement(self.devices).replicated.device_set
         if any(one.value.committed and one.value.sharding.device_set != here for one in own):
-            self._bring_home()
+            self._parallel_bring_home()
         return result
 
-    def _run(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if vars(self).get("_is_running"):
+    def _parallel_run(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._parallel_is_running:
             return loop(*args, **kwargs)  # the evaluation of a `fit`, say
-        self._is_running, self._has_met = True, False
+        self._parallel_is_running, self._parallel_has_met = True, False
         try:
-            self._spread()
+            self._parallel_spread()
             meet(self, loop.__name__)
             args, kwargs = write_once(self, loop, args, kwargs)
             result = loop(*args, **kwargs)
             part(self)
             return result
         except BaseException as error:
-            self._restore()
+            self._parallel_restore()
             part(self, error)
             raise
         finally:
-            self._is_running, self._latest_state = False, ()
-            self._bring_home()
+            self._parallel_is_running, self._parallel_latest_state = False, ()
+            self._parallel_bring_home()
 
-    def _bring_home(self) -> None:
-        there = set() if self._replicas is None else self._replicas.parts()
-        if self._spreads_weights:
+    def _parallel_bring_home(self) -> None:
+        there = set() if self._parallel_replicas is None else self._parallel_replicas.parts()
+        if self._parallel_spreads_weights:
             spread = [variable for variable in self.variables if is_spread(variable)]
-            self._own_arrays(spread)
+            self._parallel_own_arrays(spread)
             there |= set(map(id, spread))
-        place = self._placement()
+        place = self._parallel_placement()
         for variable in self.variables:
             # A value is missing if the step lost it: XLA had taken its memory when it failed.
             value = variable._value if id(variable) not in there else None
             if value is not None and not value.is_deleted() and place.can_read(value):
                 variable.assign(on_one_device(place.outputs(value)))
 
-    def _own_arrays(self, variables: list[keras.Variable]) -> None:
+    def _parallel_own_arrays(self, variables: list[keras.Variable]) -> None:
         """Gives variables arrays of their own where they share one with the optimizer.
 
         They do when the optimizer has set them to averages; and a step of the template's may

@@ -40,7 +40,7 @@ def compile_step(model: Any, batch: Any, training: bool) -> tuple[str, list[tupl
     lists = [model.trainable_variables, model.non_trainable_variables]
     if training:
         lists += [model.optimizer.variables, model.metrics_variables]
-    place = model._placement()
+    place = model._parallel_placement()
     state = place.put_state(tuple([variable.value for variable in one] for one in lists))
     data = place.put_batch(batch if training else batch[:1])
     step = model.train_step if training else model.predict_step

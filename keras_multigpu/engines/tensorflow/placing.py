@@ -60,11 +60,15 @@ def move_variable(variable: keras.Variable, device: str) -> bool:
 
 
 def drop_stale(model: keras.Model) -> None:
-    """Drops what a model has traced with variables that have moved since."""
-    homes = [id(variable._value) for variable in model.variables]
-    before = vars(model).get("_traced_with", homes)
-    object.__setattr__(model, "_traced_with", homes)
-    if homes[: len(before)] != before or any(map(_knows_others, _optimizers(model))):
+    """Drops what a model has traced with variables that have moved since.
+
+    Layers that were built since, in the middle of a `fit` even, have moved nothing.
+    """
+    before = getattr(model, "_parallel_traced_with", {})
+    now = {id(variable): (variable, variable._value) for variable in model.variables}
+    model._parallel_traced_with = now
+    has_moved = any(now[key][1] is not before[key][1] for key in now.keys() & before.keys())
+    if has_moved or any(map(_knows_others, _optimizers(model))):
         use_moved(model)
 
 

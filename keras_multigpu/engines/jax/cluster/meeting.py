@@ -29,7 +29,7 @@ def meet(model: Any, call: str) -> None:
     Raises:
         ClusterError: if they call something else, or with another model, or one is lost.
     """
-    group = model._placement().group
+    group = model._parallel_placement().group
     if group is not None:
         facts = {"model": describe(model), "devices": ", ".join(model.devices)}
         group.begin(call, facts)
@@ -41,11 +41,11 @@ def part(model: Any, error: BaseException | None = None) -> None:
     Raises:
         ClusterError: if they took another number of steps, or one is lost.
     """
-    group = model._placement().group
+    group = model._parallel_placement().group
     if group is not None and error is None:
         group.end()
     elif group is not None:
-        model._has_met = False
+        model._parallel_has_met = False
         group.fail(error)
 
 
@@ -58,7 +58,7 @@ def write_once(model: Any, loop: Any, args: Any, kwargs: Any) -> tuple[Any, Any]
         args: what it is given.
         kwargs: what it is given by name.
     """
-    group = model._placement().group
+    group = model._parallel_placement().group
     if group is None or group.is_writer:
         return args, kwargs
     given = inspect.signature(loop).bind_partial(*args, **kwargs)
@@ -100,7 +100,7 @@ def writing(model: Any) -> Iterator[bool]:
     Args:
         model: a parallel model.
     """
-    group = model._placement().group
+    group = model._parallel_placement().group
     if group is None or vars(model).get("_is_running"):
         yield group is None or group.is_writer
         return

@@ -18,7 +18,7 @@ def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         with REMOTE.watch(self.devices):
-            self._follow_connection()
+            self._parallel_follow_connection()
             return getattr(super(WatchedSteps, self), method.__name__)(*args, **kwargs)
 
     return run
@@ -28,7 +28,7 @@ class WatchedSteps(keras.Model):
     """A parallel model that tells what goes wrong on other machines as a `ClusterError`."""
 
     devices: tuple[str, ...]
-    _used_in: int | None = None
+    _parallel_used_in: int | None = None
 
     fit = _watched(keras.Model.fit)
     evaluate = _watched(keras.Model.evaluate)
@@ -37,17 +37,17 @@ class WatchedSteps(keras.Model):
     test_on_batch = _watched(keras.Model.test_on_batch)
     predict_on_batch = _watched(keras.Model.predict_on_batch)
 
-    def _follow_connection(self) -> None:
+    def _parallel_follow_connection(self) -> None:
         """Drops what was traced in a connection that is over: it would compute nothing."""
         is_remote = any("/" in name for name in self.devices)
-        if not is_remote or self._used_in == REMOTE.serial:
+        if not is_remote or self._parallel_used_in == REMOTE.serial:
             return
-        if self._used_in is not None:
-            self._check_weights()
+        if self._parallel_used_in is not None:
+            self._parallel_check_weights()
             self.train_function = self.test_function = self.predict_function = None
-        object.__setattr__(self, "_used_in", REMOTE.serial)
+        self._parallel_used_in = REMOTE.serial
 
-    def _check_weights(self) -> None:
+    def _parallel_check_weights(self) -> None:
         """Refuses to go on if there were weights on a worker."""
         for variable in self.variables:
             device = variable._value.device  # `value` would read it, and it is lost
