@@ -1,5 +1,6 @@
 """The command line: runs cases for a time, or one of them, or prints its script."""
 
+# ruff: noqa: T201
 from __future__ import annotations
 
 import argparse
@@ -34,7 +35,11 @@ def main() -> int:
         return 0
     if given.work is None and given.only is None:
         print(f"seeds {given.seed} to {given.seed + given.processes - 1}, into {given.out}")
-        drive.drive(given.seconds, given.seed, given.modes, given.processes, given.out, given.shrink)
+        lanes = [
+            drive.Lane(given.seed + number, given.modes, given.out, given.shrink)
+            for number in range(given.processes)
+        ]
+        drive.drive(given.seconds, lanes)
         print(drive.summary(given.out))
         counts = drive.count(given.out)
         return int(any(counts[kind] for kind in ("DIFFERENT", "CRASHED", "HUNG")))

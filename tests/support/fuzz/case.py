@@ -107,6 +107,10 @@ class Case:
     mode: str = "data"
     options: tuple[tuple[str, str], ...] = ()
 
+    def having(self, **changes: Any) -> Case:
+        """The case with some things changed."""
+        return dataclasses.replace(self, **changes)
+
     @property
     def makes(self) -> list[Make]:
         """All the layers."""

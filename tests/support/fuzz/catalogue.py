@@ -201,8 +201,9 @@ def _with_inner(rng: random.Random, name: str, make: Make, shape: tuple[int | No
         rest = tuple(pair for pair in outer.arguments if pair[0] != "cell")
         return Make(outer.name, (("cell", str(make)), *rest))
     if name == "EinsumDense":
-        equation, output = ("'ab,bc->ac'", "3") if len(shape) == 2 else ("'abc,cd->abd'", "(None, 3)")
-        given = {"equation": equation, "output_shape": output}
+        given = {"equation": "'ab,bc->ac'", "output_shape": "3"}
+        if len(shape) == 3:
+            given = {"equation": "'abc,cd->abd'", "output_shape": "(None, 3)"}
         rest = tuple(pair for pair in make.arguments if pair[0] not in given)
         return Make(make.name, (*given.items(), *rest))
     inner = _inner(rng, name, shape)

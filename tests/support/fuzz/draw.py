@@ -15,9 +15,10 @@ from . import catalogue, extra, heads, inputs, optimizers
 from .case import Case, Head, Make, Part, Source
 
 _ATTEMPTS = 60
+_SIZES = [(7, 4), (7, 4), (9, 8), (5, 3), (3, 2), (8, 4), (4, 1)]  # rows, and rows of a batch
 
 
-class Undrawable(Exception):
+class UndrawableError(Exception):
     """What was drawn does not fit together."""
 
 
@@ -41,7 +42,7 @@ def draw_case(seed: int, index: int, modes: tuple[str, ...] = ("data",), layer: 
         layer: the layer of interest; one that is drawn if empty.
 
     Raises:
-        Undrawable: if nothing that fits together was found.
+        UndrawableError: if nothing that fits together was found.
     """
     backend = keras.backend.backend()
     keras.config.set_floatx("float64")
@@ -55,9 +56,9 @@ def draw_case(seed: int, index: int, modes: tuple[str, ...] = ("data",), layer: 
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return _draw(rng, f"{backend}-{seed}-{index}", name, rng.choice(modes))
-        except (Undrawable, LookupError) as error:
+        except (UndrawableError, LookupError) as error:
             reason = f"{name}: {error}"
-    raise Undrawable(reason)
+    raise UndrawableError(reason)
 
 
 def _draw(rng: random.Random, name: str, layer: str, mode: str) -> Case:
@@ -112,9 +113,9 @@ def _after(x: Any, parts: tuple[Part, ...], names: dict[str, Any]) -> Any:
             text = part.form.format(*(f"made[{k}]" for k in range(len(made))))
             x = eval(text, {**names, "made": made, "x": x})
         except Exception as error:  # whatever Keras raises on what does not fit
-            raise Undrawable(f"{part.makes[0]}: {error!r}"[:300]) from error
+            raise UndrawableError(f"{part.makes[0]}: {error!r}"[:300]) from error
         if not hasattr(x, "shape") or not len(x.shape) or x.shape[0] is not None:
-            raise Undrawable(f"{part.makes[0]}: gives no rows")
+            raise UndrawableError(f"{part.makes[0]}: gives no rows")
     return x
 
 
@@ -135,7 +136,7 @@ def _grow(
         part = catalogue.draw_part(rng, rng.choice(choices), tuple(x.shape))
         try:
             after = _after(x, (part,), names)
-        except Undrawable:
+        except UndrawableError:
             if layer:
                 raise
             continue
@@ -150,7 +151,7 @@ def _to_head(
     """Floats of two axes, or of three for a sequence of targets."""
     if not keras.backend.is_float_dtype(x.dtype):
         if "int" not in x.dtype:
-            raise Undrawable(f"ends in {x.dtype}")
+            raise UndrawableError(f"ends in {x.dtype}")
         embedding = Make("layers.Embedding", (("", "60"), ("", "3")))
         trunk, x = (*trunk, Part((embedding,))), _after(x, (Part((embedding,)),), names)
     rank = len(x.shape)
@@ -163,7 +164,7 @@ def _to_head(
     if rank == 3:
         choices += ["layers.LSTM(3)"]
     if not choices:
-        raise Undrawable(f"ends in {x.shape}")
+        raise UndrawableError(f"ends in {x.shape}")
     name, _, rest = rng.choice(choices).partition("(")
     given = (("", rest[:-1]),) if rest != ")" else ()
     part = Part((Make(name, given),))
@@ -184,7 +185,7 @@ def _training(rng: random.Random, case: Case) -> Case:
     found["wiring"] = rng.choice(wirings)
     found["outputs"] = rng.choice(["list", "dict"]) if len(case.heads) > 1 else "single"
     found["n"] = rng.choice([2, 2, 2, 3, 4])
-    found["rows"], found["batch"] = rng.choice([(7, 4), (7, 4), (9, 8), (5, 3), (3, 2), (8, 4), (4, 1)])
+    found["rows"], found["batch"] = rng.choice(_SIZES)
     if case.mode == "data" and "BatchNormalization" in text and not catalogue.ON_JAX:
         found["options"] = (("sync_batch_norm", "True"),)
     found["settings"] = _settings(rng)
@@ -218,7 +219,8 @@ def _feeding(rng: random.Random, case: Case) -> tuple[str, tuple[tuple[str, str]
     if "ragged=True" in source.symbol:
         return "dataset", ()
     feeding = rng.choice(["arrays"] * 8 + ["dataset", "generator"])
-    if (feeding == "dataset" and catalogue.ON_JAX) or (feeding == "generator" and "tf." in source.data):
+    is_text = "tf." in source.data
+    if feeding == ("dataset" if catalogue.ON_JAX else "generator" if is_text else ""):
         feeding = "arrays"
     if feeding != "arrays":
         has_list = case.inputs == "list" or len(case.heads) > 1  # which tf.data takes for a tensor
@@ -235,4 +237,3 @@ def _feeding(rng: random.Random, case: Case) -> tuple[str, tuple[tuple[str, str]
     if rng.random() < 0.1:
         fit.append(("epochs", "2"))
     return feeding, tuple(fit)
-

@@ -33,15 +33,16 @@ class Lane:
 
     def start(self, seconds: float) -> None:
         """Starts a process on the cases that follow the last one that began."""
-        self.first = max(self.first, self._next())
+        self.first = max(self.first, self.next_index())
         last = self.first - self.first % _CHUNK + _CHUNK
-        command = [sys.executable, "-m", "tests.support.fuzz", "--work", str(self.first), str(last)]
+        command = [sys.executable, "-m", str(__package__), "--work", str(self.first), str(last)]
         command += ["--seed", str(self.seed), "--modes", self.modes, "--out", str(self.out)]
         command += ["--seconds", str(seconds), "--shrink", str(self.shrink)]
         with open(self.out / f"{BACKEND}-{self.seed}.log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
-    def _next(self) -> int:
+    def next_index(self) -> int:
+        """The case that follows the last one that began."""
         records = read(self.path)
         return records[-1]["index"] + 1 if records else 0
 
@@ -61,7 +62,7 @@ class Lane:
             detail = "no answer" if is_silent else f"the process ended: {self.process.returncode}"
             record = {"seed": self.seed, "index": records[-1]["index"]}
             with open(self.path, "a", encoding="utf-8") as lines:
-                lines.write(json.dumps({**record, "outcome": kind, "detail": detail}) + "\n")
+                lines.write("\n" + json.dumps({**record, "outcome": kind, "detail": detail}) + "\n")
         self.process = None
 
 
@@ -78,12 +79,10 @@ def read(path: Path) -> list[dict]:
     return records
 
 
-def drive(
-    seconds: float, seed: int, modes: str, processes: int, out: Path, shrink: float
-) -> collections.Counter:
-    """Runs the cases of some seeds, one seed for each process, until the time is over."""
-    out.mkdir(parents=True, exist_ok=True)
-    lanes = [Lane(seed + number, modes, out, shrink) for number in range(processes)]
+def drive(seconds: float, lanes: list[Lane]) -> None:
+    """Runs the cases of some seeds, each in its own processes, until the time is over."""
+    for lane in lanes:
+        lane.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
     try:
         while time.monotonic() < end:
@@ -98,7 +97,6 @@ def drive(
             if lane.process is not None:
                 lane.process.kill()
                 lane.process.wait()
-    return count(out)
 
 
 def _wait(lanes: list[Lane]) -> None:

@@ -3,7 +3,6 @@
 Their source is copied into the scripts, so each uses nothing but `keras`, `layers`, `ops` and `np`.
 """
 
-# ruff: noqa: N802, N805
 from __future__ import annotations
 
 import keras

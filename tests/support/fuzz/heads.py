@@ -133,7 +133,8 @@ def _last(rng: random.Random, family: str, width: int) -> tuple[tuple[Part, ...]
         return (Part((dense,)),), True
     how = rng.choice(["inside", "inside", "layer", "own"])
     if how == "inside":
-        return (Part((Make("layers.Dense", (*dense.arguments, ("activation", activation))),)),), False
+        dense = Make("layers.Dense", (*dense.arguments, ("activation", activation)))
+        return (Part((dense,)),), False
     last = Make("layers.Activation", (("", activation),))
     if family != _BINARY and how == "own":
         last = Make("layers.Softmax")

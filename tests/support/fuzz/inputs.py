@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from .catalogue import ON_JAX
 from .case import Make, Part, Source
+from .catalogue import ON_JAX
 
 _SHAPES = {
     "vector": ["6"],
@@ -41,8 +41,14 @@ _PLAIN_TOKENS = Source("keras.Input((5,), dtype='int32')", _TOKENS[0])
 def draw_source(rng: random.Random, kind: str) -> tuple[Source, tuple[Part, ...]]:
     """An input of a kind, and what makes a tensor of that kind of it."""
     if kind == "sequence" and rng.random() < 0.4:
-        flags = (("embeddings_initializer", "'normal'"), ("mask_zero", rng.choice(["True", "False"])))
-        embedding = Make("layers.Embedding", (("", "12"), ("", "4"), *flags))
+        masks = rng.choice(["True", "False"])
+        given = (
+            ("", "12"),
+            ("", "4"),
+            ("embeddings_initializer", "'normal'"),
+            ("mask_zero", masks),
+        )
+        embedding = Make("layers.Embedding", given)
         return _tokens(rng), (Part((embedding,)),)
     if kind in _SHAPES:
         return _floats(rng, rng.choice(_SHAPES[kind])), ()
@@ -67,7 +73,8 @@ def _photos(rng: random.Random) -> Source:
 
 
 def _strings(rng: random.Random) -> Source:
-    return Source("keras.Input((2,), dtype='string')", f"tf.constant(rng.choice({_WORDS}, size=(rows, 2)))")
+    data = f"tf.constant(rng.choice({_WORDS}, size=(rows, 2)))"
+    return Source("keras.Input((2,), dtype='string')", data)
 
 
 def _texts(rng: random.Random) -> Source:
@@ -107,7 +114,8 @@ def draw_ragged(rng: random.Random) -> tuple[Source, tuple[Part, ...]]:
     )
     pad = rng.choice(["x.to_tensor()", "x.to_tensor(shape=(None, 9, 3))"])
     mean = Make("Apply", (("", f"lambda x: ops.mean({pad}, axis=1)"),))
-    return Source("keras.Input((None, 3), ragged=True)", rng.choice([data, uneven])), (Part((mean,)),)
+    source = Source("keras.Input((None, 3), ragged=True)", rng.choice([data, uneven]))
+    return source, (Part((mean,)),)
 
 
 def draw_source_like(rng: random.Random, source: Source) -> Source:

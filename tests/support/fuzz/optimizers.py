@@ -43,9 +43,8 @@ _RATES = ["0.01", "0.1", "keras.optimizers.schedules.ExponentialDecay(0.05, 1, 0
 
 def draw_optimizer(rng: random.Random, has_tables: bool) -> Make:
     """An optimizer with some of its settings: with embeddings, of those that Keras can scale."""
-    found = values.classes(keras.optimizers, keras.optimizers.Optimizer)
-    name = rng.choice(sorted(set(found) - set(NOT_DRAWN)) + ["SGD", "Adam", "RMSprop"])
-    there = values.arguments(found[name])
+    name = rng.choice([*drawable(), "SGD", "Adam", "RMSprop"])
+    there = values.arguments(getattr(keras.optimizers, name))
     arguments = [("learning_rate", rng.choice(_RATES))]
     arguments += _some(rng, _OWN, there, 0.2)
     shared = _some(rng, _SHARED, there, 0.1)
@@ -56,6 +55,12 @@ def draw_optimizer(rng: random.Random, has_tables: bool) -> Make:
     if not has_tables and rng.random() < 0.03:
         return Make("keras.optimizers.LossScaleOptimizer", (("", str(make)),))
     return make
+
+
+def drawable() -> list[str]:
+    """The names of the optimizers that are drawn."""
+    found = values.classes(keras.optimizers, keras.optimizers.Optimizer)
+    return sorted(set(found) - set(NOT_DRAWN))
 
 
 def _some(rng: random.Random, table: dict, there: list[str], share: float) -> list:

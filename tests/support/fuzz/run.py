@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import traceback
 import warnings
 from typing import Any
@@ -167,9 +168,10 @@ def _results(names: dict[str, Any], model: keras.Model) -> dict[str, Any]:
 
 def _failure(names: dict[str, Any], error: Exception) -> Outcome:
     """An error of the parallel model's: refused, a failure of Keras's too, or a crash."""
-    frames = traceback.extract_tb(error.__traceback__)
-    is_ours = any("keras_multigpu" in frame.filename for frame in frames[-1:])
-    if isinstance(error, (ValueError, TypeError)) and (is_ours or "Received:" in str(error)):
+    # The error itself, or in its text the stack of the function in which TensorFlow met it.
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    files += re.findall(r'File "([^"]*)"', str(error))
+    if isinstance(error, (ValueError, TypeError)) and "/keras_multigpu/" in files[-1]:
         return Outcome(REFUSED, _tell(error))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -33,47 +33,44 @@ def shrink(case: Case, is_same: Callable[[Case], bool], seconds: float = 90.0) -
 def simpler(case: Case) -> Iterator[Case]:
     """Cases with one thing less, the largest things first."""
 
-    def having(**changes: object) -> Case:
-        return dataclasses.replace(case, **changes)
-
     for number in range(len(case.heads) if len(case.heads) > 1 else 0):
         kept = case.heads[:number] + case.heads[number + 1 :]
-        yield having(heads=kept, outputs="single" if len(kept) == 1 else case.outputs)
+        yield case.having(heads=kept, outputs="single" if len(kept) == 1 else case.outputs)
     for number in range(len(case.trunk)):
-        yield having(trunk=case.trunk[:number] + case.trunk[number + 1 :])
-    yield from _simpler_training(case, having)
+        yield case.having(trunk=case.trunk[:number] + case.trunk[number + 1 :])
+    yield from _simpler_training(case)
     for number, head in enumerate(case.heads):
         for less in _simpler_head(head):
-            yield having(heads=(*case.heads[:number], less, *case.heads[number + 1 :]))
+            yield case.having(heads=(*case.heads[:number], less, *case.heads[number + 1 :]))
     for number, part in enumerate(case.trunk):
         for simple in part.simpler():
-            yield having(trunk=(*case.trunk[:number], simple, *case.trunk[number + 1 :]))
+            yield case.having(trunk=(*case.trunk[:number], simple, *case.trunk[number + 1 :]))
     if case.n > 2:
-        yield having(n=2)
+        yield case.having(n=2)
 
 
-def _simpler_training(case: Case, having: Callable[..., Case]) -> Iterator[Case]:
+def _simpler_training(case: Case) -> Iterator[Case]:
     if case.optimizer != _SGD:
-        yield having(optimizer=_SGD)
+        yield case.having(optimizer=_SGD)
         for less in case.optimizer.simpler():
-            yield having(optimizer=less)
+            yield case.having(optimizer=less)
     if case.wiring != "functional":
-        yield having(wiring="functional")
+        yield case.having(wiring="functional")
     for number in range(len(case.actions)):
         rest = case.actions[:number] + case.actions[number + 1 :]
         if rest:
-            yield having(actions=rest)
+            yield case.having(actions=rest)
     for name in ("settings", "fit"):
         pairs = getattr(case, name)
         for number in range(len(pairs)):
-            yield having(**{name: pairs[:number] + pairs[number + 1 :]})
+            yield case.having(**{name: pairs[:number] + pairs[number + 1 :]})
     if case.feeding in ("dataset", "generator"):
-        yield having(feeding="arrays")
+        yield case.having(feeding="arrays")
     plainer = tuple(
         dataclasses.replace(source, data=source.plain or source.data) for source in case.sources
     )
-    yield having(sources=plainer)
-    yield having(rows=4, batch=4)
+    yield case.having(sources=plainer)
+    yield case.having(rows=4, batch=4)
 
 
 def _simpler_head(head: Head) -> Iterator[Head]:

@@ -58,7 +58,7 @@ def one(seed: int, index: int, modes: tuple[str, ...], out: Path, shrinking: flo
     start = time.monotonic()
     try:
         case = draw.draw_case(seed, index, modes)
-    except draw.Undrawable as error:
+    except draw.UndrawableError as error:
         return {"outcome": "undrawable", "detail": str(error)}
     outcome = run.classify(run.run(case))
     case = dataclasses.replace(case, floatx=outcome.floatx)
