@@ -11,7 +11,6 @@ import numpy as np
 # What the order of sums changes in a few well-conditioned steps: relative, and of zeros.
 _CLOSE = {"float64": 1e-9, "float32": 1e-4}
 _TINY = {"float64": 1e-13, "float32": 1e-6}
-_ROUNDING = {"float64": 1e-14, "float32": 1e-6}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,17 +80,3 @@ def noise(first: dict[str, Any], disturbed: list[dict[str, Any]]) -> dict[str, f
 def explained(found: list[Gap], moved: dict[str, float]) -> bool:
     """Whether rounding alone moves all these arrays about as far."""
     return all(gap.size <= 30 * moved.get(gap.place, 0.0) for gap in found)
-
-
-def disturb(structure: Any, seed: int) -> Any:
-    """Arrays of floats, changed in their last digits."""
-    rng = np.random.default_rng(seed)
-    by = _ROUNDING[keras.config.floatx()]
-
-    def change(value: Any) -> Any:
-        array = np.asarray(value) if isinstance(value, np.ndarray) else None
-        if array is None or array.dtype.kind != "f":
-            return value
-        return array * (1 + by * rng.choice([-1.0, 1.0], size=array.shape))
-
-    return keras.tree.map_structure(change, structure)

@@ -230,8 +230,8 @@ _ACTIONS = {
     "fit": _fit,
     "train": lambda case: (
         "out['train'] = [m.train_on_batch("
-        "*keras.tree.map_structure(lambda a: a[:k], (X, Y)), return_dict=True) "
-        f"for k in ({case.batch}, 1)]"
+        "*keras.tree.map_structure(lambda a: a[k : k + size], (X, Y)), return_dict=True) "
+        f"for size in ({case.batch},) for k in (0, size)]"
     ),
     "evaluate": lambda case: (
         f"out['evaluate'] = m.evaluate({_given(case)}, Y, batch_size={case.batch}, "

@@ -13,7 +13,7 @@ import numpy as np
 
 import keras_multigpu
 
-from . import catalogue, compare, draw, program
+from . import catalogue, compare, draw, program, rounding
 from .case import Case
 
 EQUAL = "equal"
@@ -83,10 +83,10 @@ def _run(case: Case) -> Outcome:
     found = compare.gaps(plain, parallel)
     if not found:
         return Outcome(EQUAL, "", warned, finite)
-    return dataclasses.replace(_difference(names, plain, parallel), warned=warned, finite=finite)
+    return dataclasses.replace(_difference(case, names, parallel), warned=warned, finite=finite)
 
 
-def _difference(names: dict[str, Any], plain: Any, parallel: Any) -> Outcome:
+def _difference(case: Case, names: dict[str, Any], parallel: Any) -> Outcome:
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         try:
@@ -98,7 +98,7 @@ def _difference(names: dict[str, Any], plain: Any, parallel: Any) -> Outcome:
             return Outcome(EQUAL)
         if not catalogue.ON_JAX and _draws(names):
             return Outcome(RANDOM, "; ".join(map(str, found[:4])))
-        disturbed = [_plain(names, eager=True, disturbed=seed) for seed in (1, 2, 3)]
+        disturbed = _disturbed(case, names)
     moved = compare.noise(plain, disturbed)
     detail = "; ".join(map(str, sorted(found, key=lambda gap: -gap.size / (gap.scale + 1e-30))[:4]))
     worst = max(moved.get(gap.place, 0.0) for gap in found)
@@ -124,24 +124,32 @@ def _plain(
 ) -> dict[str, Any]:
     _start()
     model = names["build"]()
-    given = names["X"]
-    if disturbed:
-        names["X"] = compare.disturb(given, disturbed)
-        if model.built:
-            model.set_weights(compare.disturb(model.get_weights(), disturbed))
-    if reseeded:
-        for variable in model.variables:
-            if "seed_generator" in variable.path:
-                variable.assign(variable + 17)
+    x = rounding.disturb(names["X"], disturbed) if disturbed else names["X"]
+    if disturbed and model.built:
+        model.set_weights(rounding.disturb(model.get_weights(), disturbed))
+    for variable in model.variables if reseeded else ():
+        if "seed_generator" in variable.path:
+            variable.assign(variable + 17)
     if eager:
         original = model.compile
         model.compile = lambda **kwargs: original(
             **{**kwargs, "run_eagerly": True, "jit_compile": False}
         )
-    try:
+    with rounding.replaced(names, X=x):
         return _results(names, model)
-    finally:
-        names["X"] = given
+
+
+def _disturbed(case: Case, names: dict[str, Any]) -> list[dict[str, Any]]:
+    """What plain Keras gives if only roundings change."""
+    found = [_plain(names, eager=True, disturbed=seed) for seed in (1, 2, 3)]
+    if rounding.turns(case, names):
+        other = {name: rounding.turned(case, names[name]) for name in ("X", "Y", "W")}
+        with rounding.replaced(names, **other):
+            result = _plain(names, eager=True)
+        if "predict" in result:
+            result["predict"] = rounding.turned(case, result["predict"])
+        found.append(result)
+    return found
 
 
 def _parallel(case: Case, names: dict[str, Any]) -> dict[str, Any]:
