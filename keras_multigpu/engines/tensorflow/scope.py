@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -51,10 +52,17 @@ class ReplicaScope(keras.StatelessScope):
                 "replica's state can't be followed. Unroll the loop (a recurrent layer: "
                 "`unroll=True`), or assign after it; random layers assign their seed."
             )
-        if variable.trainable and tf.as_dtype(value.dtype).is_floating:
-            # As on one device, the gradient is that by the assigned value, and does not go on
-            # to what it was computed from.
-            before = tf.cast(self.get_current_value(variable), value.dtype)
-            value = tf.stop_gradient(value) + (before - tf.stop_gradient(before))
+        if tf.as_dtype(value.dtype).is_floating:
+            value = _assigned(value, tf.cast(self.get_current_value(variable), value.dtype))
         self.assigned[id(variable)] = variable
         super().add_update((variable, value))
+
+
+@tf.custom_gradient
+def _assigned(value: Tensor, before: Tensor) -> Any:
+    """The value that a variable was assigned, as it is read afterwards.
+
+    As on one device, its gradient is the variable's, and does not go on to what the value was
+    computed from.
+    """
+    return tf.identity(value), lambda upstream: (None, upstream)
