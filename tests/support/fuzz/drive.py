@@ -57,8 +57,10 @@ class Lane:
             self.process.kill()
             self.process.wait()
         records = read(self.path)
-        if records and records[-1].get("begins"):
+        stage = records[-1].get("stage") if records else None
+        if stage is not None:
             kind = "HUNG" if is_silent else "CRASHED"
+            kind = kind if stage == "parallel" else "plain fails"
             detail = "no answer" if is_silent else f"the process ended: {self.process.returncode}"
             record = {"seed": self.seed, "index": records[-1]["index"]}
             with open(self.path, "a", encoding="utf-8") as lines:

@@ -204,6 +204,7 @@ LOSSES = [
     "lambda x, m: 0.3 * ops.sqrt(ops.mean(ops.square(x)) + 1e-3)",
     "lambda x, m: ops.mean(ops.var(x, axis=0))",
     "lambda x, m: ops.cast(0.5, x.dtype)",
+    "lambda x, m: 1e-4 * ops.relu(ops.sum(ops.square(x)) - 1000.0)",
 ]
 UPDATES = [
     "lambda v, x: v + 1",
@@ -214,6 +215,7 @@ UPDATES = [
     "lambda v, x: 0.9 * v + 0.1 * ops.cast(ops.mean(ops.var(x, axis=0)), v.dtype)",
     "lambda v, x: ops.cast(x[0, ..., 0], v.dtype) if len(x.shape) == 2 else v + 2",
     "lambda v, x: ops.cast(ops.mean(x), v.dtype)",
+    "lambda v, x: ops.where(ops.max(x) > 20, v + 1, v)",
 ]
 FUNCTIONS = [
     "lambda x: x - ops.mean(x, axis=0)",
@@ -230,5 +232,9 @@ FUNCTIONS = [
     "lambda x: ops.reshape(x, (-1, x.shape[-1])) if len(x.shape) == 2 else x",
     "lambda x: ops.roll(x, 1, axis=-1)",
     "lambda x: x * ops.cast(ops.shape(x)[0], x.dtype)",
+    # What rows make of each other shows in some values or sizes only.
+    "lambda x: x / ops.maximum(30.0, ops.sum(ops.abs(x)))",
+    "lambda x: ops.cond(ops.max(x) > 50, lambda: x - ops.mean(x, axis=0), lambda: x)",
+    "lambda x: x * ops.cast(ops.maximum(ops.shape(x)[0], 3), x.dtype)",
     "lambda x: ops.einsum('i...j,i...j->i...j', x, x)",
 ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+import sys
 import traceback
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -40,14 +43,18 @@ class Outcome:
     floatx: str = "float64"
 
 
-def run(case: Case) -> Outcome:
+def run(case: Case, note: Callable[[str], None] = lambda stage: None) -> Outcome:
     """Compares the two trainings of a case.
 
     Some of TensorFlow's operations know no float64 on a CPU: then it is float32.
+
+    Args:
+        case: the case.
+        note: is called when the parallel model begins, for what ends the process there.
     """
-    outcome = _run(case)
+    outcome = _run(case, note)
     if outcome.kind == PLAIN_FAILS and case.floatx == "float64" and _lacks_float64(outcome):
-        outcome = _run(dataclasses.replace(case, floatx="float32"))
+        outcome = _run(case.having(floatx="float32"), note)
         outcome = dataclasses.replace(outcome, floatx="float32")
     return outcome
 
@@ -56,7 +63,7 @@ def _lacks_float64(outcome: Outcome) -> bool:
     return "double" in outcome.detail or "DT_DOUBLE" in outcome.detail
 
 
-def _run(case: Case) -> Outcome:
+def _run(case: Case, note: Callable[[str], None]) -> Outcome:
     """Runs a case as it is.
 
     The plain model runs eagerly, which is faster; where the two differ it runs once more with
@@ -72,18 +79,20 @@ def _run(case: Case) -> Outcome:
             plain = _plain(names, eager=True)
         except Exception as error:  # whatever Keras raises: there is nothing to compare with
             return Outcome(PLAIN_FAILS, _tell(error))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    note("parallel")
+    with _warnings() as warned:
         try:
             parallel = _parallel(case, names)
         except Exception as error:  # sorted by whose error it is
             return _failure(names, error)
-        warned = tuple(str(one.message)[:300] for one in caught if _is_ours(one))
+    note("compared")
     finite = compare.is_finite(plain)
     found = compare.gaps(plain, parallel)
     if not found:
-        return Outcome(EQUAL, "", warned, finite)
-    return dataclasses.replace(_difference(case, names, parallel), warned=warned, finite=finite)
+        return Outcome(EQUAL, "", tuple(warned), finite)
+    return dataclasses.replace(
+        _difference(case, names, parallel), warned=tuple(warned), finite=finite
+    )
 
 
 def _difference(case: Case, names: dict[str, Any], parallel: Any) -> Outcome:
@@ -194,6 +203,21 @@ def _tell(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
-def _is_ours(caught: warnings.WarningMessage) -> bool:
-    text = str(caught.message)
-    return "keras_multigpu" in caught.filename or "one device" in text or "add_loss" in text
+@contextlib.contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """The texts of the library's warnings in this scope, told by the module that warns."""
+    texts: list[str] = []
+    warn = warnings.warn
+
+    def note(message: Any, *args: Any, **kwargs: Any) -> None:
+        if sys._getframe(1).f_globals["__name__"].startswith("keras_multigpu"):
+            texts.append(" ".join(str(message).split())[:400])
+        warn(message, *args, **kwargs)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.warn = note
+        try:
+            yield texts
+        finally:
+            warnings.warn = warn

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -41,26 +42,38 @@ def work(
 ) -> None:
     """Runs the cases of a seed till `end`, on the monotonic clock.
 
-    The line with which a case begins tells in which one a process ended.
+    Lines with a stage tell where a process ended that did not end by itself.
     """
     with open(out / f"{keras.backend.backend()}-{seed}.jsonl", "a", encoding="utf-8") as lines:
         for index in indices:
             if time.monotonic() > end:
                 return
-            _write(lines, {"seed": seed, "index": index, "begins": True})
-            _write(lines, {"seed": seed, "index": index, **one(seed, index, modes, out, shrinking)})
+            name = {"seed": seed, "index": index}
+
+            def note(stage: str, name: dict = name) -> None:
+                _write(lines, {**name, "stage": stage})
+
+            note("plain")
+            _write(lines, {**name, **one(seed, index, modes, out, shrinking, note)})
             if index % 10 == 9:
                 gc.collect()
 
 
-def one(seed: int, index: int, modes: tuple[str, ...], out: Path, shrinking: float) -> dict:
+def one(
+    seed: int,
+    index: int,
+    modes: tuple[str, ...],
+    out: Path,
+    shrinking: float,
+    note: Callable[[str], None] = lambda stage: None,
+) -> dict:
     """What came of one case."""
     start = time.monotonic()
     try:
         case = draw.draw_case(seed, index, modes)
     except draw.UndrawableError as error:
         return {"outcome": "undrawable", "detail": str(error)}
-    outcome = run.classify(run.run(case))
+    outcome = run.classify(run.run(case, note))
     case = dataclasses.replace(case, floatx=outcome.floatx)
     seconds = round(time.monotonic() - start, 2)
     layers = [make.name.removeprefix("layers.") for make in case.makes]
