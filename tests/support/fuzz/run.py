@@ -188,7 +188,7 @@ def _failure(names: dict[str, Any], error: Exception) -> Outcome:
     # The error itself, or in its text the stack of the function in which TensorFlow met it.
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     files += re.findall(r'File "([^"]*)"', str(error))
-    if isinstance(error, (ValueError, TypeError)) and "/keras_multigpu/" in files[-1]:
+    if isinstance(error, (ValueError, TypeError, RuntimeError)) and "/keras_multigpu/" in files[-1]:
         return Outcome(REFUSED, _tell(error))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
