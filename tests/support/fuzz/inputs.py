@@ -28,14 +28,13 @@ _FLAVOURS = [
     "np.zeros(({size}))",
 ]
 _TOKENS = [
-    "rng.integers(0, 12, size=(rows, 5))",
-    "rng.integers(1, 12, size=(rows, 5)) * (np.arange(5) < rng.integers(1, 6, size=(rows, 1)))",
-    "rng.integers(1, 12, size=(rows, 5)) * (np.arange(5) < rng.integers(0, 3, size=(rows, 1)))",
-    "np.repeat(rng.integers(0, 12, size=(1, 5)), rows, axis=0)",
-    "rng.integers(0, 2, size=(rows, 5))",
+    "rng.integers(0, 12, size=(rows, {t}))",
+    "rng.integers(1, 12, size=(rows, {t})) * (np.arange({t}) < rng.integers(1, 6, size=(rows, 1)))",
+    "rng.integers(1, 12, size=(rows, {t})) * (np.arange({t}) < rng.integers(0, 3, size=(rows, 1)))",
+    "np.repeat(rng.integers(0, 12, size=(1, {t})), rows, axis=0)",
+    "rng.integers(0, 2, size=(rows, {t}))",
 ]
 _WORDS = "['red', 'green', 'blue', 'sky']"
-_PLAIN_TOKENS = Source("keras.Input((5,), dtype='int32')", _TOKENS[0])
 
 
 def draw_source(rng: random.Random, kind: str) -> tuple[Source, tuple[Part, ...]]:
@@ -64,7 +63,9 @@ def _floats(rng: random.Random, shape: str) -> Source:
 
 
 def _tokens(rng: random.Random) -> Source:
-    return Source("keras.Input((5,), dtype='int32')", rng.choice(_TOKENS), _TOKENS[0])
+    length = rng.choice([5, 5, 2, 3, 8])
+    data, plain = (text.format(t=length) for text in (rng.choice(_TOKENS), _TOKENS[0]))
+    return Source(f"keras.Input(({length},), dtype='int32')", data, plain)
 
 
 def _photos(rng: random.Random) -> Source:
@@ -107,15 +108,13 @@ def draw_sparse(rng: random.Random) -> tuple[Source, tuple[Part, ...]]:
 def draw_ragged(rng: random.Random) -> tuple[Source, tuple[Part, ...]]:
     """Rows of unequal length, on TensorFlow."""
     assert not ON_JAX
-    data = "tf.RaggedTensor.from_row_lengths(rng.normal(size=(6 * rows, 3))[:2 * rows], [2] * rows)"
-    uneven = (
-        "tf.RaggedTensor.from_row_lengths(rng.normal(size=(sum(range(1, rows + 1)), 3)), "
-        "list(range(1, rows + 1)))"
-    )
-    pad = rng.choice(["x.to_tensor()", "x.to_tensor(shape=(None, 9, 3))"])
+    width = rng.randint(1, 7)
+    lengths = rng.choice(["[2] * rows", "list(range(1, rows + 1))", "list(range(rows, 0, -1))"])
+    values = f"rng.normal(size=(sum({lengths}), {width}))"
+    data = f"tf.RaggedTensor.from_row_lengths({values}, {lengths})"
+    pad = rng.choice(["x.to_tensor()", f"x.to_tensor(shape=(None, 9, {width}))"])
     mean = Make("Apply", (("", f"lambda x: ops.mean({pad}, axis=1)"),))
-    source = Source("keras.Input((None, 3), ragged=True)", rng.choice([data, uneven]))
-    return source, (Part((mean,)),)
+    return Source(f"keras.Input((None, {width}), ragged=True)", data), (Part((mean,)),)
 
 
 def draw_source_like(rng: random.Random, source: Source) -> Source:
