@@ -1,0 +1,82 @@
+"""How far apart two results are, and how far rounding alone takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+
+# What the order of sums changes in a few well-conditioned steps: relative, and of zeros.
+_CLOSE = {"float64": 1e-9, "float32": 1e-4}
+_TINY = {"float64": 1e-13, "float32": 1e-6}
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """An array in which two results differ."""
+
+    place: str
+    size: float
+    scale: float
+
+    def __str__(self):
+        return f"{self.place}: {self.size:.3g} of {self.scale:.3g}"
+
+
+def arrays(result: dict[str, Any]) -> dict[str, np.ndarray]:
+    """All the numbers of a result, each with the place where it is."""
+    found = {}
+    for name, part in result.items():
+        for place, leaf in _leaves(part, name):
+            found[place] = np.asarray(leaf, "float64")
+    return found
+
+
+def _leaves(part: Any, place: str) -> list[tuple[str, Any]]:
+    if isinstance(part, dict):
+        return [pair for key in sorted(part) for pair in _leaves(part[key], f"{place}.{key}")]
+    if isinstance(part, (list, tuple)):
+        return [pair for k, one in enumerate(part) for pair in _leaves(one, f"{place}[{k}]")]
+    return [(place, part)]
+
+
+def gaps(first: dict[str, Any], second: dict[str, Any]) -> list[Gap]:
+    """The arrays in which two results differ by more than rounding."""
+    one, other = arrays(first), arrays(second)
+    if set(one) != set(other):
+        return [Gap(f"names {sorted(set(one) ^ set(other))}", np.inf, 1.0)]
+    return [gap for place in one if (gap := _gap(place, one[place], other[place])) is not None]
+
+
+def _gap(place: str, one: np.ndarray, other: np.ndarray) -> Gap | None:
+    if one.shape != other.shape:
+        return Gap(f"{place} {one.shape} {other.shape}", np.inf, 1.0)
+    if (np.isnan(one) != np.isnan(other)).any() or (np.isinf(one) != np.isinf(other)).any():
+        return Gap(place, np.inf, 1.0)
+    one, other = (np.nan_to_num(array, posinf=0.0, neginf=0.0) for array in (one, other))
+    size = float(np.abs(one - other).max(initial=0.0))
+    scale = float(np.abs(one).max(initial=0.0))
+    close = _CLOSE[keras.config.floatx()] * scale + _TINY[keras.config.floatx()]
+    return Gap(place, size, scale) if size > close else None
+
+
+def is_finite(result: dict[str, Any]) -> bool:
+    """Whether there is no NaN and no infinity in it."""
+    return all(np.isfinite(array).all() for array in arrays(result).values())
+
+
+def noise(first: dict[str, Any], disturbed: list[dict[str, Any]]) -> dict[str, float]:
+    """How far each array moves when the model or its data are changed by rounding."""
+    one, others = arrays(first), [arrays(result) for result in disturbed]
+    moved = {}
+    for place, array in one.items():
+        gaps = [np.nan_to_num(np.abs(array - other[place]), nan=np.inf) for other in others]
+        moved[place] = max(float(gap.max(initial=0.0)) for gap in gaps)
+    return moved
+
+
+def explained(found: list[Gap], moved: dict[str, float]) -> bool:
+    """Whether rounding alone moves all these arrays about as far."""
+    return all(gap.size <= 30 * moved.get(gap.place, 0.0) for gap in found)

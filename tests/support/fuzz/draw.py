@@ -1,0 +1,239 @@
+"""Draws a case: a layer of interest, what goes before and after it, and a training."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from . import catalogue, extra, heads, inputs, optimizers
+from .case import Case, Head, Make, Part, Source
+
+_ATTEMPTS = 60
+_SIZES = [(7, 4), (7, 4), (9, 8), (5, 3), (3, 2), (8, 4), (4, 1)]  # rows, and rows of a batch
+
+
+class UndrawableError(Exception):
+    """What was drawn does not fit together."""
+
+
+def namespace() -> dict[str, Any]:
+    """The names that a case's text uses."""
+    names = {"keras": keras, "layers": layers, "ops": ops, "np": np}
+    if not catalogue.ON_JAX:
+        import tensorflow as tf
+
+        names["tf"] = tf
+    return {**names, **{name: getattr(extra, name) for name in extra.NAMES}}
+
+
+def draw_case(seed: int, index: int, modes: tuple[str, ...] = ("data",), layer: str = "") -> Case:
+    """The case of a seed and an index.
+
+    Args:
+        seed: the run's seed.
+        index: which of its cases.
+        modes: the modes of `make_parallel` to draw from.
+        layer: the layer of interest; one that is drawn if empty.
+
+    Raises:
+        UndrawableError: if nothing that fits together was found.
+    """
+    backend = keras.backend.backend()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    keras.backend.clear_session(free_memory=False)
+    rng = random.Random(f"{backend} {seed} {index}")
+    reason = ""
+    for _ in range(_ATTEMPTS):
+        name = layer or rng.choice(catalogue.drawable())
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return _draw(rng, f"{backend}-{seed}-{index}", name, rng.choice(modes))
+        except (UndrawableError, LookupError) as error:
+            reason = f"{name}: {error}"
+    raise UndrawableError(reason)
+
+
+def _draw(rng: random.Random, name: str, layer: str, mode: str) -> Case:
+    kind = rng.choice(catalogue.kinds(layer))
+    sources, start, trunk, how = _inputs(rng, kind)
+    names = namespace()
+    symbols = [eval(source.symbol, names) for source in sources]
+    x = eval(start, names, {"i": _packed(how, symbols)})
+    x = _after(x, trunk, names)
+    if kind == catalogue.kind_of(x) and rng.random() < 0.3:
+        x, trunk = _grow(rng, x, trunk, names, keep=kind)
+    x, trunk = _grow(rng, x, trunk, names, layer)
+    for _ in range(rng.choice([0, 0, 0, 1, 2])):
+        x, trunk = _grow(rng, x, trunk, names)
+    x, trunk = _to_head(rng, x, trunk, names)
+    found = [heads.draw_head(rng, x.shape) for _ in range(rng.choice([1, 1, 1, 1, 2]))]
+    for head in found:
+        _after(x, head.parts, names)
+    case = Case(name, sources, start, trunk, tuple(found), inputs=how, mode=mode)
+    return _training(rng, case)
+
+
+def _inputs(rng: random.Random, kind: str) -> tuple[tuple[Source, ...], str, tuple[Part, ...], str]:
+    """Inputs, the first tensor of them, layers to a tensor of the kind, and their structure."""
+    draw = rng.random()
+    if kind == "vector" and draw < 0.06:
+        source, parts = inputs.draw_sparse(rng)
+        return (source,), "i", parts, "single"
+    if kind == "vector" and draw < 0.1 and not catalogue.ON_JAX:
+        source, parts = inputs.draw_ragged(rng)
+        return (source,), "i", parts, "single"
+    source, parts = inputs.draw_source(rng, kind)
+    if draw < 0.85 or kind not in ("vector", "sequence") or "int32" in source.symbol:
+        return (source,), "i", parts, "single"
+    how = rng.choice(["list", "dict"])
+    one, two = ("i[0]", "i[1]") if how == "list" else ("i['i0']", "i['i1']")
+    form = rng.choice(["{0} + 2 * {1}", "ops.concatenate([{0}, {1}], axis=-1)", "{0} * {1}"])
+    return (source, inputs.draw_source_like(rng, source)), form.format(one, two), parts, how
+
+
+def _packed(how: str, symbols: list[Any]) -> Any:
+    if how == "single":
+        return symbols[0]
+    return symbols if how == "list" else {f"i{k}": symbol for k, symbol in enumerate(symbols)}
+
+
+def _after(x: Any, parts: tuple[Part, ...], names: dict[str, Any]) -> Any:
+    """The symbolic tensor after some parts."""
+    for part in parts:
+        try:
+            made = [eval(str(make), names) for make in part.makes]
+            text = part.form.format(*(f"made[{k}]" for k in range(len(made))))
+            x = eval(text, {**names, "made": made, "x": x})
+        except Exception as error:  # whatever Keras raises on what does not fit
+            raise UndrawableError(f"{part.makes[0]}: {error!r}"[:300]) from error
+        if not hasattr(x, "shape") or not len(x.shape) or x.shape[0] is not None:
+            raise UndrawableError(f"{part.makes[0]}: gives no rows")
+    return x
+
+
+def _grow(
+    rng: random.Random,
+    x: Any,
+    trunk: tuple[Part, ...],
+    names: dict[str, Any],
+    layer: str = "",
+    keep: str = "",
+) -> tuple[Any, tuple[Part, ...]]:
+    """One more part: a layer of this name, or one that fits, or one that keeps the kind."""
+    kind = catalogue.kind_of(x)
+    for _ in range(1 if layer else 6):
+        choices = [layer] if layer else catalogue.fitting(kind)
+        if not choices:
+            return x, trunk
+        part = catalogue.draw_part(rng, rng.choice(choices), tuple(x.shape))
+        try:
+            after = _after(x, (part,), names)
+        except UndrawableError:
+            if layer:
+                raise
+            continue
+        if not keep or catalogue.kind_of(after) == keep:
+            return after, (*trunk, part)
+    return x, trunk
+
+
+def _to_head(
+    rng: random.Random, x: Any, trunk: tuple[Part, ...], names: dict[str, Any]
+) -> tuple[Any, tuple[Part, ...]]:
+    """Floats of two axes, or of three for a sequence of targets."""
+    if not keras.backend.is_float_dtype(x.dtype):
+        if "int" not in x.dtype:
+            raise UndrawableError(f"ends in {x.dtype}")
+        embedding = Make("layers.Embedding", (("", "60"), ("", "3")))
+        trunk, x = (*trunk, Part((embedding,))), _after(x, (Part((embedding,)),), names)
+    rank = len(x.shape)
+    is_static = None not in x.shape[1:]
+    if rank == 2 or (rank == 3 and is_static and rng.random() < 0.3):
+        return x, trunk
+    choices = ["layers.Flatten()"] if is_static else []
+    if rank in (3, 4, 5):
+        choices += [f"layers.Global{how}Pooling{rank - 2}D()" for how in ("Average", "Max")]
+    if rank == 3:
+        choices += ["layers.LSTM(3)"]
+    if not choices:
+        raise UndrawableError(f"ends in {x.shape}")
+    name, _, rest = rng.choice(choices).partition("(")
+    given = (("", rest[:-1]),) if rest != ")" else ()
+    part = Part((Make(name, given),))
+    return _after(x, (part,), names), (*trunk, part)
+
+
+def _training(rng: random.Random, case: Case) -> Case:
+    """The case with a wiring, an optimizer, settings, data and a number of devices."""
+    text = " ".join(map(str, case.makes))
+    has_tables = any(name in text for name in ("Embedding", "Positions", "Shared", "Rows"))
+    found: dict[str, Any] = {"optimizer": optimizers.draw_optimizer(rng, has_tables)}
+    parts = [*case.trunk, *(part for head in case.heads for part in head.parts)]
+    wirings = ["functional", "functional", "subclassed"]
+    if all(part.is_plain for part in parts) and case.start == "i" and len(case.heads) == 1:
+        wirings += ["sequential", "lazy"]
+    if case.trunk and "=" not in case.sources[0].symbol:
+        wirings += ["nested"]
+    found["wiring"] = rng.choice(wirings)
+    found["outputs"] = rng.choice(["list", "dict"]) if len(case.heads) > 1 else "single"
+    found["n"] = rng.choice([2, 2, 2, 3, 4])
+    found["rows"], found["batch"] = rng.choice(_SIZES)
+    if case.mode == "data" and "BatchNormalization" in text and not catalogue.ON_JAX:
+        found["options"] = (("sync_batch_norm", "True"),)
+    found["settings"] = _settings(rng)
+    found["feeding"], found["fit"] = _feeding(rng, case)
+    actions = ["fit"] if rng.random() < 0.85 else ["train"]
+    if found["feeding"] != "arrays":
+        actions = ["fit"]
+    more = [action for action in ("evaluate", "predict") if rng.random() < 0.2]
+    if found["feeding"] == "generator" or "Ragged" in case.sources[0].data:
+        more = []
+    found["actions"] = (*actions, *more)
+    return dataclasses.replace(case, **found)
+
+
+def _settings(rng: random.Random) -> tuple[tuple[str, str], ...]:
+    draw = rng.random()
+    if draw < 0.45:
+        return (("run_eagerly", "True"),)
+    if draw < 0.50:
+        return (("jit_compile", "True"),)
+    if draw < 0.55:
+        return (("steps_per_execution", "2"),)
+    return (("jit_compile", "False"),)
+
+
+def _feeding(rng: random.Random, case: Case) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """How the data come, and the other arguments of `fit`."""
+    source = case.sources[0]
+    if "sparse=True" in source.symbol:
+        return "csr", ()
+    if "ragged=True" in source.symbol:
+        return "dataset", ()
+    feeding = rng.choice(["arrays"] * 8 + ["dataset", "generator"])
+    is_text = "tf." in source.data
+    if feeding == ("dataset" if catalogue.ON_JAX else "generator" if is_text else ""):
+        feeding = "arrays"
+    if feeding != "arrays":
+        has_list = case.inputs == "list" or len(case.heads) > 1  # which tf.data takes for a tensor
+        return ("arrays" if has_list else feeding), ()
+    fit = []
+    head: Head = case.heads[0]
+    is_single = len(case.heads) == 1
+    if is_single and rng.random() < 0.15:
+        fit.append(("sample_weight", "W"))
+    elif is_single and head.target.startswith("rng.integers(0, 3") and rng.random() < 0.3:
+        fit.append(("class_weight", "{0: 0.5, 1: 2.0, 2: 0.0}"))
+    if rng.random() < 0.15:
+        fit.append(("validation_data", "(X, Y)"))
+    if rng.random() < 0.1:
+        fit.append(("epochs", "2"))
+    return feeding, tuple(fit)

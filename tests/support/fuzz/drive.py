@@ -1,0 +1,136 @@
+"""Runs cases for a fixed time in other processes, which may end as they like, and counts."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
+_CHUNK = 100  # cases in one process, which grows with each of them
+_PATIENCE = 240.0  # seconds without a line after which a process hangs
+
+
+@dataclasses.dataclass
+class Lane:
+    """The cases of one seed, run by one process at a time."""
+
+    seed: int
+    modes: str
+    out: Path
+    shrink: float
+    first: int = 0
+    process: subprocess.Popen | None = None
+
+    @property
+    def path(self) -> Path:
+        return self.out / f"{BACKEND}-{self.seed}.jsonl"
+
+    def start(self, seconds: float) -> None:
+        """Starts a process on the cases that follow the last one that began."""
+        self.first = max(self.first, self.next_index())
+        last = self.first - self.first % _CHUNK + _CHUNK
+        command = [sys.executable, "-m", str(__package__), "--work", str(self.first), str(last)]
+        command += ["--seed", str(self.seed), "--modes", self.modes, "--out", str(self.out)]
+        command += ["--seconds", str(seconds), "--shrink", str(self.shrink)]
+        with open(self.out / f"{BACKEND}-{self.seed}.log", "ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def next_index(self) -> int:
+        """The case that follows the last one that began."""
+        records = read(self.path)
+        return records[-1]["index"] + 1 if records else 0
+
+    def watch(self) -> None:
+        """Notes a process that has ended or hangs in the middle of a case."""
+        if self.process is None:
+            return
+        is_silent = self.path.exists() and time.time() - self.path.stat().st_mtime > _PATIENCE
+        if self.process.poll() is None and not is_silent:
+            return
+        if is_silent:
+            self.process.kill()
+            self.process.wait()
+        records = read(self.path)
+        stage = records[-1].get("stage") if records else None
+        if stage is not None:
+            kind = "HUNG" if is_silent else "CRASHED"
+            kind = kind if stage == "parallel" else "plain fails"
+            detail = "no answer" if is_silent else f"the process ended: {self.process.returncode}"
+            record = {"seed": self.seed, "index": records[-1]["index"]}
+            with open(self.path, "a", encoding="utf-8") as lines:
+                lines.write("\n" + json.dumps({**record, "outcome": kind, "detail": detail}) + "\n")
+        self.process = None
+
+
+def read(path: Path) -> list[dict]:
+    """The lines written so far; the last one may be incomplete."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
+
+
+def drive(seconds: float, lanes: list[Lane]) -> None:
+    """Runs the cases of some seeds, each in its own processes, until the time is over."""
+    for lane in lanes:
+        lane.out.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            for lane in lanes:
+                lane.watch()
+                if lane.process is None:
+                    lane.start(end - time.monotonic())
+            time.sleep(1.0)
+        _wait(lanes)
+    finally:
+        for lane in lanes:
+            if lane.process is not None:
+                lane.process.kill()
+                lane.process.wait()
+
+
+def _wait(lanes: list[Lane]) -> None:
+    """Processes end by themselves after the case that they are at."""
+    while any(lane.process is not None for lane in lanes):
+        for lane in lanes:
+            lane.watch()
+        time.sleep(1.0)
+
+
+def count(out: Path) -> collections.Counter:
+    """The outcomes of all the cases in a folder."""
+    records = [record for path in sorted(out.glob("*.jsonl")) for record in read(path)]
+    return collections.Counter(r["outcome"] for r in records if "outcome" in r)
+
+
+def summary(out: Path) -> str:
+    """The counts, and what was refused, warned of or different, most frequent first."""
+    counts = count(out)
+    lines = [f"{sum(counts.values())} models: " + ", ".join(f"{n} {k}" for k, n in counts.items())]
+    records = [record for path in sorted(out.glob("*.jsonl")) for record in read(path)]
+    for kind in ("refused", "warned", "CRASHED", "DIFFERENT", "HUNG"):
+        said = collections.Counter()
+        for record in records:
+            if record.get("outcome") == kind:
+                text = record["warned"][0] if kind == "warned" else record.get("detail", "")
+                said[text[:110] if kind != "DIFFERENT" else " ".join(record["layers"])] += 1
+        lines += [f"  {kind} {number}: {text}" for text, number in said.most_common(12)]
+    return "\n".join(lines)
+
+
+def environment() -> None:
+    """Quiet processes: one thread each, as several run side by side."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")

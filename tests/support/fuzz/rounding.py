@@ -1,0 +1,78 @@
+"""What rounding alone does to a training: the same one, disturbed in its last digits.
+
+A difference that plain Keras so shows against itself proves nothing. There are two ways:
+weights and data are changed by some roundings, and sums over a batch are taken in another order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from . import compare
+from .case import Case
+
+_BY = {"float64": 1e-14, "float32": 1e-6}
+
+
+def disturb(structure: Any, seed: int) -> Any:
+    """Arrays of floats, changed in their last digits."""
+    rng = np.random.default_rng(seed)
+    by = _BY[keras.config.floatx()]
+
+    def change(value: Any) -> Any:
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            return value
+        return value * (1 + by * rng.choice([-1.0, 1.0], size=value.shape))
+
+    return keras.tree.map_structure(change, structure)
+
+
+@contextlib.contextmanager
+def replaced(names: dict[str, Any], **values: Any) -> Iterator[None]:
+    """A scope in which a case's text finds other values under some names."""
+    before = {name: names[name] for name in values}
+    names.update(values)
+    try:
+        yield
+    finally:
+        names.update(before)
+
+
+def turned(case: Case, structure: Any) -> Any:
+    """The rows of each batch in the opposite order."""
+    order = np.concatenate(
+        [
+            np.arange(start, min(start + case.batch, case.rows))[::-1]
+            for start in range(0, case.rows, case.batch)
+        ]
+    )
+    return keras.tree.map_structure(lambda rows: np.asarray(rows)[order], structure)
+
+
+def turns(case: Case, names: dict[str, Any]) -> bool:
+    """Whether the order of a batch's rows means nothing to the model: each row is by itself."""
+    first, second = names["build"](), names["build"]()
+    try:
+        x = keras.tree.map_structure(lambda rows: np.asarray(rows)[: case.batch], names["X"])
+        first(x, training=True)
+        second(x, training=True)
+        second.set_weights(first.get_weights())
+        opposite = keras.tree.map_structure(lambda rows: rows[::-1], x)
+        one, other = first(x, training=True), second(opposite, training=True)
+        back = keras.tree.map_structure(lambda rows: np.asarray(rows)[::-1], other)
+        results = [
+            {
+                "outputs": keras.tree.map_structure(np.asarray, out),
+                "losses": [np.asarray(loss) for loss in model.losses],
+                "states": [np.asarray(state) for state in model.non_trainable_weights],
+            }
+            for model, out in ((first, one), (second, back))
+        ]
+    except Exception:  # inputs that are no arrays, or that the model takes from `fit` only
+        return False
+    return not compare.gaps(*results)

@@ -1,0 +1,124 @@
+"""A process that runs cases one after the other, and writes a line for each."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+import keras
+
+import keras_multigpu
+
+from . import draw, program, run, shrink
+from .case import Case
+
+
+def prepare(optimizes_graphs: bool = True) -> None:
+    """Virtual devices, float64, and a process in which tracing is quick."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+    else:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        if not optimizes_graphs:
+            tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    keras_multigpu.use_virtual_devices(4)
+    keras.config.set_floatx("float64")
+    gc.collect()
+    gc.freeze()  # the collector need not look through all that was imported, again and again
+    gc.disable()
+
+
+def work(
+    seed: int, indices: range, modes: tuple[str, ...], out: Path, shrinking: float, end: float
+) -> None:
+    """Runs the cases of a seed till `end`, on the monotonic clock.
+
+    Lines with a stage tell where a process ended that did not end by itself.
+    """
+    with open(out / f"{keras.backend.backend()}-{seed}.jsonl", "a", encoding="utf-8") as lines:
+        for index in indices:
+            if time.monotonic() > end:
+                return
+            name = {"seed": seed, "index": index}
+
+            def note(stage: str, name: dict = name) -> None:
+                _write(lines, {**name, "stage": stage})
+
+            note("plain")
+            _write(lines, {**name, **one(seed, index, modes, out, shrinking, note)})
+            if index % 10 == 9:
+                gc.collect()
+
+
+def one(
+    seed: int,
+    index: int,
+    modes: tuple[str, ...],
+    out: Path,
+    shrinking: float,
+    note: Callable[[str], None] = lambda stage: None,
+) -> dict:
+    """What came of one case."""
+    start = time.monotonic()
+    try:
+        case = draw.draw_case(seed, index, modes)
+    except draw.UndrawableError as error:
+        return {"outcome": "undrawable", "detail": str(error)}
+    outcome = run.classify(run.run(case, note))
+    case = dataclasses.replace(case, floatx=outcome.floatx)
+    seconds = round(time.monotonic() - start, 2)
+    layers = [make.name.removeprefix("layers.") for make in case.makes]
+    if outcome.kind in run.BAD:
+        write_script(case, outcome, out, ".py")
+        if shrinking:
+            write_script(*smallest(case, outcome, shrinking), out, ".small.py")
+    return {
+        "outcome": outcome.kind,
+        "seconds": seconds,
+        "mode": case.mode,
+        "layers": layers,
+        "optimizer": case.optimizer.name.removeprefix("keras.optimizers."),
+        "wiring": case.wiring,
+        "finite": outcome.finite,
+        **({"detail": outcome.detail} if outcome.detail else {}),
+        **({"warned": outcome.warned} if outcome.warned else {}),
+    }
+
+
+def smallest(case: Case, outcome: run.Outcome, seconds: float) -> tuple[Case, run.Outcome]:
+    """The simplest case that shows the same, and what came of it."""
+    found = {case: outcome}
+
+    def is_same(candidate: Case) -> bool:
+        try:
+            result = run.classify(run.run(candidate))
+        except Exception:  # a candidate that makes no sense
+            return False
+        found[candidate] = result
+        same_error = result.detail.split(":")[0] == outcome.detail.split(":")[0]
+        return result.kind == outcome.kind and (outcome.kind != run.CRASHED or same_error)
+
+    result = shrink.shrink(case, is_same, seconds)
+    return result, found[result]
+
+
+def write_script(case: Case, outcome: run.Outcome, out: Path, end: str) -> Path:
+    """Writes a case as a script that shows it."""
+    path = out / f"{case.name}{end}"
+    remark = f"{case.name}: {outcome.kind}. {outcome.detail}"
+    path.write_text(program.script(case, remark), encoding="utf-8")
+    return path
+
+
+def _write(lines: TextIO, record: dict) -> None:
+    lines.write(json.dumps(record) + "\n")
+    lines.flush()
