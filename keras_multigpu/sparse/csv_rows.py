@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
-_READ_BYTES = 4 * 2**20
+_READ_BYTES = 2**18
 _LONGEST = 4 * 2**20  # bytes of a quoted field that has not ended yet: more is a lost mark
 _FEW = 64  # runs of marks that are followed at first; then twice as many, and so on
 
@@ -45,9 +45,33 @@ def find_rows(data: bytes, delimiter: str, *, is_whole: bool) -> Rows:
         >>> rows.ends.tolist(), rows.broken.tolist()
         ([15, 23, 32], [[15, 23]])
     """
-    lines = _line_ends(data, is_whole)
-    if b'"' not in data:
-        return Rows(lines, np.empty((0, 2), int))
+    are_ends = _are_line_ends(data, is_whole)
+    inside_all = _inside(data, delimiter) if b'"' in data else np.zeros(1, dtype=bool)
+    if inside_all is not None:
+        ends = np.flatnonzero(are_ends & ~inside_all) + 1
+        rest = len(data) - (int(ends[-1]) if len(ends) else 0)
+        if not inside_all[-1] or not (is_whole or rest >= _LONGEST):
+            return Rows(ends, np.empty((0, 2), int))
+    return _find_rows_by_runs(data, delimiter, np.flatnonzero(are_ends) + 1, is_whole)
+
+
+def _inside(data: bytes, delimiter: str) -> np.ndarray | None:
+    """Which bytes are inside quoted fields; `None` if not all marks begin, end or are in one.
+
+    If they do, as in files that programs wrote, every other mark opens, or continues behind a pair
+    of marks that stands for one: one quick pass.
+    """
+    text = np.frombuffer(data, "uint8")
+    are_marks = text == _QUOTE
+    are_bounds = are_marks | (text == ord(delimiter)) | (text == _NEWLINE) | (text == _RETURN)
+    inside = np.bitwise_xor.accumulate(are_marks)
+    opens_late = are_marks[1:] & inside[1:] & ~are_bounds[:-1]
+    closes_early = are_marks[:-1] & ~inside[:-1] & ~are_bounds[1:]
+    return None if opens_late.any() or closes_early.any() else inside
+
+
+def _find_rows_by_runs(data: bytes, delimiter: str, lines: np.ndarray, is_whole: bool) -> Rows:
+    """See `find_rows`; for any text, and several times as slow as by `_inside`."""
     runs = _Runs.of(data, delimiter)
     inside = np.zeros(len(runs.begins) + 1, dtype=bool)  # the last one: before the first run
     broken, at = [], 0
@@ -69,7 +93,7 @@ def find_rows(data: bytes, delimiter: str, *, is_whole: bool) -> Rows:
 
 def count_lines(data: bytes) -> int:
     """How many line ends a text has."""
-    return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
+    return int(np.count_nonzero(_are_line_ends(data, is_whole=False))) + data.endswith(b"\r")
 
 
 def read_rows(file: BinaryIO, delimiter: str) -> Iterator[tuple[bytes, Rows]]:
@@ -87,19 +111,18 @@ def read_rows(file: BinaryIO, delimiter: str) -> Iterator[tuple[bytes, Rows]]:
             return
 
 
-def _line_ends(data: bytes, is_whole: bool) -> np.ndarray:
-    """The byte behind each line."""
+def _are_line_ends(data: bytes, is_whole: bool) -> np.ndarray:
+    """Which bytes end a line."""
     text = np.frombuffer(data, "uint8")
     is_end = text == _NEWLINE
     if b"\r" in data:
         is_return = text == _RETURN
         is_return[:-1] &= ~is_end[1:]
-        if not is_whole:
-            is_return[-1] = False  # LF may follow
+        is_return[-1] = False  # LF may follow
         is_end |= is_return
     if is_whole and data:
         is_end[-1] = True
-    return np.flatnonzero(is_end) + 1
+    return is_end
 
 
 class _Lost(NamedTuple):

@@ -20,7 +20,7 @@ from keras_multigpu.sparse.sources import (
 from keras_multigpu.sparse.tables import to_columns
 from keras_multigpu.sparse.text import is_text
 
-# Of a column's bytes, so many are read together; otherwise all of a row group's are.
+# How much of a column is read together; Arrow would read whole row groups otherwise.
 _BUFFER_BYTES = 2**18
 _DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _WITH_DICTIONARY = _DICTIONARY | {"PLAIN", "RLE", "BIT_PACKED"}
@@ -107,6 +107,7 @@ class ParquetSource(Source):
                 self.path,
                 metadata=_without_categories(self.path, self.schema.features),
                 read_dictionary=self._encoded,
+                pre_buffer=False,
                 buffer_size=_BUFFER_BYTES,
                 page_checksum_verification=True,
             )
@@ -117,10 +118,11 @@ class ParquetSource(Source):
         kept: list[pa.RecordBatch] = []
         for batch in batches:
             kept.append(batch)
-            while sum(map(len, kept)) >= self.chunk_rows:
+            if sum(map(len, kept)) >= self.chunk_rows:
                 table = pa.Table.from_batches(kept)
                 yield table[: self.chunk_rows]
-                kept = table[self.chunk_rows :].to_batches()
+                rest = table[self.chunk_rows :]
+                kept = rest.to_batches() if len(rest) else []  # empty ones keep the memory of all
         if kept:
             yield pa.Table.from_batches(kept)
 
