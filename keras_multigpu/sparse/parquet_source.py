@@ -63,7 +63,7 @@ class ParquetSource(Source):
             rows = metadata.row_group(group).num_rows
             for number, first in enumerate(range(0, rows, self.chunk_rows)):
                 # All columns are read, so that damage is found before training.
-                table = self._load(group, number)
+                table = self._load(group, number, threads=True)
                 if len(table) != min(self.chunk_rows, rows - first):
                     raise self._too_few_rows(group)
                 numbers = self._numbers(table)
@@ -73,7 +73,7 @@ class ParquetSource(Source):
         self.close()
 
     def _read(self, place: tuple[int, int]) -> Block:
-        table = self._load(*place)
+        table = self._load(*place, threads=False)
         numbers = self._numbers(table)
         is_good = are_finite(numbers)
         features = table.select(list(self.schema.features))
@@ -81,11 +81,11 @@ class ParquetSource(Source):
             features, numbers = features.filter(pa.array(is_good)), numbers[is_good]
         return Block(features, numbers.astype("float32"))
 
-    def _load(self, group: int, number: int) -> pa.Table:
+    def _load(self, group: int, number: int, threads: bool) -> pa.Table:
         """A chunk of a row group."""
         if self._reader is None or self._next[0] != group or self._next[1] > number:
             self.close()
-            self._reader = self._chunks(group)
+            self._reader = self._chunks(group, threads)
             self._next = (group, 0)
         while self._next[1] < number:
             next(self._reader, None)
@@ -100,7 +100,7 @@ class ParquetSource(Source):
             self.close()
         return table
 
-    def _chunks(self, group: int) -> Iterator[pa.Table]:
+    def _chunks(self, group: int, threads: bool) -> Iterator[pa.Table]:
         """The chunks of a row group; batches of Arrow may be shorter."""
         file = self.keep_open(
             pq.ParquetFile(
@@ -113,7 +113,7 @@ class ParquetSource(Source):
             )
         )
         batches = file.iter_batches(
-            self.chunk_rows, row_groups=[group], columns=self.schema.names, use_threads=False
+            self.chunk_rows, row_groups=[group], columns=self.schema.names, use_threads=threads
         )
         kept: list[pa.RecordBatch] = []
         for batch in batches:
