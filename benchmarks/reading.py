@@ -203,8 +203,9 @@ def main() -> None:
     print(f"- {host()}")
     print(f"- {merge_versions(results)}")
     print(
-        f"- {options.rows:,} rows; CSV of {_CSV_COLUMNS} columns of text; one thread, its processor "
-        f"time; chunks of {_CHUNK:,}, batches of {_BATCH:,}; {options.repeats} rounds, medians (lowest..highest)",
+        f"- {options.rows:,} rows; CSV of {_CSV_COLUMNS} columns of text; one thread, its "
+        f"processor time; chunks of {_CHUNK:,}, batches of {_BATCH:,}; {options.repeats} rounds, "
+        "medians (lowest..highest)",
         end="\n\n",
     )
     ours, sides = "HashedDataset, ", list(PARQUET_SIDES)

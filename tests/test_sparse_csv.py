@@ -94,6 +94,12 @@ def test_rows_of_any_text(few, weights, monkeypatch):
         assert count_lines(data) == len(re.findall(rb"\r\n|\r|\n", data))
 
 
+def test_rows_of_quoted_text_are_found_in_one_pass(monkeypatch):
+    monkeypatch.setattr(csv_rows, "_find_rows_by_runs", None)  # the slow way
+    text = b'"a","b, c",""\r\n1,"two\nlines","""x"", y"\r\n"",3,"""a"""\r' * 1000
+    assert find_rows(text, ",", is_whole=True).ends.tolist() == [e for _, e, _ in plain_rows(text)]
+
+
 def test_a_mark_that_is_lost_takes_in_a_few_mib_at_most(monkeypatch):
     monkeypatch.setattr(csv_rows, "_LONGEST", 1000)
     monkeypatch.setattr(csv_rows, "_READ_BYTES", 100)

@@ -182,6 +182,19 @@ def test_few_values_are_hashed_once(tmp_path, monkeypatch):
     assert hashed.count(2) <= 4  # row groups
 
 
+def test_batches_that_are_shorter_than_chunks(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", cities("few, then many"))
+    batches = pq.ParquetFile.iter_batches
+
+    def shorter(*args, **options):
+        for batch in batches(*args, **options):
+            yield batch.slice(0, 20)
+            yield batch.slice(20)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", shorter)
+    check(path, cities("few, then many"))
+
+
 # What is refused when the dataset is made.
 
 

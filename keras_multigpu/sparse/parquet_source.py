@@ -85,7 +85,7 @@ class ParquetSource(Source):
         """A chunk of a row group."""
         if self._reader is None or self._next[0] != group or self._next[1] > number:
             self.close()
-            self._reader = self._chunks(group, threads)
+            self._reader = self._open(group, threads)
             self._next = (group, 0)
         while self._next[1] < number:
             next(self._reader, None)
@@ -100,8 +100,8 @@ class ParquetSource(Source):
             self.close()
         return table
 
-    def _chunks(self, group: int, threads: bool) -> Iterator[pa.Table]:
-        """The chunks of a row group; batches of Arrow may be shorter."""
+    def _open(self, group: int, threads: bool) -> Iterator[pa.Table]:
+        """The chunks of a row group."""
         file = self.keep_open(
             pq.ParquetFile(
                 self.path,
@@ -115,16 +115,7 @@ class ParquetSource(Source):
         batches = file.iter_batches(
             self.chunk_rows, row_groups=[group], columns=self.schema.names, use_threads=threads
         )
-        kept: list[pa.RecordBatch] = []
-        for batch in batches:
-            kept.append(batch)
-            if sum(map(len, kept)) >= self.chunk_rows:
-                table = pa.Table.from_batches(kept)
-                yield table[: self.chunk_rows]
-                rest = table[self.chunk_rows :]
-                kept = rest.to_batches() if len(rest) else []  # empty ones keep the memory of all
-        if kept:
-            yield pa.Table.from_batches(kept)
+        return _chunks(batches, self.chunk_rows)
 
     def _too_few_rows(self, group: int) -> BadDataError:
         return BadDataError(
@@ -180,6 +171,20 @@ class ParquetSource(Source):
         if len(bad):
             self.skipped["no finite label or weight"] += len(bad)
         return is_good
+
+
+def _chunks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+    """Tables of so many rows; batches of Arrow may be shorter than it was asked for."""
+    kept: list[pa.RecordBatch] = []
+    for batch in batches:
+        kept.append(batch)
+        if sum(map(len, kept)) >= rows:
+            table = pa.Table.from_batches(kept)
+            yield table[:rows]
+            rest = table[rows:]
+            kept = rest.to_batches() if len(rest) else []  # empty ones keep the memory of all
+    if kept:
+        yield pa.Table.from_batches(kept)
 
 
 def _dictionary_length(table: pa.Table, name: str) -> int:
