@@ -37,6 +37,7 @@ _CHUNK = 65_536
 _BATCH = 4096
 _CSV_COLUMNS = 8
 _REPEATS = 3
+_SMALL_ROWS = 1000  # of files that are read first, so that libraries are loaded
 _TIMEOUT_S = 900.0
 # name: the file, and how it is read
 CSV_SIDES = {
@@ -54,6 +55,7 @@ PARQUET_SIDES = {
 
 def write_files(folder: pathlib.Path, rows: int) -> None:
     """The files that are read; of `many`, every value is another one."""
+    folder.mkdir()
     draw = np.random.default_rng(0)
     label = draw.integers(0, 2, rows)
     texts = {
@@ -114,9 +116,11 @@ def _ours(path: str, rows: int) -> dict[str, Callable[[], Any]]:
 WAYS = {"arrow_csv": _arrow_csv, "arrow_parquet": _arrow_parquet, "ours": _ours}
 
 
-def measure(way: str, path: str, rows: int) -> dict[str, Any]:
+def measure(way: str, path: str, small: str, rows: int) -> dict[str, Any]:
     """Rows per second of processor time, in a scan and in an epoch, and the memory they add."""
     pa.set_cpu_count(1)
+    for warm_up in WAYS[way](small, rows).values():
+        warm_up()
     steps = WAYS[way](path, rows)
     start, result = _reset_peak_mib(), {}
     for name, run in steps.items():
@@ -147,7 +151,8 @@ def _turns(
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, (file, way) in sides.items():
-            request = json.dumps({"way": way, "path": str(folder / file), "rows": rows})
+            paths = {"path": str(folder / "files" / file), "small": str(folder / "small" / file)}
+            request = json.dumps({"way": way, "rows": rows, **paths})
             result = run_module("benchmarks.reading", "--measure", request, timeout=_TIMEOUT_S)
             if "error" in result:
                 raise RuntimeError(f"{name}: {result['error']}")
@@ -196,7 +201,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        write_files(folder, options.rows)
+        write_files(folder / "files", options.rows)
+        write_files(folder / "small", _SMALL_ROWS)
         csv = _turns(CSV_SIDES, folder, options.rows, options.repeats)
         parquet = _turns(PARQUET_SIDES, folder, options.rows, options.repeats)
     results = [one for found in (csv, parquet) for several in found.values() for one in several]

@@ -164,6 +164,18 @@ def test_memory_does_not_grow_with_the_distinct_values(tmp_path):
     assert peaks[1] < 3 * 2**20  # of a file of 14 MiB
 
 
+def test_a_column_is_text_from_where_its_dictionary_is_longer_than_a_chunk(tmp_path):
+    values = cities("almost a chunk, then more")
+    path = write(tmp_path / "a.parquet", values, dictionary_pagesize_limit=600, data_page_size=64)
+    source = ParquetSource(str(path), Schema(("city",), ("label",)), chunk_rows=100, skips=False)
+    kinds = []
+    for _, _, place in source.scan():
+        kinds.append((place, list(source._encoded)))
+    assert kinds[0] == ((0, 0), ["city"])
+    assert kinds[-1] == ((3, 0), [])
+    check(path, values, chunk_rows=100)
+
+
 def test_few_values_are_hashed_once(tmp_path, monkeypatch):
     """The dictionary of a row group comes with each of its chunks, and is not decoded."""
     from keras_multigpu.sparse.hashing import ColumnHasher

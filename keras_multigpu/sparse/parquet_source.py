@@ -22,6 +22,8 @@ from keras_multigpu.sparse.text import is_text
 
 # How much of a column is read together; Arrow would read whole row groups otherwise.
 _BUFFER_BYTES = 2**18
+# A stored dictionary of more bytes for each row of a chunk is taken to be longer than the chunk.
+_LONG_BYTES = 4
 _DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _WITH_DICTIONARY = _DICTIONARY | {"PLAIN", "RLE", "BIT_PACKED"}
 
@@ -140,15 +142,17 @@ class ParquetSource(Source):
                 )
 
     def _stored_as_dictionaries(self, metadata: pq.FileMetaData) -> list[str]:
-        """The columns of text of which all row groups have a dictionary that Arrow can read so."""
+        """The columns of text that have a short dictionary in each row group, as far as is known."""
         schema = metadata.schema.to_arrow_schema()
-        names = {name for name in self.schema.features if is_text(_plain(schema.field(name).type))}
+        kinds = {name: _plain(schema.field(name).type) for name in self.schema.features}
+        names = {name for name, kind in kinds.items() if is_text(kind)}
         for group in range(metadata.num_row_groups):
             columns = metadata.row_group(group)
             for place in range(columns.num_columns):
                 column = columns.column(place)
                 encodings = set(column.encodings)
-                if not encodings & _DICTIONARY or encodings - _WITH_DICTIONARY:
+                is_other = not encodings & _DICTIONARY or encodings - _WITH_DICTIONARY
+                if is_other or _dictionary_bytes(column) > _LONG_BYTES * self.chunk_rows:
                     names.discard(column.path_in_schema)
         return [name for name in self.schema.features if name in names]
 
@@ -190,6 +194,12 @@ def _chunks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
 def _dictionary_length(table: pa.Table, name: str) -> int:
     """The length of the longest dictionary of a column."""
     return max((len(chunk.dictionary) for chunk in table.column(name).chunks), default=0)
+
+
+def _dictionary_bytes(column: pq.ColumnChunkMetaData) -> int:
+    """The size of a column's dictionary page; 0 if the file does not say."""
+    has_page = column.has_dictionary_page and column.dictionary_page_offset is not None
+    return column.data_page_offset - column.dictionary_page_offset if has_page else 0
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
