@@ -166,7 +166,8 @@ def test_memory_does_not_grow_with_the_distinct_values(tmp_path):
 
 def test_a_column_is_text_from_where_its_dictionary_is_longer_than_a_chunk(tmp_path):
     values = cities("almost a chunk, then more")
-    path = write(tmp_path / "a.parquet", values, dictionary_pagesize_limit=600, data_page_size=64)
+    options = {"dictionary_pagesize_limit": 300, "data_page_size": 64, "write_batch_size": 10}
+    path = write(tmp_path / "a.parquet", values, **options)
     source = ParquetSource(str(path), Schema(("city",), ("label",)), chunk_rows=100, skips=False)
     kinds = []
     for _, _, place in source.scan():

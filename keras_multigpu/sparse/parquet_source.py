@@ -142,7 +142,7 @@ class ParquetSource(Source):
                 )
 
     def _stored_as_dictionaries(self, metadata: pq.FileMetaData) -> list[str]:
-        """The columns of text that have a short dictionary in each row group, as far as is known."""
+        """The columns of text whose dictionaries in all row groups seem to be short."""
         schema = metadata.schema.to_arrow_schema()
         kinds = {name: _plain(schema.field(name).type) for name in self.schema.features}
         names = {name for name, kind in kinds.items() if is_text(kind)}
