@@ -160,9 +160,9 @@ def test_patterns_and_delimiters(tmp_path):
 
 
 def test_line_ends_blank_lines_and_long_rows(tmp_path, monkeypatch):
-    from keras_multigpu.sparse import csv_source
+    from keras_multigpu.sparse import csv_rows
 
-    monkeypatch.setattr(csv_source, "_READ_BYTES", 7)  # rows go over many reads
+    monkeypatch.setattr(csv_rows, "_READ_BYTES", 7)  # rows go over many reads
     text = '\ufefflabel,city,age\r\n0,Rome,1\r\n\r\n1,"a\r\nb",2\r\n2,Paris,3'
     (tmp_path / "x.csv").write_bytes(text.encode())
     data = dataset(tmp_path / "x.csv", shuffle=False, chunk_rows=1)

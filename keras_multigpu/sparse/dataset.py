@@ -22,9 +22,10 @@ from keras_multigpu.sparse.sources import BadDataError, Chunk, Schema, Source
 class HashedDataset(EpochDataset):
     r"""Batches for `fit`, `evaluate` and `predict` from CSV and Parquet files.
 
-    When it is made, the files are scanned once: CSV is parsed, of Parquet the labels are read. So
-    every bad row is known before training begins, and so are the number of batches and where each
-    of them is. Later only some chunks are in memory at a time.
+    When it is made, the files are read once, without hashing: every bad row and every damaged
+    page is known before training begins, and so are the number of batches and where each of them
+    is. Later only some chunks are in memory at a time. The files must not change until the
+    training ends: one that does is an error.
 
     In `fit` each epoch has a separate order, drawn from the seed: of the chunks, and of the rows
     within a chunk. Chunks of a compressed CSV file, and of a row group of Parquet, stay in order;

@@ -14,15 +14,21 @@ from keras_multigpu.sparse.sources import Schema, Source
 def find_files(files: Any) -> list[str]:
     """Paths in order, with patterns replaced by what they match, sorted.
 
+    A path that exists is no pattern, whatever characters are in it.
+
     Raises:
         ValueError: if a pattern matches nothing, or nothing is given.
     """
     given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     found: list[str] = []
     for path in [os.fspath(one) for one in given]:
-        matches = sorted(glob.glob(path)) if glob.has_magic(path) else [path]
+        is_pattern = glob.has_magic(path) and not os.path.lexists(path)
+        matches = sorted(glob.glob(path)) if is_pattern else [path]
         if not matches:
-            raise ValueError(f"A pattern must match files. Received: {path!r}, which matches none.")
+            raise ValueError(
+                f"A pattern must match files. Received: {path!r}, which matches none, and no file "
+                "has this name."
+            )
         found += matches
     if not found:
         raise ValueError(f"`files` must name at least one file. Received: files={files!r}.")

@@ -63,7 +63,7 @@ class ChunkLoader:
         if self._open is not None and self._open is not source:
             self._open.close()
         self._open = source
-        block = source.read(chunk.place)
+        block = source.read(chunk)
         try:
             return self._encode(block.table), block.numbers
         except TypeError as error:

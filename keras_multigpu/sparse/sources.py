@@ -5,7 +5,9 @@ from __future__ import annotations
 import abc
 import collections
 import dataclasses
+import os
 import weakref
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 _TOO_LARGE = 2**53
+# What reading damaged bytes raises: a name in a Parquet file may be no UTF-8 any more.
+_UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError)
 
 
 class BadDataError(ValueError):
@@ -83,6 +87,8 @@ class Source(abc.ABC):
     """
 
     position = 0
+    _kind = "file"
+    _state: tuple[int, int] | None = None
     _closer: weakref.finalize | None = None
     _when_open = ("_closer", "_file", "_reader", "_next")  # attributes that a copy doesn't share
 
@@ -93,17 +99,70 @@ class Source(abc.ABC):
         self.skips = skips
         self.skipped: collections.Counter[str] = collections.Counter()
 
-    @abc.abstractmethod
     def scan(self) -> Iterator[tuple[int, int, Any]]:
         """The unit, the number of good rows and the place of each chunk, in order.
 
         Raises:
             BadDataError: if the file can't be read, or bad rows are not to be skipped.
         """
+        try:
+            self._state = self._current_state()
+            yield from self._scan()
+        except _UNREADABLE as error:
+            raise self._unreadable(error) from error
+        self._check_unchanged()
+
+    def read(self, chunk: Chunk) -> Block:
+        """The good rows of a chunk; the chunks of a unit are read fastest in order.
+
+        Raises:
+            BadDataError: if the file is not what it was when it was scanned.
+        """
+        self._check_unchanged()
+        try:
+            block = self._read(chunk.place)
+        except _UNREADABLE as error:
+            raise self._unreadable(error) from error
+        self._check_unchanged()
+        if len(block.numbers) != chunk.rows:
+            raise self._changed(f"{len(block.numbers)} rows where there were {chunk.rows}")
+        return block
 
     @abc.abstractmethod
-    def read(self, place: Any) -> Block:
-        """The good rows of a chunk."""
+    def _scan(self) -> Iterator[tuple[int, int, Any]]:
+        """See `scan`."""
+
+    @abc.abstractmethod
+    def _read(self, place: Any) -> Block:
+        """The good rows of the chunk at a place."""
+
+    def _current_state(self) -> tuple[int, int]:
+        found = os.stat(self.path)
+        return found.st_size, found.st_mtime_ns
+
+    def _check_unchanged(self) -> None:
+        try:
+            state = self._current_state()
+        except OSError as error:
+            raise self._changed(f"{type(error).__name__}: {error}") from error
+        if state != self._state:
+            assert self._state is not None
+            raise self._changed(
+                f"{state[0]} bytes, last modified at {state[1] / 1e9:.3f}, in place of "
+                f"{self._state[0]} bytes, at {self._state[1] / 1e9:.3f}"
+            )
+
+    def _changed(self, received: str) -> BadDataError:
+        return BadDataError(
+            f"{self.path} must stay as it was when it was scanned, until the training ends. "
+            f"Received: {received}. Write new data to new files, and create the dataset again."
+        )
+
+    def _unreadable(self, error: BaseException) -> BadDataError:
+        return BadDataError(
+            f"{self.path} must be a readable {self._kind}. "
+            f"Received: {type(error).__name__}: {error}."
+        )
 
     def keep_open(self, file: Any) -> Any:
         """Keeps a file open until `close`, or until there is no more use for this source."""
