@@ -34,7 +34,7 @@ def mix_leaves(mix: Callable[[list[Any]], Any], outputs: list[Any]) -> Any:
     count_replicas(outputs)
     first = outputs[0]
     for index, other in enumerate(outputs):
-        if not _are_alike(first, other):
+        if not are_alike(first, other):
             raise ValueError(
                 "The outputs of all replicas must have the same structure and shapes. Received "
                 f"(as shapes): outputs[0]={shapes(first)}, outputs[{index}]={shapes(other)}. "
@@ -99,7 +99,8 @@ def is_float(tensor: Any) -> bool:
     return keras.backend.is_float_dtype(keras.backend.standardize_dtype(tensor.dtype))
 
 
-def _are_alike(first: Any, other: Any) -> bool:
+def are_alike(first: Any, other: Any) -> bool:
+    """Whether two structures of tensors can have the same shapes."""
     try:
         keras.tree.assert_same_structure(first, other)
     except (TypeError, ValueError):

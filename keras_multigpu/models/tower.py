@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.layers.mixing import get_mix
+from keras_multigpu.layers.replicas import are_alike
 from keras_multigpu.models import checks
 from keras_multigpu.models.cloning import clone, follow
 from keras_multigpu.models.costs import row_bytes
@@ -30,8 +32,9 @@ class TowerParallel(MixedModel):
         mix: how the outputs become one: `"mean"`, `"weighted"`, `"gaussian"`, `"gated"`, a Keras
             layer, or a function of the list of outputs.
         num_replicas: how many replicas there are, `None` for one per device.
-        loss_of: what is trained: the `"mix"`, or the `"replicas"`, each on its own, by the mean of
-            their losses.
+        loss_of: what is trained: the `"mix"`, or the `"replicas"`. Independent replicas are then
+            trained as they would be apart: each by the gradients of its own loss, clipped by
+            themselves. The loss that is reported is the mean of theirs.
 
     Attributes:
         clones: the replicas after the first, where they are independent.
@@ -188,7 +191,9 @@ class TowerParallel(MixedModel):
         super().__setattr__(name, value)
         # Not in `compile`: Keras compiles a loaded model only if that is its own.
         if name == "optimizer" and value is not None and vars(self).get("clones"):
-            engines.current().place_updates(value, self)
+            engines.current().place_updates(value, self, apart=self._trained_apart)
+            if self._trained_apart and isinstance(value, keras.optimizers.LossScaleOptimizer):
+                _warn_of_one_loss_scale(value)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True) -> Any:  # type: ignore[no-untyped-def]
         """The loss of the mix, or in training the mean of the replicas' own losses.
@@ -207,10 +212,25 @@ class TowerParallel(MixedModel):
             )
         own_loss = super().compute_loss
         losses = [
-            own_loss(x, y, self._mix_outputs([one], x), sample_weight, training)
+            own_loss(x, y, self._own_outputs(one, x), sample_weight, training)
             for one in self._now.outputs
         ]
-        return sum(losses) / len(losses)
+        return _mean_of_apart(*losses) if self._trained_apart else sum(losses) / len(losses)
+
+    @property
+    def _trained_apart(self) -> bool:
+        """Whether it is several models that are trained, each by its own loss."""
+        return self.options["loss_of"] == "replicas" and bool(vars(self).get("clones"))
+
+    def _own_outputs(self, outputs: Any, features: Any) -> Any:
+        """What one replica's own loss is taken of.
+
+        A mix of another shape than its parts (means and variances, say) says what is compared
+        with the targets: then it is the mix of replicas that all give these outputs.
+        """
+        if are_alike(outputs, self._now.mixed):
+            return outputs
+        return self._mix_outputs([outputs] * len(self._now.outputs), features)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """Exports the replicas and their mix for serving: a graph without the names of devices.
@@ -261,3 +281,24 @@ class TowerParallel(MixedModel):
         """Layers that were frozen in the template are frozen in all the replicas."""
         for model in vars(self).get("clones", ()):
             follow(self._template, model)
+
+
+@keras.ops.custom_gradient
+def _mean_of_apart(*losses: Any) -> Any:
+    """The mean of losses of which each is minimised by itself: the gradient is that of the sum."""
+
+    def backward(*args: Any, upstream: Any = None) -> tuple[Any, ...]:
+        (upstream,) = (upstream,) if upstream is not None else args  # Keras leaves it open
+        return (upstream,) * len(losses)
+
+    return sum(losses) / len(losses), backward
+
+
+def _warn_of_one_loss_scale(optimizer: keras.Optimizer) -> None:
+    warnings.warn(
+        "Where gradients overflow, a `LossScaleOptimizer` skips the step. The replicas are trained "
+        "each by its own loss, and have one optimizer: an overflow in one of them skips the step "
+        f"of all. Received: optimizer={optimizer.name!r} with `loss_of='replicas'`. Use the "
+        "policy 'mixed_bfloat16', which needs no loss scale.",
+        stacklevel=4,
+    )

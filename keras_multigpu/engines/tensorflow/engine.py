@@ -18,6 +18,7 @@ from keras_multigpu.engines.tensorflow.names import full_name, local_name, remot
 from keras_multigpu.engines.tensorflow.placing import (
     drop_stale,
     move_variable,
+    clip_by_member,
     place_updates,
     use_moved,
 )
@@ -147,8 +148,12 @@ class TensorFlowEngine(Engine):
         )
         return tf.data.Dataset.from_generator(epoch, output_signature=signature)
 
-    def place_updates(self, optimizer: keras.Optimizer, model: keras.Model) -> None:
+    def place_updates(
+        self, optimizer: keras.Optimizer, model: keras.Model, *, apart: bool = False
+    ) -> None:
         place_updates(optimizer)
+        if apart:
+            clip_by_member(optimizer, lambda: [member.variables for member in model.replicas])
 
     def move_variables(
         self, homes: Sequence[tuple[keras.Variable, str]], model: keras.Model
