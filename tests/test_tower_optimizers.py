@@ -42,6 +42,7 @@ WITHOUT_EPSILON = ("SGD", "Ftrl", "Lion", "Adafactor")
 @pytest.fixture(autouse=True)
 def _precise():
     keras.config.set_floatx(DTYPE)
+    keras.config.set_dtype_policy(DTYPE)
 
 
 def _optimizer(name, options):
@@ -49,11 +50,11 @@ def _optimizer(name, options):
     return getattr(optimizers, name)(0.02, **epsilon, **options)
 
 
-def _template(name="member"):
+def _template(name="member", regularizer=None):
     return keras.Sequential(
         [
             keras.Input((6,)),
-            layers.Dense(4, "tanh", kernel_regularizer="l2"),
+            layers.Dense(4, "tanh", kernel_regularizer=regularizer),
             layers.BatchNormalization(),
             layers.Dense(2, kernel_constraint=keras.constraints.MaxNorm(1.0), name="last"),
         ],
@@ -70,14 +71,13 @@ def _fit(model, optimizer, loss="mse"):
 
 def _check_apart(make_optimizer, mix="mean", own_mix=None, loss="mse"):
     """Compares a committee with its members trained each as a plain model of its own."""
-    committee = make_parallel(
-        _template(), 2, mode="tower", replicas="independent", loss_of="replicas", mix=mix
-    )
+    options = {"replicas": "independent", "loss_of": "replicas", "mix": mix}
+    committee = make_parallel(_template(regularizer="l2"), 2, mode="tower", **options)
     before = [replica.get_weights() for replica in committee.replicas]
     reported = _fit(committee, make_optimizer(), loss)
     histories = []
     for replica, weights in zip(committee.replicas, before):
-        plain = alone = _template()
+        plain = alone = _template(regularizer="l2")
         if own_mix is not None:
             alone = keras.Model(plain.inputs, own_mix([plain.outputs[0]]))
         plain.set_weights(weights)

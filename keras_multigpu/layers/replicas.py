@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.engines.attributes import get_attributes, set_attributes
+
 
 class Mix(keras.Layer):
     """What the mixes have in common; abstract."""
@@ -51,6 +53,21 @@ def mix_leaves(mix: Callable[[list[Any]], Any], outputs: list[Any]) -> Any:
         return keras.ops.cast(mixed, parts[0].dtype)
 
     return keras.tree.map_structure(mix_leaf, *outputs)
+
+
+def hand_on_logits(outputs: list[Any], mixed: Any) -> None:
+    """Gives an average of equal probabilities the logits that Keras computes their losses from.
+
+    The mean of different probabilities has no logits: its loss is that of probabilities.
+
+    Args:
+        outputs: a list with one structure of tensors per replica, all equal.
+        mixed: their average.
+    """
+    for whole, *parts in zip(*map(keras.tree.flatten, (mixed, *outputs))):
+        logits = [get_attributes(part).get("logits") for part in parts]
+        if all(part is not None for part in logits):
+            set_attributes(whole, {"logits": mix_leaves(average, logits)})
 
 
 def count_replicas(outputs: Any) -> int:

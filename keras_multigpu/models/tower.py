@@ -9,8 +9,9 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.layers.mixing import get_mix
-from keras_multigpu.layers.replicas import are_alike
+from keras_multigpu.engines.shared import SEED
+from keras_multigpu.layers.mixing import get_mix, is_average
+from keras_multigpu.layers.replicas import are_alike, hand_on_logits
 from keras_multigpu.models import checks
 from keras_multigpu.models.cloning import clone, follow
 from keras_multigpu.models.costs import row_bytes
@@ -147,8 +148,15 @@ class TowerParallel(MixedModel):
         if self._now.unmixed is not None:
             return outputs
         mixed = self._mix_outputs(outputs, features_of(args, kwargs))
+        if is_average(self._mix) and self._are_equal(results):
+            hand_on_logits(outputs, mixed)
         self._now.mixed, self._now.outputs = mixed, outputs
         return mixed
+
+    def _are_equal(self, results: Sequence[engines.Result]) -> bool:
+        """Whether all replicas give the same: with the same weights, and without random numbers."""
+        drawn = (variable.name == SEED for result in results for variable, _ in result.updates)
+        return not self.clones and not any(drawn)
 
     def _assign_updates(self, results: Sequence[engines.Result]) -> None:
         """State that replicas share becomes their mean, counters and seeds the first one's.
