@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from keras_multigpu.engines.shared import SEED
 from keras_multigpu.layers.mixing import get_mix, is_average
 from keras_multigpu.layers.replicas import are_alike, hand_on_logits
 from keras_multigpu.models import checks
+from keras_multigpu.models.apart import check_loss_scale, mean_of_apart
 from keras_multigpu.models.cloning import clone, follow
 from keras_multigpu.models.costs import row_bytes
 from keras_multigpu.models.graph import fresh_input, symbolic_ends
@@ -200,8 +200,8 @@ class TowerParallel(MixedModel):
         # Not in `compile`: Keras compiles a loaded model only if that is its own.
         if name == "optimizer" and value is not None and vars(self).get("clones"):
             engines.current().place_updates(value, self, apart=self._trained_apart)
-            if self._trained_apart and isinstance(value, keras.optimizers.LossScaleOptimizer):
-                _warn_of_one_loss_scale(value)
+            if self._trained_apart:
+                check_loss_scale(value)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True) -> Any:  # type: ignore[no-untyped-def]
         """The loss of the mix, or in training the mean of the replicas' own losses.
@@ -223,7 +223,7 @@ class TowerParallel(MixedModel):
             own_loss(x, y, self._own_outputs(one, x), sample_weight, training)
             for one in self._now.outputs
         ]
-        return _mean_of_apart(*losses) if self._trained_apart else sum(losses) / len(losses)
+        return mean_of_apart(*losses) if self._trained_apart else sum(losses) / len(losses)
 
     @property
     def _trained_apart(self) -> bool:
@@ -289,24 +289,3 @@ class TowerParallel(MixedModel):
         """Layers that were frozen in the template are frozen in all the replicas."""
         for model in vars(self).get("clones", ()):
             follow(self._template, model)
-
-
-@keras.ops.custom_gradient
-def _mean_of_apart(*losses: Any) -> Any:
-    """The mean of losses of which each is minimised by itself: the gradient is that of the sum."""
-
-    def backward(*args: Any, upstream: Any = None) -> tuple[Any, ...]:
-        (upstream,) = (upstream,) if upstream is not None else args  # Keras leaves it open
-        return (upstream,) * len(losses)
-
-    return sum(losses) / len(losses), backward
-
-
-def _warn_of_one_loss_scale(optimizer: keras.Optimizer) -> None:
-    warnings.warn(
-        "Where gradients overflow, a `LossScaleOptimizer` skips the step. The replicas are trained "
-        "each by its own loss, and have one optimizer: an overflow in one of them skips the step "
-        f"of all. Received: optimizer={optimizer.name!r} with `loss_of='replicas'`. Use the "
-        "policy 'mixed_bfloat16', which needs no loss scale.",
-        stacklevel=4,
-    )

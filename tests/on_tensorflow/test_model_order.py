@@ -41,7 +41,8 @@ def _siamese():
     )
     projected = encoder(layers.Dense(4, name="a")(left))
     return keras.Model(
-        [left, right], layers.Dense(2, name="o")(layers.Subtract(name="c")([projected, encoder(right)]))
+        [left, right],
+        layers.Dense(2, name="o")(layers.Subtract(name="c")([projected, encoder(right)])),
     )
 
 
@@ -64,7 +65,8 @@ def _shared_recurrent():
     again, _, cell = shared(steps[:, ::-1], initial_state=state)
     pooled = layers.GlobalAveragePooling1D(name="p")(sequence)
     return keras.Model(
-        inputs, layers.Dense(2, name="o")(layers.Concatenate(name="c")([pooled, again[:, -1], cell]))
+        inputs,
+        layers.Dense(2, name="o")(layers.Concatenate(name="c")([pooled, again[:, -1], cell])),
     )
 
 

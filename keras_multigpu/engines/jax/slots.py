@@ -41,7 +41,9 @@ def _prepare_all(
     optimizer.references = references
     inner = inner_optimizers(optimizer)
     if inner or hasattr(optimizer, "optimizers"):
-        leaves = [one for part in inner for one in _prepare_all(part, references, are_stacked, apart)]
+        leaves = [
+            one for part in inner for one in _prepare_all(part, references, are_stacked, apart)
+        ]
         if are_stacked:
             _refuse_unprepared(optimizer)
         return leaves

@@ -16,9 +16,9 @@ from keras_multigpu.engines.tensorflow.cluster.watched import WatchedSteps
 from keras_multigpu.engines.tensorflow.fused import fused, fusible
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
 from keras_multigpu.engines.tensorflow.placing import (
+    clip_by_member,
     drop_stale,
     move_variable,
-    clip_by_member,
     place_updates,
     use_moved,
 )
