@@ -62,26 +62,26 @@ def _template(name="member", regularizer=None):
     )
 
 
-def _fit(model, optimizer, loss="mse"):
+def _fit(model, optimizer, loss="mse", columns=2):
     rng = np.random.default_rng(3)
-    x, y = rng.normal(size=(24, 6)).astype(DTYPE), rng.normal(size=(24, 2)).astype(DTYPE)
+    x, y = rng.normal(size=(24, 6)).astype(DTYPE), rng.normal(size=(24, columns)).astype(DTYPE)
     model.compile(optimizer, loss)
     return model.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0).history["loss"]
 
 
-def _check_apart(make_optimizer, mix="mean", own_mix=None, loss="mse"):
+def _check_apart(make_optimizer, mix="mean", own_mix=None, loss="mse", columns=2):
     """Compares a committee with its members trained each as a plain model of its own."""
     options = {"replicas": "independent", "loss_of": "replicas", "mix": mix}
     committee = make_parallel(_template(regularizer="l2"), 2, mode="tower", **options)
     before = [replica.get_weights() for replica in committee.replicas]
-    reported = _fit(committee, make_optimizer(), loss)
+    reported = _fit(committee, make_optimizer(), loss, columns)
     histories = []
     for replica, weights in zip(committee.replicas, before):
         plain = alone = _template(regularizer="l2")
         if own_mix is not None:
             alone = keras.Model(plain.inputs, own_mix([plain.outputs[0]]))
         plain.set_weights(weights)
-        histories.append(_fit(alone, make_optimizer(), loss))
+        histories.append(_fit(alone, make_optimizer(), loss, columns))
         assert difference(plain.get_weights(), replica.get_weights()) < TOLERANCE
         assert difference(weights, replica.get_weights()) > 1e-5
     assert difference(list(np.mean(histories, axis=0)), reported) < TOLERANCE
@@ -105,12 +105,15 @@ def test_own_losses_of_a_mix_that_is_no_mean(mix):
     _check_apart(lambda: _optimizer("Adam", {"global_clipnorm": 0.1}), mix)
 
 
-def test_own_losses_of_gaussians():
+@pytest.mark.parametrize("own_variance", [False, True])
+def test_own_losses_of_gaussians(own_variance):
+    """With variances of their own the mix has the shape of its parts, and is not one of them."""
+
     def make():
         return _optimizer("Adam", {"clipnorm": 0.1})
 
-    mix = GaussianMix(own_variance=False)
-    _check_apart(make, mix, GaussianMix(own_variance=False), GaussianNLL())
+    mixes = [GaussianMix(own_variance=own_variance) for _ in range(2)]
+    _check_apart(make, *mixes, GaussianNLL(), columns=1 if own_variance else 2)
 
 
 def test_one_optimizer_for_some_weights_and_one_for_others():

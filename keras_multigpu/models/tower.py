@@ -231,12 +231,14 @@ class TowerParallel(MixedModel):
         return self.options["loss_of"] == "replicas" and bool(vars(self).get("clones"))
 
     def _own_outputs(self, outputs: Any, features: Any) -> Any:
-        """What one replica's own loss is taken of.
+        """What one replica's own loss is taken of: its outputs, whatever a function makes of all.
 
-        A mix of another shape than its parts (means and variances, say) says what is compared
-        with the targets: then it is the mix of replicas that all give these outputs.
+        A mix that is a layer, or has another shape than its parts (means and variances, say),
+        says what is compared with the targets: then it is the mix of replicas that all give
+        these outputs.
         """
-        if are_alike(outputs, self._now.mixed):
+        is_function = isinstance(self._mix, keras.layers.Lambda)
+        if is_function and are_alike(outputs, self._now.mixed):
             return outputs
         return self._mix_outputs([outputs] * len(self._now.outputs), features)
 
