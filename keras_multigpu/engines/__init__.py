@@ -21,38 +21,47 @@ except ModuleNotFoundError as error:
         "KERAS_BACKEND=jax: Keras takes TensorFlow otherwise."
     ) from error
 
+from keras_multigpu.engines.attributes import get_mask, set_attributes, set_mask, with_attributes
 from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.errors import ClusterError
+from keras_multigpu.engines.kinds import MEAN, ROWS, SAME, combine
 from keras_multigpu.engines.remote import Address, Remote
 from keras_multigpu.engines.shared import (
     SEED_STEP,
     check_alike,
     count_rows,
-    get_mask,
     in_fresh_thread,
     is_array,
-    set_mask,
     split_tensors,
 )
-from keras_multigpu.engines.values import Replicas, Result, Transfer
+from keras_multigpu.engines.structures import take_apart
+from keras_multigpu.engines.values import Plan, Replicas, Result, Transfer
 
 __all__ = [
+    "MEAN",
+    "ROWS",
+    "SAME",
     "SEED_STEP",
     "Address",
     "ClusterError",
     "Engine",
+    "Plan",
     "Remote",
     "Replicas",
     "Result",
     "Transfer",
     "check_alike",
+    "combine",
     "count_rows",
     "current",
     "get_mask",
     "in_fresh_thread",
     "is_array",
+    "set_attributes",
     "set_mask",
     "split_tensors",
+    "take_apart",
+    "with_attributes",
 ]
 
 

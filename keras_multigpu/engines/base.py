@@ -312,7 +312,7 @@ class Engine(abc.ABC):
 
         Args:
             model: the parallel model.
-            alone: its step is that of one device, and its calls are in `call_scope`.
+            alone: its step is that of one device.
         """
 
     def is_default(self, name: str) -> bool:
@@ -322,14 +322,3 @@ class Engine(abc.ABC):
             name: its canonical name.
         """
         return False
-
-    def call_scope(
-        self, template: keras.Model, compiled: bool
-    ) -> contextlib.AbstractContextManager[Any]:
-        """A scope around the call of a template on the default device.
-
-        Args:
-            template: the model.
-            compiled: XLA compiles it.
-        """
-        return contextlib.nullcontext()

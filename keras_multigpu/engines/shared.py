@@ -76,55 +76,6 @@ def split_tensors(
     return [flat[place] for place in places], restore
 
 
-def get_mask(tensor: Tensor) -> Tensor | None:
-    """The Keras mask that a tensor carries, if any.
-
-    The attribute is the one of Keras's guide "Masking and padding"; Keras exports no reader. For
-    tensors that take no attributes (those of JAX) it keeps a table, which its layers read.
-    """
-    if hasattr(tensor, "__dict__") or not keras.ops.is_tensor(tensor):
-        return getattr(tensor, "_keras_mask", None)
-    reader = _MaskReader()
-    reader(tensor)
-    return reader.mask
-
-
-def set_mask(tensor: Tensor, mask: Tensor | None) -> Tensor:
-    """Gives a tensor its Keras mask, and returns it."""
-    if mask is not None and hasattr(tensor, "__dict__"):
-        tensor._keras_mask = mask
-    elif mask is not None:
-        _MaskWriter(mask)(tensor)
-    return tensor
-
-
-class _MaskReader(keras.Layer):
-    mask: Tensor | None = None
-
-    def __init__(self) -> None:
-        super().__init__(autocast=False)
-        self.supports_masking = True
-
-    def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        object.__setattr__(self, "mask", mask)  # unseen by Keras, which would track it
-        return inputs
-
-
-class _MaskWriter(keras.Layer):
-    mask: Tensor
-
-    def __init__(self, mask: Tensor):
-        super().__init__(autocast=False)
-        self.supports_masking = True
-        object.__setattr__(self, "mask", mask)
-
-    def call(self, inputs: Tensor) -> Tensor:
-        return inputs
-
-    def compute_mask(self, inputs: Tensor, previous_mask: Any = None) -> Tensor:
-        return self.mask
-
-
 def in_fresh_thread(function: Callable[[], Any]) -> None:
     """Calls a function in a thread of its own, outside the scopes that the caller is in.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -25,13 +25,30 @@ class Result:
         losses: the tensors given to `add_loss` in the call, in order; for replicas with weights
             of their own also the penalties of the weights' regularizers.
         updates: pairs of a variable that the call assigned and its value in this replica.
-        shapes: the outputs' shapes for any number of rows, `None` for an axis that is not fixed.
     """
 
     outputs: Any
     losses: list[Tensor]
     updates: list[tuple[keras.Variable, Tensor]]
-    shapes: list[tuple[int | None, ...]]
+
+
+@dataclasses.dataclass
+class Plan:
+    """How a call of a template is computed in slices of its batch.
+
+    Attributes:
+        obstacle: why the batch can't be sliced; `None` where it can.
+        doubt: why it could not be found out whether it can; `None` where it could.
+        losses: the rule by which each loss of the replicas makes that of the batch.
+        updates: the same for the states that are assigned, by the `id` of the variable.
+        trace: what the engine has traced for the call.
+    """
+
+    obstacle: str | None = None
+    doubt: str | None = None
+    losses: Sequence[str] = ()
+    updates: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    trace: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,28 +77,48 @@ class Replicas(abc.ABC):
     """The replicas of one template, with its weights or with weights of their own."""
 
     @abc.abstractmethod
-    def run(self, calls: Sequence[Call], sizes: Sequence[Any], *, compiled: bool) -> list[Result]:
+    def plan(self, call: Call, *, compiled: bool) -> Plan:
+        """Finds out whether the batch of a call can be sliced, and how results are merged.
+
+        Args:
+            call: the arguments of the call, for the whole batch.
+            compiled: compile each replica with XLA.
+        """
+
+    @abc.abstractmethod
+    def run(
+        self,
+        calls: Sequence[Call],
+        sizes: Sequence[Any],
+        *,
+        compiled: bool,
+        plan: Plan | None = None,
+    ) -> list[Result]:
         """Calls every replica on its own inputs, without side effects.
 
-        Gradients flow back to the trainable variables, summed over the replicas that share one,
-        and to the inputs. Every replica draws its own random numbers; the first one draws
-        those of the template itself. The results are gathered on the first device.
+        Gradients flow back to the variables that are watched, summed over the replicas that
+        share one, and to the inputs. Every replica draws its own random numbers; the first one
+        draws those of the template itself. The results are gathered on the first device.
 
         Args:
             calls: the arguments of each replica.
             sizes: the rows of the batch that are each replica's own; 0 for one beyond the last.
             compiled: compile each replica with XLA.
+            plan: what `plan` gave for slices of one batch; `None` where each replica has a
+                whole one.
         """
 
     @abc.abstractmethod
-    def find_sums(self, call: Call, count: int) -> list[bool]:
-        """Whether each of the losses that a call adds is a sum over the rows, or a mean.
+    def finish(self, outputs: Any, plan: Plan) -> Any:
+        """The outputs of the whole batch, of merged ones.
+
+        Losses of classes look for the operation that ended an output, which merging hides.
 
         Args:
-            call: the arguments of one replica.
-            count: how many losses there are.
+            outputs: in the structure of each replica's `Result.outputs`.
+            plan: of their call.
         """
 
     @abc.abstractmethod
     def retrace(self) -> None:
-        """Drops what was traced: the template's layers may have changed."""
+        """Drops what was found out: the template's layers may have changed."""

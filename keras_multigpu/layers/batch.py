@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.engines import count_rows, get_mask, set_mask
+from keras_multigpu.engines import count_rows, with_attributes
 
 
 def slice_bounds(rows: Any, index: int, num_slices: int) -> tuple[Any, Any]:
@@ -81,9 +81,7 @@ class BatchSlice(keras.Layer):
         start = _larger(_smaller(start, rows - 1), 0)
         size = _larger(size, _smaller(rows, 1))
         take_rows = engines.current().take_rows
-        mask = get_mask(tensor)
-        sliced_mask = None if mask is None else take_rows(mask, start, size)
-        return set_mask(take_rows(tensor, start, size), sliced_mask)
+        return with_attributes(lambda part: take_rows(part, start, size), tensor)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
         """`call` gives each output its mask."""
@@ -137,9 +135,7 @@ class BatchMerge(keras.Layer):
                     f"axis along which the slices are merged. Received: output={parts[0]}, a "
                     "scalar. Return one value per row (for a loss, use `add_loss`)."
                 )
-            masks = [get_mask(part) for part in parts]
-            mask = None if masks[0] is None else self._merge(masks, rows)
-            return set_mask(self._merge(parts, rows), mask)
+            return with_attributes(lambda *values: self._merge(values, rows), *parts)
 
         return keras.tree.map_structure(merge, *inputs)
 

@@ -156,41 +156,6 @@ def check_sync_batch_norm(template: keras.Model, sync_batch_norm: bool) -> None:
             )
 
 
-def check_outputs(
-    template: keras.Model, args: Any, kwargs: Any, shapes: Sequence[tuple[int | None, ...]]
-) -> None:
-    """Refuses outputs that can't be merged from those of slices.
-
-    Args:
-        template: the model.
-        args: the positional arguments of the call.
-        kwargs: its keyword arguments.
-        shapes: those of a replica's outputs for any number of rows.
-    """
-    for shape in shapes:
-        if not shape or shape[0] is not None:
-            raise ValueError(
-                "Every output of a model whose batch is sliced must have a batch axis, by which "
-                f"the slices are merged. Received: an output of shape {shape} whatever the number "
-                "of rows. Return one value per row; for a loss, use `add_loss`."
-            )
-    if not any(None in shape[1:] for shape in shapes):
-        return
-    six, ten = (
-        template.compute_output_spec(*_symbolic(args, rows, 16), **_symbolic(kwargs, rows, 16))
-        for rows in (6, 10)
-    )
-    for few, more in zip(keras.tree.flatten(six), keras.tree.flatten(ten)):
-        if few is not None and few.shape[1:] != more.shape[1:]:
-            raise ValueError(
-                "The outputs of a model whose batch is sliced may depend on the number of rows in "
-                f"their first axis only. Received: an output of shape {tuple(few.shape)} for 6 "
-                f"rows and {tuple(more.shape)} for 10, which compares the rows with each other. "
-                "Return a value per row, and compare the rows in the loss: it sees the whole "
-                "batch."
-            )
-
-
 def warn_of_direct_calls(template: keras.Model) -> None:
     """Tells the steps of a template's own that go round the replicas."""
     direct = {}
@@ -222,27 +187,6 @@ def _layers_called(template: keras.Model, function: Any) -> list[str]:
         and func.value.id == "self"
     ]
     return [name for name in names if isinstance(vars(template).get(name), keras.Layer)]
-
-
-def _symbolic(structure: Any, rows: int, unknown: int) -> Any:
-    """Tensors as Keras tensors, everything else as it is.
-
-    Args:
-        structure: the arguments of a call.
-        rows: the length of the first axis.
-        unknown: the length of the other axes where it is not known.
-    """
-
-    def convert(part: Any) -> Any:
-        if not hasattr(part, "shape") or not hasattr(part, "dtype"):
-            return part
-        dtype = keras.backend.standardize_dtype(part.dtype)
-        axes = [unknown if axis is None else axis for axis in tuple(part.shape)[1:]]
-        first = (rows,) if len(part.shape) else ()
-        storage = engines.current().storage(part)
-        return keras.KerasTensor((*first, *axes), dtype, **storage)
-
-    return keras.tree.map_structure(convert, structure)
 
 
 def _all_layers(template: keras.Model) -> list[keras.Layer]:

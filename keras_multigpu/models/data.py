@@ -44,6 +44,7 @@ class DataParallel(ParallelModel):
             template, devices, {"wire_dtype": wire_dtype, "sync_batch_norm": sync_batch_norm}
         )
         engine = engines.current()
+        self._warnings: set[str] = set()
         self._is_left_to_keras = len(self.devices) == 1 and engine.is_default(self.devices[0])
         if not engine.partitions:
             self._replicas = engine.make_replicas(
@@ -92,26 +93,28 @@ class DataParallel(ParallelModel):
         if engine.partitions:
             with self._rows_sharded(args, kwargs) as (args, kwargs):
                 return self._template(*args, **kwargs)
-        if self._is_left_to_keras:
-            with engine.call_scope(self._template, compiled=self.jit_compile):
-                return self._template(*args, **kwargs)
         tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
-        if not any(len(tensor.shape) for tensor in tensors):
-            return self._template(*args, **kwargs)  # answers as one device would
+        if self._is_left_to_keras or not any(len(tensor.shape) for tensor in tensors):
+            return self._template(*args, **kwargs)
+        assert self._replicas is not None
+        plan = self._replicas.plan((args, kwargs), compiled=self.jit_compile)
+        obstacle = plan.obstacle or _other_rows(tensors)
+        self._warn_of(obstacle, plan.doubt)
+        if obstacle:
+            with engine.on_device(self.devices[0]):
+                return self._template(*args, **kwargs)
         with engine.on_device("cpu:0"):
             slices = BatchSlice(len(self.devices), name="slice")(tensors)
         sizes, shares = self._portions(tensors)
         calls = [restore(part) for part in slices]
-        assert self._replicas is not None
-        results = self._replicas.run(calls, sizes, compiled=self.jit_compile)
-        self._assign_updates([result.updates for result in results], shares)
-        sums = self._replicas.find_sums(calls[0], len(results[0].losses))
-        for is_sum, losses in zip(sums, zip(*(result.losses for result in results))):
+        results = self._replicas.run(calls, sizes, compiled=self.jit_compile, plan=plan)
+        self._assign_updates([result.updates for result in results], shares, plan)
+        for rule, losses in zip(plan.losses, zip(*(result.losses for result in results))):
             # Not `self.add_loss`: a functional model has it for symbolic losses only.
-            keras.Layer.add_loss(self, _merge_loss(losses, is_sum, shares, tensors))
-        if len(results) > 1:
-            checks.check_outputs(self._template, args, kwargs, results[0].shapes)
-        return BatchMerge(name="merge")([result.outputs for result in results], whole=tensors)
+            keras.Layer.add_loss(self, _merge_loss(rule, losses, shares, tensors))
+        taken = [engines.take_apart(result.outputs) for result in results]
+        merged = BatchMerge(name="merge")([parts for parts, _ in taken], whole=tensors)
+        return self._replicas.finish(taken[0][1](merged), plan)
 
     def stateless_call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model with the values of its variables given, as Keras does."""
@@ -133,41 +136,52 @@ class DataParallel(ParallelModel):
         rows = batch_rows(tensors)
         count = len(self.devices)
         sizes = [slice_bounds(rows, index, count)[1] for index in range(count)]
-        dtype = keras.config.floatx()
-        total = keras.ops.cast(keras.ops.maximum(rows, 1), dtype)
-        shares = [keras.ops.cast(size, dtype) / total for size in sizes]
+        total = keras.ops.cast(keras.ops.maximum(rows, 1), "float64")
+        shares = [keras.ops.cast(size, "float64") / total for size in sizes]
         # Of a batch without rows, the first replica's results are those of one device.
         shares[0] = keras.ops.where(keras.ops.equal(rows, 0), keras.ops.ones_like(total), shares[0])
         return sizes, shares
 
-    def _assign_updates(self, updates: Sequence[Any], shares: Sequence[Any]) -> None:
-        """Moving statistics become the mean over the rows; counters and seeds are equal.
+    def _warn_of(self, obstacle: str | None, doubt: str | None) -> None:
+        """Says once what keeps the model from using its devices, or from being sure of it."""
+        if obstacle:
+            text = (
+                f"{self.name!r} runs on {self.devices[0]!r} alone, and not on "
+                f"{len(self.devices)} devices: {obstacle}. The numbers are those of one device."
+            )
+        elif doubt:
+            text = (
+                f"{self.name!r} could not be tried on made-up rows ({doubt}). Its rows are taken "
+                "to be independent of each other, and the losses and states that its layers add "
+                "or assign to be means over the rows. If they are not, the numbers differ from "
+                "those of one device."
+            )
+        if (obstacle or doubt) and text not in self._warnings:
+            self._warnings.add(text)
+            warnings.warn(text, stacklevel=2)
 
-        The state of a metric is what was added up, so all the replicas' additions count.
-        """
-        in_metrics = {id(variable) for variable in self.metrics_variables}
+    def _assign_updates(
+        self, updates: Sequence[Any], shares: Sequence[Any], plan: engines.Plan
+    ) -> None:
+        """Assigns the states that the replicas computed, put together by the plan's rules."""
         for column in zip(*updates):
-            variable, first = column[0]
-            values = [value for _, value in column]
-            if id(variable) in in_metrics:
-                before = keras.ops.convert_to_tensor(variable)
-                own = [keras.ops.sign(share) for share in shares]
-                added = _weighted_sum([value - before for value in values], own)
-                variable.assign(before + added)
-            elif keras.backend.is_float_dtype(variable.dtype):
-                variable.assign(_weighted_sum(values, shares))
-            else:
-                variable.assign(first)
+            variable = column[0][0]
+            is_float = keras.backend.is_float_dtype(variable.dtype)
+            rule = plan.updates.get(id(variable), engines.MEAN if is_float else engines.SAME)
+            before = keras.ops.convert_to_tensor(variable)
+            variable.assign(engines.combine(rule, [value for _, value in column], shares, before))
 
 
-def _merge_loss(values: Sequence[Any], is_sum: bool, shares: Sequence[Any], whole: Any) -> Any:
+def _merge_loss(rule: str, values: Sequence[Any], shares: Sequence[Any], whole: Any) -> Any:
     """The loss of the whole batch, of which each replica has its slice's."""
-    if len(values[0].shape):
+    if rule == engines.ROWS:
         return BatchMerge(name="merge_loss")(values, whole=whole)
-    return _weighted_sum(values, [keras.ops.sign(share) if is_sum else share for share in shares])
+    return engines.combine(rule, values, shares)
 
 
-def _weighted_sum(values: Sequence[Any], shares: Sequence[Any]) -> Any:
-    stacked = keras.ops.stack(values, axis=-1)
-    weights = keras.ops.cast(keras.ops.stack(shares), stacked.dtype)
-    return keras.ops.sum(stacked * weights, axis=-1)
+def _other_rows(tensors: Sequence[Any]) -> str | None:
+    """Why arguments can't be sliced together: they are known to have other numbers of rows."""
+    counts = {tensor.shape[0] for tensor in tensors if len(tensor.shape)} - {None}
+    if len(counts) < 2:
+        return None
+    return f"its arguments have different numbers of rows, {', '.join(map(str, sorted(counts)))}"

@@ -11,6 +11,7 @@ import jax
 import keras
 from jax.experimental.sparse import JAXSparse
 
+from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.jax import devices, rows, shards, tensors
 from keras_multigpu.engines.jax.cluster import joint, meeting, processes
@@ -20,7 +21,7 @@ from keras_multigpu.engines.jax.slots import prepare
 from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution
 from keras_multigpu.engines.jax.transfers import compile_step, count_collectives, count_inputs
 from keras_multigpu.engines.remote import Address, Remote
-from keras_multigpu.engines.shared import get_mask, in_fresh_thread, set_mask, split_tensors
+from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
 from keras_multigpu.engines.values import Call, Tensor, Transfer
 
 _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")

@@ -10,19 +10,18 @@ import keras
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.stacked import StackedVariable, stack_all
 from keras_multigpu.engines.shared import (
     SEED,
     SEED_STEP,
     check_alike,
-    get_mask,
     in_fresh_thread,
-    set_mask,
     split_tensors,
     state_of_none,
 )
-from keras_multigpu.engines.values import Call, Replicas, Result, Tensor
+from keras_multigpu.engines.values import Call, Plan, Replicas, Result, Tensor
 
 
 class JaxReplicas(Replicas):
@@ -48,8 +47,11 @@ class JaxReplicas(Replicas):
     def retrace(self) -> None:
         pass  # JAX traces the step function anew whenever Keras makes one
 
-    def find_sums(self, call: Call, count: int) -> list[bool]:
+    def plan(self, call: Call, *, compiled: bool) -> Plan:
         raise NotImplementedError("The rows of a batch are never sliced.")
+
+    def finish(self, outputs: Any, plan: Plan) -> Any:
+        return outputs
 
     def parts(self) -> set[int]:
         """The `id`s of the variables that are the replicas' own, on their devices."""
@@ -74,7 +76,14 @@ class JaxReplicas(Replicas):
             assert key == id(stack.parts[0])
             stack.trainable = stack.parts[0].trainable
 
-    def run(self, calls: Sequence[Call], sizes: Sequence[Any], *, compiled: bool) -> list[Result]:
+    def run(
+        self,
+        calls: Sequence[Call],
+        sizes: Sequence[Any],
+        *,
+        compiled: bool,
+        plan: Plan | None = None,
+    ) -> list[Result]:
         own, shared = self._values()
         masked = (calls[0], [get_mask(part) for part in keras.tree.flatten(calls[0])])
         inputs, restore = split_tensors(masked)
@@ -173,7 +182,7 @@ class JaxReplicas(Replicas):
                 assigned.append((self._own(variable, number), values[number]))
             elif not number:  # all the replicas' at once
                 assigned.append((self._stacks[id(variable)], values))
-        return Result(outputs, losses, assigned, [])
+        return Result(outputs, losses, assigned)
 
     def _own(self, variable: keras.Variable, number: int) -> keras.Variable:
         """A replica's variable in the place of one of the template's."""

@@ -13,7 +13,6 @@ from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.cluster.watched import WatchedSteps
-from keras_multigpu.engines.tensorflow.fused import fused, fusible
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
 from keras_multigpu.engines.tensorflow.placing import (
     clip_by_member,
@@ -24,8 +23,8 @@ from keras_multigpu.engines.tensorflow.placing import (
 )
 from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
 from keras_multigpu.engines.tensorflow.rows import sum_rows
-from keras_multigpu.engines.tensorflow.template import traced_for_xla
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
+from keras_multigpu.engines.tensorflow.trace import traced_for_xla
 from keras_multigpu.engines.tensorflow.transfers import count_transfers
 from keras_multigpu.engines.values import Call, Tensor, Transfer
 
@@ -106,7 +105,10 @@ class TensorFlowEngine(Engine):
 
     def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
         first, *others = counts
-        message = "All tensors must have the same number of rows, the length of their first axis."
+        message = (
+            "All tensors must have the same number of rows, the length of their first axis. "
+            "Repeat what belongs to all rows, or call the template: `model.template(...)`."
+        )
         with tf.control_dependencies(
             [tf.debugging.assert_equal(other, first, message) for other in others]
         ):
@@ -194,12 +196,6 @@ class TensorFlowEngine(Engine):
 
     def is_default(self, name: str) -> bool:
         return name == ("gpu:0" if self.list_devices("gpu") else "cpu:0")
-
-    def call_scope(
-        self, template: keras.Model, compiled: bool
-    ) -> contextlib.AbstractContextManager[Any]:
-        is_plain = compiled or tf.executing_eagerly()
-        return fused([] if is_plain else fusible(template), tapes=1)
 
 
 def _with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> tf.SparseTensor:

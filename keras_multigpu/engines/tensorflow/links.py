@@ -9,16 +9,20 @@ only, on that replica's device, goes nowhere.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
 
+from keras_multigpu.engines.kinds import ROWS, SAME, combine
 from keras_multigpu.engines.tensorflow.hubs import Part, divide, shares_back, shares_out
 from keras_multigpu.engines.tensorflow.names import full_name, host_of
 from keras_multigpu.engines.tensorflow.rows import merge_rows
-from keras_multigpu.engines.tensorflow.tensors import add, cast, to_dense
+from keras_multigpu.engines.tensorflow.tensors import add, cast, is_watched, to_dense
 from keras_multigpu.engines.values import Tensor
+
+ONCE = "once"
+"""The rule for a gradient that names each row once, however often the batch takes it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +46,13 @@ class Links:
     Args:
         states: each replica's variables, in the order of the template's.
         devices: each replica's device.
-        wire_dtype: the type in which trainable weights and their gradients cross between
+        wire_dtype: the type in which watched weights and their gradients cross between
             devices, `None` for their own.
+        rules: how gradients are put together that are not plain sums, by the variable's `id`.
 
     Attributes:
-        trainable: the variables by which gradients are taken.
+        watched: the variables by which tapes take gradients: the trainable ones, and others that
+            a tape was told to watch.
     """
 
     def __init__(
@@ -54,7 +60,9 @@ class Links:
         states: Sequence[Sequence[keras.Variable]],
         devices: Sequence[str],
         wire_dtype: str | None,
+        rules: Mapping[int, str],
     ):
+        self._rules = rules
         self.devices = tuple(map(full_name, devices))
         self.wire_dtype = wire_dtype
         self._variables: dict[int, keras.Variable] = {}
@@ -63,12 +71,12 @@ class Links:
             for variable in variables:
                 self._variables[id(variable)] = variable
                 self._users.setdefault(id(variable), []).append(replica)
-        self.trainable = [v for v in self._variables.values() if _is_differentiable(v)]
+        self.watched = [v for v in self._variables.values() if _is_watched(v)]
         self._ways = self._find_ways()
 
-    def trainable_of(self, replica: int) -> list[int]:
-        """The keys of a replica's trainable variables."""
-        return [id(v) for v in self.trainable if replica in self._users[id(v)]]
+    def watched_of(self, replica: int) -> list[int]:
+        """The keys of a replica's watched variables."""
+        return [id(v) for v in self.watched if replica in self._users[id(v)]]
 
     def send(
         self, weights: dict[int, Tensor], hide: Callable[[Tensor], Tensor]
@@ -76,7 +84,7 @@ class Links:
         """The value of every variable for each of its replicas, by the variable's `id`.
 
         Args:
-            weights: the trainable ones' values, by `id`; the others are read here.
+            weights: the watched ones' values, by `id`; the others are read here.
             hide: called with each of these values, on its device, before it is sent.
         """
         # In a graph TensorFlow sends a device what it uses, once; eagerly, once for each use.
@@ -97,13 +105,13 @@ class Links:
         return states
 
     def sum(self, gradients: Sequence[dict[int, Tensor | None]]) -> list[Tensor | None]:
-        """The sum over the replicas of every trainable weight's gradient, on the weight's device.
+        """The sum over the replicas of every watched weight's gradient, on the weight's device.
 
         Args:
             gradients: each replica's, by the variable's `id`.
         """
         with tf.name_scope("gradients"):  # so that reports tell them
-            return [self._sum(gradients, variable) for variable in self.trainable]
+            return [self._sum(gradients, variable) for variable in self.watched]
 
     def _sum(
         self, gradients: Sequence[dict[int, Tensor | None]], variable: keras.Variable
@@ -111,7 +119,7 @@ class Links:
         dtype = dtype_of(variable)
         sums = [self._sum_on_host(gradients, variable, ways) for ways in self._ways[id(variable)]]
         with tf.device(_home(variable)):
-            total = _add([cast(part, dtype) for part in sums if part is not None], variable)
+            total = self._add([cast(part, dtype) for part in sums if part is not None], variable)
             is_table = isinstance(total, tf.IndexedSlices)
             wants_dense = getattr(variable, "names_rows_once", None) is False
             return to_dense(total, variable.shape[0]) if is_table and wants_dense else total
@@ -127,9 +135,10 @@ class Links:
         if len(sent) < 2:
             return next(iter(sent.values()), None)
         wire, dtype, home = self._wire(variable), dtype_of(variable), _home(variable)
-        if any(isinstance(gradient, tf.IndexedSlices) for gradient in sent.values()):
+        has_rows = any(isinstance(gradient, tf.IndexedSlices) for gradient in sent.values())
+        if has_rows or id(variable) in self._rules:
             with tf.device(home if home in sent else next(iter(sent))):
-                total = _add([cast(gradient, dtype) for gradient in sent.values()], variable)
+                total = self._add([cast(one, dtype) for one in sent.values()], variable)
                 return cast(total, wire)
         pieces = []
         for device, gradient in sent.items():
@@ -157,8 +166,22 @@ class Links:
         sums = {}
         for device, own in found.items():
             with tf.device(device):
-                sums[device] = cast(_add(own, variable), self._wire(variable))
+                sums[device] = cast(self._add(own, variable), self._wire(variable))
         return sums
+
+    def _add(self, gradients: list[Tensor], variable: keras.Variable) -> Tensor | None:
+        """The gradient of a weight that several replicas' make: their sum, or by its rule."""
+        rule = self._rules.get(id(variable))
+        if len(gradients) < 2 or (rule in (None, ROWS) and not _names_rows_once(variable)):
+            return add(gradients)
+        if rule and variable.overwrite_with_gradient:
+            return combine(rule, gradients, ())
+        if not all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+            return add(gradients)
+        if rule == SAME:
+            values = tf.add_n([gradient.values for gradient in gradients])
+            return tf.IndexedSlices(values, gradients[0].indices, gradients[0].dense_shape)
+        return merge_rows(add(gradients))
 
     def _wire(self, variable: keras.Variable) -> str:
         return self.wire_dtype if self.wire_dtype and len(self.devices) > 1 else dtype_of(variable)
@@ -173,11 +196,11 @@ class Links:
             for replicas in hosts.values():
                 groups.setdefault((_home(variable), tuple(replicas)), []).append(key)
         found: dict[int, list[_Ways]] = {key: [] for key in self._variables}
-        are_trainable = set(map(id, self.trainable))
+        are_watched = set(map(id, self.watched))
         for (home, users), keys in groups.items():
             devices = list(dict.fromkeys(self.devices[replica] for replica in users))
             sizes = {key: _elements(self._variables[key]) for key in keys}
-            trained = {key: size for key, size in sizes.items() if key in are_trainable}
+            trained = {key: size for key, size in sizes.items() if key in are_watched}
             out = divide(sizes, shares_out(devices, home))
             back = divide(trained, shares_back(devices, home))
             for key in keys:
@@ -185,13 +208,8 @@ class Links:
         return found
 
 
-def _add(gradients: list[Tensor], variable: keras.Variable) -> Tensor | None:
-    """The sum of a weight's gradients; it names each row once where they do."""
-    total = add(gradients)
-    names_rows_once = getattr(variable, "names_rows_once", False)
-    if names_rows_once and len(gradients) > 1 and isinstance(total, tf.IndexedSlices):
-        return merge_rows(total)
-    return total
+def _names_rows_once(variable: keras.Variable) -> bool:
+    return getattr(variable, "names_rows_once", False)
 
 
 def _pass_on(value: Tensor, parts: Sequence[Part], home: str) -> list[Tensor]:
@@ -243,5 +261,6 @@ def _elements(variable: keras.Variable) -> int:
     return tf.TensorShape(variable.shape).num_elements()
 
 
-def _is_differentiable(variable: keras.Variable) -> bool:
-    return variable.trainable and tf.as_dtype(dtype_of(variable)).is_floating
+def _is_watched(variable: keras.Variable) -> bool:
+    is_float = tf.as_dtype(dtype_of(variable)).is_floating
+    return is_float and (variable.trainable or is_watched(read(variable)))

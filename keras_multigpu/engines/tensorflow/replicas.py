@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.shared import SEED, check_alike, get_mask, set_mask, state_of_none
-from keras_multigpu.engines.tensorflow.links import Links
-from keras_multigpu.engines.tensorflow.losses import find_sums
+from keras_multigpu.engines.attributes import set_attributes
+from keras_multigpu.engines.shared import SEED, check_alike, state_of_none
+from keras_multigpu.engines.structures import OpaqueError, take_apart
+from keras_multigpu.engines.tensorflow.links import Links, read
 from keras_multigpu.engines.tensorflow.names import local_name, short_name
 from keras_multigpu.engines.tensorflow.passes import Passes
-from keras_multigpu.engines.tensorflow.raw import Raw
+from keras_multigpu.engines.tensorflow.planning import make_plan, signature
+from keras_multigpu.engines.tensorflow.scope import HiddenStateError
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
-from keras_multigpu.engines.tensorflow.template import TemplateFunction
-from keras_multigpu.engines.tensorflow.tensors import map_tensors, substitute
-from keras_multigpu.engines.values import Call, Replicas, Result, Tensor
-
-_serials = itertools.count(1)
+from keras_multigpu.engines.tensorflow.tensors import gradient_order, substitute
+from keras_multigpu.engines.tensorflow.trace import Raw, Trace, is_for_xla, split_call
+from keras_multigpu.engines.values import Call, Plan, Replicas, Result, Tensor
 
 
 class TensorFlowReplicas(Replicas):
@@ -42,31 +41,75 @@ class TensorFlowReplicas(Replicas):
         self.devices = tuple(devices)
         self.wire_dtype = wire_dtype
         self.synchronized = synchronized
+        self._has_own_weights = any(model is not self.template for model in self.models)
+        self._batch_normalizations()
         self.retrace()
 
     def retrace(self) -> None:
-        self._has_own_weights = any(model is not self.template for model in self.models)
-        layers = self._batch_normalizations()
-        self._function = TemplateFunction(
-            self.template, layers, with_penalties=self._has_own_weights
-        )
-        self._sums: dict[Any, list[bool]] = {}
+        self._plans: dict[Any, Plan] = {}
 
-    def run(self, calls: Sequence[Call], sizes: Sequence[Any], *, compiled: bool) -> list[Result]:
-        if not self._function.layers:
-            self._function.layers = self._batch_normalizations()
-        compiled = compiled and not self._function.layers  # XLA knows no collective operations
-        serial = next(_serials) if self._function.layers else 0
+    def plan(self, call: Call, *, compiled: bool) -> Plan:
+        if not tf.executing_eagerly():
+            return self._plan(call, compiled)
+        key = signature(self.template, call)
+        if key not in self._plans:
+            self._plans[key] = self._plan(call, compiled)
+        return self._plans[key]
+
+    def _plan(self, call: Call, compiled: bool) -> Plan:
+        try:
+            return make_plan(self._trace(call, compiled))
+        except (HiddenStateError, OpaqueError) as error:
+            return Plan(obstacle=str(error))
+
+    def run(
+        self,
+        calls: Sequence[Call],
+        sizes: Sequence[Any],
+        *,
+        compiled: bool,
+        plan: Plan | None = None,
+    ) -> list[Result]:
+        trace = plan.trace if plan else self._trace(calls[0], compiled)
         states = [_unique(model.variables) for model in self.models]
         check_alike(states)
-        links = Links(states, self.devices, self.wire_dtype)
-        masked = [(call, [get_mask(part) for part in tf.nest.flatten(call)]) for call in calls]
-        passes = Passes(self._function, links, masked, sizes, serial, compiled)
+        links = Links(states, self.devices, self.wire_dtype, trace.gradient_rules)
+        passes = Passes(trace, links, [split_call(call)[0] for call in calls], sizes)
         gathered = passes.run()
-        if len(self._function.variables) != len(states[0]):
-            self.retrace()  # layers were built in this call: now their variables are known
-            return self.run(calls, sizes, compiled=compiled)
-        return [self._result(raw, gathered, state) for raw, state in zip(list(passes.raws), states)]
+        if tf.executing_eagerly() and len(_unique(self.template.variables)) != len(states[0]):
+            # Layers were built in this call: now their variables are known.
+            return self.run(calls, sizes, compiled=compiled, plan=plan)
+        raws = list(passes.raws)
+        return [
+            self._result(raw, gathered, state, trace, is_slice=plan is not None)
+            for raw, state in zip(raws, states)
+        ]
+
+    def finish(self, outputs: Any, plan: Plan) -> Any:
+        tensors, _ = take_apart(outputs)
+        return plan.trace.activate(tensors)
+
+    def _trace(self, call: Call, compiled: bool) -> Trace:
+        layers, order = self._batch_normalizations(), self._order()
+        trace = Trace(
+            self.template,
+            call,
+            layers,
+            len(self.devices),
+            compiled and not layers,  # XLA knows no collective operations
+            touch_rows=not (compiled or is_for_xla()) and order == 1,
+            with_penalties=self._has_own_weights,
+        )
+        trace.is_differentiated = order > 0
+        if tf.executing_eagerly():
+            return trace
+        trace.forward  # noqa: B018  may build layers, whose variables then belong to the state
+        is_whole = len(_unique(self.template.variables)) == len(trace.variables)
+        return trace if is_whole else self._trace(call, compiled)
+
+    def _order(self) -> int:
+        """How often the tapes around the call may differentiate by the weights."""
+        return gradient_order([read(v) for v in _unique(self.template.trainable_variables)])
 
     def _batch_normalizations(self) -> list[keras.Layer]:
         """Those that see all the replicas' rows: on devices of this process only."""
@@ -81,34 +124,31 @@ class TensorFlowReplicas(Replicas):
             )
         return layers
 
-    def find_sums(self, call: Call, count: int) -> list[bool]:
-        if not count or len(self.devices) == 1:
-            return [False] * count
-        if not tf.executing_eagerly():
-            return find_sums(self.template, call, count)
-        key = (count, call[1].get("training"))
-        if key not in self._sums:
-            self._sums[key] = find_sums(self.template, call, count)
-        return self._sums[key]
-
     def _result(
-        self, raw: Raw, gathered: Iterator[Tensor], state: Sequence[keras.Variable]
+        self,
+        raw: Raw,
+        gathered: Iterator[Tensor],
+        state: Sequence[keras.Variable],
+        trace: Trace,
+        is_slice: bool,
     ) -> Result:
         """One replica's results, the outputs and losses on the first device."""
-        outputs, losses = substitute(raw.differentiable, gathered)
+        outputs, attributes, losses = substitute(raw.differentiable, gathered)
         with tf.device(self.devices[0]):
-            outputs, masks = map_tensors(tf.identity, (outputs, raw.masks))
-        for part, mask in zip(tf.nest.flatten(outputs), masks):
-            set_mask(part, mask)
+            outputs, attributes = tf.nest.map_structure(
+                tf.identity, (outputs, attributes), expand_composites=True
+            )
+            tensors = [set_attributes(*pair) for pair in zip(outputs, attributes)]
+            whole = trace.rebuild(tensors) if is_slice else trace.activate(tensors)
         # The traced function knows the template's variables; the replica has others in their place.
-        own = dict(zip(map(id, self._function.variables), state))
+        own = dict(zip(map(id, trace.variables), state))
         updates = []
         for key, value in raw.updates.items():
-            variable = self._function.assigned[key]
+            variable = trace.assigned[key]
             if self._has_own_weights and not self._may_share(variable, own):
                 raise state_of_none(variable)
             updates.append((own.get(id(variable), variable), value))
-        return Result(outputs, losses, updates, raw.shapes)
+        return Result(whole, losses, updates)
 
     def _may_share(self, variable: keras.Variable, own: dict[int, keras.Variable]) -> bool:
         """Whether it is in its place in all replicas, or replicas may have it in common."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.shared import SEED, SEED_STEP
 from keras_multigpu.engines.values import Tensor
+
+
+class HiddenStateError(NotImplementedError):
+    """A state is assigned where a replica can't hand it on."""
 
 
 class ReplicaScope(keras.StatelessScope):
@@ -46,15 +51,24 @@ class ReplicaScope(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
         variable, value = update
         if self._graph is not None and getattr(value, "graph", self._graph) is not self._graph:
-            raise NotImplementedError(
+            raise HiddenStateError(
                 f"The variable {variable.path!r} is assigned within a loop or a branch, where a "
                 "replica's state can't be followed. Unroll the loop (a recurrent layer: "
                 "`unroll=True`), or assign after it; random layers assign their seed."
             )
-        if variable.trainable and tf.as_dtype(value.dtype).is_floating:
-            # As on one device, the gradient is that by the assigned value, and does not go on
-            # to what it was computed from.
-            before = tf.cast(self.get_current_value(variable), value.dtype)
-            value = tf.stop_gradient(value) + (before - tf.stop_gradient(before))
+        if tf.as_dtype(value.dtype).is_floating:
+            before = self.get_current_value(variable)
+            before = tf.identity(variable._value) if before is None else before
+            value = _assigned(value, tf.cast(before, value.dtype))
         self.assigned[id(variable)] = variable
         super().add_update((variable, value))
+
+
+@tf.custom_gradient
+def _assigned(value: Tensor, before: Tensor) -> Any:
+    """The value that a variable was assigned, as it is read afterwards.
+
+    As on one device, its gradient is the variable's, and does not go on to what the value was
+    computed from.
+    """
+    return tf.identity(value), lambda upstream: (None, upstream)

@@ -32,13 +32,11 @@ class Replica:
         number: its place among the replicas, from 0; an integer, or a scalar tensor.
         size: the rows of the batch that are its own: 0 for one beyond the last row.
         count: how many replicas there are.
-        serial: a number that replicas have in common which exchange statistics; else 0.
     """
 
     number: Any
     size: Any
     count: int
-    serial: int = 0
 
 
 def batch_normalizations(template: keras.Model, which: str) -> list[keras.Layer]:

@@ -75,6 +75,13 @@ def to_dense(gradient: tf.IndexedSlices, rows: int) -> Tensor:
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
 
 
+def is_watched(tensor: Tensor) -> bool:
+    """Whether a tape around the call may take a gradient by a tensor."""
+    return PossibleTapeGradientTypes([tensor]) > 0
+
+
 def gradient_order(tensors: list[Tensor]) -> int:
     """How often the tapes around a call may differentiate by tensors: 0, 1, or 2 for more."""
-    return 2 if tf.executing_eagerly() else int(PossibleTapeGradientTypes(tensors))
+    order = int(PossibleTapeGradientTypes(tensors))
+    # Eagerly a tape may be persistent without its being known here.
+    return 2 if order and tf.executing_eagerly() else order

@@ -1,0 +1,121 @@
+"""How the values of replicas make the one value of the whole batch: as a mean, a sum, ...
+
+A loss or a new state is a number by the time a replica has computed it, and does not show how it
+came about. So it is computed twice on rows made for it: for all the rows together and for two
+parts of them. `find_kinds` says which rules give the first from the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+Values = Sequence[np.ndarray]
+
+SAME, MEAN, SUM, MAXIMUM, MINIMUM, ROWS = "same", "mean", "sum", "maximum", "minimum", "rows"
+
+
+def find_kinds(
+    whole: Any, parts: Values, counts: Sequence[int], before: Any = None, is_half: bool = False
+) -> set[str]:
+    """The rules by which the parts' values make the value of the whole.
+
+    Args:
+        whole: the value computed from all the rows.
+        parts: the values computed from the parts.
+        counts: how many rows each part has.
+        before: the value that a state had; sums are counted from there.
+        is_half: the values were computed in half precision.
+    """
+
+    def is_close(first: Any, second: Any) -> bool:
+        return _is_close(first, second, is_half)
+
+    whole, parts = np.asarray(whole), [np.asarray(part) for part in parts]
+    found = {ROWS} if _are_rows(whole, parts, is_half) else set()
+    if any(part.shape != whole.shape for part in parts):
+        return found
+    start = np.zeros_like(whole) if before is None else np.asarray(before)
+    rules: dict[str, Callable[[], Any]] = {
+        SAME: lambda: parts[0],
+        MEAN: lambda: sum(n * part for n, part in zip(counts, parts)) / sum(counts),
+        SUM: lambda: start + sum(part - start for part in parts),
+        MAXIMUM: lambda: np.maximum(*parts),
+        MINIMUM: lambda: np.minimum(*parts),
+    }
+    if whole.dtype.kind not in "fiuc":
+        rules = {SAME: rules[SAME]}
+    for kind, rule in rules.items():
+        needs_all = kind == SAME and not is_close(parts[0], parts[1])
+        if not needs_all and is_close(whole, rule()):
+            found.add(kind)
+    return found
+
+
+def _is_close(first: Any, second: Any, is_half: bool) -> bool:
+    """Whether two arrays agree but for rounding; what is not a number agrees with itself."""
+    first, second = np.asarray(first), np.asarray(second)
+    if first.shape != second.shape:
+        return False
+    if first.dtype.kind not in "fc" and second.dtype.kind not in "fc":
+        return bool(np.all(first == second))
+    atol = _tolerance(first.dtype, is_half) * max(_size(first), _size(second))
+    return np.allclose(first, second, rtol=0.0, atol=atol, equal_nan=True)
+
+
+def _size(values: np.ndarray) -> float:
+    """The largest of some numbers, of those that are finite."""
+    return float(np.max(np.abs(values[np.isfinite(values)]), initial=0.0))
+
+
+def combine(kind: str, values: Sequence[Any], shares: Sequence[Any], before: Any = None) -> Any:
+    """The value of the whole batch, from those of the replicas.
+
+    Args:
+        kind: the rule.
+        values: the replicas' values.
+        shares: each replica's part of the rows; 0 for one that has none of its own.
+        before: the value that a state had.
+    """
+    first, *others = values
+    if kind == SAME:
+        return first
+    if kind in (MAXIMUM, MINIMUM):
+        choose = keras.ops.maximum if kind == MAXIMUM else keras.ops.minimum
+        for other in others:
+            first = choose(first, other)
+        return first
+    if kind == SUM:
+        start = keras.ops.zeros_like(first) if before is None else before
+        counted = [keras.ops.cast(keras.ops.sign(share), first.dtype) for share in shares]
+        return start + sum(one * (value - start) for one, value in zip(counted, values))
+    # From the first value on: a state that is the same in all replicas does not drift.
+    weights = [keras.ops.cast(share, _wide(first.dtype)) for share in shares[1:]]
+    wide = [keras.ops.cast(value, _wide(first.dtype)) for value in values]
+    moved = sum((w * (value - wide[0]) for w, value in zip(weights, wide[1:])), 0.0)
+    return keras.ops.cast(wide[0] + moved, first.dtype)
+
+
+def _are_rows(whole: np.ndarray, parts: Values, is_half: bool) -> bool:
+    if not whole.ndim or any(part.ndim != whole.ndim for part in parts):
+        return False
+    if any(part.shape[1:] != whole.shape[1:] for part in parts):
+        return False
+    joined = np.concatenate(parts)
+    if whole.dtype.kind in "OSU":
+        return joined.shape == whole.shape and bool(np.all(joined == whole))
+    return _is_close(whole, joined, is_half)
+
+
+def _wide(dtype: Any) -> str:
+    name = keras.backend.standardize_dtype(dtype)
+    return "float32" if name in ("float16", "bfloat16") else name
+
+
+def _tolerance(dtype: Any, is_half: bool) -> float:
+    """The largest difference by rounding, as a part of the largest value."""
+    # In deep models some thousand times that of one operation.
+    return 5e-2 if is_half or dtype.itemsize == 2 else 1e-4 if dtype.itemsize == 4 else 1e-8

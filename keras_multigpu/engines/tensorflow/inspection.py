@@ -1,0 +1,141 @@
+"""What a traced function shows of itself: why its batch can't be sliced, if it can't.
+
+TensorFlow's own state would change once for each replica, random numbers that don't come from
+Keras's seeds would be equal on all devices, and some custom gradients lose the weights of a
+replica. Each is an operation in the traced graph, and its name begins with its layer's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.values import Tensor
+
+_HARMLESS = re.compile(
+    r"Placeholder.*|ReadVariableOp|VarHandleOp|ResourceGather(Nd)?|Stateful.*PartitionedCall|"
+    r"PartitionedCall|(Stateless)?(If|While|Case)|Assert|PrintV2|NoOp|LookupTable(Find|Size).*|"
+    r".*HashTable.*V2|Collective.*|VariableShape|SparseTensorDenseMatMul|Stateless.*|"
+    r"TensorList.*|XlaLaunch|Const|_?(Arg|Retval)|EmptyTensorMap|CheckNumerics.*|FakeParam"
+)
+_STATE_IN_BODIES = re.compile(
+    r"Assign.*VariableOp|Resource(Scatter|Sparse|StridedSliceAssign|Apply).*|.*PyFunc|"
+    r"LookupTable(Insert|Import|Remove).*|Write.*Summary|(Stack|Queue|Barrier|TensorArray).*V3|"
+    r"Random(?!Crop).*|Stateful(?!PartitionedCall|.*PartitionedCall).*|Multinomial|TruncatedNormal"
+)
+_DRAW = re.compile(r"Stateless(Random|Truncated|Parameterized|Multinomial|Shuffle).*")
+
+
+def find_obstacle(forward: Any, number: Tensor) -> str | None:
+    """Why a template's batch can't be sliced, or `None`.
+
+    Args:
+        forward: the traced template.
+        number: its argument that tells the replicas apart.
+    """
+    graph = forward.graph
+    checks = (_outer_rows(forward), _state(graph), _fixed_draws(graph, number), _lost(forward))
+    return next((reason for check in checks for reason in check), None)
+
+
+def layer_of(name: str) -> str:
+    """The layer to which an operation belongs, by its name."""
+    scope = name.rpartition("/")[0]
+    return f"layer {scope!r}" if scope else "the model's `call`"
+
+
+def _outer_rows(forward: Any) -> Iterator[str]:
+    """Tensors of the calling function, used without being an argument: they are not sliced."""
+    for outer in forward.captured_inputs:
+        is_value = outer.dtype not in (tf.resource, tf.variant)
+        symbolic = not tf.is_tensor(outer) or not hasattr(outer, "numpy")
+        if is_value and symbolic and outer.shape.rank != 0 and None in _axes(outer)[:1]:
+            yield f"`call` uses the tensor {outer.name!r}, which is not among its arguments"
+
+
+def _axes(tensor: Tensor) -> list[int | None]:
+    return [None] if tensor.shape.rank is None else tensor.shape.as_list()
+
+
+def _state(graph: Any) -> Iterator[str]:
+    """Operations that keep a state of TensorFlow's, or run Python code."""
+    has_stateful_calls = False
+    for operation in graph.get_operations():
+        if operation.op_def is not None and operation.op_def.is_stateful:
+            has_stateful_calls = True
+            if not _HARMLESS.fullmatch(operation.type):
+                yield _told(operation.type, operation.name)
+    if has_stateful_calls:
+        for body in graph.as_graph_def().library.function:
+            for node in body.node_def:
+                if _STATE_IN_BODIES.fullmatch(node.op):
+                    yield _told(node.op, node.name)
+
+
+def _told(kind: str, name: str) -> str:
+    if re.match(r"(Random|Stateful|Multinomial|TruncatedNormal)", kind):
+        return (
+            f"{layer_of(name)} draws random numbers by TensorFlow's {kind}, which would be the "
+            "same on every device (draw them by `keras.random` with a `SeedGenerator`)"
+        )
+    if "PyFunc" in kind:
+        return (
+            f"{layer_of(name)} runs Python code by {kind}, which may keep a state (use "
+            "`tf.numpy_function(..., stateful=False)` if it keeps none)"
+        )
+    return (
+        f"{layer_of(name)} changes a state of TensorFlow's by {kind}, once for each device (keep "
+        "it in a variable of Keras's: `add_weight`)"
+    )
+
+
+def _fixed_draws(graph: Any, number: Tensor) -> Iterator[str]:
+    """Random numbers for each row whose seed does not differ from device to device."""
+    for operation in graph.get_operations():
+        if not _DRAW.fullmatch(operation.type):
+            continue
+        for_rows = not operation.outputs[0].shape.is_fully_defined()
+        if for_rows and number.op not in ancestors(list(operation.inputs)[1:]):
+            yield (
+                f"{layer_of(operation.name)} draws random numbers by a fixed seed, which would be "
+                "the same on every device (use a `keras.random.SeedGenerator`)"
+            )
+
+
+def _lost(forward: Any) -> Iterator[str]:
+    """Custom gradients that use weights which are none of their arguments."""
+    arguments = {id(one.op) for one in forward.inputs if one.dtype.is_floating}
+    used = {id(one) for op in forward.graph.get_operations() for one in op.inputs}
+    used |= {id(one) for one in forward.outputs}
+    for operation in forward.graph.get_operations():
+        if operation.type != "IdentityN" or "_gradient_op_type" not in operation.node_def.attr:
+            continue
+        # Of the inputs the results come first; only they are used by others.
+        pairs = list(zip(operation.inputs, operation.outputs))
+        given = {id(end) for end, out in pairs if id(out) not in used}
+        between = ancestors([end for end, out in pairs if id(out) in used], stop=given)
+        if any(id(op) in arguments for op in between):
+            yield (
+                f"{layer_of(operation.name)} has a custom gradient (of `keras.remat`, say) with "
+                "weights that are not among its arguments"
+            )
+
+
+def ancestors(tensors: Iterable[Tensor], stop: Iterable[int] = ()) -> set[Any]:
+    """The operations of a graph that tensors depend on.
+
+    Args:
+        tensors: the tensors.
+        stop: `id`s of tensors that are not followed.
+    """
+    stops, reached = set(stop), set()
+    waiting = [tensor.op for tensor in tensors if id(tensor) not in stops]
+    while waiting:
+        operation = waiting.pop()
+        if operation not in reached:
+            reached.add(operation)
+            waiting.extend(one.op for one in operation.inputs if id(one) not in stops)
+    return reached

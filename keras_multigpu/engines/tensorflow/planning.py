@@ -1,0 +1,201 @@
+"""Whether the batch of a template can be sliced, and how the results of slices are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.engines import kinds
+from keras_multigpu.engines.shared import SEED
+from keras_multigpu.engines.tensorflow.calls import replaced_calls
+from keras_multigpu.engines.tensorflow.inspection import find_obstacle, layer_of
+from keras_multigpu.engines.tensorflow.links import ONCE
+from keras_multigpu.engines.tensorflow.probe import DependenceError, Probe, ProbeError
+from keras_multigpu.engines.tensorflow.sync import batch_normalizations
+from keras_multigpu.engines.tensorflow.tensors import for_any_rows, is_float
+from keras_multigpu.engines.tensorflow.trace import Trace
+from keras_multigpu.engines.values import Call, Plan
+
+_PREFERRED = (kinds.SAME, kinds.MEAN, kinds.SUM, kinds.MAXIMUM, kinds.MINIMUM)
+
+# Operations with a gradient of rows, and those that may have such ones in them.
+_TAKING_ROWS = ("Gather", "Segment", "Call", "While", "If")
+
+
+class _ObstacleError(Exception):
+    """The batch can't be sliced, for the reason given."""
+
+
+def make_plan(trace: Trace) -> Plan:
+    """Finds out whether the batch of a traced template can be sliced, and how it is merged.
+
+    Args:
+        trace: the template's trace.
+    """
+    plan = Plan(trace=trace)
+    try:
+        if not tf.executing_eagerly():
+            _check(trace)
+        # `BatchNormalization` lets rows see each other, and is taken care of by other means.
+        tried = _without_statistics(trace)
+        _check(tried)
+        try:
+            probe = Probe(tried)
+            _raise(probe.find_dependence())
+            _find_rules(plan, probe, tried)
+            if trace.is_differentiated:
+                trace.gradient_rules.update(_gradient_rules(probe, tried))
+        except ProbeError as error:
+            plan.doubt = str(error)
+            plan.losses = [kinds.MEAN] * len(tried.forward.structured_outputs["losses"])
+    except (_ObstacleError, DependenceError) as error:
+        plan.obstacle = str(error)
+    return plan
+
+
+def signature(template: keras.Model, call: Call) -> Any:
+    """What a plan depends on, for calls that are not traced anew."""
+    args, kwargs = call
+    flat = keras.tree.flatten((args, kwargs))
+    specs = [for_any_rows(one) if tf.is_tensor(one) else repr(one) for one in flat]
+    frozen = tuple(variable.trainable for variable in template.variables)
+    return str(specs), tuple(kwargs), frozen, _is_training()
+
+
+class _AsksForTraining(keras.Layer):
+    """Tells whether the layers that are called now are in training."""
+
+    answer: bool | None = None
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        object.__setattr__(self, "answer", training)
+        return inputs
+
+
+def _is_training() -> bool | None:
+    layer = _AsksForTraining(autocast=False)
+    layer(tf.zeros([1]))
+    return layer.answer
+
+
+def _check(trace: Trace) -> None:
+    forward = trace.forward
+    tensors = [len(tf.nest.flatten(trace.arguments, expand_composites=True)), len(trace.variables)]
+    _raise(find_obstacle(forward, forward.inputs[sum(tensors)]))
+
+
+def _raise(reason: str | None) -> None:
+    if reason:
+        raise _ObstacleError(reason)
+
+
+def _without_statistics(trace: Trace) -> Trace:
+    layers = batch_normalizations(trace.template, "all")
+    if not (layers or trace.compiled or tf.executing_eagerly()):
+        return trace
+    plain = trace.alone()
+
+    def make(layer: Any, call: Any) -> Any:
+        return lambda inputs, training=None, mask=None: call(inputs, training=False, mask=mask)
+
+    with replaced_calls(layers, make):
+        plain.forward  # noqa: B018  traced in this scope
+    return plain
+
+
+def _find_rules(plan: Plan, probe: Probe, tried: Trace) -> None:
+    losses, updates = probe.find_rules()
+    made = tried.forward.structured_outputs["losses"]
+    plan.losses = [_loss_rule(found, loss) for found, loss in zip(losses, made)]
+    rules: dict[int, str] = {}
+    for key, found in updates.items():
+        variable = tried.assigned[key]
+        if variable.name == SEED:
+            found = {kinds.SAME}
+        rule = _first(found)
+        if rule is None:
+            raise _ObstacleError(
+                f"the variable {variable.path!r} is assigned a value that is neither a mean, a "
+                "sum nor an extreme over the rows of the batch"
+            )
+        rules[int(key)] = rule
+    for layer in batch_normalizations(tried.template, "all"):
+        rules.update({id(variable): kinds.MEAN for variable in layer.non_trainable_variables})
+    plan.updates = rules
+
+
+def _loss_rule(found: set[str], loss: Any) -> str:
+    if kinds.ROWS in found:
+        return kinds.ROWS
+    # Where all rules fit, gradients come from all the replicas.
+    rule = kinds.MEAN if kinds.MEAN in found else _first(found - {kinds.SAME})
+    if rule is None:
+        operation = loss.op
+        while operation.type == "Identity":
+            operation = operation.inputs[0].op
+        raise _ObstacleError(
+            f"{layer_of(operation.name)} adds a loss that is neither a mean nor a sum over the "
+            "rows of the batch (give `add_loss` a value for each row, or compute it in the "
+            "model's loss, which sees the whole batch)"
+        )
+    return rule
+
+
+def _first(found: set[str]) -> str | None:
+    return next((kind for kind in _PREFERRED if kind in found), None)
+
+
+def _gradient_rules(probe: Probe, tried: Trace) -> dict[int, str]:
+    """How gradients are added up that are not plain sums: rows of tables, and new values."""
+    every = enumerate(tried.variables)
+    special = {place: v for place, v in every if _is_special(v, place, tried)}
+    if not special:
+        return {}
+    rules = {}
+    found = probe.gradients(list(special))
+    for variable, (whole, parts, counts) in zip(special.values(), found):
+        if whole is None:
+            continue
+        if variable.overwrite_with_gradient:
+            rule = _first(kinds.find_kinds(whole, parts, counts))
+            what = "is given a new value as its gradient"
+        elif isinstance(whole, tf.IndexedSlices):
+            rule = _table_rule(whole, parts)
+            what = "has a gradient of rows, some for each row of the batch and some not"
+        else:
+            continue
+        if rule is None:
+            raise _ObstacleError(f"the variable {variable.path!r} {what}, which slices can't make")
+        rules[id(variable)] = rule
+    return rules
+
+
+def _is_special(variable: keras.Variable, place: int, tried: Trace) -> bool:
+    if not (variable.trainable and is_float(variable._value)):
+        return False
+    if variable.overwrite_with_gradient:
+        return True
+    # A gradient names rows where they were taken of the variable itself.
+    waiting = [tried.forward.inputs[place]]
+    while waiting:
+        for operation in waiting.pop().consumers():
+            if operation.type in ("Identity", "Cast"):
+                waiting += operation.outputs
+            elif any(name in operation.type for name in _TAKING_ROWS):
+                return True
+    return False
+
+
+def _table_rule(whole: Any, parts: Sequence[Any]) -> str | None:
+    """How gradients of rows are put together, by the rows that they name."""
+    named = [np.sort(part.indices.numpy()) for part in (whole, *parts)]
+    joined = np.sort(np.concatenate(named[1:]))
+    if all(np.array_equal(one, named[0]) for one in named[1:]):
+        return kinds.SAME
+    if np.array_equal(named[0], joined):
+        return kinds.ROWS
+    return ONCE if np.array_equal(named[0], np.unique(joined)) else None

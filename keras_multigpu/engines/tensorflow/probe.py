@@ -1,0 +1,226 @@
+"""What a template makes of made-up rows: of all of them together, and of two parts of them.
+
+A batch can be sliced if every row's outputs are the same in both. The losses that the template
+adds, the states that it assigns and the gradients that name rows of a table are put together by
+the rule that fits on these rows (`engines/kinds.py`). Weights are changed for it, so that none is
+zero; random numbers are replaced by constants; nothing that is computed here leaves a trace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.engines.kinds import ROWS, SAME, find_kinds
+from keras_multigpu.engines.shared import in_fresh_thread
+from keras_multigpu.engines.tensorflow.inspection import layer_of
+from keras_multigpu.engines.tensorflow.links import read
+from keras_multigpu.engines.tensorflow.made_up import Settings, make_up, perturb, take_part
+from keras_multigpu.engines.tensorflow.stilled import Stilled
+from keras_multigpu.engines.tensorflow.tensors import floats
+from keras_multigpu.engines.tensorflow.trace import Trace
+from keras_multigpu.engines.values import Tensor
+
+_AXES = (32, 16, 64, 128)
+_HIGHS = (8, 2, 1)
+_SCALES = (1.0, 30.0, 3.0, 1000.0)
+
+
+class ProbeError(Exception):
+    """The template could not be called on made-up rows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """What a template made of some rows and of two parts of them.
+
+    Attributes:
+        counts: the rows of the two parts.
+        state: the values of the template's variables.
+        calls: the arguments of the three calls: all the rows, and the two parts.
+        results: the values of the traced function's outputs in each.
+    """
+
+    counts: tuple[int, int]
+    state: list[Tensor]
+    calls: list[Any]
+    results: list[list[np.ndarray]]
+
+
+class Probe:
+    """Calls of a traced template on made-up rows.
+
+    Args:
+        trace: the template's trace.
+    """
+
+    def __init__(self, trace: Trace):
+        self._trace = trace
+        self._stilled = Stilled(trace.forward)
+        self._rng = np.random.default_rng(0)
+        self._settings = Settings()
+        self._tried: Tried | None = None
+        operations = trace.forward.graph.get_operations()
+        halves = (tf.float16, tf.bfloat16)
+        self._is_half = any(one.dtype in halves for op in operations for one in op.outputs)
+
+    def find_dependence(self) -> str | None:
+        """Why the rows of the outputs depend on each other, or `None`.
+
+        Raises:
+            ProbeError: if the template can't be called on made-up rows.
+        """
+        tried = self._tried = self._try()
+        made = self._trace.forward.structured_outputs
+        for place in _places(self._trace.forward, (made["outputs"], made["attributes"])):
+            if ROWS not in self._kinds(place, tried):
+                return self._first_dependence()
+        return None
+
+    def find_rules(self) -> tuple[list[set[str]], dict[str, set[str]]]:
+        """The rules that fit each loss, and those that fit each state that is assigned."""
+        forward = self._trace.forward
+        losses = forward.structured_outputs["losses"]
+        updates = forward.structured_outputs["updates"]
+        kinds: list[set[str]] = []
+        for scale in _SCALES:
+            try:
+                tried = self._tried if not kinds and self._tried else self._try(scale)
+            except ProbeError:
+                if not kinds:
+                    raise
+                break  # numbers of this size overflow
+            known = dict(zip(map(id, self._trace.variables), tried.state))
+            before = [None] * len(losses)
+            before += [known.get(int(key), self._trace.assigned[key].value) for key in updates]
+            places = _places(forward, [*losses, *updates.values()])
+            found = [self._kinds(place, tried, start) for place, start in zip(places, before)]
+            kinds = [one & two for one, two in zip(found, kinds or found)]
+            # What was zero or an extreme by chance fits several rules: try larger numbers.
+            if all(len(kind) < 2 or kind & {ROWS, SAME} for kind in kinds):
+                break
+        return kinds[: len(losses)], dict(zip(updates, kinds[len(losses) :]))
+
+    def gradients(self, places: Sequence[int]) -> Iterator[tuple[Any, list[Any], tuple[int, int]]]:
+        """Gradients by some variables: of all the rows, of the two parts, and the parts' rows.
+
+        Args:
+            places: the variables' places in a state.
+        """
+        tried, forward, found = self._tried or self._try(), self._trace.forward, []
+        structured = forward.structured_outputs
+        results = floats((structured["outputs"], structured["attributes"]))
+        at = _places(forward, results)
+        whole = [self._rng.normal(size=tried.results[0][place].shape) for place in at]
+
+        @tf.function(autograph=False)
+        def differentiate(state: list[Tensor], call: Any, upstream: list[Tensor]) -> list[Any]:
+            sources = [state[place] for place in places]
+            with tf.GradientTape() as tape:
+                tape.watch(sources)
+                made = forward(state, call, tf.constant(0), tf.constant(1.0))
+            outputs = floats((made["outputs"], made["attributes"]))
+            return tape.gradient(outputs, sources, output_gradients=upstream)
+
+        def run() -> None:
+            for number, call in enumerate(tried.calls):
+                upstream = []
+                for place, result, values in zip(at, results, whole):
+                    length = tried.results[number][place].shape[0]
+                    start = 0 if number < 2 else values.shape[0] - length
+                    upstream.append(tf.cast(values[start : start + length], result.dtype))
+                with tf.device("cpu:0"):
+                    found.append(differentiate(list(tried.state), call, upstream))
+
+        in_fresh_thread(run)  # within `init_scope` no tape would record
+        for whole_gradient, *parts in zip(*found):
+            yield whole_gradient, parts, tried.counts
+
+    def _kinds(self, place: int, tried: Tried, before: Any = None) -> set[str]:
+        whole, *parts = (values[place] for values in tried.results)
+        return find_kinds(whole, parts, tried.counts, before, self._is_half)
+
+    def _try(self, scale: float = 1.0) -> Tried:
+        """Calls the template on the first made-up rows that it takes."""
+        problem: Exception | None = None
+        for settings in self._candidates(scale):
+            counts = (settings.rows - 1, 1)
+            try:
+                with tf.init_scope(), tf.device("cpu:0"):
+                    calls = self._calls(settings)
+                    state = [perturb(read(v), self._rng) for v in self._trace.variables]
+                    whole = self._stilled(state, calls[0])
+            except Exception as error:  # whatever the template raises on rows that don't suit it
+                problem = problem or error
+                continue
+            try:
+                with tf.init_scope(), tf.device("cpu:0"):
+                    results = [whole, *(self._stilled(state, call) for call in calls[1:])]
+            except Exception as error:
+                text = f"a part of a batch fails alone ({_first_line(error)})"
+                raise DependenceError(text) from error
+            if all(np.all(np.isfinite(one)) for one in whole if one.dtype.kind == "f"):
+                self._settings = settings
+                return Tried(counts, state, calls, results)
+            problem = problem or ProbeError("it gave numbers that are not finite")
+        raise ProbeError(_first_line(problem))
+
+    def _candidates(self, scale: float) -> Iterator[Settings]:
+        """Kinds of rows, from the likeliest on; the first that was taken, if one was."""
+        if self._tried:
+            yield dataclasses.replace(self._settings, scale=scale)
+            return
+        tensors, _ = self._trace.arguments
+        shapes = [one.shape.as_list()[1:] for one in tensors if one.shape.rank]
+        inner = {axis for shape in shapes for axis in shape if axis and 1 < axis <= 64}
+        axes = _AXES if any(None in shape for shape in shapes) else _AXES[:1]
+        highs = _HIGHS if any(one.dtype.is_integer for one in tensors) else _HIGHS[:1]
+        for rows, axis, high in itertools.product((3, *sorted(inner)[:4]), axes, highs):
+            for positive in (False, True):
+                yield Settings(rows, axis, high, scale, positive)
+
+    def _calls(self, settings: Settings) -> list[Any]:
+        tensors, attributes = self._trace.arguments
+        whole = [make_up(one, settings, self._rng) for one in tensors]
+        hung = [
+            {name: make_up(one, settings, self._rng) for name, one in own.items()}
+            for own in attributes
+        ]
+        rows = settings.rows
+
+        def part(start: int, size: int) -> Any:
+            return tf.nest.map_structure(
+                lambda one: take_part(one, start, size, rows), (whole, hung)
+            )
+
+        return [(whole, hung), part(0, rows - 1), part(rows - 1, 1)]
+
+    def _first_dependence(self) -> str:
+        """The layer in which rows first depend on each other."""
+        assert self._tried
+        for name, *values in self._stilled.trace_rows(self._tried.state, self._tried.calls):
+            whole, *parts = values
+            if ROWS not in find_kinds(whole, parts, self._tried.counts, None, self._is_half):
+                return f"in {layer_of(name)} the rows of a batch depend on each other"
+        return "the rows of a batch depend on each other"
+
+
+class DependenceError(Exception):
+    """Rows depend on each other: a part of them can't be computed without the others."""
+
+
+def _places(forward: Any, structure: Any) -> list[int]:
+    """Where the tensors of a traced function's outputs stand among its flat outputs."""
+    numbers = {id(one): number for number, one in enumerate(forward.outputs)}
+    flat = tf.nest.flatten(structure, expand_composites=True)
+    return [numbers[id(one)] for one in flat]
+
+
+def _first_line(error: Exception | None) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else repr(error)

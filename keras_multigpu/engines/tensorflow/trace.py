@@ -1,0 +1,303 @@
+"""The template as a function of its state: traced once for a call, called on every device.
+
+A trace lives as long as the call it is made for. Whatever a layer's code depends on (`training`,
+frozen layers, settings, Python values) is then what it would be for one device: nothing that was
+traced before is used again.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.engines.attributes import get_attributes, set_attributes
+from keras_multigpu.engines.shared import split_tensors
+from keras_multigpu.engines.structures import take_apart
+from keras_multigpu.engines.tensorflow.rows import by_rows_touched
+from keras_multigpu.engines.tensorflow.scope import ReplicaScope
+from keras_multigpu.engines.tensorflow.sync import Replica, synchronized
+from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, substitute
+from keras_multigpu.engines.values import Call, Tensor
+
+_for_xla = contextvars.ContextVar("_for_xla", default=False)
+
+
+@contextmanager
+def traced_for_xla() -> Iterator[None]:
+    """Traces templates as for XLA, even if XLA does not compile them."""
+    token = _for_xla.set(True)
+    try:
+        yield
+    finally:
+        _for_xla.reset(token)
+
+
+def is_for_xla() -> bool:
+    """Whether this is the scope of `traced_for_xla`."""
+    return _for_xla.get()
+
+
+@dataclasses.dataclass
+class Raw:
+    """What a replica returns, on its own device.
+
+    Attributes:
+        outputs: the tensors of the template's outputs.
+        attributes: what Keras hung on each of them.
+        losses: the tensors given to `add_loss`.
+        updates: the new values of the variables assigned, by their keys.
+        arguments: the tensors that the traced function was called with; `None` eagerly.
+    """
+
+    outputs: list[Tensor]
+    attributes: list[dict[str, Tensor]]
+    losses: list[Tensor]
+    updates: dict[str, Tensor]
+    arguments: list[Tensor] | None = None
+
+    @property
+    def differentiable(self) -> Any:
+        """What gradients can come back to."""
+        return self.outputs, self.attributes, self.losses
+
+
+Arguments = tuple[list[Tensor], list[dict[str, Tensor]]]
+"""The tensors of a call, and what Keras hung on each of them."""
+
+
+def split_call(call: Call) -> tuple[Arguments, Callable[[Sequence[Tensor]], Any]]:
+    """The tensors of a call, with their attributes, and what makes it of others."""
+    tensors, restore = split_tensors(call, tf.is_tensor)
+    return (tensors, [get_attributes(tensor) for tensor in tensors]), restore
+
+
+class Trace:
+    """The call of a template with its variables' values as arguments.
+
+    Args:
+        template: a model; what it builds while it is traced belongs to it from then on.
+        call: the arguments of the call; of tensors the types count, and not the rows.
+        layers: the `BatchNormalization` layers that see the whole batch.
+        count: how many replicas there are.
+        compiled: have XLA compile it.
+        touch_rows: have tables give gradients of the rows touched (`by_rows_touched`).
+        with_penalties: count the penalties of the weights' regularizers among the losses.
+
+    Attributes:
+        variables: the template's variables, each once: the order of a state.
+        assigned: the variables that it assigns, by their keys.
+        rebuild: makes the template's outputs of their tensors.
+        activations: for each output the operation that ended it, where losses look for that.
+        gradient_rules: how the replicas' gradients are put together that are not plain sums, by
+            the `id` of the variable.
+        is_differentiated: whether a tape may ask for gradients.
+    """
+
+    def __init__(
+        self,
+        template: keras.Model,
+        call: Call,
+        layers: Sequence[keras.Layer] = (),
+        count: int = 1,
+        compiled: bool = False,
+        touch_rows: bool = False,
+        with_penalties: bool = False,
+    ):
+        self.template = template
+        self.layers = list(layers)
+        self.compiled = compiled
+        self.assigned: dict[str, keras.Variable] = {}
+        self.rebuild: Callable[[Sequence[Tensor]], Any] = lambda tensors: tensors
+        self.activations: list[Any] = []
+        self.gradient_rules: dict[int, str] = {}
+        self.is_differentiated = False
+        self._call = call
+        self._reached: dict[tuple[bool, ...], list[bool]] = {}
+        self._count, self._with_penalties, self._touch_rows = count, with_penalties, touch_rows
+        self.arguments, self._restore = split_call(call)
+        self.variables = _unique(template.variables)
+
+    @functools.cached_property
+    def forward(self) -> Any:
+        """The traced function."""
+        can_be_apart = not (self.compiled or self.layers)
+        apart = can_be_apart and _is_recurrent(self.template)
+        forward = self._trace(self._run, self.compiled, apart=apart)
+        # Where TensorFlow makes a call a part of the calling graph, it has the intermediate
+        # values of loops go to the first device, and come back for the gradient. (Replicas
+        # that exchange statistics would wait for each other for ever in calls apart.)
+        if can_be_apart and has_flow(forward, "While") != apart:
+            forward = self._trace(self._run, self.compiled, apart=not apart)
+        return forward
+
+    def alone(self) -> Trace:
+        """The same call of one replica, to be traced anew; no layer sees other replicas' rows."""
+        return Trace(self.template, self._call)
+
+    def __call__(self, state: list[Tensor], call: Arguments, replica: Replica) -> Raw:
+        """Calls the template on the device of the current scope.
+
+        Args:
+            state: the value of each variable.
+            call: the arguments, as `split_call` gives them.
+            replica: which replica this is.
+        """
+        number, size = tf.constant(replica.number), tf.cast(replica.size, tf.float32)
+        if tf.executing_eagerly():
+            return Raw(**self._run(state, call, number, size))
+        if self.compiled and has_flow(self.forward, "While", "If", "Case"):
+            # XLA can't hand the intermediate values of loops and branches from one cluster to
+            # another, so the gradient's cluster runs them once more.
+            return self._recomputed(state, call, number, size)
+        return self._raw(state, call, number, size)
+
+    def activate(self, outputs: Sequence[Tensor]) -> Any:
+        """The template's outputs of their tensors, each ended by its own operation."""
+        ends = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
+        pairs = itertools.zip_longest(outputs, self.activations)
+        return self.rebuild([set_end(ends[end], one) if end else one for one, end in pairs])
+
+    def reached(self, is_used: tuple[bool, ...]) -> list[bool]:
+        """Whether each argument has a gradient by the results that are used.
+
+        A traced function gives one to each of its arguments that has one by any result.
+        """
+        if is_used in self._reached:
+            return self._reached[is_used]
+        traced = self.forward.structured_outputs
+        results = floats((traced["outputs"], traced["attributes"], traced["losses"]))
+        used = [result for result, one_is_used in zip(results, is_used) if one_is_used]
+        with self.forward.graph.as_default():
+            gradients = tf.gradients(used, self.forward.inputs)
+        self._reached[is_used] = [gradient is not None for gradient in gradients]
+        return self._reached[is_used]
+
+    def _raw(self, *arguments: Any) -> Raw:
+        return Raw(**self.forward(*arguments), arguments=_tensors(arguments))
+
+    def _trace(self, function: Any, compiled: bool, more: Any = (), apart: bool = False) -> Any:
+        traced = tf.function(
+            function,
+            autograph=False,
+            jit_compile=compiled or None,
+            experimental_attributes={"_noinline": True} if apart else None,
+        )
+        specs = (
+            [tf.TensorSpec(v.shape, v._value.dtype) for v in self.variables],
+            tf.nest.map_structure(for_any_rows, self.arguments),
+            tf.TensorSpec([], tf.int32),
+            tf.TensorSpec([], tf.float32),
+        )
+        touching = by_rows_touched() if self._touch_rows else nullcontext()
+        with tf.device(None), touching:
+            return traced.get_concrete_function(*specs, *more)
+
+    def _recomputed(self, state: list[Tensor], call: Arguments, *rest: Tensor) -> Raw:
+        raws: list[Raw] = []
+
+        @tf.custom_gradient
+        def run(*sources: Tensor) -> Any:
+            inner_state, inner_call = substitute((state, call), iter(sources))
+            # Unseen by any tape, which would have the loop keep its intermediate values.
+            unseen = substitute((state, call), map(tf.stop_gradient, sources))
+            raws.append(self._raw(*unseen, *rest))
+
+            def backward(*upstream: Tensor) -> Any:
+                specs = [tf.TensorSpec(one.shape, one.dtype) for one in upstream]
+                function = self._trace(self._gradient, compiled=True, more=(specs,))
+                return function(inner_state, inner_call, *rest, list(upstream))
+
+            return floats(raws[0].differentiable), backward
+
+        results = iter(run(*floats((state, call))))
+        outputs, attributes, losses = substitute(raws[0].differentiable, results)
+        arguments = _tensors((state, call, *rest))
+        return Raw(outputs, attributes, losses, raws[0].updates, arguments)
+
+    def _gradient(
+        self, state: Any, call: Any, number: Tensor, size: Tensor, upstream: list[Tensor]
+    ) -> list[Any]:
+        sources = floats((state, call))
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            results = self._run(state, call, number, size)
+        return tape.gradient(
+            floats((results["outputs"], results["attributes"], results["losses"])),
+            sources,
+            output_gradients=upstream,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+
+    def _run(self, state: list[Tensor], call: Any, number: Tensor, size: Tensor) -> dict[str, Any]:
+        tensors = [set_attributes(tensor, own) for tensor, own in zip(*call)]
+        args, kwargs = self._restore(tensors)
+        scope = ReplicaScope(zip(self.variables, state), number)
+        replica = Replica(number, size, self._count)
+        with synchronized(self.layers, replica), scope:
+            value = self.template(*args, **kwargs)
+            penalties = self._penalties() if self._with_penalties else []
+        outputs, self.rebuild = take_apart(value)
+        attributes = [get_attributes(output) for output in outputs]
+        ends = [_end(output) for output in outputs]
+        self.activations = [end and end.type for end in ends]
+        outputs = [end.inputs[0] if end else output for output, end in zip(outputs, ends)]
+        self.assigned = {str(key): variable for key, variable in scope.assigned.items()}
+        return {
+            "outputs": tf.nest.map_structure(tf.identity, outputs, expand_composites=True),
+            "attributes": attributes,
+            "losses": [*scope.losses, *penalties],
+            "updates": {key: scope.get_current_value(v) for key, v in self.assigned.items()},
+        }
+
+    def _penalties(self) -> list[Tensor]:
+        regularized = [v for v in self.template.trainable_weights if v.regularizer is not None]
+        return [variable.regularizer(variable.value) for variable in regularized]
+
+
+def set_end(end: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """A tensor ended by an activation, with what hung on it before."""
+    return set_attributes(end(tensor), get_attributes(tensor))
+
+
+def has_flow(function: Any, *kinds: str) -> bool:
+    """Whether a traced function has loops or branches."""
+    graph = function.graph.as_graph_def()
+    bodies = [body.node_def for body in graph.library.function]
+    types = {node.op for node in itertools.chain(graph.node, *bodies)}
+    return any(op in (kind, f"Stateless{kind}") for op in types for kind in kinds)
+
+
+def _end(output: Tensor) -> Any:
+    """The softmax or sigmoid that ends an output and has left no logits on it.
+
+    Keras's losses of classes ask a tensor of a graph for the operation that made it, and take
+    what went into a softmax or sigmoid: merged outputs have to end by it too.
+    """
+    if not isinstance(output, tf.Tensor) or tf.executing_eagerly():
+        return None
+    is_activation = output.op.type in ("Softmax", "Sigmoid")
+    return output.op if is_activation and "logits" not in get_attributes(output) else None
+
+
+def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    return list({id(variable): variable for variable in variables}.values())
+
+
+def _tensors(structure: Any) -> list[Tensor]:
+    return [
+        part for part in tf.nest.flatten(structure, expand_composites=True) if tf.is_tensor(part)
+    ]
+
+
+def _is_recurrent(template: keras.Model) -> bool:
+    """Whether loops are to be expected; there are other layers that have some."""
+    # Keras has no public walk over the layers within layers.
+    return any(isinstance(layer, keras.layers.RNN) for layer in template._flatten_layers())

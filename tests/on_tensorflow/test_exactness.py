@@ -1,0 +1,569 @@
+"""What slicing gets wrong unless it is looked for: each family against one device, in float64."""
+
+import dataclasses
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import scipy.sparse
+import tensorflow as tf
+from keras import layers, ops
+
+from keras_multigpu import make_parallel
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(22, 6)), RNG.normal(size=(22, 2))
+TOKENS = RNG.integers(1, 12, (22, 5))
+TOKENS[:, 3:] *= RNG.integers(0, 2, (22, 1))
+CLASSES = RNG.integers(0, 3, 22)
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
+
+
+def both(build, use, match=None, n=4):
+    """What `use` gives for a model and for its parallel model; `match` is in the warning."""
+    keras.utils.set_random_seed(3)
+    plain = use(build())
+    keras.utils.set_random_seed(3)
+    model = make_parallel(build(), n)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        parallel = use(model)
+    alone = [str(one.message) for one in told if "alone" in str(one.message)]
+    assert bool(alone) == bool(match), alone
+    if match:
+        assert all(match in text for text in alone)
+    return plain, parallel
+
+
+def assert_equal(pair, tolerance=1e-10):
+    for one, other in zip(*map(keras.tree.flatten, pair)):
+        assert np.allclose(one, other, rtol=0, atol=tolerance, equal_nan=True), (one, other)
+
+
+def train(x, y, optimizer="sgd", loss="mse", **options):
+    def use(model):
+        model.compile(optimizer=optimizer, loss=loss, **options)
+        history = model.fit(x, y, batch_size=9, epochs=2, shuffle=False, verbose=0).history
+        return history["loss"], model.get_weights()
+
+    return use
+
+
+def predict(x):
+    return lambda model: model.predict(x, verbose=0)
+
+
+class Positions(layers.Layer):
+    """Adds an embedding of each token's place: its indices don't come from the batch."""
+
+    def __init__(self, repeated=False):
+        super().__init__()
+        self.tokens, self.places = layers.Embedding(12, 4), layers.Embedding(5, 4)
+        self.repeated = repeated
+
+    def call(self, x):
+        places = ops.arange(5) // (2 if self.repeated else 1)
+        return self.tokens(x) + self.places(places)
+
+
+def _classifier(layer):
+    inputs = keras.Input((5,), dtype="int32")
+    x = layers.GlobalAveragePooling1D()(layer(inputs))
+    return keras.Model(inputs, layers.Dense(3, activation="softmax")(x))
+
+
+# Gradients of rows: optimizers square the parts of a row that is named twice.
+@pytest.mark.parametrize("optimizer", ["adam", "ftrl", "adafactor"])
+@pytest.mark.parametrize("repeated", [False, True])
+def test_embeddings_of_positions(optimizer, repeated):
+    use = train(TOKENS, CLASSES, optimizer, "sparse_categorical_crossentropy")
+    assert_equal(both(lambda: _classifier(Positions(repeated)), use))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_sparse_matrix(optimizer):
+    dense = RNG.normal(size=(22, 40)) * (RNG.random((22, 40)) < 0.1)
+
+    def build():
+        return keras.Sequential([keras.Input((40,), sparse=True), layers.Dense(2)])
+
+    assert_equal(both(build, train(scipy.sparse.csr_matrix(dense), Y, optimizer)))
+
+
+class TiedPlaces(layers.Layer):
+    """Takes rows of one table by tokens and by places."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(12, 4)
+
+    def call(self, x):
+        return self.table(x) + self.table(ops.arange(5))
+
+
+def test_one_table_for_tokens_and_places():
+    use = train(TOKENS, CLASSES, "adam", "sparse_categorical_crossentropy")
+    match = "has a gradient of rows, some for each row of the batch and some not"
+    assert_equal(both(lambda: _classifier(TiedPlaces()), use, match))
+
+
+# Losses of classes look behind the probabilities.
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_saturated_softmax(jit_compile):
+    def build():
+        return keras.Sequential([keras.Input((6,)), layers.Dense(3, activation="softmax")])
+
+    loss = "sparse_categorical_crossentropy"
+    assert_equal(both(build, train(X * 100, CLASSES, loss=loss, jit_compile=jit_compile)))
+
+
+def test_a_saturated_sigmoid():
+    def build():
+        return keras.Sequential([keras.Input((6,)), layers.Dense(1, activation="sigmoid")])
+
+    assert_equal(both(build, train(X * 100, CLASSES % 2, loss="binary_crossentropy")))
+
+
+class PlainSoftmax(keras.Model):
+    """Ends by TensorFlow's own operation, which leaves nothing on its tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, x):
+        return tf.nn.softmax(self.dense(x))
+
+
+def test_a_saturated_softmax_of_tensorflows():
+    use = train(X * 100, CLASSES, loss="sparse_categorical_crossentropy")
+    assert_equal(both(PlainSoftmax, use))
+
+
+# Losses and states: means, sums, extremes, and what is none of these.
+class Add(layers.Layer):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.supports_masking = function, True
+
+    def call(self, x, mask=None):
+        weight = None if mask is None else ops.cast(mask, x.dtype)[..., None]
+        self.add_loss(self.function(x, weight))
+        return x
+
+
+def _adding(function, initializer="glorot_uniform"):
+    inputs = keras.Input((6,))
+    x = Add(function)(layers.Dense(4, kernel_initializer=initializer)(inputs))
+    return keras.Model(inputs, layers.Dense(2)(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, mask: 0.1 * ops.sum(x * x),
+        lambda x, mask: ops.mean(x * x, axis=0),
+        lambda x, mask: ops.mean(x * x, keepdims=True),
+        lambda x, mask: ops.mean(x * x, axis=1),
+        lambda x, mask: ops.max(ops.abs(x)),
+        lambda x, mask: 0.1 * ops.sum(ops.relu(x - 20.0)),
+    ],
+    ids=["sum", "means", "keepdims", "rows", "maximum", "mostly_zero"],
+)
+@pytest.mark.parametrize("initializer", ["glorot_uniform", "zeros"])
+def test_losses_that_slices_can_make(function, initializer):
+    assert_equal(both(lambda: _adding(function, initializer), train(X, Y)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, mask: ops.sum(x * x * mask) / ops.sum(mask),
+        lambda x, mask: ops.sum(ops.square(ops.mean(ops.softmax(50 * x), axis=(0, 1)))),
+    ],
+    ids=["masked_mean", "balance"],
+)
+def test_losses_that_slices_cannot_make(function):
+    def build():
+        inputs = keras.Input((5,), dtype="int32")
+        x = Add(function)(layers.Embedding(12, 4, mask_zero=True)(inputs))
+        return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+
+    assert_equal(both(build, train(TOKENS, Y), "adds a loss that is neither a mean nor a sum"))
+
+
+class State(layers.Layer):
+    def __init__(self, function, first=0.0, dtype=None):
+        super().__init__()
+        self.function = function
+        constant = keras.initializers.Constant(first)
+        self.value = self.add_weight((), constant, trainable=False, dtype=dtype)
+
+    def call(self, x, training=None):
+        if training:
+            self.value.assign(self.function(self.value, x))
+        return x + 0 * self.value
+
+
+def _count(x):
+    return ops.cast(ops.shape(x)[0], x.dtype)
+
+
+STATES = {
+    "mean": lambda v, x: 0.9 * v + 0.1 * ops.mean(x),
+    "sum": lambda v, x: v + ops.sum(x),
+    "rows": lambda v, x: v + _count(x),
+    "maximum": lambda v, x: ops.maximum(v, ops.max(x)),
+    "minimum": lambda v, x: ops.minimum(v, ops.min(x)),
+    "steps": lambda v, x: v + 1.0,
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_states_that_slices_can_make(name):
+    def build():
+        return keras.Sequential([keras.Input((6,)), State(STATES[name]), layers.Dense(2)])
+
+    assert_equal(both(build, train(X, Y)))
+
+
+def test_a_state_that_slices_cannot_make():
+    def unbiased(value, x):
+        return 0.9 * value + 0.1 * ops.mean(ops.var(x, 0)) * _count(x) / (_count(x) - 1)
+
+    def build():
+        return keras.Sequential([keras.Input((6,)), State(unbiased), layers.Dense(2)])
+
+    assert_equal(both(build, train(X, Y), "neither a mean, a sum nor an extreme"))
+
+
+@pytest.mark.parametrize("floatx", ["float32", "bfloat16"])
+def test_a_counter_does_not_drift(floatx):
+    keras.config.set_floatx(floatx)
+
+    def build():
+        state = State(STATES["steps"], first=1e6, dtype="float32")
+        return keras.Sequential([keras.Input((6,)), state, layers.Dense(2)])
+
+    def use(model):
+        model.compile("sgd", "mse")
+        model.fit(X, Y, batch_size=3, epochs=3, verbose=0)
+        return float(model.layers[0].value)
+
+    assert both(build, use) == (1e6 + 24, 1e6 + 24)
+
+
+def test_a_state_that_is_assigned_and_read_has_no_gradient():
+    def build():
+        state = State(lambda value, x: 0.5 * value + 0.5 * ops.mean(x))
+        state.call = lambda x, training=None: _assigned_and_read(state, x, training)
+        return keras.Sequential([keras.Input((6,)), layers.Dense(4), state, layers.Dense(2)])
+
+    assert_equal(both(build, train(X[:20], Y[:20])))
+
+
+def _assigned_and_read(state, x, training):
+    if training:
+        state.value.assign(state.function(state.value, x))
+    return x - state.value
+
+
+# Rows that see each other.
+class Paired(keras.Model):
+    def call(self, x, prior=None):
+        return x + prior
+
+
+def _lambda(function):
+    return lambda: keras.Sequential([keras.Input((6,)), layers.Lambda(function, (6,))])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x - ops.mean(x, 0),
+        lambda x: ops.flip(x, 0),
+        lambda x: ops.softmax(x, axis=0),
+        lambda x: ops.concatenate([x, -x], axis=0),
+        lambda x: x / _count(x),
+        lambda x: x + 0 * ops.mean(x),
+        lambda x: ops.matmul(x, ops.transpose(x)),
+        lambda x: ops.mean(x),
+    ],
+    ids=["mean", "flip", "softmax", "views", "count", "no_effect", "pairs", "scalar"],
+)
+def test_rows_that_see_each_other(function, request):
+    match = None if "no_effect" in request.node.name else "the rows of a batch depend on each other"
+    assert_equal(both(_lambda(function), predict(X), match))
+
+
+def test_arguments_without_rows_of_the_batch():
+    prior = tf.range(4, dtype="float64")
+    match = "a part of a batch fails alone"
+    assert_equal(both(Paired, lambda model: model(X[:4, :4], prior=prior), match))
+    other = tf.constant(X[:1])
+    match = "different numbers of rows, 1, 22"
+    assert_equal(both(Paired, lambda model: model(X, prior=other), match))
+
+
+def test_padding_made_in_the_model():
+    texts = tf.constant([" ".join(["red"] * (1 + row % 7)) for row in range(12)])
+
+    def build():
+        inputs = keras.Input((), dtype="string")
+        x = layers.TextVectorization(vocabulary=["red", "green"])(inputs)
+        x = layers.Embedding(9, 4)(x)
+        return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+
+    assert_equal(both(build, predict(texts), "rows of a batch depend on each other"))
+
+
+# What a trace depends on.
+def test_two_functions_of_a_model_that_is_not_told_of_training():
+    class Block(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.drop = layers.Dropout(0.999, seed=1)
+
+        def call(self, x):
+            return self.drop(x)
+
+    def use(model):
+        tf.function(lambda x: model(x, training=True), autograph=False)(X)
+        test = tf.function(lambda x: model(x, training=False), autograph=False)
+        return test(tf.constant(X)).numpy()
+
+    assert_equal(both(Block, use))
+
+
+def test_settings_changed_between_functions():
+    def build():
+        norm = layers.BatchNormalization(center=False, scale=False)
+        return keras.Sequential([keras.Input((6,)), norm, layers.Dropout(0.5, seed=1)])
+
+    def use(model):
+        tf.function(lambda x: model(x, training=True), autograph=False)(tf.constant(X))
+        model.layers[0].trainable, model.layers[1].rate = False, 0.0
+        return tf.function(lambda x: model(x, training=True), autograph=False)(tf.constant(X))
+
+    plain, parallel = both(build, use)
+    assert np.abs(parallel.numpy() - X).max() < 0.2
+    assert np.abs(plain.numpy() - X).max() < 0.2
+
+
+# State and random numbers of TensorFlow's own.
+class Seen(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.calls = tf.Variable(0)
+
+    def call(self, x):
+        self.calls.assign_add(1)
+        return x
+
+
+def test_variables_of_tensorflows_change_once():
+    def build():
+        return keras.Sequential([keras.Input((6,)), Seen(), layers.Dense(2)])
+
+    def use(model):
+        model.compile("sgd", "mse")
+        model.fit(X, Y, batch_size=9, verbose=0)
+        return int(model.layers[0].calls)
+
+    assert both(build, use, "layer 'sequential") == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("draw", "match"),
+    [
+        (lambda x: tf.random.normal(tf.shape(x), dtype=x.dtype), "RandomStandardNormal"),
+        (lambda x: keras.random.normal(ops.shape(x), dtype=x.dtype, seed=5), "a fixed seed"),
+    ],
+    ids=["tensorflow", "fixed_seed"],
+)
+def test_noise_that_would_be_the_same_on_all_devices(draw, match):
+    build = _lambda(lambda x: 0 * x + draw(x))
+    plain, parallel = both(build, predict(np.zeros((8, 6))), match)
+    assert len(np.unique(parallel)) == len(np.unique(plain)) == 48
+
+
+# Gradients.
+class Features(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = layers.Dense(4, activation="tanh"), layers.Dense(2)
+        self.raw = tf.Variable(tf.ones(6, "float64"))
+
+    def call(self, x):
+        hidden = self.hidden(x * self.raw)
+        return hidden, self.out(hidden)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_gradients_by_what_is_watched(in_function):
+    def use(model):
+        model(X)
+        model.hidden.trainable = False
+
+        def gradients():
+            with tf.GradientTape() as tape:
+                tape.watch(model.hidden.kernel.value)
+                total = tf.reduce_sum(model(tf.constant(X))[1])
+            return tape.gradient(total, [model.hidden.kernel.value, model.raw])
+
+        return tf.function(gradients, autograph=False)() if in_function else gradients()
+
+    assert_equal(both(Features, use))
+
+
+def test_no_gradient_is_not_zero():
+    def build():
+        inputs = keras.Input((6,))
+        hidden = layers.Dense(4, name="hidden")(inputs)
+        stopped = layers.Lambda(ops.stop_gradient)(hidden)
+        outputs = {"a": layers.Dense(2, name="a")(stopped), "b": layers.Dense(1, name="b")(hidden)}
+        return keras.Model(inputs, outputs)
+
+    def use(model):
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        model.compile(optimizer, {"a": "mse", "b": "mse"})
+        model.fit(X, {"a": Y, "b": Y[:, :1]}, verbose=0, shuffle=False)
+        model.compile(optimizer, {"a": "mse"})
+        with pytest.warns(UserWarning, match="Gradients do not exist"):
+            model.fit(X, {"a": Y}, epochs=3, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    assert_equal(both(build, use))
+
+
+def test_rematerialized_layers():
+    class Remat(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = layers.Dense(6, use_bias=False), layers.Dense(2)
+
+        def build(self, shape):
+            self.first.build(shape)
+            self.second.build(shape)
+
+        def call(self, x):
+            return self.second(keras.remat(self.first)(x))
+
+    assert_equal(both(Remat, train(X, Y), "has a custom gradient"))
+
+
+def test_float8():
+    def build():
+        model = keras.Sequential([layers.Dense(8), layers.Dense(2)])
+        model.build((None, 6))
+        model.quantize("float8")
+        return model
+
+    assert_equal(both(build, train(X, Y)), 1e-6)
+
+
+# Structures and shapes.
+@dataclasses.dataclass
+class Named:
+    value: object
+    factor: float = 2.0
+
+
+class Dictionary(dict):
+    pass
+
+
+class Returning(keras.Model):
+    def __init__(self, wrap):
+        super().__init__()
+        self.wrap, self.dense = wrap, layers.Dense(2)
+
+    def call(self, x, setting=None):
+        return self.wrap(self.dense(x))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "get"),
+    [
+        (Named, lambda made: made.value),
+        (lambda y: Dictionary(y=y), lambda made: made["y"]),
+        (lambda y: (y, 3), lambda made: made[0] * made[1]),
+    ],
+    ids=["dataclass", "dictionary", "number"],
+)
+@pytest.mark.parametrize("in_function", [False, True])
+def test_structures_that_calls_return(wrap, get, in_function):
+    def use(model):
+        def call(x):
+            return get(model(x, setting=Named(1)))
+
+        return (tf.function(call, autograph=False) if in_function else call)(tf.constant(X))
+
+    assert_equal(both(lambda: Returning(wrap), use))
+
+
+def test_objects_in_which_tensors_cannot_be_found():
+    class Box:
+        def __init__(self, value):
+            self.value = value
+
+    def use(model):
+        return tf.function(lambda x: model(x).value, autograph=False)(tf.constant(X))
+
+    assert_equal(both(lambda: Returning(Box), use, "an object of type Box"))
+
+
+def test_images_of_any_size():
+    def build():
+        x = inputs = keras.Input((None, None, 1))
+        skips = []
+        for _ in range(3):
+            x = layers.Conv2D(2, 3, padding="same")(x)
+            skips.append(x)
+            x = layers.MaxPooling2D()(x)
+        for skip in reversed(skips):
+            x = layers.Concatenate()([layers.UpSampling2D()(x), skip])
+        return keras.Model(inputs, layers.Conv2D(1, 1)(x))
+
+    images = RNG.normal(size=(7, 16, 24, 1))
+    assert_equal(both(build, train(images, images)))
+
+
+def test_a_branch_under_xla():
+    class Gate(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(6, activation="tanh")
+
+        def build(self, shape):
+            self.dense.build(shape)
+
+        def call(self, x):
+            return ops.cond(ops.sum(self.dense.bias) > -1.0, lambda: self.dense(x), lambda: x)
+
+    def build():
+        return keras.Sequential([keras.Input((6,)), Gate(), layers.Dense(2)])
+
+    assert_equal(both(build, train(X, Y, jit_compile=True)))
+
+
+def test_a_model_that_made_up_rows_do_not_suit():
+    def check(x):
+        with tf.control_dependencies([tf.debugging.assert_greater(x, tf.constant(5e3, x.dtype))]):
+            return tf.identity(x)
+
+    model = make_parallel(_lambda(check)(), 4)
+    with pytest.warns(UserWarning, match="could not be tried on made-up rows"):
+        made = model.predict(np.full((9, 6), 1e4), verbose=0)
+    assert np.all(made == 1e4)
