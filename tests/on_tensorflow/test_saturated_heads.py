@@ -1,4 +1,4 @@
-"""Heads that saturate, in tower and model mode: the loss comes from the logits, as on one device."""
+"""Heads that saturate, in tower and model mode: the loss is taken from logits, as on one device."""
 
 import keras
 import numpy as np
