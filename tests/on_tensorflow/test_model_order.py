@@ -50,7 +50,8 @@ def _unused_head():
     """A model within it has an output that nothing takes, but whose layer has a state."""
     inner_inputs = keras.Input((4,))
     hidden = layers.Dense(4, name="a")(inner_inputs)
-    unused = layers.BatchNormalization(momentum=0.5, name="s")(hidden)
+    norm = layers.BatchNormalization(momentum=0.5, center=False, scale=False, name="s")
+    unused = norm(hidden)
     inner = keras.Model(inner_inputs, [hidden, unused], name="inner")
     inputs = keras.Input((4,))
     return keras.Model(inputs, layers.Dense(2, name="o")(inner(inputs)[0]))
