@@ -242,12 +242,16 @@ class Engine(abc.ABC):
         )
 
     @abc.abstractmethod
-    def place_updates(self, optimizer: keras.Optimizer, model: keras.Model) -> None:
+    def place_updates(
+        self, optimizer: keras.Optimizer, model: keras.Model, *, apart: bool = False
+    ) -> None:
         """Has an optimizer keep and update the slots of a variable on that variable's device.
 
         Args:
             optimizer: the optimizer.
             model: the parallel model whose variables it updates.
+            apart: the model's replicas are trained each by itself: gradients are clipped by the
+                norm of one replica's, not by that of all.
         """
 
     def move_variables(

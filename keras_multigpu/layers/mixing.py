@@ -124,6 +124,12 @@ class WeightedMix(Mix):
         return outputs_shape[0]
 
 
+def is_average(mix: keras.Layer) -> bool:
+    """Whether a mix is a mean, weighted or not, so that equal outputs stay what they are."""
+    is_mean = isinstance(mix, keras.layers.Lambda) and mix.function is mean_of_replicas
+    return is_mean or isinstance(mix, WeightedMix | GatedMix)
+
+
 def get_mix(mix: Any) -> keras.Layer:
     """The Keras layer that a user means by `mix`.
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.engines.attributes import get_attributes, set_attributes
+
 
 class Mix(keras.Layer):
     """What the mixes have in common; abstract."""
@@ -34,7 +36,7 @@ def mix_leaves(mix: Callable[[list[Any]], Any], outputs: list[Any]) -> Any:
     count_replicas(outputs)
     first = outputs[0]
     for index, other in enumerate(outputs):
-        if not _are_alike(first, other):
+        if not are_alike(first, other):
             raise ValueError(
                 "The outputs of all replicas must have the same structure and shapes. Received "
                 f"(as shapes): outputs[0]={shapes(first)}, outputs[{index}]={shapes(other)}. "
@@ -51,6 +53,21 @@ def mix_leaves(mix: Callable[[list[Any]], Any], outputs: list[Any]) -> Any:
         return keras.ops.cast(mixed, parts[0].dtype)
 
     return keras.tree.map_structure(mix_leaf, *outputs)
+
+
+def hand_on_logits(outputs: list[Any], mixed: Any) -> None:
+    """Gives an average of equal probabilities the logits that Keras computes their losses from.
+
+    The mean of different probabilities has no logits: its loss is that of probabilities.
+
+    Args:
+        outputs: a list with one structure of tensors per replica, all equal.
+        mixed: their average.
+    """
+    for whole, *parts in zip(*map(keras.tree.flatten, (mixed, *outputs))):
+        logits = [get_attributes(part).get("logits") for part in parts]
+        if all(part is not None for part in logits):
+            set_attributes(whole, {"logits": mix_leaves(average, logits)})
 
 
 def count_replicas(outputs: Any) -> int:
@@ -99,7 +116,8 @@ def is_float(tensor: Any) -> bool:
     return keras.backend.is_float_dtype(keras.backend.standardize_dtype(tensor.dtype))
 
 
-def _are_alike(first: Any, other: Any) -> bool:
+def are_alike(first: Any, other: Any) -> bool:
+    """Whether two structures of tensors can have the same shapes."""
     try:
         keras.tree.assert_same_structure(first, other)
     except (TypeError, ValueError):

@@ -18,14 +18,26 @@ class LayerCall:
     Attributes:
         layer: what is called.
         path: its name, after the names of the models that it is in.
-        inputs: the tensors that the call is given.
-        outputs: those that it returns.
+        arguments: `(args, kwargs)` of the call.
+        result: what it returns.
+        turn: its place in the order in which one device makes the calls.
     """
 
     layer: Any
     path: tuple[str, ...]
-    inputs: tuple[keras.KerasTensor, ...]
-    outputs: tuple[keras.KerasTensor, ...]
+    arguments: Any
+    result: Any
+    turn: int
+
+    @functools.cached_property
+    def inputs(self) -> tuple[keras.KerasTensor, ...]:
+        """The tensors that the call is given."""
+        return _tensors(self.arguments)
+
+    @functools.cached_property
+    def outputs(self) -> tuple[keras.KerasTensor, ...]:
+        """The tensors that it returns."""
+        return _tensors(self.result)
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -132,7 +144,7 @@ def _call_layers(
         if _is_seen_through(layer, args, kwargs):
             return _call_layers(layer, args[0], own_path, calls)
         outputs = layer(*args, **kwargs)
-        calls.append(LayerCall(layer, own_path, _tensors((args, kwargs)), _tensors(outputs)))
+        calls.append(LayerCall(layer, own_path, (args, kwargs), outputs, len(calls)))
         return outputs
 
     return _call_functional(model, inputs, call)
@@ -200,10 +212,14 @@ def _is_seen_through(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _depth_first(
     outputs: Sequence[keras.KerasTensor], calls: Sequence[LayerCall]
 ) -> tuple[LayerCall, ...]:
-    """The calls that some tensors need, each after those that it needs itself."""
+    """The calls, each after those that it needs itself: those that some tensors need come first.
+
+    The others are made too: they may change the state of their layers.
+    """
     producers = {id(tensor): call for call in calls for tensor in call.outputs}
     ordered: dict[int, LayerCall] = {}
-    waiting = [producers[id(tensor)] for tensor in reversed(outputs) if id(tensor) in producers]
+    needed = [producers[id(tensor)] for tensor in outputs if id(tensor) in producers]
+    waiting = [*needed, *calls][::-1]
     while waiting:
         call = waiting[-1]
         makers = [producers[id(tensor)] for tensor in call.inputs if id(tensor) in producers]

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.models.graph import Graph, part_of_graph
+from keras_multigpu.models.graph import Graph
+from keras_multigpu.models.part import Part
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,7 +35,8 @@ class Stages:
 
     A stage's level is the number of changes on the way to it; the calls of one level and one
     device are a stage. So stages come one after the other by their levels, and those of one
-    level run at once.
+    level run at once. A layer that is called several times, and may have a state, is called in
+    the order of one device.
 
     Args:
         graph: the graph.
@@ -84,16 +86,27 @@ class Stages:
             stage.replicas.retrace()
 
     def _levels(self) -> list[int]:
-        levels: list[int] = []
+        levels: dict[int, int] = {}
+        latest: dict[int, int] = {}  # the place of the latest call of each layer
         producers = self.graph.producers()
-        for call, number in zip(self.graph.calls, self.numbers):
+        for place in sorted(range(len(self.graph.calls)), key=self._turn):
+            call, number = self.graph.calls[place], self.numbers[place]
             before = [producers[id(tensor)] for tensor in call.inputs if id(tensor) in producers]
-            changes = [levels[place] + (self.numbers[place] != number) for place in before]
-            levels.append(max(changes, default=0))
-        return levels
+            if id(call.layer) in latest:
+                before.append(latest[id(call.layer)])
+            changes = [levels[one] + (self.numbers[one] != number) for one in before]
+            levels[place] = max(changes, default=0)
+            latest[id(call.layer)] = place
+        return [levels[place] for place in range(len(levels))]
+
+    def _turn(self, place: int) -> int:
+        return self.graph.calls[place].turn
 
     def _stage(self, level: int, number: int, places: Sequence[int]) -> Stage:
         inputs, outputs = self.graph.ends(places)
-        model = part_of_graph(inputs, outputs, f"stage_{level}_on_{number}", self._policy)
+        calls = [self.graph.calls[place] for place in sorted(places, key=self._turn)]
+        # A replica gives something, even where others need nothing of it.
+        outputs = outputs or list(calls[-1].outputs)
+        model = Part(calls, inputs, outputs, f"stage_{level}_on_{number}", self._policy)
         replicas = engines.current().make_replicas([model], [self._devices[number]])
         return Stage(number, tuple(inputs), tuple(outputs), replicas)

@@ -9,8 +9,11 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_choice, positive_integer
-from keras_multigpu.layers.mixing import get_mix
+from keras_multigpu.engines.shared import SEED
+from keras_multigpu.layers.mixing import get_mix, is_average
+from keras_multigpu.layers.replicas import are_alike, hand_on_logits
 from keras_multigpu.models import checks
+from keras_multigpu.models.apart import check_loss_scale, mean_of_apart
 from keras_multigpu.models.cloning import clone, follow
 from keras_multigpu.models.costs import row_bytes
 from keras_multigpu.models.graph import fresh_input, symbolic_ends
@@ -32,8 +35,9 @@ class TowerParallel(MixedModel):
         mix: how the outputs become one: `"mean"`, `"weighted"`, `"gaussian"`, `"gated"`, a Keras
             layer, or a function of the list of outputs.
         num_replicas: how many replicas there are, `None` for one per device.
-        loss_of: what is trained: the `"mix"`, or the `"replicas"`, each on its own, by the mean of
-            their losses.
+        loss_of: what is trained: the `"mix"`, or the `"replicas"`. Independent replicas are then
+            trained as they would be apart: each by the gradients of its own loss, clipped by
+            themselves. The loss that is reported is the mean of theirs.
 
     Attributes:
         clones: the replicas after the first, where they are independent.
@@ -158,8 +162,15 @@ class TowerParallel(MixedModel):
         if self._parallel_now.unmixed is not None:
             return outputs
         mixed = self._parallel_mix_outputs(outputs, features_of(args, kwargs))
+        if is_average(self._parallel_mix) and self._parallel_are_equal(results):
+            hand_on_logits(outputs, mixed)
         self._parallel_now.mixed, self._parallel_now.outputs = mixed, outputs
         return mixed
+
+    def _parallel_are_equal(self, results: Sequence[engines.Result]) -> bool:
+        """Whether all replicas give the same: with the same weights, and without random numbers."""
+        drawn = (variable.name == SEED for result in results for variable, _ in result.updates)
+        return not self._parallel_clones and not any(drawn)
 
     def _parallel_assign_updates(self, results: Sequence[engines.Result]) -> None:
         """State that replicas share becomes their mean, counters and seeds the first one's.
@@ -202,7 +213,9 @@ class TowerParallel(MixedModel):
         super().__setattr__(name, value)
         # Not in `compile`: Keras compiles a loaded model only if that is its own.
         if name == "optimizer" and value is not None and self._parallel_clones:
-            engines.current().place_updates(value, self)
+            engines.current().place_updates(value, self, apart=self._parallel_trained_apart)
+            if self._parallel_trained_apart:
+                check_loss_scale(value)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True) -> Any:  # type: ignore[no-untyped-def]
         """The loss of the mix, or in training the mean of the replicas' own losses.
@@ -221,10 +234,27 @@ class TowerParallel(MixedModel):
             )
         own_loss = self._parallel_inherited("compute_loss")
         losses = [
-            own_loss(x, y, self._parallel_mix_outputs([one], x), sample_weight, training)
+            own_loss(x, y, self._parallel_own_outputs(one, x), sample_weight, training)
             for one in self._parallel_now.outputs
         ]
-        return sum(losses) / len(losses)
+        return mean_of_apart(*losses) if self._parallel_trained_apart else sum(losses) / len(losses)
+
+    @property
+    def _parallel_trained_apart(self) -> bool:
+        """Whether it is several models that are trained, each by its own loss."""
+        return self._parallel_options["loss_of"] == "replicas" and bool(self._parallel_clones)
+
+    def _parallel_own_outputs(self, outputs: Any, features: Any) -> Any:
+        """What one replica's own loss is taken of: its outputs, whatever a function makes of all.
+
+        A mix that is a layer, or has another shape than its parts (means and variances, say),
+        says what is compared with the targets: then it is the mix of replicas that all give
+        these outputs.
+        """
+        is_function = isinstance(self._parallel_mix, keras.layers.Lambda)
+        if is_function and are_alike(outputs, self._parallel_now.mixed):
+            return outputs
+        return self._parallel_mix_outputs([outputs] * len(self._parallel_now.outputs), features)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """Exports the replicas and their mix for serving: a graph without the names of devices.

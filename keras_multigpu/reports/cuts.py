@@ -93,5 +93,6 @@ def with_loss(graph: Graph, numbers: Sequence[int]) -> tuple[Graph, list[int]]:
         graph: a model's graph.
         numbers: the device of every call.
     """
-    loss = LayerCall(keras.layers.Identity(name="loss"), ("loss",), tuple(graph.outputs), ())
+    layer, count = keras.layers.Identity(name="loss"), len(graph.calls)
+    loss = LayerCall(layer, ("loss",), tuple(graph.outputs), (), count)
     return Graph(graph.inputs, graph.outputs, (*graph.calls, loss)), [*numbers, 0]

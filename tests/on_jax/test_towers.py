@@ -111,7 +111,12 @@ def test_an_interruption_loses_no_weights(mode, moment, rng):
     parallel.fit(x, y, 8, verbose=0)
 
 
-def test_optimizers_that_look_at_a_whole_weight_are_told():
+def test_optimizers_that_are_made_while_building_are_refused(rng):
+    optimizers = {}
+    multi = keras.optimizers.MultiOptimizer(
+        lambda variable: optimizers.setdefault("first", keras.optimizers.SGD(name="first"))
+    )
     parallel = make_parallel(_template(), 2, mode="tower", replicas="independent")
-    with pytest.warns(UserWarning, match="sees all of a weight's replicas as one.*clipnorm=1.0"):
-        parallel.compile(keras.optimizers.SGD(0.1, clipnorm=1.0), "mse")
+    parallel.compile(multi, "mse")
+    with pytest.raises(ValueError, match="whose function made 'first'.*Use a .*OptimizerMap"):
+        parallel.fit(rng.normal(size=(4, 6)), rng.normal(size=(4, 2)), verbose=0)

@@ -7,6 +7,8 @@ from keras import layers, ops
 from parity import difference
 
 from keras_multigpu import make_parallel
+from keras_multigpu.layers import mixing
+from keras_multigpu.layers.replicas import hand_on_logits
 
 
 def test_vocabularies_and_statistics_that_were_adapted(rng):
@@ -67,3 +69,17 @@ def test_a_checkpoint_of_tensorflows(rng, tmp_path):
     tf.train.Checkpoint(model=second).read(path).assert_consumed()
     assert difference(first.get_weights(), second.get_weights()) == 0
     assert len(first.get_weights()) > 4  # of two replicas and the mix
+
+
+def test_the_mean_of_equal_probabilities_keeps_their_logits(rng):
+    logits = tf.constant(rng.normal(size=(5, 3)) * 100)
+    parts = [{"classes": keras.activations.softmax(logits), "other": logits} for _ in range(3)]
+    mixed = mixing.mean_mix()(parts)
+    assert not hasattr(mixed["classes"], "_keras_logits")
+    hand_on_logits(parts, mixed)
+    assert difference(np.array(mixed["classes"]._keras_logits), np.array(logits)) < 1e-12
+    assert not hasattr(mixed["other"], "_keras_logits")
+    for mix in (mixing.mean_mix(), mixing.WeightedMix(), mixing.GatedMix()):
+        assert mixing.is_average(mix)
+    for mix in (mixing.GaussianMix(), mixing.get_mix(sum), keras.layers.Average()):
+        assert not mixing.is_average(mix)

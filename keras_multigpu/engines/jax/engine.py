@@ -17,7 +17,7 @@ from keras_multigpu.engines.jax import devices, rows, shards, tensors
 from keras_multigpu.engines.jax.cluster import joint, meeting, processes
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
-from keras_multigpu.engines.jax.slots import save_by_replica
+from keras_multigpu.engines.jax.slots import prepare
 from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution
 from keras_multigpu.engines.jax.transfers import compile_step, count_collectives, count_inputs
 from keras_multigpu.engines.remote import Address, Remote
@@ -155,8 +155,10 @@ class JaxEngine(Engine):
     ) -> JaxReplicas:
         return JaxReplicas(models, devices)
 
-    def place_updates(self, optimizer: keras.Optimizer, model: keras.Model) -> None:
-        save_by_replica(optimizer, are_stacked=not model._parallel_spreads_weights)
+    def place_updates(
+        self, optimizer: keras.Optimizer, model: keras.Model, *, apart: bool = False
+    ) -> None:
+        prepare(optimizer, are_stacked=not model._parallel_spreads_weights, apart=apart)
 
     def find_shards(self, model: keras.Model, count: int) -> dict[str, int]:
         return shards.find_shards(model, count)

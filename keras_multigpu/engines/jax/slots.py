@@ -1,39 +1,58 @@
-"""An optimizer of stacked variables, whose files are those of one that has each by itself."""
+"""Optimizers of spread or stacked variables: where slots are, and how they are written to files."""
 
 from __future__ import annotations
 
-import warnings
+import dataclasses
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_multigpu.engines.jax.members import Members
 from keras_multigpu.engines.jax.shards import shard_alike
 from keras_multigpu.engines.jax.stacked import StackedVariable
+from keras_multigpu.engines.optimizers import inner_optimizers
 
-Entry = tuple[keras.Variable, int | None]
-"""A variable in a file, or the part of it that is one replica's."""
+References = dict[int, keras.Variable]
+"""The variable that each slot was made for, by the slot's `id`."""
 
 
-def save_by_replica(optimizer: keras.Optimizer, are_stacked: bool) -> None:
-    """Has an optimizer write and read its slots replica by replica, as on other backends.
+def prepare(optimizer: keras.Optimizer, are_stacked: bool, apart: bool) -> None:
+    """Has an optimizer keep its slots where its variables are.
 
     Args:
         optimizer: the optimizer.
-        are_stacked: whether it is to have the variables of several replicas as one.
+        are_stacked: it is to have the variables of several replicas as one. It then updates each
+            replica by itself, and its files are those of an optimizer that has each variable.
+        apart: the replicas are trained each by itself.
     """
-    if "add_variable_from_reference" in vars(optimizer):
+    if hasattr(optimizer, "references"):
         return  # done already
+    leaves = _prepare_all(optimizer, {}, are_stacked, apart)
     if are_stacked:
-        _warn_of_whole_variables(optimizer)
-    references: dict[int, keras.Variable] = {}
-    make_slot, build = optimizer.add_variable_from_reference, optimizer.build
+        files = _Files(optimizer, leaves)
+        optimizer.save_own_variables, optimizer.load_own_variables = files.save, files.load
 
-    def build_excluding(variables: list[keras.Variable]) -> None:
-        for variable in variables:
-            if isinstance(variable, StackedVariable):
-                _exclude_as_its_parts(optimizer, variable)
-        build(variables)
+
+def _prepare_all(
+    optimizer: keras.Optimizer, references: References, are_stacked: bool, apart: bool
+) -> list[Members]:
+    """Prepares an optimizer and those within it, and gives what maps them over the replicas."""
+    optimizer.references = references
+    inner = inner_optimizers(optimizer)
+    if inner or hasattr(optimizer, "optimizers"):
+        leaves = [
+            one for part in inner for one in _prepare_all(part, references, are_stacked, apart)
+        ]
+        if are_stacked:
+            _refuse_unprepared(optimizer)
+        return leaves
+    _note_references(optimizer, references)
+    return [Members(optimizer, apart)] if are_stacked else []
+
+
+def _note_references(optimizer: keras.Optimizer, references: References) -> None:
+    make_slot = optimizer.add_variable_from_reference
 
     def make_noted_slot(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
         slot = make_slot(reference_variable, *args, **kwargs)
@@ -41,14 +60,24 @@ def save_by_replica(optimizer: keras.Optimizer, are_stacked: bool) -> None:
         shard_alike(slot, reference_variable)
         return slot
 
-    optimizer.build = build_excluding
     optimizer.add_variable_from_reference = make_noted_slot
-    optimizer.references = references
-    if are_stacked:
-        files = _Files(optimizer, references)
-        optimizer.save_own_variables, optimizer.load_own_variables = files.save, files.load
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        save_by_replica(optimizer.inner_optimizer, are_stacked)
+
+
+def _refuse_unprepared(optimizer: keras.Optimizer) -> None:
+    """Has the build of a `MultiOptimizer` refuse optimizers that were not there before."""
+    build = optimizer.build
+
+    def build_prepared(variables: list[keras.Variable]) -> None:
+        build(variables)
+        for inner in inner_optimizers(optimizer):
+            if not hasattr(inner, "references"):
+                raise ValueError(
+                    "On JAX the optimizers of independent replicas must be known before they are "
+                    f"built. Received: {optimizer.name!r}, whose function made {inner.name!r} for "
+                    "a variable. Use a `keras.optimizers.OptimizerMap` instead of a function."
+                )
+
+    optimizer.build = build_prepared
 
 
 def spread_slots(optimizer: keras.Optimizer) -> None:
@@ -57,8 +86,25 @@ def spread_slots(optimizer: keras.Optimizer) -> None:
     for slot in optimizer.variables:
         if id(slot) in references:
             shard_alike(slot, references[id(slot)])
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        spread_slots(optimizer.inner_optimizer)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A variable in a file.
+
+    Attributes:
+        variable: the optimizer's variable.
+        number: the replica whose part of it this is; `None` for what all have in common.
+        is_stacked: whether the variable has a first axis of replicas.
+    """
+
+    variable: keras.Variable
+    number: int | None
+    is_stacked: bool
+
+    def value(self) -> np.ndarray:
+        value = np.asarray(self.variable.value)
+        return value[self.number or 0] if self.is_stacked else value
 
 
 class _Files:
@@ -66,20 +112,19 @@ class _Files:
 
     Args:
         optimizer: the optimizer.
-        references: the variable that each slot was made for, by the slot's `id`.
+        leaves: what maps it, or the optimizers within it, over the replicas.
     """
 
-    def __init__(self, optimizer: keras.Optimizer, references: dict[int, keras.Variable]):
+    def __init__(self, optimizer: keras.Optimizer, leaves: list[Members]):
         self._optimizer = optimizer
-        self._references = references
+        self._leaves = leaves
 
     def save(self, store: Any) -> None:
-        for place, (variable, number) in enumerate(_entries(self._optimizer, self._references)):
-            value = np.asarray(variable.value)
-            store[str(place)] = value if number is None else value[number]
+        for place, entry in enumerate(self._entries()):
+            store[str(place)] = entry.value()
 
     def load(self, store: Any) -> None:
-        entries = _entries(self._optimizer, self._references)
+        entries = self._entries()
         if len(store.keys()) != len(entries):
             raise ValueError(
                 f"The optimizer {self._optimizer.name!r} has {len(entries)} variables, counted for "
@@ -87,60 +132,63 @@ class _Files:
                 "the one that was saved, with as many replicas, and train it before loading."
             )
         rows: dict[int, list[np.ndarray]] = {}
-        for place, (variable, number) in enumerate(entries):
-            if number is None:
-                variable.assign(store[str(place)])
+        for place, entry in enumerate(entries):
+            rows.setdefault(id(entry.variable), []).append(np.asarray(store[str(place)]))
+        for entry in entries:
+            values = rows.pop(id(entry.variable), None)
+            if values is not None and entry.is_stacked:
+                count = entry.variable.shape[0]
+                entry.variable.assign(np.stack(values * (count // len(values))))
+            elif values is not None:
+                entry.variable.assign(values[0])
+
+    def _entries(self) -> list[_Entry]:
+        """The order of a file: of slots made one after the other, replica by replica."""
+        variables, owners = self._optimizer.variables, self._owners()
+        entries: list[_Entry] = []
+        run: list[keras.Variable] = []
+        made_for: list[int] = []  # the owners of the run, in the order in which they came
+        for variable, owner in zip(variables, owners):
+            is_stacked = isinstance(owner, StackedVariable)
+            # An owner before the latest one begins the next kind of slot.
+            begins_anew = id(owner) in made_for[:-1]
+            if run and (not is_stacked or begins_anew):
+                entries += self._by_replica(run, made_for)
+                run, made_for = [], []
+            if is_stacked:
+                run.append(variable)
+                if not made_for or made_for[-1] != id(owner):
+                    made_for.append(id(owner))
             else:
-                rows.setdefault(id(variable), []).append(np.asarray(store[str(place)]))
-        for variable in self._optimizer.variables:
-            if id(variable) in rows:
-                variable.assign(np.stack(rows[id(variable)]))
+                entries.append(_Entry(variable, None, self._is_stacked(variable)))
+        return entries + self._by_replica(run, made_for)
 
+    def _owners(self) -> list[keras.Variable | None]:
+        """The weight that each of the optimizer's variables was made for.
 
-def _exclude_as_its_parts(optimizer: keras.Optimizer, variable: StackedVariable) -> None:
-    """Excludes a stacked variable from weight decay if a replica's own was excluded."""
-    excluded: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
-    if any(optimizer._var_key(part) in excluded for part in variable.parts):
-        excluded.add(optimizer._var_key(variable))
+        Adafactor makes some without a reference, under the weight's name and before its own slot.
+        """
+        references = self._optimizer.references
+        owners: list[keras.Variable | None] = []
+        following: keras.Variable | None = None
+        for variable in reversed(self._optimizer.variables):
+            if id(variable) in references:
+                following = references[id(variable)]
+            elif following is None or variable.name != following.name:
+                following = None
+            owners.append(following)
+        return owners[::-1]
 
+    def _is_stacked(self, variable: keras.Variable) -> bool:
+        return any(leaf.is_stacked(variable) for leaf in self._leaves)
 
-def _warn_of_whole_variables(optimizer: keras.Optimizer) -> None:
-    """Tells where an update depends on more of a variable than its own elements."""
-    classes = [getattr(keras.optimizers, name, None) for name in ("Adafactor", "Lamb", "Muon")]
-    is_one = any(cls is not None and isinstance(optimizer, cls) for cls in classes)
-    if is_one or getattr(optimizer, "clipnorm", None):
-        warnings.warn(
-            "On JAX the weights of independent replicas are stacked, and the optimizer sees all of "
-            "a weight's replicas as one. Received: an optimizer that looks at a whole weight, "
-            f"{type(optimizer).__name__} with clipnorm={optimizer.clipnorm}: its updates differ "
-            "from those of replicas one by one. `global_clipnorm`, `clipvalue` and optimizers that "
-            "go element by element, such as Adam, do not.",
-            stacklevel=5,
-        )
-
-
-def _entries(optimizer: keras.Optimizer, references: dict[int, keras.Variable]) -> list[Entry]:
-    """The order of a file: of slots made one after the other, replica by replica."""
-    entries: list[Entry] = []
-    run: list[keras.Variable] = []
-    made_for: list[int] = []  # the references of the run, in the order in which they came
-    for variable in optimizer.variables:
-        reference = references.get(id(variable))
-        is_stacked = isinstance(reference, StackedVariable)
-        # A reference before the latest one begins the next kind of slot.
-        begins_anew = id(reference) in made_for[:-1]
-        if run and (not is_stacked or begins_anew):
-            entries += _by_replica(run, references)
-            run, made_for = [], []
-        if is_stacked:
-            run.append(variable)
-            if not made_for or made_for[-1] != id(reference):
-                made_for.append(id(reference))
-        else:
-            entries.append((variable, None))
-    return entries + _by_replica(run, references)
-
-
-def _by_replica(run: list[keras.Variable], references: dict[int, Any]) -> list[Entry]:
-    count = len(references[id(run[0])].parts) if run else 0
-    return [(variable, number) for number in range(count) for variable in run]
+    def _by_replica(self, run: list[keras.Variable], made_for: list[int]) -> list[_Entry]:
+        if not run:
+            return []
+        owners = {id(owner): owner for owner in self._optimizer.references.values()}
+        count = len(owners[made_for[0]].parts)
+        return [
+            _Entry(variable, number, self._is_stacked(variable))
+            for number in range(count)
+            for variable in run
+        ]

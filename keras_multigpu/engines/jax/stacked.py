@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -37,9 +38,9 @@ class StackedVariable(keras.Variable):
         )
         # Keras makes the optimizer's slots by it.
         self._layout = sharding
-        if first.constraint is not None:
-            constraint = jax.vmap(first.constraint)
-            self.constraint = lambda value: constraint(keras.ops.convert_to_tensor(value))
+        # Optimizers look for names in it.
+        self._path = first.path
+        self.constraint = first.constraint
 
     @property
     def _value(self) -> Tensor:
@@ -70,6 +71,23 @@ def stack_all(
 ) -> dict[int, StackedVariable]:
     """A stacked variable for each variable of the first replica, by its `id`."""
     return {id(parts[0]): StackedVariable(parts, sharding) for parts in zip(*states)}
+
+
+@contextlib.contextmanager
+def as_one(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """A scope in which stacked variables have the shape that they have in one replica."""
+    shapes = [variable._shape for variable in variables]
+
+    def set_shape(variable: keras.Variable, shape: tuple[int, ...]) -> None:
+        variable._shape, variable._ndim = shape, len(shape)
+
+    try:
+        for variable, shape in zip(variables, shapes):
+            set_shape(variable, shape[1:])
+        yield
+    finally:
+        for variable, shape in zip(variables, shapes):
+            set_shape(variable, shape)
 
 
 def _first_row(shard: jax.Shard) -> int:

@@ -15,6 +15,7 @@ from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.cluster.watched import WatchedSteps
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
 from keras_multigpu.engines.tensorflow.placing import (
+    clip_by_member,
     drop_stale,
     move_variable,
     place_updates,
@@ -153,8 +154,12 @@ class TensorFlowEngine(Engine):
         # Keras warns of data that end before it knows how many batches they have.
         return stream.apply(tf.data.experimental.assert_cardinality(batches))
 
-    def place_updates(self, optimizer: keras.Optimizer, model: keras.Model) -> None:
+    def place_updates(
+        self, optimizer: keras.Optimizer, model: keras.Model, *, apart: bool = False
+    ) -> None:
         place_updates(optimizer)
+        if apart:
+            clip_by_member(optimizer, lambda: [member.variables for member in model.replicas])
 
     def move_variables(
         self, homes: Sequence[tuple[keras.Variable, str]], model: keras.Model

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_multigpu.engines.optimizers import clip_by, inner_optimizers
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.values import Tensor
 
@@ -20,6 +21,8 @@ def place_updates(optimizer: keras.Optimizer) -> None:
     """
     if "update_step" in vars(optimizer):
         return  # placed already
+    for inner in inner_optimizers(optimizer):
+        place_updates(inner)
     make_slot, update = optimizer.add_variable_from_reference, optimizer.update_step
 
     def make_slot_there(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
@@ -32,8 +35,42 @@ def place_updates(optimizer: keras.Optimizer) -> None:
 
     optimizer.add_variable_from_reference = make_slot_there
     optimizer.update_step = update_there
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        place_updates(optimizer.inner_optimizer)
+
+
+def clip_by_member(
+    optimizer: keras.Optimizer, members: Callable[[], Sequence[Sequence[keras.Variable]]]
+) -> None:
+    """Has an optimizer clip the gradients of each member of a committee by themselves.
+
+    Args:
+        optimizer: the optimizer.
+        members: gives the variables of each member, once they exist.
+    """
+    if "_clip_gradients" in vars(optimizer):
+        return  # done already
+    original, build = optimizer._clip_gradients, optimizer.build
+
+    def clip(gradients: Sequence[Tensor], variables: Sequence[keras.Variable]) -> list[Tensor]:
+        clipped = list(gradients)
+        for member in members():
+            own = set(map(id, member))
+            places = [place for place, one in enumerate(variables) if id(one) in own]
+            if places:
+                with tf.device(_device_of(variables[places[0]])):
+                    parts = original([gradients[place] for place in places])
+                for place, part in zip(places, parts):
+                    clipped[place] = part
+        return clipped
+
+    def build_all(variables: Sequence[keras.Variable]) -> None:
+        build(variables)
+        for inner in inner_optimizers(optimizer):  # some are made by the building
+            clip_by_member(inner, members)
+
+    clip_by(optimizer, clip)
+    optimizer.build = build_all
+    for inner in inner_optimizers(optimizer):
+        clip_by_member(inner, members)
 
 
 def move_variable(variable: keras.Variable, device: str) -> bool:

@@ -1,0 +1,35 @@
+"""What both engines need to know of Keras's optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import keras
+
+from keras_multigpu.engines.values import Tensor
+
+Clip = Callable[[Sequence[Tensor], Sequence[keras.Variable]], list[Tensor]]
+"""Clips gradients, given the variables that they belong to."""
+
+
+def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
+    """The optimizers that an optimizer hands its gradients to; none for most."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return [optimizer.inner_optimizer]
+    return list(getattr(optimizer, "optimizers", ()))  # of a `MultiOptimizer`
+
+
+def clip_by(optimizer: keras.Optimizer, clip: Clip) -> None:
+    """Has an optimizer clip its gradients by another function.
+
+    Keras clips after it has accumulated gradients and left out those that are `None`, and has no
+    public method for it.
+    """
+    apply, noted = optimizer._backend_apply_gradients, list[keras.Variable]()
+
+    def apply_noting(grads: Sequence[Tensor], variables: Sequence[keras.Variable]) -> None:
+        noted[:] = variables
+        apply(grads, variables)
+
+    optimizer._backend_apply_gradients = apply_noting
+    optimizer._clip_gradients = lambda grads: clip(grads, noted)
