@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.jax import devices
+from keras_multigpu.engines.jax import devices, threads
 from keras_multigpu.engines.jax.cluster import joint
 from keras_multigpu.engines.values import Tensor
 
@@ -54,6 +54,8 @@ class Placement:
 
     def __init__(self, names: tuple[str, ...], spread: bool):
         self.mesh = Mesh(np.array([devices.find(name) for name in names]), ("devices",))
+        own = [device for device in self.mesh.local_devices if device.platform == "cpu"]
+        threads.warn_of_few_threads(len(own))
         self.count = len(names)
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec("devices"))
