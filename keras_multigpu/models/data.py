@@ -117,9 +117,22 @@ class DataParallel(ParallelModel):
         """Calls the model with the values of its variables given, as Keras does."""
         if not engines.current().partitions:
             return super().stateless_call(*args, **kwargs)
+        return self._call_with_state(*args, **kwargs)
+
+    def _call_with_state(
+        self, trainable_variables: Any, non_trainable_variables: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Calls the template with its part of the state; what this model has beside stays."""
+        lists = (self.trainable_variables, self.non_trainable_variables)
+        given = zip((*lists[0], *lists[1]), (*trainable_variables, *non_trainable_variables))
+        values = {id(variable): value for variable, value in given}
+        own = (self._template.trainable_variables, self._template.non_trainable_variables)
+        state = [[values[id(variable)] for variable in part] for part in own]
         # Keras calls `call` here, and not `__call__`: of the template too.
-        with self._rows_sharded(args[2:], kwargs) as (inputs, kwargs):
-            return self._template.stateless_call(*args[:2], *inputs, **kwargs)
+        with self._rows_sharded(args, kwargs) as (inputs, kwargs):
+            outputs, updated, *losses = self._template.stateless_call(*state, *inputs, **kwargs)
+        values.update((id(variable), value) for variable, value in zip(own[1], updated))
+        return outputs, [values[id(variable)] for variable in lists[1]], *losses
 
     @contextlib.contextmanager
     def _rows_sharded(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:

@@ -83,15 +83,22 @@ class SavedModel(keras.Model):
         wanted = options.pop("num_devices")
         mode = cls._mode_class()
         options = mode._options_here(options)
-        devices = choose_devices(None, None)[:wanted]
-        if len(devices) < wanted:
+        there = choose_devices(None, None)[:wanted]
+        devices = mode._fitting(template, there)
+        if len(there) < wanted:
+            used = f", of which {len(devices)} can be used" if len(devices) < len(there) else ""
             warnings.warn(
-                f"The model was saved on {wanted} devices, and {len(devices)} "
-                f"{'is' if len(devices) == 1 else 'are'} here: {', '.join(devices)}. "
+                f"The model was saved on {wanted} devices, and {len(there)} "
+                f"{'is' if len(there) == 1 else 'are'} here: {', '.join(there)}{used}. "
                 f"{cls._on_fewer_devices}",
                 stacklevel=2,
             )
         return build_parallel(mode, template, devices, options)
+
+    @classmethod
+    def _fitting(cls, template: keras.Model, devices: tuple[str, ...]) -> tuple[str, ...]:
+        """The devices that are used of those there are where a file is loaded."""
+        return devices
 
     @classmethod
     def _options_here(cls, options: dict[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,14 @@ class Placement:
             return self.replicated
         return self.replicated if np.shape(tensor)[0] % self.count else self.sharded
 
+    def spread_rows(self, batch: Any) -> int:
+        """How many rows of a batch are spread over the devices; 0 if each device has them all."""
+        if self.count > 1:
+            for part in jax.tree.leaves(batch, is_leaf=_is_sparse):
+                if self.of_rows(part) == self.sharded:
+                    return int(np.shape(part)[0])
+        return 0
+
     def put_batch(self, batch: Any) -> Any:
         """A batch with each device's rows on that device."""
         shardings = jax.tree.map(self.of_rows, batch, is_leaf=_is_sparse)

@@ -13,6 +13,7 @@ from keras_multigpu.engines.jax.placement import Placement, on_one_device, place
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.shards import is_spread, shard
 from keras_multigpu.engines.jax.slots import spread_slots
+from keras_multigpu.engines.jax.spreading import spread
 from keras_multigpu.engines.jax.stacked import StackedVariable
 
 
@@ -79,6 +80,18 @@ class PlacedSteps(keras.Model):
             setattr(self, name, self._placed(function, self._placement()))
         return made
 
+    def train_step(self, state: Any, data: Any) -> Any:
+        """A training step, as Keras or the template's class has it."""
+        return spread(super().train_step, self._placement())(state, data)
+
+    def test_step(self, state: Any, data: Any) -> Any:
+        """An evaluation step, as Keras or the template's class has it."""
+        return spread(super().test_step, self._placement())(state, data)
+
+    def predict_step(self, state: Any, data: Any) -> Any:
+        """A prediction step, as Keras or the template's class has it."""
+        return spread(super().predict_step, self._placement())(state, data)
+
     def _placed(self, function: Callable[..., Any], place: Placement) -> Callable[..., Any]:
         """A step function of Keras's that is given its state and batches on the devices."""
 
@@ -106,8 +119,9 @@ class PlacedSteps(keras.Model):
             lists.append(self.metrics_variables)
         for variables, values in zip(lists, state):
             for variable, value in zip(variables, values):
-                is_out = isinstance(variable, StackedVariable) or variable._value is None
-                if is_out and not value.is_deleted():
+                is_stacked = isinstance(variable, StackedVariable)
+                is_lent = variable.is_lent if is_stacked else variable._value is None
+                if is_lent and not value.is_deleted():
                     variable.assign(value)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
