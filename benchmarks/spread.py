@@ -54,6 +54,8 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "MelSpectrogram": {"fft_length": 32, "sequence_length": 32, "sequence_stride": 8},
     "STFTSpectrogram": {"frame_length": 32, "frame_step": 8},
 }
+_USUAL = {"filters": 16, "kernel_size": 3, "units": 32, "output_size": 4, "rate": 0.5}
+_USUAL |= {"factor": 0.2, "stddev": 0.2, "value_range": (0, 1)}
 _SHAPES = {
     "EinsumDense": _TIME,
     "Permute": _TIME,
@@ -99,7 +101,7 @@ def layer_makers() -> dict[str, Callable[[], keras.Layer] | None]:
 def _maker(name: str, cls: Any) -> Callable[[], keras.Layer] | None:
     parameters = inspect.signature(cls.__init__).parameters
     arguments = dict(_ARGUMENTS.get(name, {}))
-    for key, value in {"filters": 16, "kernel_size": 3, "units": 32, "output_size": 4}.items():
+    for key, value in _USUAL.items():
         if key in parameters and parameters[key].default is inspect.Parameter.empty:
             arguments.setdefault(key, value)
     missing = [
@@ -164,7 +166,9 @@ def application_model(make: Any) -> tuple[keras.Model, Any]:
     """A model of `keras.applications`, and a batch of images as small as it takes."""
     for size in (_SIZE, 75, 224, 331):
         try:
-            model = make(weights=None, include_top=False, input_shape=(size, size, 3), pooling="avg")
+            model = make(
+                weights=None, include_top=False, input_shape=(size, size, 3), pooling="avg"
+            )
         except ValueError as error:
             reason = error
             continue
@@ -200,15 +204,11 @@ def _operations(model: Any, x: Any, training: bool) -> float:
 def rows(part: str, names: list[str]) -> Iterator[str]:
     """The lines of a table, as they are measured."""
     if part == "layers":
-        cases = [(name, make) for name, make in layer_makers().items()]
+        makers: dict[str, Any] = dict(layer_makers())
     else:
-        cases = [
-            (name, make)
-            for name, make in inspect.getmembers(keras.applications, inspect.isfunction)
-        ]
-    for name, make in cases:
-        if names and name not in names:
-            continue
+        makers = dict(inspect.getmembers(keras.applications, inspect.isfunction))
+    for name in names or makers:
+        make = makers[name]
         if make is None:
             yield f"| {name} | | | takes no batch of numbers by itself |"
             continue

@@ -115,3 +115,17 @@ def test_optimizers_that_look_at_a_whole_weight_are_told():
     parallel = make_parallel(_template(), 2, mode="tower", replicas="independent")
     with pytest.warns(UserWarning, match="sees all of a weight's replicas as one.*clipnorm=1.0"):
         parallel.compile(keras.optimizers.SGD(0.1, clipnorm=1.0), "mse")
+
+
+def test_what_a_callback_has_set_is_kept_when_it_raises(rng):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.set_weights([0 * weight for weight in self.model.get_weights()])
+            raise KeyboardInterrupt
+
+    parallel = make_parallel(_template(), 4, mode="tower", replicas="independent")
+    parallel.compile("sgd", "mse")
+    x, y = rng.normal(size=(8, 6)), rng.normal(size=(8, 2))
+    with pytest.raises(KeyboardInterrupt):
+        parallel.fit(x, y, verbose=0, callbacks=[Stop()])
+    assert all(not weight.any() for weight in parallel.get_weights())

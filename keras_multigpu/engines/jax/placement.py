@@ -47,6 +47,7 @@ class Placement:
     Attributes:
         mesh: the devices.
         count: how many there are.
+        is_of_rows: whether the rows of a batch are spread.
         replicated: a copy on each device.
         sharded: a part of the first axis on each device.
         group: the processes that have the devices, `None` if this one has them all.
@@ -59,7 +60,7 @@ class Placement:
         self.count = len(names)
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec("devices"))
-        self._spread = spread
+        self.is_of_rows = spread
         self.group = joint.group_of(self.mesh)
 
     def of_rows(self, tensor: Any) -> NamedSharding:
@@ -67,7 +68,7 @@ class Placement:
 
         Sparse tensors have no axis of rows in memory: they are copied to every device.
         """
-        if not self._spread or isinstance(tensor, JAXSparse) or not np.ndim(tensor):
+        if not self.is_of_rows or isinstance(tensor, JAXSparse) or not np.ndim(tensor):
             return self.replicated
         return self.replicated if np.shape(tensor)[0] % self.count else self.sharded
 

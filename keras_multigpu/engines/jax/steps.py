@@ -8,16 +8,17 @@ from typing import Any
 import jax
 import keras
 
+from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.cluster.meeting import meet, part, write_once
 from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.shards import is_spread, shard
 from keras_multigpu.engines.jax.slots import spread_slots
-from keras_multigpu.engines.jax.spreading import spread
+from keras_multigpu.engines.jax.spreading import SpreadSteps
 from keras_multigpu.engines.jax.stacked import StackedVariable
 
 
-class PlacedSteps(keras.Model):
+class PlacedSteps(SpreadSteps):
     """What the class of a parallel model adds to Keras's trainer on JAX.
 
     The step functions of Keras's loops are given their batches with each device's rows on that
@@ -80,25 +81,16 @@ class PlacedSteps(keras.Model):
             setattr(self, name, self._placed(function, self._placement()))
         return made
 
-    def train_step(self, state: Any, data: Any) -> Any:
-        """A training step, as Keras or the template's class has it."""
-        return spread(super().train_step, self._placement())(state, data)
-
-    def test_step(self, state: Any, data: Any) -> Any:
-        """An evaluation step, as Keras or the template's class has it."""
-        return spread(super().test_step, self._placement())(state, data)
-
-    def predict_step(self, state: Any, data: Any) -> Any:
-        """A prediction step, as Keras or the template's class has it."""
-        return spread(super().predict_step, self._placement())(state, data)
-
     def _placed(self, function: Callable[..., Any], place: Placement) -> Callable[..., Any]:
         """A step function of Keras's that is given its state and batches on the devices."""
 
+        undivided = Undivided()
+
         def step(state: Any, iterator: Iterator[Any]) -> Any:
+            batches = PlacedBatches(iterator, place, undivided)
             self._latest_state = state
             with place.together():
-                outputs, state = function(place.put_state(state), _PlacedBatches(iterator, place))
+                outputs, state = function(place.put_state(state), batches)
                 outputs = place.outputs(outputs)
                 place.finish((outputs, state))
             self._latest_state = state
@@ -222,31 +214,6 @@ class PlacedSteps(keras.Model):
         for variable in variables:
             if id(variable._value) in shared:
                 variable.assign(jax.numpy.copy(variable._value))
-
-
-class _PlacedBatches:
-    """An iterator whose batches are put on the devices.
-
-    Keras puts a batch whole on the default device while it iterates, so it iterates with the
-    host as that.
-    """
-
-    def __init__(self, batches: Iterator[Any], place: Placement):
-        self._batches = batches
-        self._place = place
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        with on_host():
-            batch = next(self._batches)
-        return self._place.put_batch(batch)
-
-
-def on_host() -> Any:
-    """A scope in which new arrays are in the host's memory."""
-    return jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
 def check_no_distribution() -> None:
