@@ -39,7 +39,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "Embedding": {"input_dim": 100, "output_dim": 16},
     "ReversibleEmbedding": {"input_dim": 100, "output_dim": 16},
     "GroupNormalization": {"groups": 4},
-    "GroupQueryAttention": {"head_dim": 8, "num_query_heads": 4, "num_key_value_heads": 2},
+    "GroupedQueryAttention": {"head_dim": 8, "num_query_heads": 4, "num_key_value_heads": 2},
     "MultiHeadAttention": {"num_heads": 4, "key_dim": 8},
     "Normalization": {"mean": 0.5, "variance": 2.0},
     "Permute": {"dims": (2, 1)},
@@ -56,6 +56,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 _USUAL = {"filters": 16, "kernel_size": 3, "units": 32, "output_size": 4, "rate": 0.5}
 _USUAL |= {"factor": 0.2, "stddev": 0.2, "value_range": (0, 1)}
+_USUAL |= {"pool_size": 2, "height_factor": 0.2, "width_factor": 0.2}
 _SHAPES = {
     "EinsumDense": _TIME,
     "Permute": _TIME,
@@ -64,7 +65,7 @@ _SHAPES = {
     "Softmax": _TIME,
     "Attention": _TIME,
     "AdditiveAttention": _TIME,
-    "GroupQueryAttention": _TIME,
+    "GroupedQueryAttention": _TIME,
     "MultiHeadAttention": _TIME,
     "Embedding": _ROW,
     "ReversibleEmbedding": _ROW,
@@ -78,16 +79,16 @@ _SHAPES = {
 }
 _OF_TIME = {"GRU", "LSTM", "SimpleRNN", "Masking"}
 _OF_INDICES = {"Embedding", "ReversibleEmbedding", "CategoryEncoding"}
-_OF_TWO = {"GroupQueryAttention", "MultiHeadAttention"}
+_OF_TWO = {"GroupedQueryAttention", "MultiHeadAttention"}
 _OF_SEVERAL = {"Add", "AdditiveAttention", "Attention", "Average", "Concatenate", "Dot"}
 _OF_SEVERAL |= {"Maximum", "Minimum", "Multiply", "Subtract"}
 
 
 def layer_makers() -> dict[str, Callable[[], keras.Layer] | None]:
-    """What makes each layer of `keras.layers`; `None` where no tensor of a batch goes through it."""
+    """What makes each layer of `keras.layers`; `None` where it needs more than arguments."""
     makers: dict[str, Callable[[], keras.Layer] | None] = {}
     seen: set[Any] = set()
-    for name, cls in inspect.getmembers(keras.layers, inspect.isclass):
+    for _, cls in inspect.getmembers(keras.layers, inspect.isclass):
         if issubclass(cls, keras.Layer) and cls not in seen:
             seen.add(cls)
             makers[cls.__name__] = _maker(cls.__name__, cls)
@@ -210,7 +211,7 @@ def rows(part: str, names: list[str]) -> Iterator[str]:
     for name in names or makers:
         make = makers[name]
         if make is None:
-            yield f"| {name} | | | takes no batch of numbers by itself |"
+            yield f"| {name} | | | not measured: needs data, a model or a function |"
             continue
         yield _row(part, name, make)
 

@@ -83,7 +83,6 @@ class PlacedSteps(SpreadSteps):
 
     def _placed(self, function: Callable[..., Any], place: Placement) -> Callable[..., Any]:
         """A step function of Keras's that is given its state and batches on the devices."""
-
         undivided = Undivided()
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
