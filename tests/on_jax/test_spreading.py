@@ -75,7 +75,6 @@ LAYERS = {
         (6, 6, 8),
         lambda: [
             layers.Conv2D(8, 3, groups=4, activation="relu"),
-            layers.LayerNormalization(),
             layers.Conv2D(8, 3, groups=8, activation="relu"),
             layers.Dropout(0.3, seed=3),
         ],
