@@ -48,7 +48,8 @@ class Peer:
 def start_backend() -> None:
     """Four virtual devices. Must come before the first tensor."""
     if keras.backend.backend() == "jax":
-        importlib.import_module("jax").config.update("jax_num_cpu_devices", _DEVICES)
+        # Not JAX's own setting alone, with which trainings hang for want of threads.
+        importlib.import_module("keras_multigpu").use_virtual_devices(_DEVICES)
         return
     tf = importlib.import_module("tensorflow")
     parts = [tf.config.LogicalDeviceConfiguration() for _ in range(_DEVICES)]

@@ -59,7 +59,7 @@ def make_parallel(
             different devices, their weights with them.
         devices: the names of the devices to use instead, as `list_devices` gives them.
         **options: of mode `"data"`: `wire_dtype`, the type in which weights and gradients cross
-            between devices, `None` (their own), `"bfloat16"` or `"float16"`; and
+            between devices, `None` (their own), `"bfloat16"` or `"float16"` (refused on JAX); and
             `sync_batch_norm=True`, to have every `BatchNormalization` see the whole batch.
             Of mode `"tower"`: `replicas="shared"` (one set of weights) or `"independent"` (a
             committee: the model, and others built like it with weights of their own);

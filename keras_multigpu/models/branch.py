@@ -85,6 +85,15 @@ class ModelParallel(ParallelModel):
             return options
         return {**options, "placement": {name: n % count for name, n in placement.items()}}
 
+    @classmethod
+    def _parallel_fitting(cls, template: keras.Model, devices: tuple[str, ...]) -> tuple[str, ...]:
+        """As many devices as the weights can be spread over, on a backend that spreads them."""
+        engine = engines.current()
+        if engine.partitions and template.built:
+            while len(devices) > 1 and not _can_spread(template, len(devices)):
+                devices = devices[:-1]
+        return devices
+
     def build(self, *args: Any, **kwargs: Any) -> None:
         """Builds the template, and places its layers."""
         super().build(*args, **kwargs)
@@ -184,3 +193,11 @@ class ModelParallel(ParallelModel):
         # Not in `compile`: Keras compiles a loaded model only if that is its own.
         if name == "optimizer" and value is not None:
             engines.current().place_updates(value, self)
+
+
+def _can_spread(template: keras.Model, count: int) -> bool:
+    try:
+        engines.current().find_shards(template, count)
+    except ValueError:
+        return False
+    return True

@@ -26,7 +26,8 @@ class DataParallel(ParallelModel):
         template: the model to make parallel.
         devices: the devices to use, as `keras_multigpu.list_devices` names them.
         wire_dtype: the type in which trainable weights and their gradients cross between
-            devices: `None` (their own), `"bfloat16"` or `"float16"`.
+            devices: `None` (their own), `"bfloat16"` or `"float16"`. Must be `None` on JAX, whose
+            compiler chooses what crosses; a file saved with another loads there with a warning.
         sync_batch_norm: let every `BatchNormalization` see the whole batch in training, as
             those built with `synchronized=True` do.
     """

@@ -88,16 +88,23 @@ class SavedModel(OneModel):
         template = options.pop("template")
         wanted = options.pop("num_devices")
         mode = cls._parallel_mode_class()
-        devices = choose_devices(None, None)[:wanted]
+        there = choose_devices(None, None)[:wanted]
+        devices = mode._parallel_fitting(template, there)
         options = mode._parallel_options_here(options, len(devices))
-        if len(devices) < wanted:
+        if len(there) < wanted:
+            used = f", of which {len(devices)} can be used" if len(devices) < len(there) else ""
             warnings.warn(
-                f"The model was saved on {wanted} devices, and {len(devices)} "
-                f"{'is' if len(devices) == 1 else 'are'} here: {', '.join(devices)}. "
+                f"The model was saved on {wanted} devices, and {len(there)} "
+                f"{'is' if len(there) == 1 else 'are'} here: {', '.join(there)}{used}. "
                 f"{cls._parallel_on_fewer_devices}",
                 stacklevel=2,
             )
         return build_parallel(mode, template, devices, options)
+
+    @classmethod
+    def _parallel_fitting(cls, template: keras.Model, devices: tuple[str, ...]) -> tuple[str, ...]:
+        """The devices that are used of those there are where a file is loaded."""
+        return devices
 
     @classmethod
     def _parallel_options_here(cls, options: dict[str, Any], count: int) -> dict[str, Any]:

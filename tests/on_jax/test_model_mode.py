@@ -151,3 +151,42 @@ def test_a_model_that_was_compiled_and_not_trained_is_loaded(rng, tmp_path):
     with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
         loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert difference(parallel.get_weights(), loaded.get_weights()) == 0
+
+
+class Block(layers.Layer):
+    """A layer around one that was made elsewhere."""
+
+    def __init__(self, dense, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = dense
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def test_weights_of_equal_paths(rng):
+    first, second = layers.Dense(16, name="same"), layers.Dense(6, name="same")
+    first.build((None, 6))
+    second.build((None, 16))
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, Block(second)(Block(first)(inputs)))
+    x = rng.normal(size=(8, 6))
+    before = model.predict(x, verbose=0)
+    parallel = make_parallel(model, 4, mode="model")
+    assert parallel.placement == {"same/kernel": 1, "same/kernel (2)": 0}
+    assert [_spec(v) for v in (first.kernel, second.kernel)] == [[1], [0]]
+    assert difference(before, parallel.predict(x, verbose=0)) < 1e-6
+
+
+def test_a_file_is_loaded_where_fewer_devices_divide_the_weights(rng, tmp_path, monkeypatch):
+    template = keras.Sequential([keras.Input((8,)), layers.Dense(16), layers.Dense(4)])
+    parallel = make_parallel(template, 4, mode="model")
+    x = rng.normal(size=(8, 8))
+    before = parallel.predict(x, verbose=0)
+    parallel.save(tmp_path / "model.keras")
+    three = ("cpu:0", "cpu:1", "cpu:2")
+    monkeypatch.setattr("keras_multigpu.models.saving.choose_devices", lambda *args: three)
+    with pytest.warns(UserWarning, match=r"on 4 devices, and 3 are here: .*, of which 2 can be"):
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.devices == three[:2]
+    assert difference(before, loaded.predict(x, verbose=0)) < 1e-6

@@ -120,3 +120,17 @@ def test_optimizers_that_are_made_while_building_are_refused(rng):
     parallel.compile(multi, "mse")
     with pytest.raises(ValueError, match="whose function made 'first'.*Use a .*OptimizerMap"):
         parallel.fit(rng.normal(size=(4, 6)), rng.normal(size=(4, 2)), verbose=0)
+
+
+def test_what_a_callback_has_set_is_kept_when_it_raises(rng):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.set_weights([0 * weight for weight in self.model.get_weights()])
+            raise KeyboardInterrupt
+
+    parallel = make_parallel(_template(), 4, mode="tower", replicas="independent")
+    parallel.compile("sgd", "mse")
+    x, y = rng.normal(size=(8, 6)), rng.normal(size=(8, 2))
+    with pytest.raises(KeyboardInterrupt):
+        parallel.fit(x, y, verbose=0, callbacks=[Stop()])
+    assert all(not weight.any() for weight in parallel.get_weights())

@@ -213,3 +213,46 @@ def test_an_older_keras():
     done = _run(code)
     assert "needs Keras 3.12 or later on the Keras backend 'jax'" in done.stderr
     assert "keras.__version__='3.11.3'" in done.stderr
+
+
+class OwnState(keras.Model):
+    """Has a weight and a seed that are made when it is compiled, beside its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def compile(self, *args, **kwargs):
+        super().compile(*args, **kwargs)
+        self.seed = keras.random.SeedGenerator(1)
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        noise = keras.random.normal(ops.shape(y_pred), seed=self.seed)
+        return ops.mean((self.scale * y_pred - y + 0.1 * noise) ** 2)
+
+
+def test_state_of_the_parallel_model_itself(rng):
+    x, y = rng.normal(size=(22, 6)), rng.normal(size=(22, 2))
+    results = []
+    for n in (None, 4):
+        keras.utils.set_random_seed(3)
+        model = OwnState() if n is None else make_parallel(OwnState(), n)
+        model(x[:1])
+        model.compile(keras.optimizers.SGD(0.1))
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+        assert float(model.scale.value) != 1
+        results.append([history, model.scale, model.seed.state, model.dense.kernel])
+    assert difference(*results) < 1e-5
+
+
+def test_batches_that_are_never_divided_are_told(rng):
+    parallel = make_parallel(_build(), 4)
+    parallel.compile("sgd", "mse")
+    x, y = rng.normal(size=(42, 6)), rng.normal(size=(42, 2))
+    parallel.fit(x, y, batch_size=8, epochs=11, verbose=0)  # the last of each epoch has 2 rows
+    with pytest.warns(UserWarning, match=r"The 4 devices do not divide.*10 batches.*of 6 rows"):
+        make_parallel(parallel.template, 4).predict(x[:30].repeat(2, 0), batch_size=6, verbose=0)

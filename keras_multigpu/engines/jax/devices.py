@@ -9,6 +9,8 @@ import re
 
 import jax
 
+from keras_multigpu.engines.jax import threads
+
 _COUNT = "jax_num_cpu_devices"
 _FORCED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 _GPU_PLATFORMS = ("cuda", "gpu", "rocm")
@@ -25,6 +27,18 @@ def has_started() -> bool:
     return False
 
 
+def make_virtual(number: int) -> None:
+    """Has JAX make virtual CPU devices when it starts, with threads for them.
+
+    Raises:
+        RuntimeError: if it has started with another number of them.
+    """
+    if count("cpu") != number:
+        jax.config.update(_COUNT, number)
+    if not has_started():
+        threads.ask_for_threads(number)
+
+
 def count(kind: str) -> int:
     """How many devices of a kind there are, `"cpu"` or `"gpu"`, in all processes."""
     if has_started():
@@ -38,6 +52,8 @@ def running(kind: str) -> list[jax.Device]:
         return sorted(jax.devices(kind), key=lambda device: (device.process_index, device.id))
     except RuntimeError:
         return []  # as JAX answers where there is no such platform
+    finally:
+        threads.restore_environment()
 
 
 def find(name: str) -> jax.Device:

@@ -66,8 +66,7 @@ class JaxEngine(Engine):
         return "CPU" if name.startswith("cpu") else devices.find(name).device_kind
 
     def use_virtual_devices(self, count: int) -> None:
-        if len(self.list_devices("cpu")) != count:
-            jax.config.update("jax_num_cpu_devices", count)
+        devices.make_virtual(count)
 
     def join(
         self, address: Address, num_processes: int, process_id: int, timeout: float

@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.jax import devices
+from keras_multigpu.engines.jax import devices, threads
 from keras_multigpu.engines.jax.cluster import joint
 from keras_multigpu.engines.values import Tensor
 
@@ -47,6 +47,7 @@ class Placement:
     Attributes:
         mesh: the devices.
         count: how many there are.
+        is_of_rows: whether the rows of a batch are spread.
         replicated: a copy on each device.
         sharded: a part of the first axis on each device.
         group: the processes that have the devices, `None` if this one has them all.
@@ -54,10 +55,12 @@ class Placement:
 
     def __init__(self, names: tuple[str, ...], spread: bool):
         self.mesh = Mesh(np.array([devices.find(name) for name in names]), ("devices",))
+        own = [device for device in self.mesh.local_devices if device.platform == "cpu"]
+        threads.warn_of_few_threads(len(own))
         self.count = len(names)
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec("devices"))
-        self._spread = spread
+        self.is_of_rows = spread
         self.group = joint.group_of(self.mesh)
 
     def of_rows(self, tensor: Any) -> NamedSharding:
@@ -65,9 +68,17 @@ class Placement:
 
         Sparse tensors have no axis of rows in memory: they are copied to every device.
         """
-        if not self._spread or isinstance(tensor, JAXSparse) or not np.ndim(tensor):
+        if not self.is_of_rows or isinstance(tensor, JAXSparse) or not np.ndim(tensor):
             return self.replicated
         return self.replicated if np.shape(tensor)[0] % self.count else self.sharded
+
+    def spread_rows(self, batch: Any) -> int:
+        """How many rows of a batch are spread over the devices; 0 if each device has them all."""
+        if self.count > 1:
+            for part in jax.tree.leaves(batch, is_leaf=_is_sparse):
+                if self.of_rows(part) == self.sharded:
+                    return int(np.shape(part)[0])
+        return 0
 
     def put_batch(self, batch: Any) -> Any:
         """A batch with each device's rows on that device."""

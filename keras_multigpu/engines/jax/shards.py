@@ -5,6 +5,7 @@ XLA then partitions the products by which the layers are computed, and inserts w
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Sequence
 
@@ -33,7 +34,7 @@ def find_shards(model: keras.Model, count: int) -> dict[str, int]:
         count: how many devices there are.
 
     Returns:
-        The axis, by the path of the weight.
+        The axis, by the weight's path, with a number behind it if another weight has the same.
 
     Raises:
         ValueError: if no large layer can be spread over so many devices.
@@ -48,7 +49,8 @@ def find_shards(model: keras.Model, count: int) -> dict[str, int]:
         if (kernel := kernels[id(layer)]) is not None
         and math.prod(kernel.shape) >= _LEAST_SHARE * total
     ]
-    axes = {kernel.path: _axis(layer, kernel.shape, count) for layer, kernel in large}
+    names = _names(model)
+    axes = {names[id(kernel)]: _axis(layer, kernel.shape, count) for layer, kernel in large}
     found = {path: axis for path, axis in axes.items() if axis is not None}
     if not found:
         shapes = ", ".join(f"{kernel.path} {tuple(kernel.shape)}" for _, kernel in large)
@@ -67,12 +69,13 @@ def shard(model: keras.Model, axes: dict[str, int], names: Sequence[str]) -> Non
 
     Args:
         model: a built model.
-        axes: the axis to spread, by the weight's path.
+        axes: the axis to spread, as `find_shards` gives them.
         names: the devices' names.
     """
     mesh = placement(tuple(names)).mesh
+    weights = _names(model)
     for variable in model.variables:
-        axis = axes.get(variable.path)
+        axis = axes.get(weights[id(variable)])
         if axis is not None:
             wanted = NamedSharding(mesh, PartitionSpec(*[None] * axis, "devices"))
             _put(variable, wanted)
@@ -93,6 +96,17 @@ def is_spread(variable: keras.Variable) -> bool:
     """Whether each device has a part of a variable only."""
     value = variable._value
     return isinstance(value, jax.Array) and not value.sharding.is_fully_replicated
+
+
+def _names(model: keras.Model) -> dict[int, str]:
+    """A name for each variable, by its `id`: paths alone may repeat."""
+    names: dict[int, str] = {}
+    seen: collections.Counter[str] = collections.Counter()
+    for variable in model.variables:
+        seen[variable.path] += 1
+        number = seen[variable.path]
+        names[id(variable)] = f"{variable.path} ({number})" if number > 1 else variable.path
+    return names
 
 
 def _kernel(layer: keras.Layer) -> keras.Variable | None:

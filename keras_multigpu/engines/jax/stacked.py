@@ -27,6 +27,7 @@ class StackedVariable(keras.Variable):
 
     def __init__(self, parts: Sequence[keras.Variable], sharding: NamedSharding):
         self.parts = tuple(parts)
+        self.is_lent = False  # to a step, until Keras gives it a value again
         self._sharding = sharding
         first = self.parts[0]
         super().__init__(
@@ -58,6 +59,7 @@ class StackedVariable(keras.Variable):
 
     @_value.setter
     def _value(self, value: Tensor | None) -> None:
+        self.is_lent = value is None
         if value is None:
             return  # Keras lets go of values while a step has them: here they are the parts'
         shards = jax.device_put(value, self._sharding).addressable_shards

@@ -8,15 +8,17 @@ from typing import Any
 import jax
 import keras
 
+from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.cluster.meeting import meet, part, write_once
 from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.shards import is_spread, shard
 from keras_multigpu.engines.jax.slots import spread_slots
+from keras_multigpu.engines.jax.spreading import SpreadSteps
 from keras_multigpu.engines.jax.stacked import StackedVariable
 
 
-class PlacedSteps(keras.Model):
+class PlacedSteps(SpreadSteps):
     """What the class of a parallel model adds to Keras's trainer on JAX.
 
     The step functions of Keras's loops are given their batches with each device's rows on that
@@ -87,11 +89,13 @@ class PlacedSteps(keras.Model):
         self, function: Callable[..., Any], place: Placement
     ) -> Callable[..., Any]:
         """A step function of Keras's that is given its state and batches on the devices."""
+        undivided = Undivided()
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
+            batches = PlacedBatches(iterator, place, undivided)
             self._parallel_latest_state = state
             with place.together():
-                outputs, state = function(place.put_state(state), _PlacedBatches(iterator, place))
+                outputs, state = function(place.put_state(state), batches)
                 outputs = place.outputs(outputs)
                 place.finish((outputs, state))
             self._parallel_latest_state = state
@@ -112,8 +116,9 @@ class PlacedSteps(keras.Model):
             lists.append(self.metrics_variables)
         for variables, values in zip(lists, state):
             for variable, value in zip(variables, values):
-                is_out = isinstance(variable, StackedVariable) or variable._value is None
-                if is_out and not value.is_deleted():
+                is_stacked = isinstance(variable, StackedVariable)
+                is_lent = variable.is_lent if is_stacked else variable._value is None
+                if is_lent and not value.is_deleted():
                     variable.assign(value)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
@@ -214,31 +219,6 @@ class PlacedSteps(keras.Model):
         for variable in variables:
             if id(variable._value) in shared:
                 variable.assign(jax.numpy.copy(variable._value))
-
-
-class _PlacedBatches:
-    """An iterator whose batches are put on the devices.
-
-    Keras puts a batch whole on the default device while it iterates, so it iterates with the
-    host as that.
-    """
-
-    def __init__(self, batches: Iterator[Any], place: Placement):
-        self._batches = batches
-        self._place = place
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        with on_host():
-            batch = next(self._batches)
-        return self._place.put_batch(batch)
-
-
-def on_host() -> Any:
-    """A scope in which new arrays are in the host's memory."""
-    return jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
 def check_no_distribution() -> None:

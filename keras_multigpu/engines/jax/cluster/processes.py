@@ -120,7 +120,7 @@ def _initialize(address: Address, count: int, number: int, until: float, timeout
     if devices.count("cpu") < 2 and not devices.count("gpu"):
         # On a single one JAX computes within the call: no thread of Python's could then notice
         # that another process is lost.
-        jax.config.update("jax_num_cpu_devices", 2)
+        devices.make_virtual(2)
     # Otherwise JAX ends this process when another one is lost, before it can tell.
     jax.config.update("jax_enable_recoverability", True)
 

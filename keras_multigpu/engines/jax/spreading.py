@@ -1,0 +1,196 @@
+"""Operations that XLA does not partition, each device's rows on it.
+
+XLA's partitioner knows how to spread most operations over the devices. Of the others it gathers the
+whole batch on every device: grouped convolutions, Fourier transforms, factorizations of matrices,
+loops over the rows. Here a step is traced once, and these operations are put inside
+`jax.shard_map`. What each of them computes for a row depends on that row only, whatever the array
+means to the model, so this is exact; a gradient that sums over the rows is summed over the devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import keras
+from jax.extend import core
+from jax.sharding import PartitionSpec
+
+from keras_multigpu.engines.jax.placement import Placement
+
+_AXIS = "devices"
+# How many of the last axes the operation looks at; the others count independent problems.
+_LAST_AXES = {
+    "cholesky": 2,
+    "eigh": 2,
+    "eig": 2,
+    "geqrf": 2,
+    "geqp3": 2,
+    "householder_product": 2,
+    "lu": 2,
+    "lu_pivots_to_permutation": 1,
+    "qr": 2,
+    "svd": 2,
+    "triangular_solve": 2,
+}
+
+
+def spread(step: Callable[[Any, Any], Any], place: Placement) -> Callable[[Any, Any], Any]:
+    """A step of Keras's that spreads over the devices what XLA would not.
+
+    Args:
+        step: takes the state and a batch; left as it is where it is not compiled.
+        place: where the rows of the batch are.
+    """
+
+    def spread_step(state: Any, batch: Any) -> Any:
+        rows = place.spread_rows(batch)
+        leaves, given = jax.tree.flatten((state, batch))
+        if not rows or not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return step(state, batch)
+        structure: list[Any] = []
+
+        def flat_step(*leaves: Any) -> list[Any]:
+            results, made = jax.tree.flatten(step(*given.unflatten(leaves)))
+            structure[:] = [made]
+            return results
+
+        traced = jax.make_jaxpr(flat_step)(*leaves)
+        spread_out = traced.replace(jaxpr=_Spreader(place, rows).spread(traced.jaxpr))
+        return structure[0].unflatten(core.jaxpr_as_fun(spread_out)(*leaves))
+
+    return spread_step
+
+
+class SpreadSteps(keras.Model):
+    """Keras's step functions, spread."""
+
+    def _placement(self) -> Placement:
+        raise NotImplementedError
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        """A training step, as Keras or the template's class has it."""
+        return spread(super().train_step, self._parallel_placement())(state, data)
+
+    def test_step(self, state: Any, data: Any) -> Any:
+        """An evaluation step, as Keras or the template's class has it."""
+        return spread(super().test_step, self._parallel_placement())(state, data)
+
+    def predict_step(self, state: Any, data: Any) -> Any:
+        """A prediction step, as Keras or the template's class has it."""
+        return spread(super().predict_step, self._parallel_placement())(state, data)
+
+
+class _Spreader:
+    """Puts operations of a traced step inside `shard_map`.
+
+    Args:
+        place: where the rows are.
+        rows: how many the batch has, a multiple of the devices.
+    """
+
+    def __init__(self, place: Placement, rows: int):
+        self._place = place
+        self._rows = rows
+
+    def spread(self, jaxpr: Any) -> Any:
+        """The same computation, with the operations of these kinds spread."""
+        return jaxpr.replace(eqns=[self._equation(equation) for equation in jaxpr.eqns])
+
+    def _equation(self, equation: Any) -> Any:
+        name, params = equation.primitive.name, equation.params
+        if name == "conv_general_dilated":
+            return self._convolution(equation)
+        if name == "scan" and not params["num_carry"] and params["length"] == self._rows:
+            return self._loop(equation)
+        if name == "fft":
+            return self._batched(equation, len(params["fft_lengths"]))
+        if name in _LAST_AXES:
+            return self._batched(equation, _LAST_AXES[name])
+        if name == "shard_map":
+            return equation
+        return equation.replace(params={key: self._inner(part) for key, part in params.items()})
+
+    def _inner(self, part: Any) -> Any:
+        """A parameter of an operation that calls others: of a loop, a condition."""
+        if isinstance(part, core.Jaxpr):
+            return self.spread(part)
+        if isinstance(part, core.ClosedJaxpr):
+            return part.replace(jaxpr=self.spread(part.jaxpr))
+        if isinstance(part, tuple) and any(isinstance(one, core.ClosedJaxpr) for one in part):
+            parts = map(self._inner, part)
+            return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
+        return part
+
+    def _convolution(self, equation: Any) -> Any:
+        params = equation.params
+        lhs, rhs, out = params["dimension_numbers"]
+        shape = equation.invars[0].aval.shape
+        if params["feature_group_count"] > 1 and self._counts_rows(shape[lhs[0]]):
+            return self._mapped(equation, [lhs[0], None], [out[0]])
+        # The gradient of grouped kernels, in which the rows are what is summed over.
+        if params["batch_group_count"] > 1 and self._counts_rows(shape[lhs[1]]):
+            return self._mapped(equation, [lhs[1], rhs[1]], [None], is_sum=True)
+        return equation
+
+    def _loop(self, equation: Any) -> Any:
+        """A loop without a state, over the rows: each device goes over its own."""
+        params = equation.params
+        own = [None] * params["num_consts"]
+        axes = own + [0] * (len(equation.invars) - len(own))
+        length = params["length"] // self._place.count
+        results = [0] * len(equation.outvars)
+        return self._mapped(equation, axes, results, length=length)
+
+    def _batched(self, equation: Any, last_axes: int) -> Any:
+        """An operation on the last axes of each of its operands."""
+        shapes = [part.aval.shape for part in (*equation.invars, *equation.outvars)]
+        is_batched = all(len(shape) > 1 and self._counts_rows(shape[0]) for shape in shapes)
+        if not is_batched or len(shapes[0]) <= last_axes:
+            return equation
+        return self._mapped(equation, [0] * len(equation.invars), [0] * len(equation.outvars))
+
+    def _counts_rows(self, length: int) -> bool:
+        """Whether an axis may be the batch's: of its rows, or of several parts of each."""
+        return length > 0 and length % self._rows == 0
+
+    def _mapped(
+        self,
+        equation: Any,
+        axes: Sequence[int | None],
+        results: Sequence[int | None],
+        *,
+        is_sum: bool = False,
+        **changed: Any,
+    ) -> Any:
+        """The same operation, each device with its part of some axes.
+
+        Args:
+            equation: the operation.
+            axes: the axis of each operand that is spread, `None` for the whole operand.
+            results: the same of each result.
+            is_sum: whether the results are to be summed over the devices.
+            **changed: parameters of the operation on a device that differ.
+        """
+        params = {**equation.params, **changed}
+
+        def on_each_device(*parts: Any) -> list[Any]:
+            made = equation.primitive.bind(*parts, **params)
+            made = made if equation.primitive.multiple_results else [made]
+            return [jax.lax.psum(part, _AXIS) for part in made] if is_sum else list(made)
+
+        mapped = jax.shard_map(
+            on_each_device,
+            mesh=self._place.mesh,
+            in_specs=tuple(map(_spec, axes)),
+            out_specs=list(map(_spec, results)),
+            check_vma=False,
+        )
+        operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+        (made,) = jax.make_jaxpr(mapped)(*operands).jaxpr.eqns
+        return equation.replace(primitive=made.primitive, params=made.params, effects=made.effects)
+
+
+def _spec(axis: int | None) -> PartitionSpec:
+    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, _AXIS)

@@ -1,0 +1,73 @@
+"""Threads for virtual devices, without which their steps wait for each other for ever.
+
+XLA runs all the CPU devices of a process on one pool of threads, of one per core or device,
+whichever are more. A device that has come to an all-reduce keeps its thread until the others come.
+The others need threads too, also for the parts into which XLA cuts an operation: with none left,
+no device gets on, and XLA aborts the process after 40 s. Seen with jaxlib 0.10.2: a training on 4
+devices and 2 cores hangs with 4 or 5 threads, and not with 8.
+
+The environment variable PJRT_NPROC is the only way to tell XLA how many threads to make. XLA reads
+it once, when it makes the devices (`DefaultThreadPoolSize` in xla/pjrt/utils.cc). So it is set
+until then only; processes that are started before that inherit it.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+_VARIABLE = "PJRT_NPROC"
+_PER_DEVICE = 4  # threads; 2 have always been enough
+_before: list[str | None] = []  # what the variable was, while it is changed
+_asked_for = 0  # threads
+
+
+def ask_for_threads(count: int) -> None:
+    """Has XLA make enough threads for virtual devices. Must come before it makes the devices.
+
+    Args:
+        count: how many devices there will be.
+    """
+    global _asked_for
+    restore_environment()
+    _asked_for = max(_expected(), _PER_DEVICE * count)
+    if count > 1 and _asked_for > _expected():
+        _before.append(os.environ.get(_VARIABLE))
+        os.environ[_VARIABLE] = str(_asked_for)
+
+
+def restore_environment() -> None:
+    """Sets the environment as it was: to be called as soon as XLA has made the devices."""
+    for value in _before:
+        if value is None:
+            os.environ.pop(_VARIABLE, None)
+        else:
+            os.environ[_VARIABLE] = value
+    _before.clear()
+
+
+def warn_of_few_threads(count: int) -> None:
+    """Warns if XLA has made its threads before it could be asked for enough.
+
+    Args:
+        count: how many virtual devices are used together.
+    """
+    threads = max(_expected(), _asked_for, count)
+    if count > 1 and threads < 2 * count:
+        warnings.warn(
+            f"{count} virtual devices share {threads} threads, and a step may stop for ever: the "
+            "devices wait for each other, with no thread left to go on. Received: CPU devices "
+            "that were made without `keras_multigpu.use_virtual_devices`. Call "
+            f"`use_virtual_devices({count})` before the first tensor or model, or set the "
+            f"environment variable {_VARIABLE}={_PER_DEVICE * count} before the process starts.",
+            stacklevel=2,
+        )
+
+
+def _expected() -> int:
+    """The threads that XLA makes by itself, unless there are more devices."""
+    for name in (_VARIABLE, "NPROC"):
+        value = os.environ.get(name, "")
+        if value.isdecimal():
+            return int(value)
+    return os.cpu_count() or 1
