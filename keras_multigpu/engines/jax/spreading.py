@@ -66,7 +66,7 @@ def spread(step: Callable[[Any, Any], Any], place: Placement) -> Callable[[Any, 
 class SpreadSteps(keras.Model):
     """Keras's step functions, spread."""
 
-    def _placement(self) -> Placement:
+    def _parallel_placement(self) -> Placement:
         raise NotImplementedError
 
     def train_step(self, state: Any, data: Any) -> Any:

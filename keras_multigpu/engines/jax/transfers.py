@@ -36,7 +36,7 @@ def compile_step(model: Any, batch: Any, training: bool) -> tuple[str, list[tupl
         batch: its inputs, targets and weights of samples.
         training: a training step, or a prediction.
     """
-    model._spread()
+    model._parallel_spread()
     lists = [model.trainable_variables, model.non_trainable_variables]
     if training:
         lists += [model.optimizer.variables, model.metrics_variables]
