@@ -190,8 +190,9 @@ def test_losses_that_slices_can_make(function, initializer):
     [
         lambda x, mask: ops.sum(x * x * mask) / ops.sum(mask),
         lambda x, mask: ops.sum(ops.square(ops.mean(ops.softmax(50 * x), axis=(0, 1)))),
+        lambda x, mask: ops.relu(ops.sum(x * x) - 0.01),
     ],
-    ids=["masked_mean", "balance"],
+    ids=["masked_mean", "balance", "hinge_of_a_sum"],
 )
 def test_losses_that_slices_cannot_make(function):
     def build():
@@ -226,6 +227,7 @@ STATES = {
     "maximum": lambda v, x: ops.maximum(v, ops.max(x)),
     "minimum": lambda v, x: ops.minimum(v, ops.min(x)),
     "steps": lambda v, x: v + 1.0,
+    "maximum_from_2": lambda v, x: ops.maximum(ops.maximum(v, 2.0), ops.max(x)),
 }
 
 
@@ -237,12 +239,19 @@ def test_states_that_slices_can_make(name):
     assert_equal(both(build, train(X, Y)))
 
 
-def test_a_state_that_slices_cannot_make():
-    def unbiased(value, x):
-        return 0.9 * value + 0.1 * ops.mean(ops.var(x, 0)) * _count(x) / (_count(x) - 1)
+def _unbiased(value, x):
+    return 0.9 * value + 0.1 * ops.mean(ops.var(x, 0)) * _count(x) / (_count(x) - 1)
 
+
+def _rounded_mean(value, x):
+    return ops.cast(ops.mean(x), value.dtype)
+
+
+@pytest.mark.parametrize(("function", "dtype"), [(_unbiased, None), (_rounded_mean, "int32")])
+def test_a_state_that_slices_cannot_make(function, dtype):
     def build():
-        return keras.Sequential([keras.Input((6,)), State(unbiased), layers.Dense(2)])
+        state = State(function, dtype=dtype)
+        return keras.Sequential([keras.Input((6,)), state, layers.Dense(2)])
 
     assert_equal(both(build, train(X, Y), "neither a mean, a sum nor an extreme"))
 
@@ -300,8 +309,15 @@ def _lambda(function):
         lambda x: x + 0 * ops.mean(x),
         lambda x: ops.matmul(x, ops.transpose(x)),
         lambda x: ops.mean(x),
+        lambda x: x / ops.maximum(30.0, ops.sum(ops.abs(x))),
+        lambda x: ops.cond(ops.max(x) > 50.0, lambda: x - ops.mean(x, axis=0), lambda: x),
+        lambda x: x * ops.maximum(_count(x), 3.0),
+        lambda x: ops.concatenate([1e9 * x, x - ops.mean(x, axis=0)], axis=-1),
     ],
-    ids=["mean", "flip", "softmax", "views", "count", "no_effect", "pairs", "scalar"],
+    ids=[
+        *("mean", "flip", "softmax", "views", "count", "no_effect", "pairs", "scalar"),
+        *("large_sums", "large_values", "many_rows", "small_beside_large"),
+    ],
 )
 def test_rows_that_see_each_other(function, request):
     match = None if "no_effect" in request.node.name else "the rows of a batch depend on each other"
@@ -315,6 +331,40 @@ def test_arguments_without_rows_of_the_batch():
     other = tf.constant(X[:1])
     match = "different numbers of rows, 1, 22"
     assert_equal(both(Paired, lambda model: model(X, prior=other), match))
+
+
+@pytest.mark.parametrize("width", [1, 6, 7])
+def test_ragged_rows_padded_in_the_model(width):
+    lengths = (1, 5, 2, 7, 3, 4, 6, 2)
+    ragged = tf.RaggedTensor.from_row_lengths(RNG.normal(size=(30, 3)), lengths)
+    x = [tf.constant(RNG.normal(size=(8, width))), ragged]
+
+    def build():
+        other, rows = keras.Input((width,)), keras.Input((None, 3), ragged=True)
+        padded = layers.Lambda(lambda one: one.to_tensor(), output_shape=(None, 3))(rows)
+        pooled = layers.GlobalAveragePooling1D()(padded)
+        return keras.Model([other, rows], layers.Concatenate()([pooled, other]))
+
+    match = "the rows of a batch depend on each other"
+    assert_equal(both(build, lambda model: np.asarray(model(x)), match))
+
+
+class Shuffled(layers.Layer):
+    """Adds the rows to each other in an order that is drawn."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        return x + keras.random.shuffle(x, seed=self.seeds)
+
+
+def test_rows_that_are_shuffled():
+    def build():
+        return keras.Sequential([keras.Input((6,)), Shuffled()])
+
+    assert_equal(both(build, predict(X), "shuffles the rows"))
 
 
 def test_padding_made_in_the_model():

@@ -37,7 +37,8 @@ def find_obstacle(forward: Any, number: Tensor) -> str | None:
         number: its argument that tells the replicas apart.
     """
     graph = forward.graph
-    checks = (_outer_rows(forward), _state(graph), _fixed_draws(graph, number), _lost(forward))
+    draws = (_fixed_draws(graph, number), _shuffles(graph))
+    checks = (_outer_rows(forward), _state(graph), *draws, _lost(forward))
     return next((reason for check in checks for reason in check), None)
 
 
@@ -97,12 +98,22 @@ def _fixed_draws(graph: Any, number: Tensor) -> Iterator[str]:
     for operation in graph.get_operations():
         if not _DRAW.fullmatch(operation.type):
             continue
-        for_rows = not operation.outputs[0].shape.is_fully_defined()
+        drawn = operation.outputs[0]
+        for_rows = not drawn.shape.is_fully_defined()
         if for_rows and number.op not in ancestors(list(operation.inputs)[1:]):
             yield (
                 f"{layer_of(operation.name)} draws random numbers by a fixed seed, which would be "
                 "the same on every device (use a `keras.random.SeedGenerator`)"
             )
+
+
+def _shuffles(graph: Any) -> Iterator[str]:
+    """Rows put in an order that is drawn: those of a slice would meet only each other."""
+    for operation in graph.get_operations():
+        if operation.type != "TopKV2" or operation.inputs[0].shape.rank != 1:
+            continue
+        if any(_DRAW.fullmatch(op.type) for op in ancestors([operation.inputs[0]])):
+            yield f"{layer_of(operation.name)} shuffles the rows of the batch"
 
 
 def _lost(forward: Any) -> Iterator[str]:

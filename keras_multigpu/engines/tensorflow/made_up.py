@@ -73,7 +73,7 @@ def _values(
     dtype: tf.DType, shape: list[int], settings: Settings, rng: np.random.Generator
 ) -> tf.Tensor:
     if dtype == tf.string:
-        words = [" ".join(rng.choice(_WORDS, size=rng.integers(1, 7))) for _ in range(_size(shape))]
+        words = [" ".join(rng.choice(_WORDS, size=n)) for n in _lengths(_size(shape), 7, rng)]
         return tf.constant(np.array(words, object).reshape(shape))
     if dtype == tf.bool:
         return tf.constant(rng.random(shape) < 0.7)
@@ -88,11 +88,23 @@ def _values(
 
 
 def _with_holes(numbers: Any, rng: np.random.Generator) -> Any:
-    """Zeros at the end of some rows, which layers may take for padding."""
+    """Zeros at the end of some rows, which layers may take for padding.
+
+    The first rows differ decidedly: none, nearly all, and about half of the row.
+    """
     if numbers.ndim > 1 and numbers.shape[1] > 1:
-        for row in range(1, len(numbers)):
-            numbers[row, numbers.shape[1] - rng.integers(0, numbers.shape[1]) :] = 0
+        length = numbers.shape[1]
+        kept = [length, 1, (length + 1) // 2, *rng.integers(1, length + 1, len(numbers))]
+        for row, count in zip(numbers, kept):
+            row[count:] = 0
     return numbers
+
+
+def _lengths(count: int, longest: int, rng: np.random.Generator) -> np.ndarray:
+    """Lengths of rows; one of the first part of them is longer than all the others."""
+    lengths = rng.integers(1, longest - 1, count)
+    lengths[min(1, count - 1)] = longest
+    return lengths
 
 
 def _ragged(
@@ -101,7 +113,7 @@ def _ragged(
     lengths = []
     count = settings.rows
     for _ in range(tensor.ragged_rank):
-        lengths.append(rng.integers(1, 5, count))
+        lengths.append(_lengths(count, 6, rng))
         count = int(lengths[-1].sum())
     flat = _values(tensor.dtype, [count, *shape[tensor.ragged_rank + 1 :]], settings, rng)
     dtype = tensor.row_splits.dtype

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.engines.kinds import ROWS, SAME, find_kinds
+from keras_multigpu.engines.kinds import ROWS, find_kinds
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.tensorflow.inspection import layer_of
 from keras_multigpu.engines.tensorflow.links import read
@@ -28,7 +28,9 @@ from keras_multigpu.engines.values import Tensor
 
 _AXES = (32, 16, 64, 128)
 _HIGHS = (8, 2, 1)
-_SCALES = (1.0, 30.0, 3.0, 1000.0)
+# Rows and scales to try beside the first ones: what holds for few rows and small numbers by
+# chance, or because a threshold is not reached, does not hold for all.
+_MORE = ((9, 30.0), (3, 1000.0))
 
 
 class ProbeError(Exception):
@@ -64,7 +66,7 @@ class Probe:
         self._stilled = Stilled(trace.forward)
         self._rng = np.random.default_rng(0)
         self._settings = Settings()
-        self._tried: Tried | None = None
+        self._every: list[Tried] = []
         operations = trace.forward.graph.get_operations()
         halves = (tf.float16, tf.bfloat16)
         self._is_half = any(one.dtype in halves for op in operations for one in op.outputs)
@@ -75,11 +77,18 @@ class Probe:
         Raises:
             ProbeError: if the template can't be called on made-up rows.
         """
-        tried = self._tried = self._try()
+        self._every = [self._try(self._candidates())]
+        for rows, scale in _MORE:
+            first = dataclasses.replace(self._settings, rows=rows, scale=scale)
+            try:
+                self._every.append(self._try([first]))
+            except ProbeError:
+                continue  # numbers of this size overflow, or the number of rows is given
         made = self._trace.forward.structured_outputs
-        for place in _places(self._trace.forward, (made["outputs"], made["attributes"])):
+        places = _places(self._trace.forward, (made["outputs"], made["attributes"]))
+        for tried, place in itertools.product(self._every, places):
             if ROWS not in self._kinds(place, tried):
-                return self._first_dependence()
+                return self._first_dependence(tried)
         return None
 
     def find_rules(self) -> tuple[list[set[str]], dict[str, set[str]]]:
@@ -87,23 +96,14 @@ class Probe:
         forward = self._trace.forward
         losses = forward.structured_outputs["losses"]
         updates = forward.structured_outputs["updates"]
+        places = _places(forward, [*losses, *updates.values()])
         kinds: list[set[str]] = []
-        for scale in _SCALES:
-            try:
-                tried = self._tried if not kinds and self._tried else self._try(scale)
-            except ProbeError:
-                if not kinds:
-                    raise
-                break  # numbers of this size overflow
+        for tried in self._every:
             known = dict(zip(map(id, self._trace.variables), tried.state))
             before = [None] * len(losses)
             before += [known.get(int(key), self._trace.assigned[key].value) for key in updates]
-            places = _places(forward, [*losses, *updates.values()])
             found = [self._kinds(place, tried, start) for place, start in zip(places, before)]
             kinds = [one & two for one, two in zip(found, kinds or found)]
-            # What was zero or an extreme by chance fits several rules: try larger numbers.
-            if all(len(kind) < 2 or kind & {ROWS, SAME} for kind in kinds):
-                break
         return kinds[: len(losses)], dict(zip(updates, kinds[len(losses) :]))
 
     def gradients(self, places: Sequence[int]) -> Iterator[tuple[Any, list[Any], tuple[int, int]]]:
@@ -112,7 +112,7 @@ class Probe:
         Args:
             places: the variables' places in a state.
         """
-        tried, forward, found = self._tried or self._try(), self._trace.forward, []
+        tried, forward, found = self._every[0], self._trace.forward, []
         structured = forward.structured_outputs
         results = floats((structured["outputs"], structured["attributes"]))
         at = _places(forward, results)
@@ -149,11 +149,11 @@ class Probe:
         whole, *parts = (values[place] for values in tried.results)
         return find_kinds(whole, parts, tried.counts, before, self._is_half)
 
-    def _try(self, scale: float = 1.0) -> Tried:
+    def _try(self, choices: Iterable[Settings]) -> Tried:
         """Calls the template on the first made-up rows that it takes."""
         problem: Exception | None = None
-        for settings in self._candidates(scale):
-            counts = (settings.rows - 1, 1)
+        for settings in choices:
+            counts = _parts(settings.rows)
             try:
                 with tf.init_scope(), tf.device(settings.device):
                     calls = self._calls(settings)
@@ -174,11 +174,8 @@ class Probe:
             problem = problem or ProbeError("it gave numbers that are not finite")
         raise ProbeError(_first_line(problem))
 
-    def _candidates(self, scale: float) -> Iterator[Settings]:
-        """Kinds of rows, from the likeliest on; the first that was taken, if one was."""
-        if self._tried:
-            yield dataclasses.replace(self._settings, scale=scale)
-            return
+    def _candidates(self) -> Iterator[Settings]:
+        """Kinds of rows, from the likeliest on."""
         tensors, _ = self._trace.arguments
         shapes = [one.shape.as_list()[1:] for one in tensors if one.shape.rank]
         inner = {axis for shape in shapes for axis in shape if axis and 1 < axis <= 64}
@@ -188,7 +185,7 @@ class Probe:
         devices = ("cpu:0", "gpu:0") if tf.config.list_physical_devices("GPU") else ("cpu:0",)
         choices = itertools.product(devices, (3, *sorted(inner)[:4]), axes, highs, (False, True))
         for device, rows, axis, high, positive in choices:
-            yield Settings(rows, axis, high, scale, positive, device)
+            yield Settings(rows, axis, high, 1.0, positive, device)
 
     def _calls(self, settings: Settings) -> list[Any]:
         tensors, attributes = self._trace.arguments
@@ -204,20 +201,25 @@ class Probe:
                 lambda one: take_part(one, start, size, rows), (whole, hung)
             )
 
-        return [(whole, hung), part(0, rows - 1), part(rows - 1, 1)]
+        first, second = _parts(rows)
+        return [(whole, hung), part(0, first), part(first, second)]
 
-    def _first_dependence(self) -> str:
+    def _first_dependence(self, tried: Tried) -> str:
         """The layer in which rows first depend on each other."""
-        assert self._tried
-        for name, *values in self._stilled.trace_rows(self._tried.state, self._tried.calls):
+        for name, *values in self._stilled.trace_rows(tried.state, tried.calls):
             whole, *parts = values
-            if ROWS not in find_kinds(whole, parts, self._tried.counts, None, self._is_half):
+            if ROWS not in find_kinds(whole, parts, tried.counts, None, self._is_half):
                 return f"in {layer_of(name)} the rows of a batch depend on each other"
         return "the rows of a batch depend on each other"
 
 
 class DependenceError(Exception):
     """Rows depend on each other: a part of them can't be computed without the others."""
+
+
+def _parts(rows: int) -> tuple[int, int]:
+    """The rows of two parts of different sizes; the second of three rows is a single one."""
+    return rows - rows // 2, rows // 2
 
 
 def _places(forward: Any, structure: Any) -> list[int]:
