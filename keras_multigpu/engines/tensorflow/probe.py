@@ -22,7 +22,7 @@ from keras_multigpu.engines.tensorflow.inspection import layer_of
 from keras_multigpu.engines.tensorflow.links import read
 from keras_multigpu.engines.tensorflow.made_up import Settings, make_up, perturb, take_part
 from keras_multigpu.engines.tensorflow.stilled import Stilled
-from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows
+from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, message_of
 from keras_multigpu.engines.tensorflow.trace import Trace
 from keras_multigpu.engines.values import Tensor
 
@@ -88,7 +88,7 @@ class Probe:
         places = _places(self._trace.forward, (made["outputs"], made["attributes"]))
         for tried, place in itertools.product(self._every, places):
             if ROWS not in self._kinds(place, tried):
-                return self._first_dependence(tried)
+                return self._first_dependence(tried) or self._without_rows(place)
         return None
 
     def find_rules(self) -> tuple[list[set[str]], dict[str, set[str]]]:
@@ -204,13 +204,19 @@ class Probe:
         first, second = _parts(rows)
         return [(whole, hung), part(0, first), part(first, second)]
 
-    def _first_dependence(self, tried: Tried) -> str:
+    def _without_rows(self, place: int) -> str:
+        operation = self._trace.forward.outputs[place].op
+        while operation.type == "Identity":
+            operation = operation.inputs[0].op
+        return f"in {layer_of(operation.name)} the rows of a batch depend on each other"
+
+    def _first_dependence(self, tried: Tried) -> str | None:
         """The layer in which rows first depend on each other."""
         for name, *values in self._stilled.trace_rows(tried.state, tried.calls):
             whole, *parts = values
             if ROWS not in find_kinds(whole, parts, tried.counts, None, self._is_half):
                 return f"in {layer_of(name)} the rows of a batch depend on each other"
-        return "the rows of a batch depend on each other"
+        return None
 
 
 class DependenceError(Exception):
@@ -230,5 +236,5 @@ def _places(forward: Any, structure: Any) -> list[int]:
 
 
 def _first_line(error: Exception | None) -> str:
-    text = str(error).strip().splitlines()
+    text = message_of(error).strip().splitlines() if error else []
     return f"{type(error).__name__}: {text[0][:200]}" if text else repr(error)

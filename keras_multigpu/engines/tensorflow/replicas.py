@@ -18,7 +18,7 @@ from keras_multigpu.engines.tensorflow.planning import make_plan, signature
 from keras_multigpu.engines.tensorflow.raw import Raw, split_call
 from keras_multigpu.engines.tensorflow.scope import HiddenStateError
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
-from keras_multigpu.engines.tensorflow.tensors import gradient_order, substitute
+from keras_multigpu.engines.tensorflow.tensors import gradient_order, message_of, substitute
 from keras_multigpu.engines.tensorflow.trace import Trace, is_for_xla
 from keras_multigpu.engines.values import Call, Plan, Replicas, Result, Tensor
 
@@ -61,7 +61,7 @@ class TensorFlowReplicas(Replicas):
         try:
             return make_plan(self._trace(call, compiled))
         except (HiddenStateError, OpaqueError) as error:
-            return Plan(obstacle=str(error))
+            return Plan(obstacle=message_of(error))
 
     def run(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,6 +74,12 @@ def add(gradients: list[Tensor]) -> Tensor | None:
 def to_dense(gradient: tf.IndexedSlices, rows: int) -> Tensor:
     """A sparse gradient as a dense one of so many rows."""
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+
+
+def message_of(error: Exception) -> str:
+    """What an error says, without the arguments of the layers that Keras adds to it."""
+    text = re.search(r"\x1b\[1m(.*)\x1b\[0m", str(error), flags=re.DOTALL)
+    return text[1] if text else str(error)
 
 
 def is_watched(tensor: Tensor) -> bool:
