@@ -60,6 +60,7 @@ PER_LAYER = frozenset(
     {
         "_build_shapes_dict",
         "_compute_loss_has_training_arg",
+        "_convert_input_args",
         "_loss_ids",
         "_losses",
         "_losses_override",

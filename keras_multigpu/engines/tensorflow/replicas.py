@@ -54,7 +54,10 @@ class TensorFlowReplicas(Replicas):
             return self._plan(call, compiled)
         key = signature(self.template, call)
         if key not in self._plans:
-            self._plans[key] = self._plan(call, compiled)
+            try:
+                self._plans[key] = self._plan(call, compiled)
+            except Exception as error:  # whatever code raises that runs eagerly only
+                self._plans[key] = Plan(obstacle=f"it can't be traced ({message_of(error)})")
         return self._plans[key]
 
     def _plan(self, call: Call, compiled: bool) -> Plan:
