@@ -124,7 +124,7 @@ HEADS["two"] = (*HEADS["linear"], *HEADS["softmax"])
 INPUTS = {
     "normal": ("rng.normal(size=({}))", "rng.integers(0, 12, size=({}))"),
     "large": ("rng.normal(size=({})) * 100", "rng.integers(10, 12, size=({}))"),
-    "small": ("rng.normal(size=({})) * 1e-3", "rng.integers(0, 2, size=({}))"),
+    "small": ("rng.normal(size=({})) * 1e-3", "rng.integers(1, 3, size=({}))"),
     "skewed": ("np.exp(2 * rng.normal(size=({})))", "rng.integers(0, 12, size=({})) ** 2 // 11"),
     "repeated": (
         "np.repeat(rng.normal(size=({}))[:1], rows, axis=0)",
@@ -223,4 +223,6 @@ def test_one_device_and_several(row):
     outcome = run.run(case)
     assert outcome.kind == run.EQUAL, program.script(case, f"{outcome.kind}: {outcome.detail}")
     assert outcome.finite
-    assert not outcome.warned
+    # The mean over the places that are not masked is no mean over the rows of the batch.
+    runs_whole = row[0] == "masked_loss" and keras.backend.backend() == "tensorflow"
+    assert ["adds a loss" in text for text in outcome.warned] == [True] * runs_whole

@@ -182,6 +182,8 @@ def _training(rng: random.Random, case: Case) -> Case:
         wirings += ["sequential", "lazy"]
     if case.trunk and "=" not in case.sources[0].symbol:
         wirings += ["nested"]
+    if any("training=False" in part.form for part in parts):
+        wirings = ["subclassed"]  # a graph has its own `training` override that of a call
     found["wiring"] = rng.choice(wirings)
     found["outputs"] = rng.choice(["list", "dict"]) if len(case.heads) > 1 else "single"
     found["n"] = rng.choice([2, 2, 2, 3, 4])

@@ -185,17 +185,17 @@ def _results(names: dict[str, Any], model: keras.Model) -> dict[str, Any]:
 
 def _failure(names: dict[str, Any], error: Exception) -> Outcome:
     """An error of the parallel model's: refused, a failure of Keras's too, or a crash."""
-    # The error itself, or in its text the stack of the function in which TensorFlow met it.
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    files += re.findall(r'File "([^"]*)"', str(error))
-    if isinstance(error, (ValueError, TypeError, RuntimeError)) and "/keras_multigpu/" in files[-1]:
-        return Outcome(REFUSED, _tell(error))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             _plain(names, eager=False)
         except Exception as plain_error:  # Keras fails with these settings
             return Outcome(PLAIN_FAILS, _tell(plain_error))
+    # The error itself, or in its text the stack of the function in which TensorFlow met it.
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    files += re.findall(r'File "([^"]*)"', str(error))
+    if isinstance(error, (ValueError, TypeError, RuntimeError)) and "/keras_multigpu/" in files[-1]:
+        return Outcome(REFUSED, _tell(error))
     return Outcome(CRASHED, _tell(error))
 
 
