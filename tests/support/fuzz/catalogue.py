@@ -114,7 +114,8 @@ def kinds(name: str) -> tuple[str, ...]:
     if "image_preprocessing" in made.__module__:
         return ("photo",)
     ends = {"1D": "sequence", "2D": "image", "3D": "volume"}
-    return next(((kind,) for end, kind in ends.items() if name.endswith(end)), _ANY)
+    # "Conv3D" and "Conv3DTranspose" alike.
+    return next(((kind,) for end, kind in ends.items() if end in name), _ANY)
 
 
 def kind_of(tensor: keras.KerasTensor) -> str | None:
