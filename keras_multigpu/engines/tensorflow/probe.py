@@ -100,8 +100,9 @@ class Probe:
         kinds: list[set[str]] = []
         for tried in self._every:
             known = dict(zip(map(id, self._trace.variables), tried.state))
-            before = [None] * len(losses)
-            before += [known.get(int(key), self._trace.assigned[key].value) for key in updates]
+            with tf.init_scope():
+                others = {key: read(self._trace.assigned[key]) for key in updates}
+            before = [None] * len(losses) + [known.get(int(key), others[key]) for key in updates]
             found = [self._kinds(place, tried, start) for place, start in zip(places, before)]
             kinds = [one & two for one, two in zip(found, kinds or found)]
         return kinds[: len(losses)], dict(zip(updates, kinds[len(losses) :]))

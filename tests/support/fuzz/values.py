@@ -179,7 +179,7 @@ _ENDS = {
     "_initializer": INITIALIZERS,
     "_regularizer": REGULARIZERS,
     "_constraint": CONSTRAINTS,
-    "factor": ["0.3"],
+    "factor": ["0.3", "2"],
 }
 # They name things, or choose what is drawn elsewhere.
 _LEFT_OUT = {"self", "args", "kwargs", "name", "dtype", "seed", "data_format", "return_state"}
