@@ -58,7 +58,7 @@ _KINDS = {
     "RNN": ("sequence",),
     "RepeatVector": ("vector",),
     "ReversibleEmbedding": ("tokens",),
-    "STFTSpectrogram": ("wave",),
+    "STFTSpectrogram": ("stereo",),
     "SimpleRNN": ("sequence",),
     "SimpleRNNCell": ("sequence",),
     "StackedRNNCells": ("sequence",),

@@ -14,6 +14,7 @@ _SHAPES = {
     "volume": ["4, 4, 4, 2"],
     "film": ["3, 4, 4, 4, 2"],
     "wave": ["64"],
+    "stereo": ["64, 2"],
 }
 _FLAVOURS = [
     "{normal}",
