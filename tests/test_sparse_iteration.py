@@ -109,10 +109,11 @@ def test_each_row_once_in_every_epoch(tmp_path, suffix, workers, is_built):
 
 @pytest.mark.parametrize("is_built", [True, False])
 def test_each_row_once_with_processes(tmp_path, is_built):
-    data = dataset(write(tmp_path), workers=2, use_multiprocessing=True)
+    path = write(tmp_path)
+    data = dataset(path, workers=2, use_multiprocessing=True)
     assert train(data, is_built, epochs=2, shuffle=False).tolist() == [[1] * ROWS] * 2
     data.workers = data.use_multiprocessing = 0  # the same rows in the same order
-    plain = dataset(write(tmp_path))
+    plain = dataset(path)
     for each in (data, plain):
         each.resume(1, 2)
     for number in range(BATCHES):
@@ -294,7 +295,7 @@ def test_an_error_in_a_worker_is_the_readers(tmp_path):
             text = file.read()
         with open(path, "w") as file:
             file.write(text.replace("value 60,60", "value 60,xx"))
-        with pytest.raises(ValueError, match="rows.csv.*(changed|line 62)"):
+        with pytest.raises(ValueError, match="rows.csv.*(must stay as it was|line 62)"):
             [data[number] for number in range(BATCHES)]
         with open(path, "w") as file:
             file.write(text)

@@ -105,7 +105,8 @@ class DataParallel(ParallelModel):
         assert self._parallel_replicas is not None
         plan = self._parallel_replicas.plan((args, kwargs), compiled=self.jit_compile)
         obstacle = plan.obstacle or _other_rows(tensors)
-        self._parallel_warn_of(obstacle, plan.doubt)
+        if len(self.devices) > 1:
+            self._parallel_warn_of(obstacle, plan.doubt)
         if obstacle:
             with engine.on_device(self.devices[0]):
                 return self.template(*args, **kwargs)
