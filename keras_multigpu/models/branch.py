@@ -102,9 +102,11 @@ class ModelParallel(ParallelModel):
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._parallel_build(args, kwargs)
         # The step in which the template is built goes on: it has used no variable before.
-        functions = self.train_function, self.test_function, self.predict_function
+        names = ("train_function", "test_function", "predict_function")
+        functions = {name: getattr(self, name) for name in names}
         engines.in_fresh_thread(self._parallel_lay_out)
-        self.train_function, self.test_function, self.predict_function = functions
+        for name, function in functions.items():
+            setattr(self, name, function)
 
     def _parallel_lay_out(self) -> None:
         """Puts the weights where their layers are to be, and cuts the graph."""
