@@ -28,6 +28,7 @@ OURS = {
     | {"compute_output_spec", "compute_output_shape"}
     | {"make_train_function", "make_test_function", "make_predict_function"},
     "DataParallel": {"__init__", "stateless_call"},
+    "SpreadSteps": {"train_step", "test_step", "predict_step"},
     "PlacedSteps": {"make_train_function", "make_test_function", "make_predict_function"}
     | {"trainable_variables", "non_trainable_variables", "trainable_weights"}
     | {"fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"},
