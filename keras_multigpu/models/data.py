@@ -84,7 +84,7 @@ class DataParallel(ParallelModel):
     @classmethod
     def _parallel_options_here(cls, options: dict[str, Any], count: int) -> dict[str, Any]:
         wire_dtype = options.get("wire_dtype")
-        if wire_dtype is None or not engines.current().partitions:
+        if wire_dtype not in ("bfloat16", "float16") or not engines.current().partitions:
             return options
         warnings.warn(
             f"The model was saved with wire_dtype={wire_dtype!r}, which this Keras backend, "

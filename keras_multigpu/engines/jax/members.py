@@ -88,6 +88,9 @@ class Members:
         trained, others = optimizer._trainable_variables, optimizer.variables
         state = {id(one): one for one in (*trained, *others)}
         stacked = [one for one in state.values() if self.is_stacked(one)]
+        if not stacked:  # all replicas are frozen: only the mix is trained
+            self._original_apply(grads, variables)
+            return
         # The weights of a mix have no axis of replicas, but some of Adafactor's slots for them
         # have: they come out once for each replica, and all alike.
         in_mix = self._mixed_slots | set(map(id, trained))
