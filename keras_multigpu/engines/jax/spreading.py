@@ -47,7 +47,9 @@ def spread(step: Callable[[Any, Any], Any], place: Placement) -> Callable[[Any, 
     def spread_step(state: Any, batch: Any) -> Any:
         rows = place.spread_rows(batch)
         leaves, given = jax.tree.flatten((state, batch))
-        if not rows or not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        is_compiled = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        # Several processes begin the programs that XLA makes of the step as it is.
+        if not rows or not is_compiled or place.group is not None:
             return step(state, batch)
         structure: list[Any] = []
 
