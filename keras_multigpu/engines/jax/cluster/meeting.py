@@ -101,7 +101,7 @@ def writing(model: Any) -> Iterator[bool]:
         model: a parallel model.
     """
     group = model._parallel_placement().group
-    if group is None or vars(model).get("_is_running"):
+    if group is None or model._parallel_is_running:
         yield group is None or group.is_writer
         return
     try:
