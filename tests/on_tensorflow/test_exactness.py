@@ -90,6 +90,16 @@ def test_embeddings_of_positions(optimizer, repeated):
     assert_equal(both(lambda: _classifier(Positions(repeated)), use))
 
 
+def test_embeddings_of_positions_eagerly_after_a_call_without_a_tape():
+    loss = "sparse_categorical_crossentropy"
+
+    def use(model):
+        model(TOKENS)
+        return train(TOKENS, CLASSES, "adam", loss, run_eagerly=True)(model)
+
+    assert_equal(both(lambda: _classifier(Positions()), use))
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_a_sparse_matrix(optimizer):
     dense = RNG.normal(size=(22, 40)) * (RNG.random((22, 40)) < 0.1)

@@ -51,7 +51,8 @@ def make_plan(trace: Trace) -> Plan:
                 trace.gradient_rules.update(_gradient_rules(probe, tried))
         except ProbeError as error:
             plan.doubt = str(error)
-            plan.losses = [kinds.MEAN] * len(tried.forward.structured_outputs["losses"])
+            losses = tried.forward.structured_outputs["losses"]
+            plan.losses = [kinds.ROWS if _has_rows(loss) else kinds.MEAN for loss in losses]
     except (_ObstacleError, DependenceError) as error:
         plan.obstacle = str(error)
     return plan
@@ -143,6 +144,10 @@ def _loss_rule(found: set[str], loss: Any) -> str:
             "model's loss, which sees the whole batch)"
         )
     return rule
+
+
+def _has_rows(loss: Any) -> bool:
+    return bool(loss.shape.rank) and loss.shape[0] is None
 
 
 def _first(found: set[str]) -> str | None:

@@ -52,7 +52,8 @@ class TensorFlowReplicas(Replicas):
     def plan(self, call: Call, *, compiled: bool) -> Plan:
         if not tf.executing_eagerly():
             return self._plan(call, compiled)
-        key = signature(self.template, call)
+        # Without a tape a plan has no rules for gradients.
+        key = signature(self.template, call), self._order() > 0
         if key not in self._plans:
             try:
                 self._plans[key] = self._plan(call, compiled)
