@@ -105,11 +105,12 @@ class DataParallel(ParallelModel):
         assert self._parallel_replicas is not None
         plan = self._parallel_replicas.plan((args, kwargs), compiled=self.jit_compile)
         obstacle = plan.obstacle or _other_rows(tensors)
-        if len(self.devices) > 1:
-            self._parallel_warn_of(obstacle, plan.doubt)
         if obstacle:
             with engine.on_device(self.devices[0]):
-                return self.template(*args, **kwargs)
+                whole = self.template(*args, **kwargs)  # before the warning: its error comes first
+            self._parallel_warn_of(obstacle, None)
+            return whole
+        self._parallel_warn_of(None, plan.doubt)
         with engine.on_device("cpu:0"):
             slices = BatchSlice(len(self.devices), name="slice")(tensors)
         sizes, shares = self._parallel_portions(tensors)
@@ -151,6 +152,8 @@ class DataParallel(ParallelModel):
 
     def _parallel_warn_of(self, obstacle: str | None, doubt: str | None) -> None:
         """Says once what keeps the model from using its devices, or from being sure of it."""
+        if len(self.devices) == 1:
+            return
         if obstacle:
             text = (
                 f"{self.name!r} runs on {self.devices[0]!r} alone, and not on "
