@@ -15,11 +15,8 @@ import pytest
 from keras_multigpu import use_virtual_devices
 
 BACKEND = keras.backend.backend()
-collect_ignore = ["on_jax" if BACKEND == "tensorflow" else "on_tensorflow", "peers"]
-if BACKEND != "tensorflow":
-    # Nothing in them depends on the backend: they are run once.
-    names = ("reports_prediction", "reports_report", "sparse_code", "sparse_encoder", "zoo_files")
-    collect_ignore += [f"test_{name}.py" for name in names]
+_OTHER = "jax" if BACKEND == "tensorflow" else "tensorflow"
+collect_ignore = [f"on_{_OTHER}", f"engines/{_OTHER}", "peers"]
 
 use_virtual_devices(4)
 
@@ -41,6 +38,14 @@ def pytest_unconfigure(config):
     """Removes what was compiled."""
     if hasattr(config, "compiled"):
         config.compiled.cleanup()
+
+
+def pytest_collection_modifyitems(config, items):
+    """Runs tests that never touch the backend once: with TensorFlow, the default one."""
+    if BACKEND != "tensorflow":
+        again = [item for item in items if item.get_closest_marker("backend_free")]
+        config.hook.pytest_deselected(items=again)
+        items[:] = [item for item in items if not item.get_closest_marker("backend_free")]
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,8 @@ from keras_multigpu.reports.prediction import predict, widen, with_times
 from keras_multigpu.reports.units import show_bytes, show_seconds
 from keras_multigpu.reports.workload import Load, Sizes, StepTime, Traffic, Workload
 
+pytestmark = pytest.mark.backend_free
+
 SIZES = Sizes(weights=1000, gradients=800, tensors=10, slots=1600, outputs=4, activations=20)
 WORK = Workload(StepTime(1.0, 0.5), 16, SIZES)
 ON_JAX = dataclasses.replace(WORK, partitions=True)

@@ -8,6 +8,8 @@ import pytest
 
 from keras_multigpu.reports import Column, Report
 
+pytestmark = pytest.mark.backend_free
+
 
 class Times(Report):
     def draw(self, figure):

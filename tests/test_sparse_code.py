@@ -20,6 +20,8 @@ from keras_multigpu.sparse.cardinality import Cardinality
 from keras_multigpu.sparse.code import Code, group_width
 from keras_multigpu.sparse.collisions import safe_group
 
+pytestmark = pytest.mark.backend_free
+
 COMPILED = hashing.kernel()
 
 

@@ -19,6 +19,8 @@ from sparse_tables import plain_codes
 import keras_multigpu.sparse
 from keras_multigpu.sparse import HashEncoder
 
+pytestmark = pytest.mark.backend_free
+
 CARDINALITIES = {"city": 1000, "age": 100, "member": 2}
 
 

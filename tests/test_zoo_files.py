@@ -19,6 +19,8 @@ from keras_multigpu.zoo import (
 )
 from keras_multigpu.zoo.lines import read_blocks
 
+pytestmark = pytest.mark.backend_free
+
 LINES = [(196, 242, 3), (186, 302, 4), (196, 302, 1), (22, 242, 5)]
 HEADER = ("userId", "movieId", "rating", "timestamp")
 FORMS = {
