@@ -194,8 +194,8 @@ def _operations(model: Any, x: Any, training: bool) -> float:
         model.compute_loss(batch[0], batch[1], batch[1])  # builds the loss and its metrics
         lists += [model.optimizer.variables, model.metrics_variables]
     state: Any = tuple([variable.value for variable in one] for one in lists)
-    if hasattr(model, "_placement"):
-        place = model._parallel_placement()
+    if hasattr(model, "_parallel_steps"):
+        place = model._parallel_steps.where
         state, batch = place.put_state(state), place.put_batch(batch)
     step = model.train_step if training else model.predict_step
     compiled = jax.jit(step).lower(state, batch).compile(compiler_options=_QUICK)

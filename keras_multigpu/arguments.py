@@ -37,8 +37,9 @@ def check_flag(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}.")
 
 
-def check_choice(name: str, value: Any, *choices: str) -> None:
+def check_choice(name: str, value: Any, *choices: str | None) -> None:
     """Refuses a value that is none of the choices."""
-    if not isinstance(value, str) or value not in choices:
-        expected = " or ".join(f'"{choice}"' for choice in choices)
+    if not (value is None or isinstance(value, str)) or value not in choices:
+        words = ["None" if choice is None else f'"{choice}"' for choice in choices]
+        expected = " or ".join([", ".join(words[:-1]), words[-1]])
         raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -24,16 +23,6 @@ _MODES: dict[str, type[ParallelModel]] = {
     "tower": TowerParallel,
     "model": ModelParallel,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class _Request:
-    """A request that was checked: from here on it can be trusted."""
-
-    template: keras.Model
-    mode: type[ParallelModel]
-    devices: tuple[str, ...]
-    options: dict[str, Any]
 
 
 def make_parallel(
@@ -95,10 +84,12 @@ def make_parallel(
     """
     engines.current()
     request = _check(model, n_gpus, mode, devices, options)
-    return build_parallel(request.mode, request.template, request.devices, request.options)
+    return build_parallel(_MODES[mode], request)
 
 
-def _check(model: Any, n_gpus: Any, mode: Any, devices: Any, options: dict[str, Any]) -> _Request:
+def _check(
+    model: Any, n_gpus: Any, mode: Any, devices: Any, options: dict[str, Any]
+) -> engines.Request:
     if not isinstance(model, keras.Model):
         hint = " Create the model first: pass `YourModel()`." if inspect.isclass(model) else ""
         raise ValueError(
@@ -123,4 +114,4 @@ def _check(model: Any, n_gpus: Any, mode: Any, devices: Any, options: dict[str, 
                 f"mode={mode!r} has the options {', '.join(known)}. Received: {name}={value!r}."
             )
     chosen = choose_devices(n_gpus, devices)
-    return _Request(model, mode_class, chosen, options)
+    return engines.Request(mode, model, chosen, options)

@@ -26,14 +26,10 @@ OURS = {
     | {"save_own_variables", "load_own_variables"},
     "ParallelModel": {"__init__", "__call__", "build", "layers", "summary"}
     | {"compute_output_spec", "compute_output_shape"}
-    | {"make_train_function", "make_test_function", "make_predict_function"},
-    "DataParallel": {"__init__", "stateless_call"},
-    "SpreadSteps": {"train_step", "test_step", "predict_step"},
-    "PlacedSteps": {"make_train_function", "make_test_function", "make_predict_function"}
+    | {"make_train_function", "make_test_function", "make_predict_function"}
     | {"trainable_variables", "non_trainable_variables", "trainable_weights"}
     | {"fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"},
-    "WatchedSteps": {"fit", "evaluate", "predict"}
-    | {"train_on_batch", "test_on_batch", "predict_on_batch"},
+    "DataParallel": {"__init__", "stateless_call"},
 }
 # What a model tells of that it was compiled, or of where it was called.
 APART = {"metrics", "metrics_names", "metrics_variables", "jit_compile", "run_eagerly"}

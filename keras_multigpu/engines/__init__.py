@@ -22,7 +22,14 @@ except ModuleNotFoundError as error:
     ) from error
 
 from keras_multigpu.engines.attributes import get_mask, set_attributes, set_mask, with_attributes
-from keras_multigpu.engines.base import Engine
+from keras_multigpu.engines.base import (
+    DataRunner,
+    Engine,
+    ModelRunner,
+    Runner,
+    Steps,
+    TowerRunner,
+)
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.kinds import MEAN, ROWS, SAME, combine
 from keras_multigpu.engines.remote import Address, Remote
@@ -35,7 +42,8 @@ from keras_multigpu.engines.shared import (
     split_tensors,
 )
 from keras_multigpu.engines.structures import take_apart
-from keras_multigpu.engines.values import Plan, Replicas, Result, Transfer
+from keras_multigpu.engines.templates import all_layers
+from keras_multigpu.engines.values import Plan, Request, Result, Transfer
 
 __all__ = [
     "MEAN",
@@ -44,12 +52,18 @@ __all__ = [
     "SEED_STEP",
     "Address",
     "ClusterError",
+    "DataRunner",
     "Engine",
+    "ModelRunner",
     "Plan",
     "Remote",
-    "Replicas",
+    "Request",
     "Result",
+    "Runner",
+    "Steps",
+    "TowerRunner",
     "Transfer",
+    "all_layers",
     "check_alike",
     "combine",
     "count_rows",

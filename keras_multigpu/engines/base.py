@@ -1,20 +1,25 @@
-"""The contract of an engine: what differs from one Keras backend to the next."""
+"""What a backend has to provide: an `Engine`, one runner for each mode, and `Steps`.
+
+A third backend would be a package beside `tensorflow` and `jax` that implements the classes in this
+file, and one more line in `engines.current`. Modes and layers talk to these classes only; what an
+engine may ask of a parallel model is in `TrainedModel`.
+"""
 
 from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import keras
 
 from keras_multigpu.engines.remote import Address, Remote
-from keras_multigpu.engines.values import Call, Replicas, Tensor, Transfer
+from keras_multigpu.engines.values import Call, Plan, Request, Result, Tensor, Transfer
 
 
 class Engine(abc.ABC):
-    """One Keras backend, as the modes see it."""
+    """One Keras backend: its devices, its tensors, and its runners."""
 
     name: str
     """The backend's name in Keras."""
@@ -22,39 +27,33 @@ class Engine(abc.ABC):
     title: str
     """The backend's name for people."""
 
-    partitions: bool = False
-    """Whether the backend's compiler spreads one computation over several devices itself.
-
-    Data mode then calls the template once, on the whole batch, with `shard_rows`. Elsewhere it
-    slices the batch and merges the outputs of replicas.
-    """
+    partitions: bool
+    """Whether the compiler spreads one program over the devices: for predictions, not for modes."""
 
     remote: Remote
     """Devices of other machines."""
 
-    mixins: tuple[type, ...] = ()
-    """Classes that the class of a parallel model inherits from, before the template's class."""
+    data_runner: type[DataRunner]
+    tower_runner: type[TowerRunner]
+    model_runner: type[ModelRunner]
+
+    # Devices
 
     @abc.abstractmethod
     def list_devices(self, kind: str) -> tuple[str, ...]:
         """Names of the devices of a kind (`"gpu"` or `"cpu"`): `("gpu:0", ...)`.
 
-        Those of processes that have joined are among them, numbered process by process.
-
-        Does not start the backend's runtime, so that virtual devices may still follow.
+        Includes the devices of joined processes, numbered process by process. Does not start the
+        backend's runtime, so that virtual devices may still follow.
         """
 
     @abc.abstractmethod
     def find_device(self, name: str) -> str | None:
-        """The canonical form of a device's name, or `None` where there is no such device."""
+        """The canonical form of a device's name; `None` if there is no such device."""
 
     @abc.abstractmethod
     def describe_device(self, name: str) -> str:
-        """What a device is: a GPU's product name, or `"CPU"`.
-
-        Args:
-            name: its canonical name.
-        """
+        """What a device is: a GPU's product name, or `"CPU"`."""
 
     @abc.abstractmethod
     def use_virtual_devices(self, count: int) -> None:
@@ -64,78 +63,38 @@ class Engine(abc.ABC):
             RuntimeError: if the backend's runtime has started with another number.
         """
 
+    @abc.abstractmethod
     def join(
         self, address: Address, num_processes: int, process_id: int, timeout: float
     ) -> tuple[str, ...]:
-        """Joins this process to others, whose devices one model can then use together.
+        """Joins this process to others, so that one model can use the devices of all.
 
-        Args:
-            address: where process 0 is reached.
-            num_processes: how many processes there are.
-            process_id: this one's number.
-            timeout: after how many seconds of silence a process is given up.
-
-        Returns:
-            What to call each process: its host, its number and its process id there.
+        `address` is where process 0 listens; a process that is silent for `timeout` seconds is
+        given up. Returns a name for each process: its host, its number and its process id there.
 
         Raises:
-            ClusterError: if they don't come together in time, or don't fit together.
-            RuntimeError: if the backend has no such processes, or has started.
+            ClusterError: if the processes don't come together in time, or don't fit together.
+            RuntimeError: if the backend can't join processes, or has started.
         """
-        raise RuntimeError(
-            "`join` needs the Keras backend 'jax', where every machine runs the same script. "
-            f"Received: keras.backend.backend()={self.name!r}. On TensorFlow one process uses "
-            "them all: start `python -m keras_multigpu serve` on the other machines, and call "
-            "`keras_multigpu.cluster.connect` in the script."
-        )
 
     @property
+    @abc.abstractmethod
     def num_processes(self) -> int:
-        """How many processes have joined, whose devices `list_devices` names."""
-        return 1
+        """How many joined processes `list_devices` covers."""
 
-    def writing(self, model: keras.Model) -> contextlib.AbstractContextManager[bool]:
-        """A scope in which a file of a model's is written, if by this process; else waited for.
-
-        Gives whether it is this process that writes: one of those that have the model's devices.
-        """
-        return contextlib.nullcontext(True)
-
-    def check_devices(self, names: Sequence[str], mode: str) -> None:  # noqa: B027  as below
-        """Refuses devices that a mode can't use together.
-
-        Args:
-            names: their canonical names.
-            mode: the mode's name.
-
-        Raises:
-            ValueError: if it can't.
-        """
-
+    @abc.abstractmethod
     def host_of(self, name: str) -> str:
-        """Which host a device is of; `""` for that of this process.
+        """The host that a device is on; `""` for this process's host."""
 
-        Args:
-            name: its canonical name.
-        """
-        return name.rpartition("/")[0]
+    @abc.abstractmethod
+    def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        """A scope whose operations and new variables are on a device."""
 
-    def check_process(self) -> None:  # noqa: B027  most have nothing to refuse
-        """Refuses settings of the process under which parallel models don't work.
+    @abc.abstractmethod
+    def copy(self, tensor: Tensor, name: str) -> Tensor:
+        """A copy of a dense tensor on a device; it has arrived when this returns."""
 
-        Raises:
-            ValueError: if there are such settings.
-        """
-
-    def shard_rows(
-        self, tensors: Sequence[Tensor], devices: Sequence[str]
-    ) -> contextlib.AbstractContextManager[list[Tensor]]:
-        """A scope in which the rows of tensors are to be spread over devices by the compiler.
-
-        It gives the same tensors, so marked. Only where `partitions`. Computations that are not
-        compiled are left as they are.
-        """
-        raise NotImplementedError(f"{self.name} does not partition.")
+    # Tensors
 
     @abc.abstractmethod
     def take_rows(self, tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
@@ -144,6 +103,13 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def join_rows(self, tensors: Sequence[Tensor]) -> Tensor:
         """Tensors of one kind, one after the other along their first axis."""
+
+    @abc.abstractmethod
+    def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
+        """The common row count of tensors, some of them known only at run time.
+
+        Raises an error, at run time, if they differ.
+        """
 
     @abc.abstractmethod
     def sum_rows(
@@ -162,8 +128,8 @@ class Engine(abc.ABC):
             table: of shape `(width, units)`.
             indices: integers of shape `(rows, ones)`, from 0 to `width - 1`.
             weights: of shape `(rows, ones)`, of the table's type; `None` for ones.
-            sparse_gradient: give the gradient of the rows touched only, where the backend's
-                optimizers take one; it is then not compiled by XLA.
+            sparse_gradient: let the gradient hold only the touched rows, on backends whose
+                optimizers take such gradients. XLA can't compile it.
 
         Returns:
             A tensor of shape `(rows, units)`.
@@ -171,155 +137,241 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def storage(self, tensor: Tensor) -> dict[str, bool]:
-        """How a tensor is stored, as `keras.KerasTensor` is told: `{"sparse": True}`, say."""
+        """How a tensor is stored, as arguments of `keras.KerasTensor`: `{"sparse": True}`, say."""
 
     @abc.abstractmethod
-    def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
-        """The one value of numbers of rows of which some are known in the step only.
-
-        Where they differ, the step fails with an error that says so.
-        """
-
-    @abc.abstractmethod
-    def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """A scope whose operations and new variables are on a device."""
-
-    @abc.abstractmethod
-    def copy(self, tensor: Tensor, name: str) -> Tensor:
-        """A tensor of the same values on a device; it is there when this returns.
-
-        Args:
-            tensor: a dense tensor, on any device.
-            name: the canonical name of the device to copy it to.
-        """
-
-    @abc.abstractmethod
-    def build(self, function: Callable[..., Any], call: Call) -> None:
-        """Creates the variables that a call with these arguments would; computes nothing.
-
-        They are made at once, whatever scope of Keras or of the backend the caller is in.
-
-        Args:
-            function: calls the models and layers that are to be built.
-            call: its arguments; of tensors the types count.
-        """
-
-    @abc.abstractmethod
-    def make_replicas(
-        self,
-        models: Sequence[keras.Model],
-        devices: Sequence[str],
-        *,
-        wire_dtype: str | None = None,
-        synchronized: str = "none",
-    ) -> Replicas:
-        """Replicas of a template.
-
-        Args:
-            models: the model whose weights each replica uses: the template, first, and either
-                the template again or models built alike.
-            devices: where each replica runs, as `find_device` gives them.
-            wire_dtype: the type in which trainable weights and their gradients cross between
-                devices, `None` for their own.
-            synchronized: which `BatchNormalization` layers see all the replicas' rows:
-                `"none"`, `"marked"` (those with `synchronized=True`) or `"all"`.
-        """
-
     def stream_batches(self, epoch: Callable[[], Iterator[Any]], example: Any, batches: int) -> Any:
         """The backend's own stream of batches.
 
-        Args:
-            epoch: starts an epoch: an iterator over batches, tuples of arrays.
-            example: one of the batches, whose types and shapes all have, but for the rows.
-            batches: how many there are in an epoch.
+        `epoch` starts an epoch of `batches` batches, tuples of arrays that have the types and
+        shapes of `example` but for the rows.
 
         Raises:
             RuntimeError: if the backend has no streams of its own.
         """
-        raise RuntimeError(
-            "A `tf.data.Dataset` needs the Keras backend 'tensorflow'. Received: "
-            f"keras.backend.backend()={self.name!r}. Give the dataset itself to `fit`."
-        )
+
+    # Models
 
     @abc.abstractmethod
-    def place_updates(
-        self, optimizer: keras.Optimizer, model: keras.Model, *, apart: bool = False
-    ) -> None:
-        """Has an optimizer keep and update the slots of a variable on that variable's device.
-
-        Args:
-            optimizer: the optimizer.
-            model: the parallel model whose variables it updates.
-            apart: the model's replicas are trained each by itself: gradients are clipped by the
-                norm of one replica's, not by that of all.
-        """
-
-    def move_variables(
-        self, homes: Sequence[tuple[keras.Variable, str]], model: keras.Model
-    ) -> None:
-        """Moves variables to devices, with their values. Only where not `partitions`.
-
-        Args:
-            homes: pairs of a variable and the device that it is to be on.
-            model: the model that has them; what it traced before is dropped.
-        """
-        raise NotImplementedError(f"{self.name} has no variables on single devices.")
-
-    def places_kept(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
-        """A scope after which a model's variables are on the devices that they were on."""
-        return contextlib.nullcontext()
-
-    def find_shards(self, model: keras.Model, count: int) -> dict[str, int]:
-        """The weights of large layers to spread over devices. Only where `partitions`.
-
-        Args:
-            model: a built model.
-            count: how many devices there are.
-
-        Returns:
-            The axis to spread, by the weight's path.
+    def check(self, request: Request) -> None:
+        """Refuses settings of the process, and devices, with which a mode can't work.
 
         Raises:
-            ValueError: if there is none whose axes the devices divide.
-        """
-        raise NotImplementedError(f"{self.name} does not partition.")
-
-    def shard(self, model: keras.Model, axes: dict[str, int], devices: Sequence[str]) -> None:
-        """Spreads weights over devices. Only where `partitions`.
-
-        Args:
-            model: a built model.
-            axes: what `find_shards` gave.
-            devices: the devices.
-        """
-        raise NotImplementedError(f"{self.name} does not partition.")
-
-    @abc.abstractmethod
-    def count_transfers(self, model: keras.Model, batch: Any, training: bool) -> list[Transfer]:
-        """What crosses between devices in one step of a parallel model.
-
-        Compiles the step anew, and may run it: the caller gives the model its state again.
-
-        Args:
-            model: a parallel model that is built; for a training step compiled, and its
-                optimizer built.
-            batch: the inputs, the targets and the weights of the samples, `None` where absent.
-            training: a training step, or a prediction.
+            ValueError: if there are any.
         """
 
     @abc.abstractmethod
-    def step_scope(self, model: keras.Model, alone: bool) -> contextlib.AbstractContextManager[Any]:
-        """A scope around the making of Keras's step functions for a parallel model.
+    def build(self, function: Callable[..., Any], call: Call) -> None:
+        """Creates the variables that a call of a function needs, without computing anything.
 
-        Args:
-            model: the parallel model.
-            alone: its step is that of one device.
+        They exist when this returns, whatever scope of Keras or of the backend the caller is in.
         """
 
-    def is_default(self, name: str) -> bool:
-        """Whether a device is the one on which the backend computes by itself.
+    @abc.abstractmethod
+    def make_steps(self, model: TrainedModel, runner: Runner) -> Steps:
+        """The hook around Keras's loops and step functions of one parallel model."""
 
-        Args:
-            name: its canonical name.
+    @abc.abstractmethod
+    def places_kept(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+        """Restores the device of every variable of a model on exit."""
+
+    @abc.abstractmethod
+    def count_transfers(self, model: TrainedModel, batch: Any, training: bool) -> list[Transfer]:
+        """What crosses between devices in one step of a built parallel model.
+
+        Compiles the step anew and may run it; the caller restores the model's state. `batch` holds
+        inputs, targets and sample weights, `None` where absent. For `training`, the model must be
+        compiled and its optimizer built.
         """
-        return False
+
+
+class TrainedModel(Protocol):
+    """All that an engine may ask of a parallel model."""
+
+    template: keras.Model
+    name: str
+    devices: tuple[str, ...]
+    jit_compile: bool
+    optimizer: Any
+    variables: list[keras.Variable]
+    trainable_variables: list[keras.Variable]
+    """As `Steps.seen` gives them, like `non_trainable_variables`."""
+    non_trainable_variables: list[keras.Variable]
+    metrics_variables: list[keras.Variable]
+    train_function: Any
+    test_function: Any
+    predict_function: Any
+    train_step: Callable[..., Any]
+    predict_step: Callable[..., Any]
+    make_train_function: Callable[..., Any]
+    make_predict_function: Callable[..., Any]
+    train_on_batch: Callable[..., Any]
+    predict_on_batch: Callable[..., Any]
+    _parallel_steps: Any
+    """The engine's own `Steps`."""
+
+
+class Runner(abc.ABC):
+    """What the parallel models of a mode run on: one object for each model."""
+
+    @classmethod
+    @abc.abstractmethod
+    def check(cls, request: Request) -> None:
+        """Refuses templates, devices and options that this backend can't serve in this mode.
+
+        Raises:
+            ValueError: if the request can't be met.
+        """
+
+    @classmethod
+    @abc.abstractmethod
+    def adapt(cls, request: Request) -> Request:
+        """The request of a file that another backend or machine wrote, changed to fit this one.
+
+        Warns:
+            UserWarning: if the file asks for an option that this backend does not have.
+        """
+
+    @abc.abstractmethod
+    def retrace(self) -> None:
+        """Drops everything that was traced or planned: the template's layers may have changed."""
+
+
+class DataRunner(Runner):
+    """Runs slices of a batch, or a whole batch whose rows the compiler spreads.
+
+    With `sync_batch_norm` every `BatchNormalization` sees the whole batch; where the compiler
+    spreads the rows it always does. `wire_dtype` is the type in which weights and gradients cross.
+    """
+
+    @abc.abstractmethod
+    def __init__(
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        wire_dtype: str | None = None,
+        sync_batch_norm: bool = False,
+    ): ...
+
+    @abc.abstractmethod
+    def plan(self, call: Call, *, compiled: bool) -> Plan:
+        """Decides whether a call is sliced, and how the results are merged.
+
+        With `compiled`, XLA compiles each replica.
+        """
+
+    @abc.abstractmethod
+    def run(self, calls: Sequence[Call], sizes: Sequence[Any], plan: Plan) -> list[Result]:
+        """Calls the template on each slice, or on the one whole call of `plan.is_whole`.
+
+        Slices run without side effects; a whole call has them, and its result has only outputs.
+        Gradients flow back to the watched variables, summed over the replicas, and to the inputs.
+        Each replica draws different random numbers; the first draws the template's own. Results
+        arrive on the first device. `sizes` are the rows that belong to each slice: 0 for a slice
+        beyond the last row, which holds a copy of that row.
+        """
+
+    @abc.abstractmethod
+    def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Answers `stateless_call` of the parallel model, whose own method is `own`."""
+
+
+class TowerRunner(Runner):
+    """Runs several models on the same batch, each on its device.
+
+    The first model is the template. The others are the template again, or models built alike.
+    """
+
+    @abc.abstractmethod
+    def __init__(self, models: Sequence[keras.Model], devices: Sequence[str]): ...
+
+    @abc.abstractmethod
+    def run(self, call: Call, *, compiled: bool) -> list[Result]:
+        """Calls every model with the same arguments, otherwise as `DataRunner.run` calls slices."""
+
+    @abc.abstractmethod
+    def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
+        """Has an optimizer keep and update each slot on the device of its variable.
+
+        With `apart` the models are trained separately: gradients are clipped by the norm of one
+        model's gradients, not by the norm of all.
+        """
+
+
+class ModelRunner(Runner):
+    """Runs one model whose weights are on different devices.
+
+    `placement` maps layer names, or regular expressions, to device numbers; `None` lets the runner
+    choose.
+    """
+
+    @abc.abstractmethod
+    def __init__(
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        placement: Mapping[str, int] | None = None,
+    ): ...
+
+    @abc.abstractmethod
+    def lay_out(self) -> None:
+        """Decides what is where, and moves the weights of the built template there."""
+
+    @abc.abstractmethod
+    def place(self) -> None:
+        """Moves the weights back to this model's devices, if another model has moved them."""
+
+    @abc.abstractmethod
+    def run(self, call: Call, *, compiled: bool) -> Result:
+        """Calls the template across its devices; its state is assigned."""
+
+    @abc.abstractmethod
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        """Has an optimizer keep and update each slot on the device of its variable."""
+
+    @property
+    @abc.abstractmethod
+    def placement(self) -> dict[str, int]:
+        """Where the weights are: see `ModelParallel.placement`."""
+
+    @property
+    @abc.abstractmethod
+    def stages(self) -> Any:
+        """The parts of the graph, each on one device; `None` if there are none."""
+
+    @abc.abstractmethod
+    def least_bytes(self, rows: int) -> int | None:
+        """The bytes that the default placement sends in a training step; `None` if not known."""
+
+
+class Steps(abc.ABC):
+    """The hook around Keras's loops and step functions: one object for each parallel model."""
+
+    @abc.abstractmethod
+    def __init__(self, model: TrainedModel, runner: Runner): ...
+
+    @abc.abstractmethod
+    def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls Keras's `fit`, `evaluate` or `predict`."""
+
+    @abc.abstractmethod
+    def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls Keras's `train_on_batch`, `test_on_batch` or `predict_on_batch`."""
+
+    @abc.abstractmethod
+    def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
+        """Has Keras make a step function, which it keeps under `name` (`"train_function"`, ...)."""
+
+    @abc.abstractmethod
+    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """What runs in place of `train_step`, `test_step` or `predict_step`."""
+
+    @abc.abstractmethod
+    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        """The variables as a step sees them."""
+
+    @abc.abstractmethod
+    def writing(self) -> contextlib.AbstractContextManager[bool]:
+        """Scope for writing a file: yields True in the process that writes; the others wait."""

@@ -99,7 +99,7 @@ def in_fresh_thread(function: Callable[[], Any]) -> None:
 
 
 @contextlib.contextmanager
-def unchanged(model: keras.Model, attribute: str, value: Any) -> Iterator[None]:
+def unchanged(model: Any, attribute: str, value: Any) -> Iterator[None]:
     """Sets an attribute of a model and restores it afterwards."""
     before = getattr(model, attribute)
     setattr(model, attribute, value)

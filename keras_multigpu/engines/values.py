@@ -1,10 +1,9 @@
-"""What engines are given and give: tensors, calls, replicas and their results, transfers."""
+"""The values that modes and engines exchange: requests, calls, plans, results, transfers."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,38 +16,59 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
+class Request:
+    """What a user or a file asks for.
+
+    Attributes:
+        mode: the mode's name.
+        template: the model to make parallel.
+        devices: the canonical names of the devices.
+        options: the mode's options.
+    """
+
+    mode: str
+    template: keras.Model
+    devices: tuple[str, ...]
+    options: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class Result:
-    """What one replica made of its inputs.
+    """What one call of a template gave.
 
     Attributes:
         outputs: the template's outputs, in its structure, with their masks.
-        losses: the tensors given to `add_loss` in the call, in order; for replicas with weights
-            of their own also the penalties of the weights' regularizers.
-        updates: pairs of a variable that the call assigned and its value in this replica.
+        losses: the tensors given to `add_loss`, in order; for models with separate weights also
+            the penalties of the weights' regularizers.
+        updates: pairs of a variable that the call assigned and its new value.
     """
 
     outputs: Any
-    losses: list[Tensor]
-    updates: list[tuple[keras.Variable, Tensor]]
+    losses: list[Tensor] = dataclasses.field(default_factory=list)
+    updates: list[tuple[keras.Variable, Tensor]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
 class Plan:
-    """How a call of a template is computed in slices of its batch.
+    """How data mode computes a call.
 
     Attributes:
-        obstacle: why the batch can't be sliced; `None` where it can.
-        doubt: why it could not be found out whether it can; `None` where it could.
-        losses: the rule by which each loss of the replicas makes that of the batch.
-        updates: the same for the states that are assigned, by the `id` of the variable.
+        is_whole: run the call as it is, not in slices.
+        obstacle: why it can't be sliced, if it is run on one device for that reason.
+        doubt: why it is not certain that slices give the numbers of one device.
+        losses: the rule that merges each loss of the slices.
+        updates: the rule that merges each assigned state, by the `id` of the variable.
         trace: what the engine has traced for the call.
+        finish: makes the outputs of the call from the merged outputs of the slices.
     """
 
+    is_whole: bool = False
     obstacle: str | None = None
     doubt: str | None = None
     losses: Sequence[str] = ()
     updates: Mapping[int, str] = dataclasses.field(default_factory=dict)
     trace: Any = None
+    finish: Callable[[Any], Any] = lambda outputs: outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,54 +91,3 @@ class Transfer:
     tensor: str
     bytes: int | None
     copies: int = 1
-
-
-class Replicas(abc.ABC):
-    """The replicas of one template, with its weights or with weights of their own."""
-
-    @abc.abstractmethod
-    def plan(self, call: Call, *, compiled: bool) -> Plan:
-        """Finds out whether the batch of a call can be sliced, and how results are merged.
-
-        Args:
-            call: the arguments of the call, for the whole batch.
-            compiled: compile each replica with XLA.
-        """
-
-    @abc.abstractmethod
-    def run(
-        self,
-        calls: Sequence[Call],
-        sizes: Sequence[Any],
-        *,
-        compiled: bool,
-        plan: Plan | None = None,
-    ) -> list[Result]:
-        """Calls every replica on its own inputs, without side effects.
-
-        Gradients flow back to the variables that are watched, summed over the replicas that
-        share one, and to the inputs. Every replica draws its own random numbers; the first one
-        draws those of the template itself. The results are gathered on the first device.
-
-        Args:
-            calls: the arguments of each replica.
-            sizes: the rows of the batch that are each replica's own; 0 for one beyond the last.
-            compiled: compile each replica with XLA.
-            plan: what `plan` gave for slices of one batch; `None` where each replica has a
-                whole one.
-        """
-
-    @abc.abstractmethod
-    def finish(self, outputs: Any, plan: Plan) -> Any:
-        """The outputs of the whole batch, of merged ones.
-
-        Losses of classes look for the operation that ended an output, which merging hides.
-
-        Args:
-            outputs: in the structure of each replica's `Result.outputs`.
-            plan: of their call.
-        """
-
-    @abc.abstractmethod
-    def retrace(self) -> None:
-        """Drops what was found out: the template's layers may have changed."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.models.costs import variables_bytes
+from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.models.one_model import calling, computing
 from keras_multigpu.models.saving import SavedModel
 
@@ -33,9 +33,8 @@ class ParallelModel(SavedModel):
     """
 
     mode: str
-    _parallel_spreads_weights = False  # over the devices; else it spreads the rows, or replicas
-    _parallel_is_left_to_keras = False  # on one device, the one where Keras computes by itself
-    _parallel_replicas: engines.Replicas | None = None
+    _parallel_names: tuple[str, ...] = ()  # the mode's public attributes beside those of all modes
+    _parallel_runner: Any
 
     def __init__(self, template: keras.Model, devices: Sequence[str], options: dict[str, Any]):
         super().__init__(template)
@@ -47,11 +46,19 @@ class ParallelModel(SavedModel):
         """The names of the devices in use."""
         return self._parallel_devices
 
+    def _parallel_run_on(self, runner: engines.Runner) -> None:
+        """Gives the model what it runs on: called once, when the mode's parts are made."""
+        self._parallel_runner = runner
+        self._parallel_steps = engines.current().make_steps(self, runner)
+
     @classmethod
-    def _parallel_check(
-        cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]
-    ) -> None:
-        """Refuses, with a clear error, what the mode can't do: implemented by each mode."""
+    def _parallel_runner_class(cls) -> type[engines.Runner]:
+        """The backend's runner for this mode: implemented by each mode."""
+        raise NotImplementedError
+
+    @classmethod
+    def _parallel_check(cls, options: Mapping[str, Any]) -> None:
+        """Refuses values that the mode's options can't have: implemented by each mode."""
         raise NotImplementedError
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -59,10 +66,7 @@ class ParallelModel(SavedModel):
         raise NotImplementedError
 
     def _parallel_place(self) -> None:
-        """Puts the weights where this model has them: in modes that move the template's.
-
-        Another parallel model of the same template may have moved them since.
-        """
+        """Moves the weights back to this model's devices (modes that place weights only)."""
 
     def _parallel_keeps_outputs(self) -> bool:
         """Whether what the template was compiled with suits the parallel model's outputs."""
@@ -116,26 +120,67 @@ class ParallelModel(SavedModel):
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function of a training step, as Keras does."""
-        return self._parallel_make_step(super().make_train_function, self.train_function, force)
+        return self._parallel_make_step("train_function", super().make_train_function, force)
 
     def make_test_function(self, force: bool = False) -> Any:
         """Makes the function of an evaluation step, as Keras does."""
-        return self._parallel_make_step(super().make_test_function, self.test_function, force)
+        return self._parallel_make_step("test_function", super().make_test_function, force)
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Makes the function of a prediction step, as Keras does."""
-        return self._parallel_make_step(super().make_predict_function, self.predict_function, force)
+        return self._parallel_make_step("predict_function", super().make_predict_function, force)
 
-    def _parallel_make_step(self, make: Any, made: Any, force: bool) -> Any:
-        if made is None or force:
+    def _parallel_make_step(self, name: str, make: Any, force: bool) -> Any:
+        if getattr(self, name) is None or force:
             self._parallel_retrace()
-        with engines.current().step_scope(self, self._parallel_is_left_to_keras):
-            return make(force)
+        return self._parallel_steps.make(name, make, force)
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains the model, as Keras does."""
+        return self._parallel_steps.run_loop(super().fit, args, kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates the model, as Keras does."""
+        return self._parallel_steps.run_loop(super().evaluate, args, kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predicts, as Keras does."""
+        return self._parallel_steps.run_loop(super().predict, args, kwargs)
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains on one batch, as Keras does."""
+        return self._parallel_steps.run_batch(super().train_on_batch, args, kwargs)
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates on one batch, as Keras does."""
+        return self._parallel_steps.run_batch(super().test_on_batch, args, kwargs)
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Predicts one batch, as Keras does."""
+        return self._parallel_steps.run_batch(super().predict_on_batch, args, kwargs)
+
+    @property
+    def trainable_variables(self) -> list[keras.Variable]:
+        """The variables that are trained, as a step sees them."""
+        return self._parallel_seen(super().trainable_variables)
+
+    @property
+    def trainable_weights(self) -> list[keras.Variable]:
+        """The weights that are trained, as a step sees them."""
+        return self._parallel_seen(super().trainable_weights)
+
+    @property
+    def non_trainable_variables(self) -> list[keras.Variable]:
+        """The variables that are not trained, as a step sees them."""
+        return self._parallel_seen(super().non_trainable_variables)
+
+    def _parallel_seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        steps = self._parallel_steps  # there is none while the model is being made
+        return variables if steps is None else steps.seen(variables)
 
     def _parallel_retrace(self) -> None:
         """Has the replicas traced anew: the template may have changed."""
-        if self._parallel_replicas is not None:
-            self._parallel_replicas.retrace()
+        self._parallel_runner.retrace()
 
     def _parallel_check_change(self, method: str) -> None:
         """Refuses a change of the template's layers where the mode can't follow it."""

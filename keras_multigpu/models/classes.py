@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 
-from keras_multigpu import engines
 from keras_multigpu.models.one_model import (
     PER_COMPILED,
     PER_LAYER,
@@ -19,7 +18,8 @@ from keras_multigpu.models.one_model import (
 )
 
 # What Keras calls for a step; there the template has the optimizer of its parallel model.
-_STEPS = ("train_step", "test_step", "predict_step", "stateless_call")
+_KERAS_STEPS = ("train_step", "test_step", "predict_step")
+_STEPS = (*_KERAS_STEPS, "stateless_call")
 # What a mode may define, and an attribute of the template does not take the place of.
 _MODES_OWN = ("call", "compute_loss", "get_config", *_STEPS)
 
@@ -32,7 +32,7 @@ def parallel_class(mode: Any, template_class: Any) -> Any:
         mode: the mode's class.
         template_class: the template's class.
     """
-    bases = (mode, *engines.current().mixins, template_class)
+    bases = (mode, template_class)
 
     @functools.wraps(template_class.call)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,6 +100,8 @@ def _method(name: str, function: Any, of_class: Any) -> property:
         bound = types.MethodType(function, self) if function else self._parallel_inherited(name)
         if name not in _STEPS:
             return bound
+        if name in _KERAS_STEPS:
+            bound = self._parallel_steps.around(bound)
 
         @functools.wraps(bound)
         def step(*args: Any, **kwargs: Any) -> Any:

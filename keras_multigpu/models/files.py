@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.models.costs import variables_bytes
+from keras_multigpu.graphs.costs import variables_bytes
 
 # HDF5 has groups and headers for each variable.
 _BYTES_PER_VARIABLE = 4096

@@ -20,6 +20,7 @@ class SavedModel(OneModel):
 
     _parallel_devices: tuple[str, ...]
     _parallel_options: dict[str, Any]
+    _parallel_steps: Any = None  # the engine's `Steps`, once the model is made
     _parallel_on_fewer_devices = "It computes the same on them."
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -28,7 +29,7 @@ class SavedModel(OneModel):
         Raises:
             OSError: if the file can't be written; one that was there before is as it was.
         """
-        with engines.current().writing(self) as is_mine:
+        with self._parallel_steps.writing() as is_mine:
             if not is_mine:
                 return
             if args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True):
@@ -46,7 +47,7 @@ class SavedModel(OneModel):
         """
         if str(filepath).endswith((".h5", ".hdf5")):
             raise _legacy_error(f"filepath={filepath}")
-        with engines.current().writing(self) as is_mine:
+        with self._parallel_steps.writing() as is_mine:
             if not is_mine:
                 return
             if args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True):
@@ -89,8 +90,9 @@ class SavedModel(OneModel):
         wanted = options.pop("num_devices")
         mode = cls._parallel_mode_class()
         there = choose_devices(None, None)[:wanted]
-        devices = mode._parallel_fitting(template, there)
-        options = mode._parallel_options_here(options, len(devices))
+        request = engines.Request(mode.mode, template, there, options)
+        request = mode._parallel_adapt(mode._parallel_runner_class().adapt(request))
+        devices = request.devices
         if len(there) < wanted:
             used = f", of which {len(devices)} can be used" if len(devices) < len(there) else ""
             warnings.warn(
@@ -99,17 +101,12 @@ class SavedModel(OneModel):
                 f"{cls._parallel_on_fewer_devices}",
                 stacklevel=2,
             )
-        return build_parallel(mode, template, devices, options)
+        return build_parallel(mode, request)
 
     @classmethod
-    def _parallel_fitting(cls, template: keras.Model, devices: tuple[str, ...]) -> tuple[str, ...]:
-        """The devices that are used of those there are where a file is loaded."""
-        return devices
-
-    @classmethod
-    def _parallel_options_here(cls, options: dict[str, Any], count: int) -> dict[str, Any]:
-        """The options of a file, as far as this backend and so many devices have them."""
-        return options
+    def _parallel_adapt(cls, request: engines.Request) -> engines.Request:
+        """The request of a file, changed to fit the number of devices."""
+        return request
 
     @classmethod
     def _parallel_mode_class(cls) -> Any:

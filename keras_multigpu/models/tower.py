@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,17 +10,14 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_choice, positive_integer
 from keras_multigpu.engines.shared import SEED
+from keras_multigpu.graphs.costs import row_bytes
+from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
 from keras_multigpu.layers.replicas import are_alike, hand_on_logits
-from keras_multigpu.models import checks
 from keras_multigpu.models.apart import check_loss_scale, mean_of_apart
 from keras_multigpu.models.cloning import clone, follow
-from keras_multigpu.models.costs import row_bytes
-from keras_multigpu.models.graph import fresh_input, symbolic_ends
 from keras_multigpu.models.mixed import MixedModel, Now, features_of
 from keras_multigpu.models.one_model import lent
-
-_METHODS = ("predict_replicas", "disagreement")
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
@@ -44,6 +41,7 @@ class TowerParallel(MixedModel):
     """
 
     mode = "tower"
+    _parallel_names = ("replicas", "clones", "mix", "predict_replicas", "disagreement")
     _parallel_hidden = MixedModel._parallel_hidden | {"replicas"}
     _parallel_on_fewer_devices = "It computes the same, with several replicas on a device."
 
@@ -68,20 +66,15 @@ class TowerParallel(MixedModel):
             ]
         self._parallel_homes = tuple(homes)
         self._parallel_now = Now()
-        self._parallel_replicas = engines.current().make_replicas(self.replicas, homes)
+        self._parallel_run_on(engines.current().tower_runner(self.replicas, homes))
         self.mix = mix
 
     @classmethod
-    def _parallel_check(
-        cls, template: keras.Model, devices: Sequence[str], options: dict[str, Any]
-    ) -> None:
-        """Refuses what tower mode can't do.
+    def _parallel_runner_class(cls) -> type[engines.Runner]:
+        return engines.current().tower_runner
 
-        Raises:
-            ValueError: if an option is not one of those that are known.
-        """
-        engines.current().check_process()
-        checks.check_names(template, ("replicas", "clones", "mix", *_METHODS))
+    @classmethod
+    def _parallel_check(cls, options: Mapping[str, Any]) -> None:
         check_choice("replicas", options.get("replicas", "shared"), "shared", "independent")
         check_choice("loss_of", options.get("loss_of", "mix"), "mix", "replicas")
         if options.get("num_replicas") is not None:
@@ -89,7 +82,6 @@ class TowerParallel(MixedModel):
                 "num_replicas", options["num_replicas"], expected=", or None for one per device"
             )
         get_mix(options.get("mix", "mean"))
-        checks.warn_of_direct_calls(template)
 
     def _parallel_least_bytes(self, rows: int) -> int | None:
         """As in all modes: of independent replicas only outputs and their gradients cross."""
@@ -150,10 +142,7 @@ class TowerParallel(MixedModel):
         if self._parallel_now.unmixed:
             kwargs = {**kwargs, "training": True}
         count = len(self._parallel_homes)
-        assert self._parallel_replicas is not None
-        results = self._parallel_replicas.run(
-            [(args, kwargs)] * count, [1] * count, compiled=self.jit_compile
-        )
+        results = self._parallel_runner.run((args, kwargs), compiled=self.jit_compile)
         self._parallel_assign_updates(results)
         for losses in zip(*(result.losses for result in results)):
             # Not `self.add_loss`: a functional model has it for symbolic losses only.
@@ -213,7 +202,7 @@ class TowerParallel(MixedModel):
         super().__setattr__(name, value)
         # Not in `compile`: Keras compiles a loaded model only if that is its own.
         if name == "optimizer" and value is not None and self._parallel_clones:
-            engines.current().place_updates(value, self, apart=self._parallel_trained_apart)
+            self._parallel_runner.place_updates(value, apart=self._parallel_trained_apart)
             if self._parallel_trained_apart:
                 check_loss_scale(value)
 

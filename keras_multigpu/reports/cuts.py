@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.models.costs import row_bytes, variables_bytes
-from keras_multigpu.models.crossings import find_crossings, find_share
-from keras_multigpu.models.graph import Graph, LayerCall, is_graph, read_graph
-from keras_multigpu.models.placement import (
+from keras_multigpu.graphs.costs import row_bytes, variables_bytes
+from keras_multigpu.graphs.crossings import find_crossings, find_share
+from keras_multigpu.graphs.graph import Graph, LayerCall, is_graph, read_graph
+from keras_multigpu.graphs.placement import (
     check_placement,
     choose_placement,
     place_by_names,

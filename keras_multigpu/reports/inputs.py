@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu.graphs.graph import Graph, LayerCall, is_graph, read_graph
 from keras_multigpu.layers import MultiHotDense
-from keras_multigpu.models.graph import Graph, LayerCall, is_graph, read_graph
 
 # Layers and operations that take indices, and the attribute that says how many there are.
 _INDEX_TAKERS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.models.costs import row_bytes, variables_bytes
+from keras_multigpu.graphs.costs import row_bytes, variables_bytes
 from keras_multigpu.reports.workload import Sizes
 
 

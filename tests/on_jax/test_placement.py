@@ -11,7 +11,6 @@ from keras import layers
 from parity import difference, variables
 
 from keras_multigpu import make_parallel
-from keras_multigpu.engines.jax.placement import placement
 
 
 class Watched(keras.Model):
@@ -78,7 +77,7 @@ def _compiled_step(parallel, x, y):
         text.append(jax.jit(parallel.train_step).lower(state, data).compile().as_text())
         return {}, state
 
-    parallel._parallel_placed(watch, placement(parallel.devices))(state, iter([(x, y)]))
+    parallel._parallel_steps.placed(watch)(state, iter([(x, y)]))
     return text[0]
 
 

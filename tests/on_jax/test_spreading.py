@@ -131,7 +131,7 @@ def _flops_and_collectives(model, x, y, is_parallel):
         state = tuple([variable.value for variable in one] for one in lists)
         batch = (x, y) if is_training else (x,)
         if is_parallel:
-            place = model._parallel_placement()
+            place = model._parallel_steps.where
             state, batch = place.put_state(state), place.put_batch(batch)
         step = model.train_step if is_training else model.predict_step
         compiled = jax.jit(step).lower(state, batch).compile()

@@ -9,7 +9,7 @@ from keras import layers, ops
 from parity import difference, take, variables
 
 from keras_multigpu import make_parallel, reports
-from keras_multigpu.models.graph import is_graph, read_graph
+from keras_multigpu.graphs.graph import is_graph, read_graph
 
 
 def _device(variable):

@@ -7,7 +7,7 @@ from keras import layers, ops
 from parity import difference, variables
 
 from keras_multigpu import make_parallel
-from keras_multigpu.models.graph import read_graph
+from keras_multigpu.graphs.graph import read_graph
 
 
 @pytest.fixture(autouse=True)

@@ -11,18 +11,16 @@ import jax
 import keras
 from jax.experimental.sparse import JAXSparse
 
-from keras_multigpu.engines.attributes import get_mask, set_mask
-from keras_multigpu.engines.base import Engine
-from keras_multigpu.engines.jax import devices, rows, shards, tensors
-from keras_multigpu.engines.jax.cluster import joint, meeting, processes
-from keras_multigpu.engines.jax.placement import placement
-from keras_multigpu.engines.jax.replicas import JaxReplicas
-from keras_multigpu.engines.jax.slots import prepare
-from keras_multigpu.engines.jax.steps import PlacedSteps, check_no_distribution
-from keras_multigpu.engines.jax.transfers import compile_step, count_collectives, count_inputs
+from keras_multigpu.engines.base import Engine, Runner, TrainedModel
+from keras_multigpu.engines.jax import devices, rows, tensors
+from keras_multigpu.engines.jax.cluster import joint, processes
+from keras_multigpu.engines.jax.replicas import CommitteeRunner
+from keras_multigpu.engines.jax.runners import JaxRunner, RowsRunner, ShardsRunner
+from keras_multigpu.engines.jax.steps import JaxSteps, check_no_distribution
+from keras_multigpu.engines.jax.transfers import count_collectives, count_inputs
 from keras_multigpu.engines.remote import Address, Remote
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
-from keras_multigpu.engines.values import Call, Tensor, Transfer
+from keras_multigpu.engines.values import Call, Request, Tensor, Transfer
 
 _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")
 # Older trainers pin the state of a step to the devices that the variables were made on.
@@ -39,8 +37,10 @@ class JaxEngine(Engine):
     name = "jax"
     title = "JAX"
     partitions = True
-    mixins = (PlacedSteps,)
     remote = Remote("jax")
+    data_runner = RowsRunner
+    tower_runner = CommitteeRunner
+    model_runner = ShardsRunner
 
     def __init__(self) -> None:
         version = tuple(int(part) for part in keras.__version__.split(".")[:2])
@@ -85,14 +85,9 @@ class JaxEngine(Engine):
         owner = devices.find(name).process_index
         return "" if owner == group.number else group.names[owner]
 
-    def check_process(self) -> None:
+    def check(self, request: Request) -> None:
+        joint.check_devices(request.devices, request.mode)
         check_no_distribution()
-
-    def writing(self, model: keras.Model) -> contextlib.AbstractContextManager[bool]:
-        return meeting.writing(model)
-
-    def check_devices(self, names: Sequence[str], mode: str) -> None:
-        joint.check_devices(names, mode)
 
     def take_rows(self, tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
         return tensors.take_rows(tensor, start, size)
@@ -104,7 +99,13 @@ class JaxEngine(Engine):
         return {"sparse": True} if isinstance(tensor, JAXSparse) else {}
 
     def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
-        raise NotImplementedError("Rows are known whenever JAX traces or runs.")
+        first, *others = counts
+        if any(count != first for count in others):
+            raise ValueError(
+                "All tensors must have the same number of rows, the length of their first axis. "
+                f"Received: tensors of {', '.join(map(str, counts))} rows."
+            )
+        return first
 
     def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
         return jax.default_device(devices.find(name))
@@ -113,12 +114,6 @@ class JaxEngine(Engine):
         # Not an alias, which JAX may give between devices that share their memory.
         copied = jax.device_put(tensor, devices.find(name), may_alias=False)
         return copied.block_until_ready()
-
-    @contextlib.contextmanager
-    def shard_rows(self, parts: Sequence[Tensor], names: Sequence[str]) -> Iterator[list[Tensor]]:
-        place = placement(tuple(names))
-        with place.as_current():
-            yield [set_mask(place.constrain(part), get_mask(part)) for part in parts]
 
     def sum_rows(
         self,
@@ -129,6 +124,12 @@ class JaxEngine(Engine):
         sparse_gradient: bool = False,
     ) -> Tensor:
         return rows.sum_rows(table, indices, weights)
+
+    def stream_batches(self, epoch: Callable[[], Iterator[Any]], example: Any, batches: int) -> Any:
+        raise RuntimeError(
+            "A `tf.data.Dataset` needs the Keras backend 'tensorflow'. Received: "
+            f"keras.backend.backend()={self.name!r}. Give the dataset itself to `fit`."
+        )
 
     def build(self, function: Callable[..., Any], call: Call) -> None:
         arrays, restore = split_tensors(call)
@@ -144,30 +145,13 @@ class JaxEngine(Engine):
 
         in_fresh_thread(build)
 
-    def make_replicas(
-        self,
-        models: Sequence[keras.Model],
-        devices: Sequence[str],
-        *,
-        wire_dtype: str | None = None,
-        synchronized: str = "none",
-    ) -> JaxReplicas:
-        return JaxReplicas(models, devices)
+    def make_steps(self, model: TrainedModel, runner: Runner) -> JaxSteps:
+        assert isinstance(runner, JaxRunner)
+        return JaxSteps(model, runner)
 
-    def place_updates(
-        self, optimizer: keras.Optimizer, model: keras.Model, *, apart: bool = False
-    ) -> None:
-        prepare(optimizer, are_stacked=not model._parallel_spreads_weights, apart=apart)
+    def places_kept(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()  # after each loop the weights are back on one device
 
-    def find_shards(self, model: keras.Model, count: int) -> dict[str, int]:
-        return shards.find_shards(model, count)
-
-    def shard(self, model: keras.Model, axes: dict[str, int], devices: Sequence[str]) -> None:
-        shards.shard(model, axes, devices)
-
-    def count_transfers(self, model: keras.Model, batch: Any, training: bool) -> list[Transfer]:
-        text, parts = compile_step(model, batch, training)
+    def count_transfers(self, model: TrainedModel, batch: Any, training: bool) -> list[Transfer]:
+        text, parts = model._parallel_steps.compile_step(batch, training)
         return count_inputs(parts) + count_collectives(text, model.devices)
-
-    def step_scope(self, model: keras.Model, alone: bool) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()

@@ -28,9 +28,9 @@ def current() -> Placement | None:
 
 
 @functools.cache
-def placement(names: tuple[str, ...], spread: bool = True) -> Placement:
+def placement_on(names: tuple[str, ...], spread_rows: bool = True) -> Placement:
     """The placement on the devices of these names."""
-    return Placement(names, spread)
+    return Placement(names, spread_rows)
 
 
 class Placement:

@@ -1,4 +1,4 @@
-"""Replicas on JAX: each device runs its own, on the whole batch, in one step on all devices."""
+"""Tower mode on JAX: each device runs its replicas on the whole batch, in one step for all."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import keras
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from keras_multigpu.engines import templates
 from keras_multigpu.engines.attributes import get_mask, set_mask
-from keras_multigpu.engines.jax.placement import placement
+from keras_multigpu.engines.base import TowerRunner
+from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.slots import prepare
 from keras_multigpu.engines.jax.stacked import StackedVariable, stack_all
 from keras_multigpu.engines.shared import (
     SEED,
@@ -21,11 +24,11 @@ from keras_multigpu.engines.shared import (
     split_tensors,
     state_of_none,
 )
-from keras_multigpu.engines.values import Call, Plan, Replicas, Result, Tensor
+from keras_multigpu.engines.values import Call, Request, Result, Tensor
 
 
-class JaxReplicas(Replicas):
-    """Replicas of the same inputs; slices of a batch are the compiler's affair.
+class CommitteeRunner(TowerRunner):
+    """Runs replicas of the template in one `jax.shard_map`, with their weights stacked.
 
     As many devices are used as divide the number of replicas: JAX has no uneven shards.
 
@@ -40,24 +43,31 @@ class JaxReplicas(Replicas):
         names = tuple(dict.fromkeys(devices))
         counts = range(1, len(names) + 1)
         used = max(count for count in counts if not len(self.models) % count)
-        self.placement = placement(names[:used], spread=False)
+        self.where = placement_on(names[:used], spread_rows=False)
         self._has_own_weights = any(model is not self.template for model in self.models)
         self._stacks: dict[int, StackedVariable] = {}
 
+    @classmethod
+    def check(cls, request: Request) -> None:
+        templates.warn_of_direct_calls(request.template)
+
+    @classmethod
+    def adapt(cls, request: Request) -> Request:
+        return request
+
     def retrace(self) -> None:
-        pass  # JAX traces the step function anew whenever Keras makes one
+        """JAX traces anew whenever Keras makes a step function."""
 
-    def plan(self, call: Call, *, compiled: bool) -> Plan:
-        raise NotImplementedError("The rows of a batch are never sliced.")
+    def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
+        prepare(optimizer, are_stacked=True, apart=apart)
 
-    def finish(self, outputs: Any, plan: Plan) -> Any:
-        return outputs
+    def spread(self, optimizer: Any) -> None:
+        """Parts of stacked weights are always on their devices."""
 
-    def parts(self) -> set[int]:
-        """The `id`s of the variables that are the replicas' own, on their devices."""
+    def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
         return {id(part) for stack in self._stacks.values() for part in stack.parts}
 
-    def stacked(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         """The variables as a step sees them: stacked where each replica has its own."""
         if not self._has_own_weights or not all(model.built for model in self.models):
             return list(variables)
@@ -71,27 +81,20 @@ class JaxReplicas(Replicas):
         check_alike(states)
         if self._stacks.keys() != {id(variable) for variable in states[0]}:
             # Values can't be given to a variable within Keras's scopes.
-            in_fresh_thread(lambda: self._stacks.update(stack_all(states, self.placement.sharded)))
+            in_fresh_thread(lambda: self._stacks.update(stack_all(states, self.where.sharded)))
         for key, stack in self._stacks.items():
             assert key == id(stack.parts[0])
             stack.trainable = stack.parts[0].trainable
 
-    def run(
-        self,
-        calls: Sequence[Call],
-        sizes: Sequence[Any],
-        *,
-        compiled: bool,
-        plan: Plan | None = None,
-    ) -> list[Result]:
+    def run(self, call: Call, *, compiled: bool) -> list[Result]:
         own, shared = self._values()
-        masked = (calls[0], [get_mask(part) for part in keras.tree.flatten(calls[0])])
+        masked = (call, [get_mask(part) for part in keras.tree.flatten(call)])
         inputs, restore = split_tensors(masked)
         made: list[tuple[Any, list[keras.Variable]]] = []
 
         def on_each_device(own_values: Any, shared_values: Any, inputs: Any) -> Any:
             rows = []
-            for number in range(len(self.models) // self.placement.count):
+            for number in range(len(self.models) // self.where.count):
                 values = [*(value[number] for value in own_values), *shared_values]
                 variables = [variable for variable, _ in (*own, *shared)]
                 row, *rest = self._call(list(zip(variables, values)), restore(inputs))
@@ -101,9 +104,9 @@ class JaxReplicas(Replicas):
 
         results, updates = jax.shard_map(
             on_each_device,
-            mesh=self.placement.mesh,
-            in_specs=(self.placement.sharded.spec, PartitionSpec(), PartitionSpec()),
-            out_specs=self.placement.sharded.spec,
+            mesh=self.where.mesh,
+            in_specs=(self.where.sharded.spec, PartitionSpec(), PartitionSpec()),
+            out_specs=self.where.sharded.spec,
             check_vma=False,  # loops in a model begin with constants, equal on all devices
         )(*self._place([value for _, value in own], [value for _, value in shared], inputs))
         ((rebuild, assigned),) = made
@@ -146,7 +149,7 @@ class JaxReplicas(Replicas):
                 value if _is_traced(value) else jax.device_put(value, sharding) for value in values
             ]
 
-        place = self.placement
+        place = self.where
         return put(own, place.sharded), put(shared, place.replicated), put(inputs, place.replicated)
 
     def _call(self, state: list[Any], masked: Any) -> Any:

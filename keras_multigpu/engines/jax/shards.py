@@ -13,7 +13,7 @@ import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.jax.placement import placement
+from keras_multigpu.engines.jax.placement import placement_on
 
 # A weight with a smaller share of the model than this is copied to every device.
 _LEAST_SHARE = 0.01
@@ -72,7 +72,7 @@ def shard(model: keras.Model, axes: dict[str, int], names: Sequence[str]) -> Non
         axes: the axis to spread, as `find_shards` gives them.
         names: the devices' names.
     """
-    mesh = placement(tuple(names)).mesh
+    mesh = placement_on(tuple(names)).mesh
     weights = _names(model)
     for variable in model.variables:
         axis = axes.get(weights[id(variable)])

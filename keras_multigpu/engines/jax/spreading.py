@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import keras
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
@@ -63,25 +62,6 @@ def spread(step: Callable[[Any, Any], Any], place: Placement) -> Callable[[Any, 
         return structure[0].unflatten(core.jaxpr_as_fun(spread_out)(*leaves))
 
     return spread_step
-
-
-class SpreadSteps(keras.Model):
-    """Keras's step functions, spread."""
-
-    def _parallel_placement(self) -> Placement:
-        raise NotImplementedError
-
-    def train_step(self, state: Any, data: Any) -> Any:
-        """A training step, as Keras or the template's class has it."""
-        return spread(super().train_step, self._parallel_placement())(state, data)
-
-    def test_step(self, state: Any, data: Any) -> Any:
-        """An evaluation step, as Keras or the template's class has it."""
-        return spread(super().test_step, self._parallel_placement())(state, data)
-
-    def predict_step(self, state: Any, data: Any) -> Any:
-        """A prediction step, as Keras or the template's class has it."""
-        return spread(super().predict_step, self._parallel_placement())(state, data)
 
 
 class _Spreader:

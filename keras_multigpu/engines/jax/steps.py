@@ -2,118 +2,147 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import keras
 
+from keras_multigpu.engines.base import Runner, Steps, TrainedModel
 from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
-from keras_multigpu.engines.jax.cluster.meeting import meet, part, write_once
-from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement
-from keras_multigpu.engines.jax.replicas import JaxReplicas
-from keras_multigpu.engines.jax.shards import is_spread, shard
-from keras_multigpu.engines.jax.slots import spread_slots
-from keras_multigpu.engines.jax.spreading import SpreadSteps
+from keras_multigpu.engines.jax.cluster.meeting import meet, part, write_once, writing
+from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement_on
+from keras_multigpu.engines.jax.runners import JaxRunner
+from keras_multigpu.engines.jax.spreading import spread
 from keras_multigpu.engines.jax.stacked import StackedVariable
 
 
-class PlacedSteps(SpreadSteps):
-    """What the class of a parallel model adds to Keras's trainer on JAX.
+class JaxSteps(Steps):
+    """Gives Keras's step functions their state and batches on the devices.
 
-    The step functions of Keras's loops are given their batches with each device's rows on that
-    device, and the state with a copy on every device; from there the compiler does the rest.
-    When a loop is over, the weights are again where one device would have them, so that the
-    template can be used by itself, or in a parallel model on other devices.
+    Each batch has each device's rows on that device, and the state has a copy on every device;
+    from there the compiler does the rest. After a loop the weights are where one device would
+    have them, so that the template can be used alone, or in a parallel model on other devices.
+
+    Attributes:
+        is_running: whether a loop is running.
+        has_met: whether the processes have met since the latest loop or error.
     """
 
-    devices: tuple[str, ...]
-    _parallel_spreads_weights: bool
-    _parallel_axes: tuple[tuple[str, int], ...]
-    variables: list[keras.Variable]
-    template: keras.Model
-    _parallel_is_running = False
-    _parallel_latest_state: Any = ()
-    _parallel_has_met = False  # with other processes, since the latest loop or error
-    _parallel_replicas: JaxReplicas | None
-
-    def make_train_function(self, force: bool = False) -> Any:
-        """Makes the function of a training step, as Keras does."""
-        return self._parallel_make_placed("train_function", super().make_train_function, force)
-
-    def make_test_function(self, force: bool = False) -> Any:
-        """Makes the function of an evaluation step, as Keras does."""
-        return self._parallel_make_placed("test_function", super().make_test_function, force)
-
-    def make_predict_function(self, force: bool = False) -> Any:
-        """Makes the function of a prediction step, as Keras does."""
-        return self._parallel_make_placed("predict_function", super().make_predict_function, force)
-
-    def _parallel_placement(self) -> Placement:
-        if self._parallel_replicas is not None:
-            return self._parallel_replicas.placement
-        return placement(self.devices, spread=not self._parallel_spreads_weights)
+    def __init__(self, model: TrainedModel, runner: Runner):
+        assert isinstance(runner, JaxRunner)
+        self.model = model
+        self.is_running = False
+        self.has_met = False
+        self._runner: JaxRunner = runner
+        self._latest_state: Any = ()
 
     @property
-    def trainable_variables(self) -> list[keras.Variable]:
-        """The variables that are trained, as the step sees them."""
-        return self._parallel_as_in_step(super().trainable_variables)
+    def where(self) -> Placement:
+        """Where the batch and the state are during a step."""
+        return self._runner.where
 
-    @property
-    def non_trainable_variables(self) -> list[keras.Variable]:
-        """The variables that are not trained, as the step sees them."""
-        return self._parallel_as_in_step(super().non_trainable_variables)
-
-    @property
-    def trainable_weights(self) -> list[keras.Variable]:
-        """The weights that are trained, as the step sees them."""
-        return self._parallel_as_in_step(super().trainable_weights)
-
-    def _parallel_as_in_step(self, variables: list[keras.Variable]) -> list[keras.Variable]:
-        return (
-            variables
-            if self._parallel_replicas is None
-            else self._parallel_replicas.stacked(variables)
-        )
-
-    def _parallel_make_placed(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
+    def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         check_no_distribution()
-        before = getattr(self, name)
+        before = getattr(self.model, name)
         made = make(force)
-        function = getattr(self, name)
+        function = getattr(self.model, name)
         if function is not before:
-            setattr(self, name, self._parallel_placed(function, self._parallel_placement()))
+            setattr(self.model, name, self.placed(function))
         return made
 
-    def _parallel_placed(
-        self, function: Callable[..., Any], place: Placement
-    ) -> Callable[..., Any]:
+    def placed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A step function of Keras's that is given its state and batches on the devices."""
-        undivided = Undivided()
+        undivided, where = Undivided(), self.where
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
-            batches = PlacedBatches(iterator, place, undivided)
-            self._parallel_latest_state = state
-            with place.together():
-                outputs, state = function(place.put_state(state), batches)
-                outputs = place.outputs(outputs)
-                place.finish((outputs, state))
-            self._parallel_latest_state = state
+            batches = PlacedBatches(iterator, where, undivided)
+            self._latest_state = state
+            with where.together():
+                outputs, state = function(where.put_state(state), batches)
+                outputs = where.outputs(outputs)
+                where.finish((outputs, state))
+            self._latest_state = state
             return outputs, state
 
         return step
 
-    def _parallel_restore(self) -> None:
+    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        return spread(step, self.where)
+
+    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        return self._runner.seen(variables)
+
+    def writing(self) -> contextlib.AbstractContextManager[bool]:
+        return writing(self)
+
+    def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._runner.spread(self._optimizer)
+        try:
+            if not self.has_met:
+                meet(self, "a step on one batch")
+            result = step(*args, **kwargs)
+        except BaseException as error:
+            self._restore()
+            part(self, error)
+            raise
+        self.has_met, self._latest_state = True, ()
+        if self._is_tied_elsewhere():
+            self._bring_home()
+        return result
+
+    def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.is_running:
+            return loop(*args, **kwargs)  # the evaluation of a `fit`, say
+        self.is_running, self.has_met = True, False
+        try:
+            self._runner.spread(self._optimizer)
+            meet(self, loop.__name__)
+            args, kwargs = write_once(self, loop, args, kwargs)
+            result = loop(*args, **kwargs)
+            part(self)
+            return result
+        except BaseException as error:
+            self._restore()
+            part(self, error)
+            raise
+        finally:
+            self.is_running, self._latest_state = False, ()
+            self._bring_home()
+
+    def compile_step(self, batch: Any, training: bool) -> tuple[str, list[tuple[Any, Any]]]:
+        """The compiled program of a step, as text, and the batch's arrays with their shardings.
+
+        `batch` holds inputs, targets and sample weights; without `training` it is a prediction.
+        """
+        model = self.model
+        self._runner.spread(self._optimizer)
+        lists = [model.trainable_variables, model.non_trainable_variables]
+        if training:
+            lists += [model.optimizer.variables, model.metrics_variables]
+        state = self.where.put_state(tuple([one.value for one in group] for group in lists))
+        data = self.where.put_batch(batch if training else batch[:1])
+        step = model.train_step if training else model.predict_step
+        text = jax.jit(step).lower(state, data).compile().as_text()
+        return text, [(array, array.sharding) for array in jax.tree.leaves(data)]
+
+    @property
+    def _optimizer(self) -> Any:
+        return getattr(self.model, "optimizer", None)
+
+    def _restore(self) -> None:
         """Gives the variables the latest state again, after an error or an interruption.
 
         Keras takes the state out of them for the time of the steps, so that it would be lost.
         """
-        state, self._parallel_latest_state = self._parallel_latest_state, ()
-        lists = [self.trainable_variables, self.non_trainable_variables]
+        model, state = self.model, self._latest_state
+        self._latest_state = ()
+        lists = [model.trainable_variables, model.non_trainable_variables]
         if len(state) == 4:
-            lists.append(self.optimizer.variables)
+            lists.append(model.optimizer.variables)
         if len(state) > 2:
-            lists.append(self.metrics_variables)
+            lists.append(model.metrics_variables)
         for variables, values in zip(lists, state):
             for variable, value in zip(variables, values):
                 is_stacked = isinstance(variable, StackedVariable)
@@ -121,104 +150,27 @@ class PlacedSteps(SpreadSteps):
                 if is_lent and not value.is_deleted():
                     variable.assign(value)
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains the model, as Keras does."""
-        return self._parallel_run(super().fit, args, kwargs)
+    def _is_tied_elsewhere(self) -> bool:
+        """Whether the template's own optimizer or metrics are tied to other devices.
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates the model, as Keras does."""
-        return self._parallel_run(super().evaluate, args, kwargs)
-
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Predicts, as Keras does."""
-        return self._parallel_run(super().predict, args, kwargs)
-
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains on one batch, as Keras does."""
-        return self._parallel_run_one(super().train_on_batch, args, kwargs)
-
-    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates on one batch, as Keras does."""
-        return self._parallel_run_one(super().test_on_batch, args, kwargs)
-
-    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Predicts one batch, as Keras does."""
-        return self._parallel_run_one(super().predict_on_batch, args, kwargs)
-
-    def _parallel_spread(self) -> None:
-        """Spreads weights again that were assigned from elsewhere, a file say, and their slots."""
-        if self._parallel_spreads_weights and self._parallel_axes:
-            shard(self.template, dict(self._parallel_axes), self.devices)
-            optimizer = getattr(self, "optimizer", None)
-            if optimizer is not None:
-                spread_slots(optimizer)
-
-    def _parallel_run_one(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        self._parallel_spread()
-        try:
-            if not self._parallel_has_met:
-                meet(self, "a step on one batch")
-            result = step(*args, **kwargs)
-        except BaseException as error:
-            self._parallel_restore()
-            part(self, error)
-            raise
-        self._parallel_has_met, self._parallel_latest_state = True, ()
-        # To bring the weights back after every step would be slow. They stay, unless the
-        # template's own optimizer or metrics are tied to other devices, with which JAX would
-        # refuse to use them.
-        template = self.template
+        JAX would then refuse to use them together with the weights. Otherwise the weights stay
+        where they are between single steps: to bring them back after each would be slow.
+        """
+        template = self.model.template
         own = [*template.metrics_variables[:1]]
         if getattr(template, "optimizer", None) is not None:
             own.append(template.optimizer.iterations)
-        here = placement(self.devices).replicated.device_set
-        if any(one.value.committed and one.value.sharding.device_set != here for one in own):
-            self._parallel_bring_home()
-        return result
+        here = placement_on(self.model.devices).replicated.device_set
+        return any(one.value.committed and one.value.sharding.device_set != here for one in own)
 
-    def _parallel_run(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if self._parallel_is_running:
-            return loop(*args, **kwargs)  # the evaluation of a `fit`, say
-        self._parallel_is_running, self._parallel_has_met = True, False
-        try:
-            self._parallel_spread()
-            meet(self, loop.__name__)
-            args, kwargs = write_once(self, loop, args, kwargs)
-            result = loop(*args, **kwargs)
-            part(self)
-            return result
-        except BaseException as error:
-            self._parallel_restore()
-            part(self, error)
-            raise
-        finally:
-            self._parallel_is_running, self._parallel_latest_state = False, ()
-            self._parallel_bring_home()
-
-    def _parallel_bring_home(self) -> None:
-        there = set() if self._parallel_replicas is None else self._parallel_replicas.parts()
-        if self._parallel_spreads_weights:
-            spread = [variable for variable in self.variables if is_spread(variable)]
-            self._parallel_own_arrays(spread)
-            there |= set(map(id, spread))
-        place = self._parallel_placement()
-        for variable in self.variables:
-            # A value is missing if the step lost it: XLA had taken its memory when it failed.
-            value = variable._value if id(variable) not in there else None
-            if value is not None and not value.is_deleted() and place.can_read(value):
-                variable.assign(on_one_device(place.outputs(value)))
-
-    def _parallel_own_arrays(self, variables: list[keras.Variable]) -> None:
-        """Gives variables arrays of their own where they share one with the optimizer.
-
-        They do when the optimizer has set them to averages; and a step of the template's may
-        take the memory of its arrays.
-        """
-        optimizer: Any = getattr(self, "optimizer", None)
-        shared = set() if optimizer is None else {id(slot._value) for slot in optimizer.variables}
+    def _bring_home(self) -> None:
+        variables = self.model.variables
+        kept = self._runner.kept(variables, self._optimizer)
         for variable in variables:
-            if id(variable._value) in shared:
-                variable.assign(jax.numpy.copy(variable._value))
+            # A value is missing if the step lost it: XLA had taken its memory when it failed.
+            value = variable._value if id(variable) not in kept else None
+            if value is not None and not value.is_deleted() and self.where.can_read(value):
+                variable.assign(on_one_device(self.where.outputs(value)))
 
 
 def check_no_distribution() -> None:

@@ -28,26 +28,6 @@ _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _BITS = re.compile(r"\d+")
 
 
-def compile_step(model: Any, batch: Any, training: bool) -> tuple[str, list[tuple[Any, Any]]]:
-    """The compiled program of a step, as text, and each array of the batch with its sharding.
-
-    Args:
-        model: a parallel model that is built.
-        batch: its inputs, targets and weights of samples.
-        training: a training step, or a prediction.
-    """
-    model._parallel_spread()
-    lists = [model.trainable_variables, model.non_trainable_variables]
-    if training:
-        lists += [model.optimizer.variables, model.metrics_variables]
-    place = model._parallel_placement()
-    state = place.put_state(tuple([variable.value for variable in one] for one in lists))
-    data = place.put_batch(batch if training else batch[:1])
-    step = model.train_step if training else model.predict_step
-    text = jax.jit(step).lower(state, data).compile().as_text()
-    return text, [(array, array.sharding) for array in jax.tree.leaves(data)]
-
-
 def count_collectives(text: str, devices: Sequence[str]) -> list[Transfer]:
     """What the collective operations of a compiled program move.
 

@@ -9,24 +9,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Engine
+from keras_multigpu.engines.base import Engine, Runner, TrainedModel
+from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
+from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
-from keras_multigpu.engines.tensorflow.cluster.watched import WatchedSteps
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
-from keras_multigpu.engines.tensorflow.placing import (
-    clip_by_member,
-    drop_stale,
-    move_variable,
-    place_updates,
-    use_moved,
-)
-from keras_multigpu.engines.tensorflow.replicas import TensorFlowReplicas
+from keras_multigpu.engines.tensorflow.placing import move_variables
 from keras_multigpu.engines.tensorflow.rows import sum_rows
+from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, SliceRunner
+from keras_multigpu.engines.tensorflow.stages import StageRunner
+from keras_multigpu.engines.tensorflow.steps import TensorFlowSteps
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
 from keras_multigpu.engines.tensorflow.trace import traced_for_xla
 from keras_multigpu.engines.tensorflow.transfers import count_transfers
-from keras_multigpu.engines.values import Call, Tensor, Transfer
+from keras_multigpu.engines.values import Call, Request, Tensor, Transfer
 
 
 class TensorFlowEngine(Engine):
@@ -34,14 +31,14 @@ class TensorFlowEngine(Engine):
 
     name = "tensorflow"
     title = "TensorFlow"
-    mixins = (WatchedSteps,)
+    partitions = False
     remote = REMOTE
+    data_runner = SliceRunner
+    tower_runner = CommitteeRunner
+    model_runner = StageRunner
 
     def list_devices(self, kind: str) -> tuple[str, ...]:
-        count = 0
-        for physical in tf.config.list_physical_devices(kind.upper()):
-            count += len(tf.config.get_logical_device_configuration(physical) or (None,))
-        return tuple(f"{kind}:{index}" for index in range(count))
+        return names.list_devices(kind)
 
     def find_device(self, name: str) -> str | None:
         local = local_name(name)
@@ -71,6 +68,26 @@ class TensorFlowEngine(Engine):
         processor = tf.config.list_physical_devices("CPU")[0]
         parts = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
         tf.config.set_logical_device_configuration(processor, parts)
+
+    def join(
+        self, address: Address, num_processes: int, process_id: int, timeout: float
+    ) -> tuple[str, ...]:
+        raise RuntimeError(
+            "`join` needs the Keras backend 'jax', where every machine runs the same script. "
+            f"Received: keras.backend.backend()={self.name!r}. On TensorFlow one process uses "
+            "them all: start `python -m keras_multigpu serve` on the other machines, and call "
+            "`keras_multigpu.cluster.connect` in the script."
+        )
+
+    @property
+    def num_processes(self) -> int:
+        return 1
+
+    def host_of(self, name: str) -> str:
+        return name.rpartition("/")[0]
+
+    def check(self, request: Request) -> None:
+        """Nothing in TensorFlow's process keeps a mode from working."""
 
     def take_rows(self, tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
         if isinstance(tensor, tf.SparseTensor):
@@ -134,15 +151,8 @@ class TensorFlowEngine(Engine):
 
         in_fresh_thread(trace.get_concrete_function)
 
-    def make_replicas(
-        self,
-        models: Sequence[keras.Model],
-        devices: Sequence[str],
-        *,
-        wire_dtype: str | None = None,
-        synchronized: str = "none",
-    ) -> TensorFlowReplicas:
-        return TensorFlowReplicas(models, list(map(full_name, devices)), wire_dtype, synchronized)
+    def make_steps(self, model: TrainedModel, runner: Runner) -> TensorFlowSteps:
+        return TensorFlowSteps(model, runner)
 
     def stream_batches(
         self, epoch: Callable[[], Iterator[Any]], example: Any, batches: int
@@ -154,29 +164,15 @@ class TensorFlowEngine(Engine):
         # Keras warns of data that end before it knows how many batches they have.
         return stream.apply(tf.data.experimental.assert_cardinality(batches))
 
-    def place_updates(
-        self, optimizer: keras.Optimizer, model: keras.Model, *, apart: bool = False
-    ) -> None:
-        place_updates(optimizer)
-        if apart:
-            clip_by_member(optimizer, lambda: [member.variables for member in model.replicas])
-
-    def move_variables(
-        self, homes: Sequence[tuple[keras.Variable, str]], model: keras.Model
-    ) -> None:
-        moved = [move_variable(variable, full_name(device)) for variable, device in homes]
-        if any(moved):
-            use_moved(model)
-
     @contextlib.contextmanager
     def places_kept(self, model: keras.Model) -> Iterator[None]:
         homes = [(variable, variable._value.device) for variable in model.variables]
         try:
             yield
         finally:
-            self.move_variables(homes, model)
+            move_variables(homes, model)
 
-    def count_transfers(self, model: keras.Model, batch: Any, training: bool) -> list[Transfer]:
+    def count_transfers(self, model: TrainedModel, batch: Any, training: bool) -> list[Transfer]:
         def run() -> None:
             if training:
                 model.make_train_function(force=True)
@@ -189,17 +185,6 @@ class TensorFlowEngine(Engine):
         like_it = traced_for_xla() if model.jit_compile else contextlib.nullcontext()
         with unchanged(model, "jit_compile", False), like_it:
             return count_transfers(run)
-
-    def step_scope(self, model: keras.Model, alone: bool) -> contextlib.AbstractContextManager[Any]:
-        drop_stale(model)
-        if alone:
-            return contextlib.nullcontext()
-        # XLA compiles a cluster for one device: a compiled step would leave the others idle.
-        # The replicas are compiled instead.
-        return unchanged(model, "jit_compile", False)
-
-    def is_default(self, name: str) -> bool:
-        return name == ("gpu:0" if self.list_devices("gpu") else "cpu:0")
 
 
 def _with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> tf.SparseTensor:

@@ -74,6 +74,19 @@ def remote_name(device: str) -> str | None:
     return short_name(device) if spec.task in _tasks.values() and spec.device_type else None
 
 
+def list_devices(kind: str) -> tuple[str, ...]:
+    """The short names of this process's devices of a kind; does not start TensorFlow's runtime."""
+    count = 0
+    for physical in tf.config.list_physical_devices(kind.upper()):
+        count += len(tf.config.get_logical_device_configuration(physical) or (None,))
+    return tuple(f"{kind}:{index}" for index in range(count))
+
+
+def is_default(device: str) -> bool:
+    """Whether TensorFlow itself would compute on the device of this short name."""
+    return device == ("gpu:0" if list_devices("gpu") else "cpu:0")
+
+
 def host_of(device: str) -> str:
     """The part of one of TensorFlow's names that is common to the devices of one process."""
     return device.rpartition("/")[0]

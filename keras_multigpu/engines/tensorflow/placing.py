@@ -96,20 +96,19 @@ def move_variable(variable: keras.Variable, device: str) -> bool:
     return True
 
 
-def drop_stale(model: keras.Model) -> None:
-    """Drops what a model has traced with variables that have moved since.
-
-    Layers that were built since, in the middle of a `fit` even, have moved nothing.
-    """
-    before = getattr(model, "_parallel_traced_with", {})
-    now = {id(variable): (variable, variable._value) for variable in model.variables}
-    model._parallel_traced_with = now
-    has_moved = any(now[key][1] is not before[key][1] for key in now.keys() & before.keys())
-    if has_moved or any(map(_knows_others, _optimizers(model))):
+def move_variables(homes: Sequence[tuple[keras.Variable, str]], model: keras.Model) -> None:
+    """Moves variables, each to the device beside it; drops what their model traced before."""
+    moved = [move_variable(variable, full_name(device)) for variable, device in homes]
+    if any(moved):
         use_moved(model)
 
 
-def use_moved(model: keras.Model) -> None:
+def knows_others(model: Any) -> bool:
+    """Whether a model's optimizer knows variables that have moved since it was built."""
+    return any(map(_knows_others, _optimizers(model)))
+
+
+def use_moved(model: Any) -> None:
     """Has a model, and its optimizer, use variables that were moved."""
     model.train_function = model.test_function = model.predict_function = None
     for optimizer in _optimizers(model):
@@ -120,7 +119,7 @@ def use_moved(model: keras.Model) -> None:
         }
 
 
-def _optimizers(model: keras.Model) -> Iterator[keras.Optimizer]:
+def _optimizers(model: Any) -> Iterator[keras.Optimizer]:
     """A model's optimizer, if it has been built, and the one within it."""
     optimizer = getattr(model, "optimizer", None)
     while optimizer is not None and optimizer.built:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines import kinds
 from keras_multigpu.engines.shared import SEED
+from keras_multigpu.engines.structures import take_apart
 from keras_multigpu.engines.tensorflow.calls import replaced_calls
 from keras_multigpu.engines.tensorflow.inspection import find_obstacle, layer_of
 from keras_multigpu.engines.tensorflow.links import ONCE
@@ -36,7 +37,8 @@ def make_plan(trace: Trace) -> Plan:
     Args:
         trace: the template's trace.
     """
-    plan = Plan(trace=trace)
+    # Losses look for the operation that ended an output, which merging hides: it is put back.
+    plan = Plan(trace=trace, finish=lambda outputs: trace.activate(take_apart(outputs)[0]))
     try:
         if not tf.executing_eagerly():
             _check(trace)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.attributes import set_attributes
 from keras_multigpu.engines.shared import SEED, check_alike, state_of_none
-from keras_multigpu.engines.structures import OpaqueError, take_apart
+from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.links import Links, read
 from keras_multigpu.engines.tensorflow.names import local_name, short_name
 from keras_multigpu.engines.tensorflow.passes import Passes
@@ -20,22 +20,29 @@ from keras_multigpu.engines.tensorflow.scope import HiddenStateError
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
 from keras_multigpu.engines.tensorflow.tensors import gradient_order, message_of, substitute
 from keras_multigpu.engines.tensorflow.trace import Trace, is_for_xla
-from keras_multigpu.engines.values import Call, Plan, Replicas, Result, Tensor
+from keras_multigpu.engines.values import Call, Plan, Result, Tensor
 
 
-class TensorFlowReplicas(Replicas):
+class Replicas:
     """The call of the template as one function, called once per replica.
 
     It takes the values of the variables as arguments, so that models which are built alike run
     by it with values of their own.
+
+    Args:
+        models: the model whose weights each replica uses; the template first.
+        devices: TensorFlow's name of each replica's device.
+        wire_dtype: the type in which trainable weights and their gradients cross between devices.
+        synchronized: which `BatchNormalization` layers see all the replicas' rows: `"none"`,
+            `"marked"` (those with `synchronized=True`) or `"all"`.
     """
 
     def __init__(
         self,
         models: Sequence[keras.Model],
         devices: Sequence[str],
-        wire_dtype: str | None,
-        synchronized: str,
+        wire_dtype: str | None = None,
+        synchronized: str = "none",
     ):
         self.models = tuple(models)
         self.template = self.models[0]
@@ -47,9 +54,11 @@ class TensorFlowReplicas(Replicas):
         self.retrace()
 
     def retrace(self) -> None:
+        """Drops the plans: the template's layers may have changed."""
         self._plans: dict[Any, Plan] = {}
 
     def plan(self, call: Call, *, compiled: bool) -> Plan:
+        """Finds out whether the batch of a call can be sliced, and how the results are merged."""
         if not tf.executing_eagerly():
             return self._plan(call, compiled)
         # Without a tape a plan has no rules for gradients.
@@ -72,9 +81,10 @@ class TensorFlowReplicas(Replicas):
         calls: Sequence[Call],
         sizes: Sequence[Any],
         *,
-        compiled: bool,
+        compiled: bool = False,
         plan: Plan | None = None,
     ) -> list[Result]:
+        """Calls each replica: on a slice of one batch by its `plan`, or on a whole batch."""
         trace = plan.trace if plan else self._trace(calls[0], compiled)
         states = [_unique(model.variables) for model in self.models]
         check_alike(states)
@@ -89,10 +99,6 @@ class TensorFlowReplicas(Replicas):
             self._result(raw, gathered, state, trace, is_slice=plan is not None)
             for raw, state in zip(raws, states)
         ]
-
-    def finish(self, outputs: Any, plan: Plan) -> Any:
-        tensors, _ = take_apart(outputs)
-        return plan.trace.activate(tensors)
 
     def _trace(self, call: Call, compiled: bool) -> Trace:
         layers, order = self._batch_normalizations(), self._order()

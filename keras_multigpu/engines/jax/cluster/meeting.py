@@ -19,46 +19,46 @@ _WRITERS = (
 )
 
 
-def meet(model: Any, call: str) -> None:
+def meet(steps: Any, call: str) -> None:
     """Begins a call of a model's together with the other processes that have its devices.
 
     Args:
-        model: a parallel model.
+        steps: the `JaxSteps` of a parallel model.
         call: what is called: `"fit"`, say.
 
     Raises:
         ClusterError: if they call something else, or with another model, or one is lost.
     """
-    group = model._parallel_placement().group
+    group = steps.where.group
     if group is not None:
-        facts = {"model": describe(model), "devices": ", ".join(model.devices)}
+        facts = {"model": describe(steps.model), "devices": ", ".join(steps.model.devices)}
         group.begin(call, facts)
 
 
-def part(model: Any, error: BaseException | None = None) -> None:
+def part(steps: Any, error: BaseException | None = None) -> None:
     """Ends a call together with the other processes, or tells them why this one has left it.
 
     Raises:
         ClusterError: if they took another number of steps, or one is lost.
     """
-    group = model._parallel_placement().group
+    group = steps.where.group
     if group is not None and error is None:
         group.end()
     elif group is not None:
-        model._parallel_has_met = False
+        steps.has_met = False
         group.fail(error)
 
 
-def write_once(model: Any, loop: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def write_once(steps: Any, loop: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments of a loop, without the callbacks that only process 0 is to have.
 
     Args:
-        model: a parallel model.
+        steps: the `JaxSteps` of a parallel model.
         loop: its `fit`, `evaluate` or `predict`.
         args: what it is given.
         kwargs: what it is given by name.
     """
-    group = model._parallel_placement().group
+    group = steps.where.group
     if group is None or group.is_writer:
         return args, kwargs
     given = inspect.signature(loop).bind_partial(*args, **kwargs)
@@ -92,22 +92,22 @@ class _Restore(keras.callbacks.Callback):
 
 
 @contextlib.contextmanager
-def writing(model: Any) -> Iterator[bool]:
+def writing(steps: Any) -> Iterator[bool]:
     """A scope in which process 0 writes a file, and the others wait.
 
     Within a loop they don't wait here: they come to the next step, and wait there.
 
     Args:
-        model: a parallel model.
+        steps: the `JaxSteps` of a parallel model.
     """
-    group = model._parallel_placement().group
-    if group is None or model._parallel_is_running:
+    group = steps.where.group
+    if group is None or steps.is_running:
         yield group is None or group.is_writer
         return
     try:
-        meet(model, "the writing of a file")
+        meet(steps, "the writing of a file")
         yield group.is_writer
-        part(model)
+        part(steps)
     except BaseException as error:
-        part(model, error)
+        part(steps, error)
         raise

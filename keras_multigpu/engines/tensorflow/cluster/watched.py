@@ -1,55 +1,46 @@
-"""The methods of a model that compute on its devices, which may be those of other machines."""
+"""A model's use of other machines: what goes wrong there raises a `ClusterError`."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Iterator
 
-import keras
 import tensorflow as tf
 
+from keras_multigpu.engines.base import TrainedModel
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, short_name
 
 
-def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with REMOTE.watch(self.devices):
-            self._parallel_follow_connection()
-            return getattr(super(WatchedSteps, self), method.__name__)(*args, **kwargs)
+class Watched:
+    """Watches the machines that a parallel model computes on."""
 
-    return run
+    def __init__(self, model: TrainedModel):
+        self._model = model
+        self._used_in: int | None = None  # the number of the connection
 
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """A scope for a call that computes on the model's devices."""
+        with REMOTE.watch(self._model.devices):
+            self._follow_connection()
+            yield
 
-class WatchedSteps(keras.Model):
-    """A parallel model that tells what goes wrong on other machines as a `ClusterError`."""
-
-    devices: tuple[str, ...]
-    _parallel_used_in: int | None = None
-
-    fit = _watched(keras.Model.fit)
-    evaluate = _watched(keras.Model.evaluate)
-    predict = _watched(keras.Model.predict)
-    train_on_batch = _watched(keras.Model.train_on_batch)
-    test_on_batch = _watched(keras.Model.test_on_batch)
-    predict_on_batch = _watched(keras.Model.predict_on_batch)
-
-    def _parallel_follow_connection(self) -> None:
+    def _follow_connection(self) -> None:
         """Drops what was traced in a connection that is over: it would compute nothing."""
-        is_remote = any("/" in name for name in self.devices)
-        if not is_remote or self._parallel_used_in == REMOTE.serial:
+        model = self._model
+        is_remote = any("/" in name for name in model.devices)
+        if not is_remote or self._used_in == REMOTE.serial:
             return
-        if self._parallel_used_in is not None:
-            self._parallel_check_weights()
-            self.train_function = self.test_function = self.predict_function = None
-        self._parallel_used_in = REMOTE.serial
+        if self._used_in is not None:
+            self._check_weights()
+            model.train_function = model.test_function = model.predict_function = None
+        self._used_in = REMOTE.serial
 
-    def _parallel_check_weights(self) -> None:
+    def _check_weights(self) -> None:
         """Refuses to go on if there were weights on a worker."""
-        for variable in self.variables:
+        for variable in self._model.variables:
             device = variable._value.device  # `value` would read it, and it is lost
             if tf.DeviceSpec.from_string(device).job == REMOTE_JOB:
                 raise ClusterError(

@@ -8,9 +8,9 @@ from numbers import Integral
 
 import keras
 
-from keras_multigpu.models import costs
-from keras_multigpu.models.graph import Graph
-from keras_multigpu.models.partition import cut, schedule
+from keras_multigpu.graphs import costs
+from keras_multigpu.graphs.graph import Graph
+from keras_multigpu.graphs.partition import cut, schedule
 
 # Branches on several devices must save a tenth, by estimate; what saves less is not worth it.
 _LEAST_GAIN = 0.9

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.models.graph import LayerCall
+from keras_multigpu.graphs.graph import LayerCall
 
 
 class Part(keras.Model):

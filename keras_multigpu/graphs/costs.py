@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.models.graph import LayerCall
+from keras_multigpu.graphs.graph import LayerCall
 
 # An axis of unknown length is taken to be as long as this.
 _UNKNOWN = 128

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import keras
 
-from keras_multigpu.models import costs
-from keras_multigpu.models.graph import Graph
+from keras_multigpu.graphs import costs
+from keras_multigpu.graphs.graph import Graph
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keras_multigpu.models import costs
-from keras_multigpu.models.graph import Graph, LayerCall
+from keras_multigpu.graphs import costs
+from keras_multigpu.graphs.graph import Graph, LayerCall
 
 # How much above the smallest possible the largest stage may be, for a cheaper cut.
 _SLACK = 1.1

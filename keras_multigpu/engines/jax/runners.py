@@ -1,0 +1,206 @@
+"""Data mode and model mode on JAX: one program for all devices, which the compiler spreads."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import keras
+
+from keras_multigpu.engines.attributes import get_mask, set_mask
+from keras_multigpu.engines.base import DataRunner, ModelRunner
+from keras_multigpu.engines.jax.placement import Placement, placement_on
+from keras_multigpu.engines.jax.shards import find_shards, is_spread, shard
+from keras_multigpu.engines.jax.slots import prepare, spread_slots
+from keras_multigpu.engines.shared import split_tensors
+from keras_multigpu.engines.values import Call, Plan, Request, Result
+
+
+@runtime_checkable
+class JaxRunner(Protocol):
+    """What a step on JAX asks of a runner."""
+
+    where: Placement
+    """Where the batch and the state are during a step."""
+
+    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        """The variables as a step sees them."""
+
+    def spread(self, optimizer: Any) -> None:
+        """Spreads weights, and their slots, that were assigned since: from a file, say."""
+
+    def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
+        """The `id`s of the variables that stay on the devices between two loops."""
+
+
+class RowsRunner(DataRunner):
+    """Calls the template once, on the whole batch; the compiler spreads the rows.
+
+    Every `BatchNormalization` sees the whole batch: `sync_batch_norm` has nothing to do.
+    """
+
+    def __init__(
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        wire_dtype: str | None = None,
+        sync_batch_norm: bool = False,
+    ):
+        assert wire_dtype is None
+        self._template = template
+        self.where = placement_on(tuple(devices))
+
+    @classmethod
+    def check(cls, request: Request) -> None:
+        wire_dtype = request.options.get("wire_dtype")
+        if wire_dtype is not None:
+            raise ValueError(
+                "`wire_dtype` must be None on the Keras backend 'jax', whose compiler "
+                "chooses what crosses between devices, and in which type. Received: "
+                f"wire_dtype={wire_dtype!r}. Leave it out; the dtype policy 'mixed_bfloat16' "
+                "halves the bytes of activations."
+            )
+
+    @classmethod
+    def adapt(cls, request: Request) -> Request:
+        wire_dtype = request.options.get("wire_dtype")
+        if wire_dtype not in ("bfloat16", "float16"):
+            return request
+        warnings.warn(
+            f"The model was saved with wire_dtype={wire_dtype!r}, which this Keras backend, "
+            "'jax', does not have: weights and gradients cross between devices in their own type.",
+            stacklevel=3,
+        )
+        return dataclasses.replace(request, options={**request.options, "wire_dtype": None})
+
+    def plan(self, call: Call, *, compiled: bool) -> Plan:
+        return Plan(is_whole=True)
+
+    def run(self, calls: Sequence[Call], sizes: Sequence[Any], plan: Plan) -> list[Result]:
+        ((args, kwargs),) = calls
+        with self._rows_spread(args, kwargs) as (args, kwargs):
+            return [Result(self._template(*args, **kwargs))]
+
+    def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        # Keras's trainer comes here, and its method calls `call`, not `__call__`. So does the
+        # template's, as on one device.
+        values, inputs = args[:2], args[2:]
+        with self._rows_spread(inputs, kwargs) as (inputs, kwargs):
+            return self._template.stateless_call(*values, *inputs, **kwargs)
+
+    def retrace(self) -> None:
+        """JAX traces anew whenever Keras makes a step function."""
+
+    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        return variables
+
+    def spread(self, optimizer: Any) -> None:
+        """Weights are copied to all devices, never spread."""
+
+    def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
+        return set()
+
+    @contextlib.contextmanager
+    def _rows_spread(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+        """The arguments of a call, their rows marked for the compiler to spread."""
+        tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
+        with self.where.as_current():
+            yield restore([set_mask(self.where.constrain(one), get_mask(one)) for one in tensors])
+
+
+class ShardsRunner(ModelRunner):
+    """Calls the template as it is, with the weights of large layers spread over the devices."""
+
+    def __init__(
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        placement: Mapping[str, int] | None = None,
+    ):
+        assert placement is None
+        self._template = template
+        self._devices = tuple(devices)
+        self._axes: dict[str, int] = {}
+        self.where = placement_on(self._devices, spread_rows=False)
+
+    @classmethod
+    def check(cls, request: Request) -> None:
+        placement = request.options.get("placement")
+        if placement is not None:
+            raise ValueError(
+                "`placement` must be None on the Keras backend 'jax', which runs one program on "
+                "all devices: a layer can't be on one of them, and large layers are spread over "
+                f"all. Received: placement={placement!r}. Leave it out, or use TensorFlow."
+            )
+        if request.template.built:
+            find_shards(request.template, len(request.devices))
+
+    @classmethod
+    def adapt(cls, request: Request) -> Request:
+        """Uses as many devices as the weights can be spread over."""
+        devices = request.devices
+        if request.template.built:
+            while len(devices) > 1 and not _can_spread(request.template, len(devices)):
+                devices = devices[:-1]
+        return dataclasses.replace(request, devices=devices)
+
+    def lay_out(self) -> None:
+        self._axes = find_shards(self._template, len(self._devices))
+        shard(self._template, self._axes, self._devices)
+
+    def place(self) -> None:
+        """Nothing: a loop spreads the weights again when it begins."""
+
+    def run(self, call: Call, *, compiled: bool) -> Result:
+        args, kwargs = call
+        return Result(self._template(*args, **kwargs))
+
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        prepare(optimizer, are_stacked=False, apart=False)
+
+    @property
+    def placement(self) -> dict[str, int]:
+        return dict(self._axes)
+
+    @property
+    def stages(self) -> None:
+        return None
+
+    def least_bytes(self, rows: int) -> int | None:
+        return None  # what crosses is the compiler's choice
+
+    def retrace(self) -> None:
+        """JAX traces anew whenever Keras makes a step function."""
+
+    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        return variables
+
+    def spread(self, optimizer: Any) -> None:
+        if self._axes:
+            shard(self._template, self._axes, self._devices)
+            if optimizer is not None:
+                spread_slots(optimizer)
+
+    def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
+        spread = [variable for variable in variables if is_spread(variable)]
+        # An optimizer may have set weights to its averages, and so share their arrays. They get
+        # separate ones, because a step of the template may take the memory of its arrays.
+        shared = set() if optimizer is None else {id(slot._value) for slot in optimizer.variables}
+        for variable in spread:
+            if id(variable._value) in shared:
+                variable.assign(jax.numpy.copy(variable._value))
+        return set(map(id, spread))
+
+
+def _can_spread(template: keras.Model, count: int) -> bool:
+    try:
+        find_shards(template, count)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,95 @@
+"""What replicas can't do with a template: refused, or warned of, before anything is built."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import warnings
+from typing import Any
+
+import keras
+
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss")
+
+
+def all_layers(model: keras.Model) -> list[keras.Layer]:
+    """A model and the layers in it, also those within other layers."""
+    return model._flatten_layers()  # Keras has no public walk over them
+
+
+def check_any_batch_size(template: keras.Model) -> None:
+    """Refuses a template whose batch size is fixed."""
+    for tensor in keras.tree.flatten(getattr(template, "inputs", None)):
+        if tensor is not None and tensor.shape[0] is not None:
+            shape, name = tuple(tensor.shape), tensor.name
+            raise ValueError(
+                "Data mode slices the batch, so the template must take any batch size. "
+                f"Received: a model whose input {name!r} has the fixed batch_shape={shape}. "
+                f"Rebuild it with `keras.Input(shape={shape[1:]}, name={name!r})`, without a "
+                "batch size, and copy the weights with `set_weights`."
+            )
+
+
+def check_stateless(template: keras.Model) -> None:
+    """Refuses recurrent layers that keep a state for each row of the batch."""
+    for layer in all_layers(template):
+        if getattr(layer, "stateful", False):
+            raise ValueError(
+                "Data mode slices the batch, and a recurrent layer with `stateful=True` keeps a "
+                "state for each row of a batch of fixed size. "
+                f"Received: layer {layer.name!r} (of type {type(layer).__name__}) with "
+                "stateful=True. Rebuild the model with `stateful=False`."
+            )
+
+
+def check_sync_batch_norm(template: keras.Model, sync_batch_norm: bool) -> None:
+    """Refuses a `BatchNormalization` that can't be made to see the whole batch."""
+    for layer in all_layers(template):
+        asked_for = sync_batch_norm or getattr(layer, "synchronized", False)
+        is_norm = isinstance(layer, keras.layers.BatchNormalization)
+        if not (is_norm and asked_for):
+            continue
+        own_call = type(layer).call is not keras.layers.BatchNormalization.call
+        if own_call or getattr(layer, "renorm", False):
+            reason = "a `call` of its own" if own_call else "renorm=True"
+            raise ValueError(
+                "BatchNormalization over the whole batch is exact for Keras's own layer without "
+                f"renormalization. Received: layer {layer.name!r} with {reason}, and "
+                f"synchronized={layer.synchronized}, sync_batch_norm={sync_batch_norm}. Use "
+                "`keras.layers.BatchNormalization(synchronized=True)`, or leave both False to "
+                "have each slice normalized by its own statistics."
+            )
+
+
+def warn_of_direct_calls(template: keras.Model) -> None:
+    """Warns of a template's own steps that call its layers without the replicas."""
+    direct = {}
+    for name in _STEPS:
+        function = inspect.getattr_static(type(template), name, None)
+        if function is not inspect.getattr_static(keras.Model, name):
+            direct.update(dict.fromkeys(_layers_called(template, function), name))
+    if direct:
+        calls = ", ".join(f"`self.{layer}(...)` in `{step}`" for layer, step in direct.items())
+        warnings.warn(
+            f"{type(template).__name__} calls layers directly: {calls}. Only `self(...)` runs on "
+            "all devices; these calls run on one. Call them from `call` to have them sliced.",
+            stacklevel=6,  # the caller of `make_parallel`
+        )
+
+
+def _layers_called(template: keras.Model, function: Any) -> list[str]:
+    """Names of the template's layers that a method's source calls on `self`."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return []  # no source to read, in an interactive session, say
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = [
+        func.attr
+        for func in called
+        if isinstance(func, ast.Attribute)
+        and isinstance(func.value, ast.Name)
+        and func.value.id == "self"
+    ]
+    return [name for name in names if isinstance(vars(template).get(name), keras.Layer)]

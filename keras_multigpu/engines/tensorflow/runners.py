@@ -1,0 +1,112 @@
+"""Data mode and tower mode on TensorFlow: replicas, each on its device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.engines import templates
+from keras_multigpu.engines.base import DataRunner, TowerRunner
+from keras_multigpu.engines.shared import split_tensors
+from keras_multigpu.engines.tensorflow.names import full_name, is_default
+from keras_multigpu.engines.tensorflow.placing import clip_by_member, place_updates
+from keras_multigpu.engines.tensorflow.replicas import Replicas
+from keras_multigpu.engines.values import Call, Plan, Request, Result, Tensor
+
+
+class SliceRunner(DataRunner):
+    """Runs each slice on a replica, and what can't be sliced whole on the first device."""
+
+    def __init__(
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        wire_dtype: str | None = None,
+        sync_batch_norm: bool = False,
+    ):
+        self.template = template
+        self.is_one_device = len(devices) == 1 and is_default(devices[0])
+        self._devices = list(map(full_name, devices))
+        self._replicas = Replicas(
+            [template] * len(devices),
+            self._devices,
+            wire_dtype,
+            "all" if sync_batch_norm else "marked",
+        )
+
+    @classmethod
+    def check(cls, request: Request) -> None:
+        templates.check_sync_batch_norm(
+            request.template, request.options.get("sync_batch_norm", False)
+        )
+        if len(request.devices) > 1:
+            templates.check_any_batch_size(request.template)
+            templates.check_stateless(request.template)
+            templates.warn_of_direct_calls(request.template)
+
+    @classmethod
+    def adapt(cls, request: Request) -> Request:
+        return request
+
+    def plan(self, call: Call, *, compiled: bool) -> Plan:
+        tensors, _ = split_tensors(call, keras.ops.is_tensor)
+        if self.is_one_device or not any(len(tensor.shape) for tensor in tensors):
+            return Plan(is_whole=True)
+        plan = self._replicas.plan(call, compiled=compiled)
+        obstacle = plan.obstacle or _other_rows(tensors)
+        return Plan(is_whole=True, obstacle=obstacle) if obstacle else plan
+
+    def run(self, calls: Sequence[Call], sizes: Sequence[Any], plan: Plan) -> list[Result]:
+        if not plan.is_whole:
+            return self._replicas.run(calls, sizes, plan=plan)
+        ((args, kwargs),) = calls
+        first = tf.device(self._devices[0]) if plan.obstacle else contextlib.nullcontext()
+        with first:
+            return [Result(self.template(*args, **kwargs))]
+
+    def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return own(*args, **kwargs)
+
+    def retrace(self) -> None:
+        self._replicas.retrace()
+
+
+class CommitteeRunner(TowerRunner):
+    """Runs all models by the template's traced call, with the values of their own weights."""
+
+    def __init__(self, models: Sequence[keras.Model], devices: Sequence[str]):
+        self._models = tuple(models)
+        self._replicas = Replicas(models, list(map(full_name, devices)))
+
+    @classmethod
+    def check(cls, request: Request) -> None:
+        templates.warn_of_direct_calls(request.template)
+
+    @classmethod
+    def adapt(cls, request: Request) -> Request:
+        return request
+
+    def run(self, call: Call, *, compiled: bool) -> list[Result]:
+        count = len(self._models)
+        return self._replicas.run([call] * count, [1] * count, compiled=compiled)
+
+    def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
+        place_updates(optimizer)
+        if apart:
+            clip_by_member(optimizer, lambda: [model.variables for model in self._models])
+
+    def retrace(self) -> None:
+        self._replicas.retrace()
+
+
+def _other_rows(tensors: Sequence[Tensor]) -> str | None:
+    """Why arguments can't be sliced together: they are known to have different row counts."""
+    counts = {tensor.shape[0] for tensor in tensors if len(tensor.shape)} - {None}
+    if len(counts) < 2:
+        return None
+    return f"its arguments have different numbers of rows, {', '.join(map(str, sorted(counts)))}"

@@ -1,0 +1,224 @@
+"""Model mode on TensorFlow: a model's graph cut into stages, each on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from keras_multigpu.engines.base import ModelRunner
+from keras_multigpu.engines.templates import all_layers
+from keras_multigpu.engines.tensorflow.names import full_name
+from keras_multigpu.engines.tensorflow.part import Part
+from keras_multigpu.engines.tensorflow.placing import move_variables, place_updates
+from keras_multigpu.engines.tensorflow.replicas import Replicas
+from keras_multigpu.engines.values import Call, Request, Result
+from keras_multigpu.graphs.crossings import find_crossings
+from keras_multigpu.graphs.graph import Graph, is_graph, part_of_graph, read_graph, symbolic_ends
+from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stage:
+    """A part of a graph that runs on one device.
+
+    Attributes:
+        device: the number of its device.
+        inputs: the graph's tensors that it takes.
+        outputs: those that it makes for others.
+        replicas: its one replica.
+    """
+
+    device: int
+    inputs: tuple[keras.KerasTensor, ...]
+    outputs: tuple[keras.KerasTensor, ...]
+    replicas: Replicas
+
+
+class StageRunner(ModelRunner):
+    """Runs the stages of a graph one after the other; their outputs cross between devices."""
+
+    def __init__(
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        placement: Mapping[str, int] | None = None,
+    ):
+        self._template = template
+        self._devices = tuple(devices)
+        self._placement = placement
+        self._stages: Stages | None = None
+        self._homes: tuple[tuple[keras.Variable, str], ...] = ()
+
+    @classmethod
+    def check(cls, request: Request) -> None:
+        template, placement = request.template, request.options.get("placement")
+        check_placement(placement, len(request.devices))
+        _check_graph(template)
+        if template.built and placement:
+            place_by_names(read_graph(template), placement)
+
+    @classmethod
+    def adapt(cls, request: Request) -> Request:
+        return request
+
+    def lay_out(self) -> None:
+        graph, template = read_graph(self._template), self._template
+        if self._placement is None:
+            numbers = choose_placement(graph, len(self._devices))
+        else:
+            numbers = place_by_names(graph, self._placement)
+        homes = {
+            id(variable): (variable, self._devices[number])
+            for call, number in reversed([*zip(graph.calls, numbers)])
+            for variable in call.variables
+        }
+        self._homes = tuple(homes.values())
+        self.place()
+        self._stages = Stages(graph, numbers, self._devices, template.dtype_policy)
+        # Takes the inputs as the template does, and gives them as a list.
+        inputs, _ = symbolic_ends(template)
+        self._entry = part_of_graph(inputs, template.inputs, "entry", template.dtype_policy)
+
+    def place(self) -> None:
+        move_variables(self._homes, self._template)
+
+    def run(self, call: Call, *, compiled: bool) -> Result:
+        assert self._stages is not None
+        args, kwargs = call
+        given = inspect.signature(self._template.call).bind(*args, **kwargs).arguments
+        values = keras.tree.flatten(self._entry(given["inputs"], mask=given.get("mask")))
+        outputs, losses = self._stages.run(values, given.get("training"), compiled)
+        return Result(
+            keras.tree.pack_sequence_as(symbolic_ends(self._template)[1], outputs), losses
+        )
+
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        place_updates(optimizer)
+
+    @property
+    def placement(self) -> dict[str, int]:
+        if self._stages is None:
+            return {}
+        paths = ("/".join(call.path) for call in self._stages.graph.calls)
+        return dict(zip(paths, self._stages.numbers))
+
+    @property
+    def stages(self) -> Stages | None:
+        return self._stages
+
+    def least_bytes(self, rows: int) -> int | None:
+        if self._stages is None:
+            return None
+        graph = self._stages.graph
+        chosen = choose_placement(graph, len(self._devices))
+        between = [one for one in find_crossings(graph, chosen) if one.maker is not None]
+        return sum(one.bytes(rows) for one in between)
+
+    def retrace(self) -> None:
+        if self._stages is not None:
+            self._stages.retrace()
+
+
+class Stages:
+    """A graph cut where its calls change devices, as seldom as their order allows.
+
+    A stage's level is the number of changes on the way to it; the calls of one level and one
+    device are a stage. So stages come one after the other by their levels, and those of one
+    level run at once. A layer that is called several times, and may have a state, is called in
+    the order of one device.
+
+    Args:
+        graph: the graph.
+        numbers: the number of each call's device.
+        devices: the devices' names.
+        policy: the dtype policy of the model.
+    """
+
+    def __init__(self, graph: Graph, numbers: Sequence[int], devices: Sequence[str], policy: Any):
+        self.graph = graph
+        self.numbers = tuple(numbers)
+        self._devices = tuple(devices)
+        self._policy = policy
+        parts: dict[tuple[int, int], list[int]] = {}
+        for place, key in enumerate(zip(self._levels(), numbers)):
+            parts.setdefault(key, []).append(place)
+        self.stages = tuple(self._stage(*key, parts[key]) for key in sorted(parts))
+
+    def run(
+        self, values: Sequence[Any], training: bool | None, compiled: bool
+    ) -> tuple[list[Any], list[Any]]:
+        """Calls the stages one after the other, each on its device, and assigns their state.
+
+        Args:
+            values: the graph's inputs.
+            training: as in a call of a model.
+            compiled: compile each stage with XLA.
+
+        Returns:
+            The graph's outputs, and the losses that the layers added.
+        """
+        tensors = dict(zip(map(id, self.graph.inputs), values))
+        losses: list[Any] = []
+        for stage in self.stages:
+            call = (([tensors[id(one)] for one in stage.inputs],), {"training": training})
+            (result,) = stage.replicas.run([call], [1], compiled=compiled)
+            for variable, value in result.updates:
+                variable.assign(value)
+            losses += result.losses
+            made = keras.tree.flatten(result.outputs)
+            tensors.update(zip(map(id, stage.outputs), made))
+        return [tensors[id(one)] for one in self.graph.outputs], losses
+
+    def retrace(self) -> None:
+        """Has all stages traced anew."""
+        for stage in self.stages:
+            stage.replicas.retrace()
+
+    def _levels(self) -> list[int]:
+        levels: dict[int, int] = {}
+        latest: dict[int, int] = {}  # the place of the latest call of each layer
+        producers = self.graph.producers()
+        for place in sorted(range(len(self.graph.calls)), key=self._turn):
+            call, number = self.graph.calls[place], self.numbers[place]
+            before = [producers[id(tensor)] for tensor in call.inputs if id(tensor) in producers]
+            if id(call.layer) in latest:
+                before.append(latest[id(call.layer)])
+            changes = [levels[one] + (self.numbers[one] != number) for one in before]
+            levels[place] = max(changes, default=0)
+            latest[id(call.layer)] = place
+        return [levels[place] for place in range(len(levels))]
+
+    def _turn(self, place: int) -> int:
+        return self.graph.calls[place].turn
+
+    def _stage(self, level: int, number: int, places: Sequence[int]) -> Stage:
+        inputs, outputs = self.graph.ends(places)
+        calls = [self.graph.calls[place] for place in sorted(places, key=self._turn)]
+        # A replica gives something, even where others need nothing of it.
+        outputs = outputs or list(calls[-1].outputs)
+        model = Part(calls, inputs, outputs, f"stage_{level}_on_{number}", self._policy)
+        replicas = Replicas([model], [full_name(self._devices[number])])
+        return Stage(number, tuple(inputs), tuple(outputs), replicas)
+
+
+def _check_graph(template: keras.Model) -> None:
+    """Refuses a model whose layers can't be told apart without running its code."""
+    if not is_graph(template):
+        raise ValueError(
+            "Model mode places the layers of a graph: of a Sequential or functional model without "
+            f"a `call` of its own. Received: {template.name!r}, of class "
+            f"{type(template).__name__}, which has one. Rebuild it as "
+            "`keras.Model(inputs, outputs)`, or use `mode='data'`."
+        )
+    for layer in all_layers(template):
+        if isinstance(layer, keras.layers.InputLayer) and getattr(layer, "optional", False):
+            raise ValueError(
+                "Every input of a model in mode 'model' must be given. Received: a model with the "
+                f"input {layer.name!r}, which has optional=True. Give zeros in its place, or use "
+                "`mode='data'`."
+            )

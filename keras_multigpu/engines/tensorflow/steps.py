@@ -1,0 +1,63 @@
+"""Keras's training on TensorFlow, with replicas in the graph of each step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_multigpu.engines.base import Runner, Steps, TrainedModel
+from keras_multigpu.engines.shared import unchanged
+from keras_multigpu.engines.tensorflow.cluster.watched import Watched
+from keras_multigpu.engines.tensorflow.placing import knows_others, use_moved
+from keras_multigpu.engines.tensorflow.runners import SliceRunner
+
+
+class TensorFlowSteps(Steps):
+    """Makes steps that use variables where they are now, and watches other machines."""
+
+    def __init__(self, model: TrainedModel, runner: Runner):
+        self._model = model
+        self._is_one_device = isinstance(runner, SliceRunner) and runner.is_one_device
+        self._watched = Watched(model)
+        self._traced_with: dict[int, tuple[keras.Variable, Any]] = {}
+
+    def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        with self._watched.scope():
+            return loop(*args, **kwargs)
+
+    def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        with self._watched.scope():
+            return step(*args, **kwargs)
+
+    def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
+        self._drop_stale()
+        if self._is_one_device:
+            return make(force)
+        # XLA compiles a cluster for one device: a compiled step would leave the others idle.
+        # The replicas are compiled instead.
+        with unchanged(self._model, "jit_compile", False):
+            return make(force)
+
+    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        return step
+
+    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        return variables
+
+    def writing(self) -> contextlib.AbstractContextManager[bool]:
+        return contextlib.nullcontext(True)
+
+    def _drop_stale(self) -> None:
+        """Drops what the model has traced with variables that have moved since.
+
+        A layer that was built since, in the middle of a `fit` even, has moved nothing.
+        """
+        before, model = self._traced_with, self._model
+        now = {id(variable): (variable, variable._value) for variable in model.variables}
+        self._traced_with = now
+        has_moved = any(now[key][1] is not before[key][1] for key in now.keys() & before.keys())
+        if has_moved or knows_others(model):
+            use_moved(model)

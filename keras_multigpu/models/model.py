@@ -1,0 +1,119 @@
+"""Model mode: the weights of one model on different devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from keras_multigpu import engines
+from keras_multigpu.models.base import ParallelModel
+
+
+@keras.saving.register_keras_serializable(package="keras_multigpu")
+class ModelParallel(ParallelModel):
+    """One model with its layers, and their weights, on different devices.
+
+    On TensorFlow the graph is cut into stages, each on one device; only the outputs of stages, and
+    their gradients, cross between devices. On JAX large layers are spread over all devices.
+
+    Args:
+        template: the model to make parallel.
+        devices: the devices to use, as `keras_multigpu.list_devices` names them.
+        placement: the number of each layer's device, by the layer's name or a regular
+            expression; `None` to have it chosen.
+    """
+
+    mode = "model"
+    _parallel_names = ("placement", "stages")
+    _parallel_on_fewer_devices = "The layers of the other devices are on these."
+    _parallel_runner: engines.ModelRunner
+
+    def __init__(
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        placement: Mapping[str, int] | None = None,
+    ):
+        given = None if placement is None else {name: int(n) for name, n in placement.items()}
+        super().__init__(template, devices, {"placement": given})
+        runner = engines.current().model_runner(template, devices, placement=given)
+        self._parallel_run_on(runner)
+        if template.built:
+            runner.lay_out()
+
+    @classmethod
+    def _parallel_runner_class(cls) -> type[engines.ModelRunner]:
+        return engines.current().model_runner
+
+    @classmethod
+    def _parallel_check(cls, options: Mapping[str, Any]) -> None:
+        """Nothing: a placement can only be checked together with the model, by the runner."""
+
+    @classmethod
+    def _parallel_adapt(cls, request: engines.Request) -> engines.Request:
+        placement, count = request.options.get("placement"), len(request.devices)
+        if placement is None:
+            return request
+        wrapped = {name: number % count for name, number in placement.items()}
+        return dataclasses.replace(request, options={**request.options, "placement": wrapped})
+
+    def build(self, *args: Any, **kwargs: Any) -> None:
+        """Builds the template, and places its layers."""
+        super().build(*args, **kwargs)
+        self._parallel_runner.lay_out()
+
+    def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super()._parallel_build(args, kwargs)
+        # The step in which the template is built goes on: it has used no variable before.
+        names = ("train_function", "test_function", "predict_function")
+        functions = {name: getattr(self, name) for name in names}
+        engines.in_fresh_thread(self._parallel_runner.lay_out)
+        for name, function in functions.items():
+            setattr(self, name, function)
+
+    @property
+    def placement(self) -> dict[str, int]:
+        """The number of each layer's device, by the layer's name after those of its models.
+
+        On JAX: the axis along which a weight is spread over the devices, by the weight's path.
+        """
+        return self._parallel_runner.placement
+
+    @property
+    def stages(self) -> Any:
+        """The parts of the graph, each on one device; on JAX there are none."""
+        return self._parallel_runner.stages
+
+    def _parallel_least_bytes(self, rows: int) -> int | None:
+        """As in all modes: here what the placement chosen by default would have to send."""
+        return self._parallel_runner.least_bytes(rows)
+
+    def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self._parallel_runner.run((args, kwargs), compiled=self.jit_compile)
+        for loss in result.losses:
+            # Not `self.add_loss`: a functional model has it for symbolic losses only.
+            keras.Layer.add_loss(self, loss)
+        return result.outputs
+
+    def _parallel_place(self) -> None:
+        self._parallel_runner.place()
+
+    def _parallel_make_step(self, name: str, make: Any, force: bool) -> Any:
+        self._parallel_place()
+        return super()._parallel_make_step(name, make, force)
+
+    def _parallel_check_change(self, method: str) -> None:
+        raise ValueError(
+            "The layers of a model are placed once, when it is made parallel. Received: a call of "
+            f"`{method}`. Change the template's layers, and make it parallel again."
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # Not in `compile`: Keras compiles a loaded model only if that is its own.
+        if name == "optimizer" and value is not None:
+            self._parallel_runner.place_updates(value)
