@@ -1,28 +1,32 @@
-"""The checks of arguments, which all say the same: what was expected, what came, what to do."""
+"""The checks of arguments: what was expected, what was received, how to fix it.
+
+NumPy's numbers count as the Python numbers that they stand for; booleans are no numbers.
+"""
 
 from __future__ import annotations
 
+import math
 import operator
+from numbers import Real
 from typing import Any
 
 
-def positive_integer(name: str, value: Any, hint: str = "", *, expected: str = "") -> int:
-    """The Python integer that an argument stands for, which may be one of NumPy's.
+def as_integer(value: Any) -> int | None:
+    """The Python integer that a value stands for; `None` if it is no integer."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
-    Args:
-        name: the argument's name.
-        value: what it was given.
-        hint: how to put it right.
-        expected: what it may be instead, to follow "must be a positive integer".
+
+def positive_integer(name: str, value: Any, hint: str = "", *, expected: str = "") -> int:
+    """A positive integer; `expected` says what else is allowed, `hint` how to fix it.
 
     Raises:
-        ValueError: if it is not a positive integer; a bool is none.
+        ValueError: if it is none.
     """
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
+    number = as_integer(value)
+    if number is None or number < 1:
         kind = "" if type(value) is int else f" (of type {type(value).__name__})"
         raise ValueError(
             f"`{name}` must be a positive integer{expected}. Received: {name}={value!r}{kind}."
@@ -31,14 +35,33 @@ def positive_integer(name: str, value: Any, hint: str = "", *, expected: str = "
     return number
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Refuses a value that is neither True nor False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}.")
+def integer_or_none(name: str, value: Any, meaning: str) -> int | None:
+    """An integer, whose `meaning` the error names, or `None`."""
+    number = as_integer(value)
+    if number is None and value is not None:
+        raise ValueError(
+            f"`{name}` must be an integer, {meaning}, or None. Received: {name}={value!r}."
+        )
+    return number
+
+
+def finite_number(name: str, value: Any, expected: str, *, above_zero: bool = False) -> Any:
+    """A finite number from 0 up; with `above_zero` 0 itself is refused."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or (above_zero and value == 0):
+        raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}.")
+    return value.item() if hasattr(value, "item") else value
+
+
+def check_flag(name: str, value: Any, or_none: str = "") -> None:
+    """Refuses what is neither True nor False; `or_none` says what `None` means, if allowed."""
+    if not (isinstance(value, bool) or (or_none and value is None)):
+        expected = f"True, False, or None ({or_none})" if or_none else "True or False"
+        raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}.")
 
 
 def check_choice(name: str, value: Any, *choices: str | None) -> None:
-    """Refuses a value that is none of the choices."""
+    """Refuses what is none of the choices."""
     if not (value is None or isinstance(value, str)) or value not in choices:
         words = ["None" if choice is None else f'"{choice}"' for choice in choices]
         expected = " or ".join([", ".join(words[:-1]), words[-1]])

@@ -219,3 +219,19 @@ def test_the_public_names():
         "WeightedMix",
         "mean_mix",
     ]
+
+
+def test_numbers_of_numpy_are_numbers():
+    template = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    two = np.int64(2)
+    assert len(make_parallel(template, two).devices) == 2
+    committee = make_parallel(template, two, mode="tower", num_replicas=np.int64(3))
+    assert len(committee.replicas) == 3
+    assert keras_multigpu.layers.BatchSlice(two).num_slices == 2
+    assert keras_multigpu.layers.GaussianMix(variance=np.float32(2)).variance == 2
+    assert keras_multigpu.layers.MultiHotDense(2, 3, padding=two).padding == 2
+    assert keras_multigpu.layers.GatedMix(balance=np.float64(0.5)).balance == 0.5
+    with pytest.raises(ValueError, match=r"`num_replicas` must be a positive .*num_replicas=True"):
+        make_parallel(template, 2, mode="tower", num_replicas=True)
+    with pytest.raises(ValueError, match=r"`num_slices` must be a positive .*num_slices=2.0"):
+        keras_multigpu.layers.BatchSlice(2.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 
 import keras
 
+from keras_multigpu.arguments import as_integer
 from keras_multigpu.graphs import costs
 from keras_multigpu.graphs.graph import Graph
 from keras_multigpu.graphs.partition import cut, schedule
@@ -31,8 +31,8 @@ def check_placement(placement: object, count: int) -> None:
     if not isinstance(placement, Mapping) or not placement:
         raise ValueError(f"{expected} Received: placement={placement!r}.")
     for name, number in placement.items():
-        is_number = isinstance(number, Integral) and not isinstance(number, bool)
-        if not isinstance(name, str) or not is_number or not 0 <= number < count:
+        device = as_integer(number)
+        if not isinstance(name, str) or device is None or not 0 <= device < count:
             raise ValueError(
                 f"{expected} Received: {name!r}: {number!r}, with {count} devices. Use a number "
                 "in that range, or make the model parallel on more devices."

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import positive_integer
 from keras_multigpu.engines import count_rows, with_attributes
 
 
@@ -59,12 +60,7 @@ class BatchSlice(keras.Layer):
 
     def __init__(self, num_slices: int, **kwargs: Any):
         super().__init__(**{"autocast": False, **kwargs})
-        if isinstance(num_slices, bool) or not isinstance(num_slices, int) or num_slices < 1:
-            raise ValueError(
-                "`num_slices` must be a positive integer. "
-                f"Received: num_slices={num_slices!r} (of type {type(num_slices).__name__})."
-            )
-        self.num_slices = num_slices
+        self.num_slices = positive_integer("num_slices", num_slices)
         self.supports_masking = True
 
     def call(self, inputs: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu.arguments import finite_number, positive_integer
 from keras_multigpu.layers.replicas import (
     Mix,
     count_replicas,
@@ -70,13 +70,9 @@ class GatedMix(Mix):
                 f"(rows, replicas), or None. Received: gate={gate!r}. Wrap a function in a "
                 "`keras.layers.Lambda`, and create a layer from its class."
             )
-        if isinstance(balance, bool) or not isinstance(balance, int | float) or not balance >= 0:
-            raise ValueError(
-                f"`balance` must be a number from 0 up. Received: balance={balance!r}."
-            )
         self.gate: Any = gate
         self.hidden = positive_integer("hidden", hidden)
-        self.balance = balance
+        self.balance = finite_number("balance", balance, "a number from 0 up")
         self._has_own_gate = gate is None
 
     def build(self, outputs_shape: list[Any] | None = None, features_shape: Any = None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.arguments import check_flag, finite_number
 from keras_multigpu.layers.replicas import Mix, average, fit, mix_leaves
 
 LEAST_VARIANCE = 1e-6
@@ -57,18 +58,9 @@ class GaussianMix(Mix):
 
     def __init__(self, variance: float = 1.0, own_variance: bool | None = None, **kwargs: Any):
         super().__init__(**kwargs)
-        is_number = isinstance(variance, int | float) and not isinstance(variance, bool)
-        if not is_number or not 0 < variance < math.inf:
-            raise ValueError(
-                "`variance` must be a positive number, the variance of replicas that do not give "
-                f"their own. Received: variance={variance!r}."
-            )
-        if own_variance is not None and not isinstance(own_variance, bool):
-            raise ValueError(
-                "`own_variance` must be True, False, or None (True for outputs of two columns). "
-                f"Received: own_variance={own_variance!r}."
-            )
-        self.variance = variance
+        expected = "a positive number, the variance of replicas that do not give their own"
+        self.variance = finite_number("variance", variance, expected, above_zero=True)
+        check_flag("own_variance", own_variance, or_none="True for outputs of two columns")
         self.own_variance = own_variance
 
     def call(self, outputs: list[Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_flag, positive_integer
+from keras_multigpu.arguments import check_flag, integer_or_none, positive_integer
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
@@ -88,12 +88,7 @@ class MultiHotDense(keras.Layer):
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         self.bias_constraint = keras.constraints.get(bias_constraint)
-        if padding is not None and (isinstance(padding, bool) or not isinstance(padding, int)):
-            raise ValueError(
-                "`padding` must be an integer, the index that stands for nothing, or None. "
-                f"Received: padding={padding!r}."
-            )
-        self.padding = padding
+        self.padding = integer_or_none("padding", padding, "the index that stands for nothing")
         check_flag("sparse_gradient", sparse_gradient)
         self.sparse_gradient = sparse_gradient
         self.supports_masking = True

@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 import keras
-from jax.experimental.sparse import JAXSparse
+from jax.experimental import sparse
 
 from keras_multigpu.engines.base import Engine, Runner, TrainedModel
-from keras_multigpu.engines.jax import devices, rows, tensors
+from keras_multigpu.engines.jax import devices, rows
 from keras_multigpu.engines.jax.cluster import joint, processes
 from keras_multigpu.engines.jax.replicas import CommitteeRunner
 from keras_multigpu.engines.jax.runners import JaxRunner, RowsRunner, ShardsRunner
@@ -90,13 +90,19 @@ class JaxEngine(Engine):
         check_no_distribution()
 
     def take_rows(self, tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
-        return tensors.take_rows(tensor, start, size)
+        if isinstance(tensor, sparse.BCOO):
+            begin = (start, *(0 for _ in tensor.shape[1:]))
+            end = (start + size, *tensor.shape[1:])
+            return sparse.bcoo_slice(tensor, start_indices=begin, limit_indices=end)
+        return tensor[start : start + size]
 
-    def join_rows(self, parts: Sequence[Tensor]) -> Tensor:
-        return tensors.join_rows(parts)
+    def join_rows(self, tensors: Sequence[Tensor]) -> Tensor:
+        if isinstance(tensors[0], sparse.BCOO):
+            return sparse.bcoo_concatenate(tensors, dimension=0)
+        return jax.numpy.concatenate(tensors, axis=0)
 
     def storage(self, tensor: Tensor) -> dict[str, bool]:
-        return {"sparse": True} if isinstance(tensor, JAXSparse) else {}
+        return {"sparse": True} if isinstance(tensor, sparse.JAXSparse) else {}
 
     def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
         first, *others = counts
