@@ -100,10 +100,10 @@ def measure(side: str, model: str, steps: int) -> dict[str, Any]:
 
     from benchmarks.step_worker import Clock
     from keras_multigpu import cluster, make_parallel
-    from keras_multigpu.engines.tensorflow import links
+    from keras_multigpu.engines.tensorflow import exchange
 
     if side == "naive":
-        links.host_of = lambda device: device  # as if each device were a host of its own
+        exchange.host_of = lambda device: device  # as if each device were a host of its own
     devices = cluster.connect([f"{_WORKER}:{_PORT}"], timeout=60)
     keras.utils.set_random_seed(0)
     benchmark, clock, crossed = MODELS[model], Clock(), []

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_multigpu.arguments import finite_number, positive_integer
-from keras_multigpu.layers.replicas import (
+from keras_multigpu.layers.outputs import (
     Mix,
     count_replicas,
     fit,

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from keras_multigpu.arguments import check_flag, finite_number
-from keras_multigpu.layers.replicas import Mix, average, fit, mix_leaves
+from keras_multigpu.layers.outputs import Mix, average, fit, mix_leaves
 
 LEAST_VARIANCE = 1e-6
 """Added to a replica's own variance, so that its likelihood is bounded (as in deep ensembles)."""

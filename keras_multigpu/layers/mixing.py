@@ -27,7 +27,7 @@ import keras
 
 from keras_multigpu.layers.gated import GatedMix
 from keras_multigpu.layers.gaussian import GaussianMix
-from keras_multigpu.layers.replicas import (
+from keras_multigpu.layers.outputs import (
     Mix,
     average,
     count_replicas,

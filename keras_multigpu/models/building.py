@@ -1,13 +1,15 @@
-"""The making of a parallel model: its class, the model, what it is compiled with."""
+"""Makes a parallel model: checks the request, makes the model, compiles it like its template."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
+
+import keras
 
 from keras_multigpu.engines import Request
 from keras_multigpu.models.checks import check
 from keras_multigpu.models.classes import parallel_class
-from keras_multigpu.models.compiling import compile_like
 
 
 def build_parallel(
@@ -25,3 +27,70 @@ def build_parallel(
     if template.compiled and parallel._parallel_keeps_outputs():
         compile_like(parallel, template)
     return parallel
+
+
+def compile_like(model: keras.Model, compiled: keras.Model) -> None:
+    """Compiles a model with the arguments that another one was compiled with.
+
+    The optimizer is a copy, with the other's state where both train the same weights; metrics
+    are new. A model whose class has a
+    `compile` of its own is left as it is: its arguments are not known.
+
+    Args:
+        model: the model to compile.
+        compiled: the model that is compiled already.
+    """
+    if type(compiled).compile is not keras.Model.compile:
+        return
+    # Keras keeps the arguments here; `get_compile_config` serializes them, which functions and
+    # losses of the user's own don't survive.
+    arguments = dict(compiled._compile_config.config)
+    try:
+        for name in ("metrics", "weighted_metrics"):
+            arguments[name] = keras.tree.map_structure(_copy_metric, arguments[name])
+        arguments["optimizer"] = _copy_optimizer(compiled, model)
+    except Exception as error:  # whatever a class of the user's own raises: it is told
+        warnings.warn(
+            f"{compiled.name!r} is compiled with an optimizer or a metric that can't be copied by "
+            f"its configuration: {error!r}. Its parallel model is not compiled: compile that one, "
+            "or give the class a `get_config` from which `from_config` makes it again.",
+            stacklevel=4,
+        )
+        return
+    model.compile(**arguments)
+
+
+def _copy_metric(metric: Any) -> Any:
+    is_object = isinstance(metric, keras.Metric)
+    return type(metric).from_config(metric.get_config()) if is_object else metric
+
+
+def _copy_optimizer(compiled: keras.Model, model: keras.Model) -> Any:
+    optimizer = compiled.optimizer
+    if optimizer is None:
+        return None
+    copy = type(optimizer).from_config(optimizer.get_config())
+    # What is excluded from weight decay is in no configuration.
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(optimizer, name):
+            setattr(copy, name, getattr(optimizer, name))
+    if optimizer.built:
+        _copy_slots(optimizer, copy, model)
+    return copy
+
+
+def _copy_slots(optimizer: keras.Optimizer, copy: keras.Optimizer, model: keras.Model) -> None:
+    """Gives a copy of an optimizer its state, if it knows all that a model trains.
+
+    The copy is built with the variables that the optimizer was built with: those that have been
+    frozen since are among them, so that every slot belongs to the same variable in both.
+    """
+    known = optimizer._trainable_variables  # Keras has no public list of them
+    if not set(map(id, model.trainable_variables)) <= set(map(id, known)):
+        return
+    copy.build(known)
+    shapes = [[tuple(slot.shape) for slot in one.variables] for one in (optimizer, copy)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"the copy has state of the shapes {shapes[1]} in place of {shapes[0]}")
+    for own, other in zip(copy.variables, optimizer.variables):
+        own.assign(other)

@@ -17,7 +17,7 @@ from keras_multigpu.models.base import ParallelModel
 
 
 @dataclasses.dataclass
-class Now:
+class LatestUse:
     """What changes from one use of the model to the next.
 
     Attributes:
@@ -40,7 +40,7 @@ class MixedModel(ParallelModel):
     _parallel_mix: Any = None
     _parallel_clones: Sequence[keras.Model] = ()
     compiled: bool
-    _parallel_now: Now
+    _parallel_latest: LatestUse
     _parallel_unmixed_functions: dict[bool, Any]
 
     @property
@@ -72,7 +72,7 @@ class MixedModel(ParallelModel):
         mix, before = get_mix(value), self._parallel_mix
         outputs = self._parallel_build_mix(mix)
         self._parallel_mix = mix
-        self._parallel_now.symbolic_outputs = outputs
+        self._parallel_latest.symbolic_outputs = outputs
         self.train_function = self.test_function = self.predict_function = None
         if self.compiled and (before is None or _has_weights(before) or _has_weights(mix)):
             self.compiled = False
@@ -86,7 +86,7 @@ class MixedModel(ParallelModel):
         return _call_mix(mix, [outputs] * len(self.replicas), inputs)
 
     def _parallel_keeps_outputs(self) -> bool:
-        if self._parallel_now.symbolic_outputs is None:
+        if self._parallel_latest.symbolic_outputs is None:
             return True
         before, after = self.template.outputs, self.outputs
         return [one.shape for one in before] == [one.shape for one in after]
@@ -95,7 +95,7 @@ class MixedModel(ParallelModel):
     def outputs(self) -> list[keras.KerasTensor]:
         """The mix's symbolic outputs, of a template that has symbolic ones."""
         self.template.outputs  # noqa: B018  the template's error where there are none
-        return keras.tree.flatten(self._parallel_now.symbolic_outputs)
+        return keras.tree.flatten(self._parallel_latest.symbolic_outputs)
 
     @property
     def output_names(self) -> list[str] | None:
@@ -142,7 +142,7 @@ class MixedModel(ParallelModel):
 
     def predict_step(self, *args: Any) -> Any:
         """The step of `predict`: the template's own, where it has one, for the mix."""
-        if self._parallel_now.unmixed is None:
+        if self._parallel_latest.unmixed is None:
             return self._parallel_inherited("predict_step")(*args)
         return keras.Model.predict_step(self, *args)
 
@@ -160,12 +160,12 @@ class MixedModel(ParallelModel):
         """
         kept = self.predict_function
         self.predict_function = self._parallel_unmixed_functions.get(training)
-        self._parallel_now.unmixed = training
+        self._parallel_latest.unmixed = training
         try:
             return self.predict(x, **kwargs)
         finally:
             self._parallel_unmixed_functions[training] = self.predict_function
-            self.predict_function, self._parallel_now.unmixed = kept, None
+            self.predict_function, self._parallel_latest.unmixed = kept, None
 
     def disagreement(self, x: Any, *, training: bool = False, **kwargs: Any) -> Any:
         """How far the replicas' outputs are apart, sample by sample.

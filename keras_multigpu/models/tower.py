@@ -13,10 +13,9 @@ from keras_multigpu.engines.shared import SEED
 from keras_multigpu.graphs.costs import row_bytes
 from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
-from keras_multigpu.layers.replicas import are_alike, hand_on_logits
-from keras_multigpu.models.apart import check_loss_scale, mean_of_apart
-from keras_multigpu.models.cloning import clone, follow
-from keras_multigpu.models.mixed import MixedModel, Now, features_of
+from keras_multigpu.layers.outputs import are_alike, hand_on_logits
+from keras_multigpu.models.committee import check_loss_scale, clone, follow, mean_of_apart
+from keras_multigpu.models.mixed import LatestUse, MixedModel, features_of
 from keras_multigpu.models.one_model import lent
 
 
@@ -65,7 +64,7 @@ class TowerParallel(MixedModel):
                 self._parallel_clone(number, homes[number]) for number in range(1, count)
             ]
         self._parallel_homes = tuple(homes)
-        self._parallel_now = Now()
+        self._parallel_latest = LatestUse()
         self._parallel_run_on(engines.current().tower_runner(self.replicas, homes))
         self.mix = mix
 
@@ -139,7 +138,7 @@ class TowerParallel(MixedModel):
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._parallel_follow()
-        if self._parallel_now.unmixed:
+        if self._parallel_latest.unmixed:
             kwargs = {**kwargs, "training": True}
         count = len(self._parallel_homes)
         results = self._parallel_runner.run((args, kwargs), compiled=self.jit_compile)
@@ -148,12 +147,12 @@ class TowerParallel(MixedModel):
             # Not `self.add_loss`: a functional model has it for symbolic losses only.
             keras.Layer.add_loss(self, sum(losses) / count)
         outputs = [result.outputs for result in results]
-        if self._parallel_now.unmixed is not None:
+        if self._parallel_latest.unmixed is not None:
             return outputs
         mixed = self._parallel_mix_outputs(outputs, features_of(args, kwargs))
         if is_average(self._parallel_mix) and self._parallel_are_equal(results):
             hand_on_logits(outputs, mixed)
-        self._parallel_now.mixed, self._parallel_now.outputs = mixed, outputs
+        self._parallel_latest.mixed, self._parallel_latest.outputs = mixed, outputs
         return mixed
 
     def _parallel_are_equal(self, results: Sequence[engines.Result]) -> bool:
@@ -173,7 +172,7 @@ class TowerParallel(MixedModel):
         for variable, values in updates.values():
             if not keras.backend.is_float_dtype(variable.dtype):
                 variable.assign(values[0])
-            elif self._parallel_now.unmixed is None:
+            elif self._parallel_latest.unmixed is None:
                 variable.assign(values[0] if len(values) == 1 else sum(values) / len(values))
 
     @property
@@ -214,7 +213,7 @@ class TowerParallel(MixedModel):
         """
         if not training or self._parallel_options["loss_of"] == "mix":
             return self._parallel_inherited("compute_loss")(x, y, y_pred, sample_weight, training)
-        if y_pred is not self._parallel_now.mixed or self._parallel_mix.trainable_variables:
+        if y_pred is not self._parallel_latest.mixed or self._parallel_mix.trainable_variables:
             raise ValueError(
                 "With `loss_of='replicas'` every replica is trained by its own loss, which needs "
                 "`compute_loss` to be given the model's outputs as they are, and a mix without "
@@ -224,7 +223,7 @@ class TowerParallel(MixedModel):
         own_loss = self._parallel_inherited("compute_loss")
         losses = [
             own_loss(x, y, self._parallel_own_outputs(one, x), sample_weight, training)
-            for one in self._parallel_now.outputs
+            for one in self._parallel_latest.outputs
         ]
         return mean_of_apart(*losses) if self._parallel_trained_apart else sum(losses) / len(losses)
 
@@ -241,9 +240,9 @@ class TowerParallel(MixedModel):
         these outputs.
         """
         is_function = isinstance(self._parallel_mix, keras.layers.Lambda)
-        if is_function and are_alike(outputs, self._parallel_now.mixed):
+        if is_function and are_alike(outputs, self._parallel_latest.mixed):
             return outputs
-        return self._parallel_mix_outputs([outputs] * len(self._parallel_now.outputs), features)
+        return self._parallel_mix_outputs([outputs] * len(self._parallel_latest.outputs), features)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """Exports the replicas and their mix for serving: a graph without the names of devices.

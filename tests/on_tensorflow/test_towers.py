@@ -8,7 +8,7 @@ from parity import difference
 
 from keras_multigpu import make_parallel
 from keras_multigpu.layers import mixing
-from keras_multigpu.layers.replicas import hand_on_logits
+from keras_multigpu.layers.outputs import hand_on_logits
 
 
 def test_vocabularies_and_statistics_that_were_adapted(rng):

@@ -10,9 +10,14 @@ import jax
 import keras
 
 from keras_multigpu.engines.base import Runner, Steps, TrainedModel
-from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.cluster.meeting import meet, part, write_once, writing
-from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement_on
+from keras_multigpu.engines.jax.placement import (
+    PlacedBatches,
+    Placement,
+    Undivided,
+    on_one_device,
+    placement_on,
+)
 from keras_multigpu.engines.jax.runners import JaxRunner
 from keras_multigpu.engines.jax.spreading import spread
 from keras_multigpu.engines.jax.stacked import StackedVariable

@@ -1,32 +1,153 @@
-"""Other ways for a layer to compute, for the time in which a model is traced."""
+"""The replicas' calls in one step, and their gradients, each on its own device."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import keras
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.exchange import Exchange, read
+from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult
+from keras_multigpu.engines.tensorflow.sync import Replica
+from keras_multigpu.engines.tensorflow.tensors import (
+    add,
+    floats,
+    gradient_order,
+    map_tensors,
+    substitute,
+)
+from keras_multigpu.engines.tensorflow.trace import Trace
+from keras_multigpu.engines.values import Tensor
 
 
-@contextlib.contextmanager
-def replaced_calls(
-    layers: Iterable[keras.Layer], make: Callable[[keras.Layer, Any], Any]
-) -> Iterator[None]:
-    """A scope in which layers have another `call`.
+class ReplicaCalls:
+    """The calls of a step, and their gradients.
 
     Args:
-        layers: the layers.
-        make: gives the new `call` of a layer, from the layer and the `call` that it has.
+        trace: the template's call.
+        links: the ways of the weights to the devices, and of their gradients back.
+        calls: each replica's arguments.
+        sizes: the rows of the batch that are each replica's own.
+
+    Attributes:
+        raws: what each replica returned, on its own device; after `run`.
     """
-    before = [(layer, vars(layer).get("call")) for layer in layers]
-    try:
-        for layer, _ in before:
-            # The instance's own attribute: Keras would track what is set the ordinary way.
-            object.__setattr__(layer, "call", make(layer, layer.call))
-        yield
-    finally:
-        for layer, own in before:
-            vars(layer).pop("call", None)
-            if own is not None:
-                object.__setattr__(layer, "call", own)
+
+    def __init__(
+        self, trace: Trace, links: Exchange, calls: Sequence[Arguments], sizes: Sequence[Any]
+    ):
+        self.raws: list[LocalResult] = []
+        self._trace = trace
+        self._links = links
+        self._calls = calls
+        self._sizes = sizes
+        self._tapes: list[tuple[tf.GradientTape, list[Tensor]]] = []
+        self._used: set[int] = set()
+
+    def run(self) -> Iterator[Tensor]:
+        """Calls the replicas; gives what gradients can come back to, on the first device."""
+        sources = [*map(read, self._links.watched), *floats(self._calls)]
+        self._order = gradient_order(sources)
+        if self._order:
+            results = tf.custom_gradient(lambda *values: (self._forward(*values), self._backward))(
+                *sources
+            )
+        else:
+            results = self._forward(*sources)
+        return (_note_use(result, place, self._used) for place, result in enumerate(results))
+
+    def _forward(self, *sources: Tensor) -> list[Tensor]:
+        links, given = self._links, iter(sources)
+        # Hidden from outer tapes: for a value that two tapes watch, TensorFlow also builds second
+        # derivatives, which take longer to trace and to run.
+        hide = tf.stop_gradient if self._order == 1 else tf.identity
+        weights = {id(variable): next(given) for variable in links.watched}
+        for number, (device, state) in enumerate(zip(links.devices, links.send(weights, hide))):
+            replica = Replica(number, self._sizes[number], len(links.devices))
+            keys = links.watched_of(number)
+            tape = tf.GradientTape(persistent=self._order > 1)
+            with tf.device(device), tape:
+                call = map_tensors(hide, substitute(self._calls[number], given))
+                copies = [state[key] for key in keys] + floats(call)
+                if self._order:
+                    tape.watch(copies)
+                raw = self._trace(list(state.values()), call, replica)
+            self.raws.append(raw)
+            self._tapes.append((tape, copies))
+        with tf.device(links.devices[0]):
+            results = [part for raw in self.raws for part in floats(raw.differentiable)]
+            return [tf.identity(result) for result in results]
+
+    def _backward(self, *upstream: Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
+        """The gradients by the sources, and by variables of TensorFlow's own that `call` uses."""
+        arriving = enumerate(upstream)
+        by_weights: list[dict[int, Tensor | None]] = []
+        by_inputs: list[Tensor | None] = []
+        by_others: list[list[Tensor]] = [[] for _ in variables]
+        for number, device in enumerate(self._links.devices):
+            keys = self._links.watched_of(number)
+            count = len(self._tapes[number][1])
+            with tf.device(device), tf.name_scope("gradients"):
+                gradients = self._gradient(number, arriving, variables)
+            by_weights.append(dict(zip(keys, gradients)))
+            by_inputs += gradients[len(keys) : count]
+            for found, gradient in zip(by_others, gradients[count:]):
+                found += [] if gradient is None else [gradient]
+        self._used.clear()
+        flat = self._links.sum(by_weights) + by_inputs
+        if self._order == 1:
+            self._release()
+        return (flat, [add(found) for found in by_others]) if variables else flat
+
+    def _release(self) -> None:
+        """Lets go of the template, once no more gradients can be asked for.
+
+        TensorFlow never forgets the gradient function of a graph, and with it what that holds.
+        """
+        del self._trace, self._calls
+        self.raws.clear()
+        self._tapes.clear()
+
+    def _gradient(
+        self,
+        number: int,
+        arriving: Iterator[tuple[int, Tensor]],
+        variables: Sequence[tf.Variable],
+    ) -> list[Tensor | None]:
+        """One replica's gradient, by its copies of the weights, its inputs, and variables."""
+        (tape, copies), raw = self._tapes[number], self.raws[number]
+        results = floats(raw.differentiable)
+        pairs = [next(arriving) for _ in results]
+        is_used = [place in self._used for place, _ in pairs]
+        upstream = [tf.identity(value) for place, value in pairs if place in self._used]
+        results = [result for result, one_is_used in zip(results, is_used) if one_is_used]
+        sources = [*copies, *variables]
+        gradients = tape.gradient(results, sources, output_gradients=upstream)
+        if raw.arguments is None or all(is_used):
+            return gradients
+        # Not a comparison of tensors, which would be one of their values.
+        places = {id(argument): place for place, argument in enumerate(raw.arguments)}
+        reached = self._trace.reached(tuple(is_used))
+        return [
+            None if id(source) in places and not reached[places[id(source)]] else gradient
+            for source, gradient in zip(sources, gradients)
+        ]
+
+
+def _note_use(result: Tensor, place: int, used: set[int]) -> Tensor:
+    """The same tensor, which notes that a gradient comes back to it.
+
+    A traced function gives zeros to the results that no loss uses, and hands on zeros where one
+    device has no gradient: an optimizer with weight decay or momentum tells the two apart.
+    """
+
+    @tf.custom_gradient
+    def identity(value: Tensor) -> Any:
+        def backward(upstream: Tensor) -> Tensor:
+            used.add(place)
+            return upstream
+
+        return tf.identity(value), backward
+
+    return identity(result)

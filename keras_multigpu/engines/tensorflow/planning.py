@@ -12,11 +12,10 @@ import tensorflow as tf
 from keras_multigpu.engines import kinds
 from keras_multigpu.engines.shared import SEED
 from keras_multigpu.engines.structures import take_apart
-from keras_multigpu.engines.tensorflow.calls import replaced_calls
+from keras_multigpu.engines.tensorflow.exchange import ONCE
 from keras_multigpu.engines.tensorflow.inspection import find_obstacle, layer_of
-from keras_multigpu.engines.tensorflow.links import ONCE
 from keras_multigpu.engines.tensorflow.probe import DependenceError, Probe, ProbeError
-from keras_multigpu.engines.tensorflow.sync import batch_normalizations
+from keras_multigpu.engines.tensorflow.sync import batch_normalizations, replaced_calls
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows, is_float
 from keras_multigpu.engines.tensorflow.trace import Trace
 from keras_multigpu.engines.values import Call, Plan

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from keras_multigpu.engines.kinds import ROWS, find_kinds
 from keras_multigpu.engines.shared import in_fresh_thread
+from keras_multigpu.engines.tensorflow.exchange import read
 from keras_multigpu.engines.tensorflow.inspection import layer_of
-from keras_multigpu.engines.tensorflow.links import read
 from keras_multigpu.engines.tensorflow.made_up import Settings, make_up, perturb, take_part
 from keras_multigpu.engines.tensorflow.stilled import Stilled
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, message_of

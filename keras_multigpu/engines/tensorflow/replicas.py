@@ -11,11 +11,11 @@ import tensorflow as tf
 from keras_multigpu.engines.attributes import set_attributes
 from keras_multigpu.engines.shared import SEED, check_alike, state_of_none
 from keras_multigpu.engines.structures import OpaqueError
-from keras_multigpu.engines.tensorflow.links import Links, read
+from keras_multigpu.engines.tensorflow.calls import ReplicaCalls
+from keras_multigpu.engines.tensorflow.exchange import Exchange, read
 from keras_multigpu.engines.tensorflow.names import local_name, short_name
-from keras_multigpu.engines.tensorflow.passes import Passes
 from keras_multigpu.engines.tensorflow.planning import make_plan, signature
-from keras_multigpu.engines.tensorflow.raw import Raw, split_call
+from keras_multigpu.engines.tensorflow.results import LocalResult, split_call
 from keras_multigpu.engines.tensorflow.scope import HiddenStateError
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
 from keras_multigpu.engines.tensorflow.tensors import gradient_order, message_of, substitute
@@ -88,8 +88,8 @@ class Replicas:
         trace = plan.trace if plan else self._trace(calls[0], compiled)
         states = [_unique(model.variables) for model in self.models]
         check_alike(states)
-        links = Links(states, self.devices, self.wire_dtype, trace.gradient_rules)
-        passes = Passes(trace, links, [split_call(call)[0] for call in calls], sizes)
+        links = Exchange(states, self.devices, self.wire_dtype, trace.gradient_rules)
+        passes = ReplicaCalls(trace, links, [split_call(call)[0] for call in calls], sizes)
         gathered = passes.run()
         if tf.executing_eagerly() and len(_unique(self.template.variables)) != len(states[0]):
             # Layers were built in this call: now their variables are known.
@@ -137,7 +137,7 @@ class Replicas:
 
     def _result(
         self,
-        raw: Raw,
+        raw: LocalResult,
         gathered: Iterator[Tensor],
         state: Sequence[keras.Variable],
         trace: Trace,

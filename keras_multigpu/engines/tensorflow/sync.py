@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import ops
 
-from keras_multigpu.engines.tensorflow.calls import replaced_calls
 from keras_multigpu.engines.values import Tensor
 
 _keys = itertools.count(1)
@@ -145,3 +144,26 @@ def _collective(value: Tensor, count: int, group: int) -> Tensor:
         subdiv_offsets=[0],
         timeout_seconds=_TIMEOUT_SECONDS,
     )
+
+
+@contextlib.contextmanager
+def replaced_calls(
+    layers: Iterable[keras.Layer], make: Callable[[keras.Layer, Any], Any]
+) -> Iterator[None]:
+    """A scope in which layers have another `call`.
+
+    Args:
+        layers: the layers.
+        make: gives the new `call` of a layer, from the layer and the `call` that it has.
+    """
+    before = [(layer, vars(layer).get("call")) for layer in layers]
+    try:
+        for layer, _ in before:
+            # The instance's own attribute: Keras would track what is set the ordinary way.
+            object.__setattr__(layer, "call", make(layer, layer.call))
+        yield
+    finally:
+        for layer, own in before:
+            vars(layer).pop("call", None)
+            if own is not None:
+                object.__setattr__(layer, "call", own)

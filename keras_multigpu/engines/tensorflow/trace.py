@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.attributes import get_attributes, set_attributes
 from keras_multigpu.engines.structures import take_apart
-from keras_multigpu.engines.tensorflow.raw import Arguments, Raw, split_call, tensors_of
+from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult, split_call, tensors_of
 from keras_multigpu.engines.tensorflow.rows import by_rows_touched
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.sync import Replica, synchronized
@@ -107,7 +107,7 @@ class Trace:
         """The same call of one replica, to be traced anew; no layer sees other replicas' rows."""
         return Trace(self.template, self._call)
 
-    def __call__(self, state: list[Tensor], call: Arguments, replica: Replica) -> Raw:
+    def __call__(self, state: list[Tensor], call: Arguments, replica: Replica) -> LocalResult:
         """Calls the template on the device of the current scope.
 
         Args:
@@ -117,7 +117,7 @@ class Trace:
         """
         number, size = tf.constant(replica.number), tf.cast(replica.size, tf.float32)
         if tf.executing_eagerly():
-            return Raw(**self._run(state, call, number, size))
+            return LocalResult(**self._run(state, call, number, size))
         if self.compiled and has_flow(self.forward, "While", "If", "Case"):
             # XLA can't hand the intermediate values of loops and branches from one cluster to
             # another, so the gradient's cluster runs them once more.
@@ -145,8 +145,8 @@ class Trace:
         self._reached[is_used] = [gradient is not None for gradient in gradients]
         return self._reached[is_used]
 
-    def _raw(self, *arguments: Any) -> Raw:
-        return Raw(**self.forward(*arguments), arguments=tensors_of(arguments))
+    def _raw(self, *arguments: Any) -> LocalResult:
+        return LocalResult(**self.forward(*arguments), arguments=tensors_of(arguments))
 
     def _trace(self, function: Any, compiled: bool, more: Any = (), apart: bool = False) -> Any:
         traced = tf.function(
@@ -165,8 +165,8 @@ class Trace:
         with tf.device(None), touching:
             return traced.get_concrete_function(*specs, *more)
 
-    def _recomputed(self, state: list[Tensor], call: Arguments, *rest: Tensor) -> Raw:
-        raws: list[Raw] = []
+    def _recomputed(self, state: list[Tensor], call: Arguments, *rest: Tensor) -> LocalResult:
+        raws: list[LocalResult] = []
 
         @tf.custom_gradient
         def run(*sources: Tensor) -> Any:
@@ -185,7 +185,7 @@ class Trace:
         results = iter(run(*floats((state, call))))
         outputs, attributes, losses = substitute(raws[0].differentiable, results)
         arguments = tensors_of((state, call, *rest))
-        return Raw(outputs, attributes, losses, raws[0].updates, arguments)
+        return LocalResult(outputs, attributes, losses, raws[0].updates, arguments)
 
     def _gradient(
         self, state: Any, call: Any, number: Tensor, size: Tensor, upstream: list[Tensor]

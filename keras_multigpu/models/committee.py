@@ -1,9 +1,10 @@
-"""A committee's further members: built like the template, with weights of their own."""
+"""The members of a committee: copies of the template with separate weights, trained separately."""
 
 from __future__ import annotations
 
 import inspect
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,27 @@ def _copy_assets(layer: keras.Layer, own: keras.Layer) -> None:
     with tempfile.TemporaryDirectory() as folder:
         layer.save_assets(Path(folder))
         own.load_assets(Path(folder))
+
+
+@keras.ops.custom_gradient
+def mean_of_apart(*losses: Any) -> Any:
+    """The mean of losses of which each is minimised by itself: the gradient is that of the sum."""
+
+    def backward(*args: Any, upstream: Any = None) -> tuple[Any, ...]:
+        (upstream,) = args if upstream is None else (upstream,)  # as the backend hands it over
+        return (upstream,) * len(losses)
+
+    return sum(losses) / len(losses), backward
+
+
+def check_loss_scale(optimizer: keras.Optimizer) -> None:
+    """Warns of an optimizer that skips steps: it skips them for all members."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        warnings.warn(
+            "Where gradients overflow, a `LossScaleOptimizer` skips the step. With "
+            "`loss_of='replicas'` the replicas are trained apart but have one optimizer: an "
+            "overflow in one of them skips the step of all. Received: "
+            f"optimizer={optimizer.name!r}. Use the policy 'mixed_bfloat16', which needs no loss "
+            "scale.",
+            stacklevel=4,
+        )

@@ -1,4 +1,4 @@
-"""What every mix stands on: a list with one structure of outputs per replica."""
+"""What all mixing layers share: they work on a list with one structure of outputs per replica."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from keras_multigpu.engines.values import Call, Tensor
 
 
 @dataclasses.dataclass
-class Raw:
+class LocalResult:
     """What a replica returns, on its own device.
 
     Attributes:

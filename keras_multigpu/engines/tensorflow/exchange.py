@@ -1,4 +1,4 @@
-"""The ways of the weights to the replicas' devices, and of their gradients back.
+"""How weights get to the replicas' devices, and how their gradients get back.
 
 The way of a weight: its variable's device, its *home* -> a hub -> every device. The way of its
 gradient: every device -> a hub, which sums -> the home. Each host has hubs of its own, so that a
@@ -40,7 +40,7 @@ class _Ways:
     back: tuple[Part, ...]
 
 
-class Links:
+class Exchange:
     """The links between variables and the replicas that use them.
 
     Args:
