@@ -10,7 +10,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.devices import choose_devices
-from keras_multigpu.models import (
+from keras_multigpu.modes import (
     DataParallel,
     ModelParallel,
     ParallelModel,

@@ -7,7 +7,7 @@ from keras import layers
 from parity import difference
 
 from keras_multigpu import make_parallel
-from keras_multigpu.models import ParallelModel
+from keras_multigpu.modes import ParallelModel
 
 
 def _functional():

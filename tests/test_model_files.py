@@ -1,6 +1,7 @@
 """Whole-model files, copies, exports: a parallel model survives them as a parallel model."""
 
 import copy
+import importlib
 import pickle
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from cases import CASES, build_equal, compile_case
 from keras import layers
 from parity import difference, variables
 
-from keras_multigpu import make_parallel
-from keras_multigpu.models import ParallelModel
+from keras_multigpu import make_parallel, modes
+from keras_multigpu.modes import ParallelModel
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -264,3 +265,10 @@ def test_a_compiled_templates_exclusions_from_weight_decay(rng):
     before = template.get_weights()[0]
     parallel.fit(x, parallel.predict(x, verbose=0), verbose=0)  # the gradient is zero
     assert difference(template.get_weights()[0], before) < 1e-5
+
+
+def test_the_modules_that_earlier_files_name():
+    names = {"data": "DataParallel", "tower": "TowerParallel", "branch": "ModelParallel"}
+    for module, name in names.items():
+        found = importlib.import_module(f"keras_multigpu.models.{module}")
+        assert getattr(found, name) is getattr(modes, name)

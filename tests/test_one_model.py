@@ -13,7 +13,7 @@ from keras import layers, ops
 from parity import difference, variables
 
 from keras_multigpu import make_parallel
-from keras_multigpu.models.one_model import PER_COMPILED, PER_LAYER, own
+from keras_multigpu.modes.one_model import PER_COMPILED, PER_LAYER, own
 
 MODES = [("data", {}), ("tower", {}), ("tower", {"replicas": "independent"})]
 every_mode = pytest.mark.parametrize(("mode", "options"), MODES, ids=str)

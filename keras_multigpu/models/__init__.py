@@ -1,9 +1,8 @@
-"""One parallel model per mode."""
+"""The former place of the modes, which model files of earlier versions name."""
 
-from keras_multigpu.models.base import ParallelModel
-from keras_multigpu.models.building import build_parallel
-from keras_multigpu.models.data import DataParallel
-from keras_multigpu.models.model import ModelParallel
-from keras_multigpu.models.tower import TowerParallel
+import sys
 
-__all__ = ["DataParallel", "ModelParallel", "ParallelModel", "TowerParallel", "build_parallel"]
+from keras_multigpu.modes import data, model, tower
+
+for _name, _module in {"data": data, "tower": tower, "model": model, "branch": model}.items():
+    sys.modules[f"{__name__}.{_name}"] = _module

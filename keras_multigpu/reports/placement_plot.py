@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_multigpu.graphs.crossings import find_crossings
 from keras_multigpu.graphs.graph import Graph
-from keras_multigpu.models import ModelParallel
+from keras_multigpu.modes import ModelParallel
 from keras_multigpu.reports.checks import check_count
 from keras_multigpu.reports.cuts import with_loss
 from keras_multigpu.reports.drawing import new_figure

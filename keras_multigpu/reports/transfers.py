@@ -8,7 +8,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.engines import Transfer
-from keras_multigpu.models import ParallelModel
+from keras_multigpu.modes import ParallelModel
 from keras_multigpu.reports.environment import describe_environment
 from keras_multigpu.reports.state import Snapshot, state_of
 from keras_multigpu.reports.transfers_report import CROSSING, TransfersReport

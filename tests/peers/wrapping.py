@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_multigpu import make_parallel
-from keras_multigpu.models import DataParallel, ParallelModel
+from keras_multigpu.modes import DataParallel, ParallelModel
 
 METHODS = (
     "fit",

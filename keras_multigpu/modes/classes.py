@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.models.one_model import (
+from keras_multigpu.modes.one_model import (
     PER_COMPILED,
     PER_LAYER,
     OneModel,

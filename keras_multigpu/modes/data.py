@@ -14,7 +14,7 @@ from keras_multigpu.arguments import check_choice, check_flag
 from keras_multigpu.engines import split_tensors
 from keras_multigpu.layers import BatchMerge, BatchSlice
 from keras_multigpu.layers.batch import batch_rows, slice_bounds
-from keras_multigpu.models.base import ParallelModel
+from keras_multigpu.modes.base import ParallelModel
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")

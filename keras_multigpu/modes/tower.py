@@ -14,9 +14,9 @@ from keras_multigpu.graphs.costs import row_bytes
 from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
 from keras_multigpu.layers.outputs import are_alike, hand_on_logits
-from keras_multigpu.models.committee import check_loss_scale, clone, follow, mean_of_apart
-from keras_multigpu.models.mixed import LatestUse, MixedModel, features_of
-from keras_multigpu.models.one_model import lent
+from keras_multigpu.modes.committee import check_loss_scale, clone, follow, mean_of_apart
+from keras_multigpu.modes.mixed import LatestUse, MixedModel, features_of
+from keras_multigpu.modes.one_model import lent
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")

@@ -17,8 +17,8 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.graphs.costs import variables_bytes
-from keras_multigpu.models.building import build_parallel
-from keras_multigpu.models.one_model import OneModel
+from keras_multigpu.modes.building import build_parallel
+from keras_multigpu.modes.one_model import OneModel
 
 
 class SavedModel(OneModel):

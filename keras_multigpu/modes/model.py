@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.models.base import ParallelModel
+from keras_multigpu.modes.base import ParallelModel
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from keras_multigpu.engines import Request
-from keras_multigpu.models.checks import check
-from keras_multigpu.models.classes import parallel_class
+from keras_multigpu.modes.checks import check
+from keras_multigpu.modes.classes import parallel_class
 
 
 def build_parallel(

@@ -13,7 +13,7 @@ import numpy as np
 from keras_multigpu.engines import is_array
 from keras_multigpu.graphs.graph import symbolic_ends
 from keras_multigpu.layers.mixing import get_mix
-from keras_multigpu.models.base import ParallelModel
+from keras_multigpu.modes.base import ParallelModel
 
 
 @dataclasses.dataclass

@@ -9,8 +9,8 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.graphs.costs import variables_bytes
-from keras_multigpu.models.one_model import calling, computing
-from keras_multigpu.models.saving import SavedModel
+from keras_multigpu.modes.one_model import calling, computing
+from keras_multigpu.modes.saving import SavedModel
 
 
 class ParallelModel(SavedModel):
