@@ -75,6 +75,10 @@ class Remote:
         """
         return contextlib.nullcontext()
 
+    def explained(self) -> contextlib.AbstractContextManager[Any]:
+        """Scope that raises a `ClusterError` in place of the backend's error for a lost worker."""
+        return contextlib.nullcontext()
+
     def _refusal(self, what: str) -> RuntimeError:
         return RuntimeError(
             f"`{what}` needs the Keras backend 'tensorflow', where one process uses the devices "

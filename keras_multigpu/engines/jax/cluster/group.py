@@ -40,11 +40,20 @@ class Group:
         number: this process's.
         names: what to call each process: `"gpu7 (process 1, pid 4242)"`.
         timeout: in seconds.
+        records: what each process wrote of itself when they came together, by its number.
     """
 
-    def __init__(self, board: Board, number: int, names: tuple[str, ...], timeout: float):
+    def __init__(
+        self,
+        board: Board,
+        number: int,
+        names: tuple[str, ...],
+        timeout: float,
+        records: dict[str, str] | None = None,
+    ):
         self.number, self.names, self.timeout = number, names, timeout
         self._board = board
+        self._records = records or {}
         self._loop = 0
         self._steps = 0
         self.broken: ClusterError | None = None
@@ -183,9 +192,13 @@ class Group:
         stopped = self._board.read("ended/") | self._board.read("stopped/")
         stopped |= self._board.read(f"failures/{self._loop}/")
         ends = self._board.read(f"ends/{self._loop}/")
+        records = self._board.read("records/")
         for number in range(len(self.names)):
             if number == self.number:
                 continue
+            known = self._records.get(str(number))
+            if records.get(str(number), known) != known:
+                raise self._break(number, "It has ended, and was started again.", _RESTART)
             if self._is_silent(number, silence):
                 raise self._silent(number, self._board.silence(number))
             if str(number) in stopped:

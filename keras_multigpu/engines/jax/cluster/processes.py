@@ -91,7 +91,9 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
         time.sleep(0 if number else 2 * BEAT)  # the others read what was written
         raise
     names = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
-    group = Group(board, number, names, timeout)
+    group = Group(board, number, names, timeout, board.read("records/"))
+    # Tells a process that is started again later that the others have begun without it.
+    board.write(f"begun/{number}", json.dumps([record["seed"] for record in records]))
     _joined = (request, group)
     atexit.register(_leave, group)
     if any(record["random numbers"] != records[0]["random numbers"] for record in records):
@@ -194,11 +196,24 @@ def _introduce(
         found = board.read("records/", seconds=0.25)
         records = {int(key): json.loads(value) for key, value in found.items()}
         _check_alike(records)
+        _check_begins(board, mine["seed"], number, records)
         if all(k in records for k in range(count)):
             return [records[k] for k in range(count)]
         if time.monotonic() > until:
             absent = ", ".join(str(k) for k in range(count) if k not in records)
             raise not_together(address, f"absent: process {absent}")
+
+
+def _check_begins(board: Board, seed: str, number: int, records: dict[int, dict[str, str]]) -> None:
+    """Refuses to join processes that have begun with an earlier process of this number."""
+    for other, begun in board.read("begun/").items():
+        if other != str(number) and json.loads(begun)[number] != seed:
+            first = records.get(int(other), {"host": "?", "pid": "?"})
+            raise ClusterError(
+                f"{first['host']} (process {other}, pid {first['pid']})",
+                f"It has begun with another process {number}, which has ended or still runs.",
+                "End all processes, and start all of them again.",
+            )
 
 
 def _random_state() -> str:

@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,6 +17,7 @@ from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.tensorflow.cluster import runtime
 from keras_multigpu.engines.tensorflow.cluster.health import Guard, Status, Watchdog
+from keras_multigpu.engines.tensorflow.cluster.link import Link
 from keras_multigpu.engines.tensorflow.cluster.sockets import end_connections, listen_only_at
 from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, full_name, short_name, task_of
 
@@ -65,11 +67,21 @@ class Connection:
         self.chosen = tuple(name for some, names in zip(gpus, own) for name in some or names)
         self._watchdog = Watchdog(workers, timeout)
         self._guards = [
-            Guard(one, status, timeout, functools.partial(self._watchdog.hand_over, number, one))
-            for number, (one, status) in enumerate(zip(workers, statuses))
+            Guard(
+                worker,
+                status,
+                timeout,
+                functools.partial(self._watchdog.hand_over, number, worker),
+                Link(worker, local.port, self._compute_here),
+            )
+            for number, (worker, status) in enumerate(zip(workers, statuses))
         ]
+        for guard in self._guards:
+            guard.others = [one for one in self._guards if one is not guard]
         try:
             self._open()
+            for guard, round_trip in zip(self._guards, self._round_trips):
+                guard.link.start(round_trip, timeout / 10)
         except BaseException:
             self.close()
             raise
@@ -79,6 +91,8 @@ class Connection:
 
         What is computed from then on does not wait for them any more.
         """
+        for guard in self._guards:
+            guard.link.stop(0.1 * self.timeout)
         if runtime.has_started():
             runtime.update({})
         for guard in self._guards:
@@ -119,8 +133,30 @@ class Connection:
                 guard.hand_over()
             with self._limited():
                 _try_links([full_name(name) for name in self.devices])
+                self._prepare_round_trips()
         except tf.errors.OpError as error:
             raise (self._lost() or self._no_way_back()) from error
+
+    def _prepare_round_trips(self) -> None:
+        """Makes the functions that `Link` calls, and calls each once.
+
+        TensorFlow tells every new function to all workers, so none is made later.
+        """
+        processors = [full_name(f"{worker.name}/cpu:0") for worker in self.workers]
+        zero = tf.constant(0.0)
+        self._round_trips = []
+        for target in processors:
+            others = [device for device in processors if device != target]
+            made = _round_trip(target, others).get_concrete_function(zero)
+            self._round_trips.append(functools.partial(made, zero))
+        self._here = functools.partial(
+            _round_trip(full_name("cpu:0"), []).get_concrete_function(zero), zero
+        )
+        for call in (*self._round_trips, self._here):
+            call()
+
+    def _compute_here(self) -> None:
+        self._here()
 
     def _no_way_back(self) -> ClusterError:
         return ClusterError(
@@ -165,6 +201,23 @@ def _try_links(devices: Sequence[str]) -> None:
     value = tf.constant(0.0)
     # Called so, TensorFlow does not warn of a function that is traced for every list of devices.
     exchange.get_concrete_function(value)(value)
+
+
+def _round_trip(target: str, others: Sequence[str]) -> Any:
+    """A function that sends a number from here and from other workers to one, and back here."""
+
+    @tf.function(autograph=False)
+    def exchange(value: tf.Tensor) -> tf.Tensor:
+        sent = [value]
+        for device in others:
+            with tf.device(device):
+                sent.append(value + 1.0)
+        with tf.device(target):
+            received = tf.add_n(sent) + 1.0
+        with tf.device(full_name("cpu:0")):
+            return received + 1.0
+
+    return exchange
 
 
 def _close_to_others(local: Address) -> None:

@@ -15,6 +15,7 @@ import grpc
 
 from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.tensorflow.cluster import watchdog
+from keras_multigpu.engines.tensorflow.cluster.link import Link
 from keras_multigpu.engines.tensorflow.cluster.sockets import Handed, end_connections
 
 # What a server answers is a protocol buffer, in which the names of its devices are plain text.
@@ -80,15 +81,24 @@ class Guard:
         status: what it said of itself at first.
         timeout: after how many seconds of silence it is to be lost, at the latest.
         hand_over: gives the connections to it to the watchdog.
+        link: the connections that carry its tensors.
 
     Attributes:
         lost: what happened to it, a sentence; `None` while it is there.
     """
 
     def __init__(
-        self, worker: Address, status: Status, timeout: float, hand_over: Callable[[], None]
+        self,
+        worker: Address,
+        status: Status,
+        timeout: float,
+        hand_over: Callable[[], None],
+        link: Link,
     ):
         self.worker = worker
+        self.link = link
+        self.misses = 0
+        self.others: Sequence[Guard] = ()
         self.hand_over = hand_over
         self.lost: str | None = None
         self._status = status
@@ -121,7 +131,7 @@ class Guard:
 
     def _run(self) -> None:
         # Of a process that was itself suspended the first question tells nothing: hence three.
-        pause, misses = self._timeout / 10, 0
+        pause = self._timeout / 10
         while not self._stopped.wait(pause):
             if self.lost is not None:  # TensorFlow connects anew, and would wait again
                 end_connections(self.worker.ip, self.worker.port)
@@ -129,8 +139,18 @@ class Guard:
                 continue
             self.hand_over()
             answer = self._caller.ask(pause)
-            misses = misses + 1 if answer is None else 0
-            self._note(answer, silence=time.monotonic() - self._heard if misses >= 3 else 0.0)
+            self.misses = self.misses + 1 if answer is None else 0
+            self._note(answer, time.monotonic() - self._heard if self.misses >= 3 else 0.0)
+            if self.link.is_silent(_PATIENCE * self._timeout) and self._all_answer():
+                self.lost = (
+                    "The worker answers, but the connections that carry its tensors are silent: "
+                    "something between the machines has dropped them."
+                )
+                end_connections(self.worker.ip, self.worker.port)
+
+    def _all_answer(self) -> bool:
+        """Whether no worker is frozen: one that is holds up the numbers sent to others too."""
+        return not any(guard.misses for guard in (self, *self.others))
 
     def _note(self, answer: Status | None, silence: float) -> None:
         if answer is not None and answer.identity != self._status.identity:

@@ -88,6 +88,11 @@ class TensorFlowRemote(Remote):
     @contextlib.contextmanager
     def watch(self, devices: Sequence[str]) -> Iterator[None]:
         self._check([name for name in devices if "/" in name])
+        with self.explained():
+            yield
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
         try:
             yield
         except tf.errors.OpError as error:

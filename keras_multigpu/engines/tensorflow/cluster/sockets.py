@@ -22,6 +22,8 @@ _LOAD_BYTE, _LOAD_WORD, _AND, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x20, 0x54, 0x15, 
 _NETWORK_HEADER = 0xFFF00000  # where offsets count from the packet's IP header
 _SO_ATTACH_FILTER = 26
 _ANY = "0.0.0.0"
+# Linux's `struct tcp_info`: the bytes acknowledged come just before the bytes received.
+_BYTES_RECEIVED = 128
 
 
 def listen_only_at(ip: str, port: int) -> None:
@@ -57,6 +59,26 @@ def end_connections(ip: str, port: int) -> None:
             peer = one.getpeername()
             if (_plain(peer[0]), peer[1]) == (ip, port):
                 _end(one)
+
+
+def bytes_moved(ip: str, port: int, own_port: int) -> int:
+    """The bytes that all connections with a worker have received, and have had acknowledged.
+
+    Args:
+        ip: the worker's address.
+        port: its port.
+        own_port: the port of this process to which the worker connects.
+    """
+    if sys.platform != "linux":
+        return 0
+    moved = 0
+    for one in _own_sockets():
+        with contextlib.suppress(OSError):  # not connected
+            peer = one.getpeername()
+            if (_plain(peer[0]), peer[1]) == (ip, port) or one.getsockname()[1] == own_port:
+                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
+                moved += sum(struct.unpack_from("QQ", info, _BYTES_RECEIVED - 8))
+    return moved
 
 
 class Handed:

@@ -24,6 +24,19 @@ def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _explained(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with REMOTE.explained():
+                return getattr(super(WatchedSteps, self), method.__name__)(*args, **kwargs)
+        except tf.errors.OpError:
+            self._parallel_check_weights()
+            raise
+
+    return run
+
+
 class WatchedSteps(keras.Model):
     """A parallel model that tells what goes wrong on other machines as a `ClusterError`."""
 
@@ -36,6 +49,13 @@ class WatchedSteps(keras.Model):
     train_on_batch = _watched(keras.Model.train_on_batch)
     test_on_batch = _watched(keras.Model.test_on_batch)
     predict_on_batch = _watched(keras.Model.predict_on_batch)
+
+    # These need a worker only where it has weights, so they don't ask the workers beforehand.
+    get_weights = _explained(keras.Model.get_weights)
+    set_weights = _explained(keras.Model.set_weights)
+    save_weights = _explained(keras.Model.save_weights)
+    load_weights = _explained(keras.Model.load_weights)
+    save = _explained(keras.Model.save)
 
     def _parallel_follow_connection(self) -> None:
         """Drops what was traced in a connection that is over: it would compute nothing."""
