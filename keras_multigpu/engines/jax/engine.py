@@ -14,7 +14,7 @@ from jax.experimental.sparse import JAXSparse
 from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.jax import devices, rows, shards, tensors
-from keras_multigpu.engines.jax.cluster import joint, meeting, processes
+from keras_multigpu.engines.jax.cluster import joint, processes
 from keras_multigpu.engines.jax.placement import placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.slots import prepare
@@ -89,7 +89,7 @@ class JaxEngine(Engine):
         check_no_distribution()
 
     def writing(self, model: keras.Model) -> contextlib.AbstractContextManager[bool]:
-        return meeting.writing(model)
+        return joint.writing(model)
 
     def check_devices(self, names: Sequence[str], mode: str) -> None:
         joint.check_devices(names, mode)

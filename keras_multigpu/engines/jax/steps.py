@@ -9,7 +9,7 @@ import jax
 import keras
 
 from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
-from keras_multigpu.engines.jax.cluster.meeting import meet, part, write_once
+from keras_multigpu.engines.jax.cluster.joint import meet, part, write_once
 from keras_multigpu.engines.jax.placement import Placement, on_one_device, placement
 from keras_multigpu.engines.jax.replicas import JaxReplicas
 from keras_multigpu.engines.jax.shards import is_spread, shard

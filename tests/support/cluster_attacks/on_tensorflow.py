@@ -14,7 +14,7 @@ from support.cluster_attacks.network import Proxy, send_garbage
 from support.cluster_attacks.table import Clock, repeat
 from support.worker_processes import Process, Worker, free_port
 
-from keras_multigpu import cluster, make_parallel
+from keras_multigpu import cluster, list_devices, make_parallel
 
 TIMEOUT = 3.0
 ROWS = np.random.default_rng(7).normal(size=(64, 6)).astype("float32")
@@ -25,7 +25,7 @@ def build(units=8):
     """A small model with the same weights each time."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(units), keras.layers.Dense(2)])
-    model.compile("adam", "mse")
+    model.compile("sgd", "mse")  # its only state are the weights
     return model
 
 
@@ -60,17 +60,18 @@ class Arena:
         self.file = pathlib.Path(folder) / "each.weights.h5"
         for worker in self.workers:
             worker.ready()
-        self.model = None
         self.connect()
-        self.expected = build()
-        train(self.expected)
+        self.start = self.model.get_weights()
+        alone = build()
+        train(alone)
+        self.expected = alone.get_weights()
 
-    def connect(self, addresses=None, timeout=TIMEOUT):
+    def connect(self, addresses=None):
         """Connects to workers, and makes the model on them."""
         addresses = addresses or [worker.address for worker in self.workers]
-        devices = cluster.connect(addresses, timeout=timeout, local=self.local)
+        devices = cluster.connect(addresses, timeout=TIMEOUT, local=self.local)
         self.model = make_parallel(build(), devices=devices)
-        self.model.compile("adam", "mse")
+        self.model.compile("sgd", "mse")
 
     def restart(self):
         """Kills the second worker, and starts it again at the same port."""
@@ -90,9 +91,12 @@ class Arena:
 
     def check(self):
         """Tries the workers and the file: what is wrong, or nothing."""
-        self.connect(timeout=30 if self.model is None else TIMEOUT)
+        cluster.connect([worker.address for worker in self.workers], timeout=TIMEOUT)
+        if any(name not in list_devices() for name in self.model.devices):
+            self.connect()
+        self.model.set_weights(self.start)
         train(self.model)
-        for found, expected in zip(self.model.get_weights(), self.expected.get_weights()):
+        for found, expected in zip(self.model.get_weights(), self.expected):
             if not np.allclose(found, expected, atol=2e-5):
                 return "other weights"
         if self.file.exists():
@@ -227,7 +231,7 @@ def attack_all(times, only=()):
 def second_client(addresses):
     """Trains ten times on workers that another process uses."""
     parallel = make_parallel(build(), devices=cluster.connect(addresses, timeout=60))
-    parallel.compile("adam", "mse")
+    parallel.compile("sgd", "mse")
     print("connected", flush=True)
     for _ in range(10):
         train(parallel, 5)

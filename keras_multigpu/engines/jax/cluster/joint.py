@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +20,12 @@ from keras_multigpu.engines.jax.cluster.group import Group
 
 # Of an array in a batch so many elements are compared between processes.
 _COMPARED = 1024
+_WRITERS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
 
 
 def check_devices(names: Sequence[str], mode: str) -> None:
@@ -152,3 +160,97 @@ def _is_whole(leaf: Any) -> bool:
 @functools.cache
 def _replicate(mesh: Mesh) -> Any:
     return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def meet(model: Any, call: str) -> None:
+    """Begins a call of a model's together with the other processes that have its devices.
+
+    Args:
+        model: a parallel model.
+        call: what is called: `"fit"`, say.
+
+    Raises:
+        ClusterError: if they call something else, or with another model, or one is lost.
+    """
+    group = model._parallel_placement().group
+    if group is not None:
+        facts = {"model": describe(model), "devices": ", ".join(model.devices)}
+        group.begin(call, facts)
+
+
+def part(model: Any, error: BaseException | None = None) -> None:
+    """Ends a call together with the other processes, or tells them why this one has left it.
+
+    Raises:
+        ClusterError: if they took another number of steps, or one is lost.
+    """
+    group = model._parallel_placement().group
+    if group is not None and error is None:
+        group.end()
+    elif group is not None:
+        model._parallel_has_met = False
+        group.fail(error)
+
+
+def write_once(model: Any, loop: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a loop, without the callbacks that only process 0 is to have.
+
+    Args:
+        model: a parallel model.
+        loop: its `fit`, `evaluate` or `predict`.
+        args: what it is given.
+        kwargs: what it is given by name.
+    """
+    group = model._parallel_placement().group
+    if group is None or group.is_writer:
+        return args, kwargs
+    given = inspect.signature(loop).bind_partial(*args, **kwargs)
+    for arguments in (given.arguments, given.kwargs):
+        callbacks = arguments.get("callbacks")
+        if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
+            listed = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+            arguments["callbacks"] = [_in_place_of(one) for one in listed]
+    return given.args, given.kwargs
+
+
+def _in_place_of(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        return _Restore(callback)
+    return keras.callbacks.Callback() if isinstance(callback, _WRITERS) else callback
+
+
+class _Restore(keras.callbacks.Callback):
+    """What is left of a `BackupAndRestore` where another process writes the files."""
+
+    def __init__(self, callback: keras.callbacks.Callback):
+        super().__init__()
+        self._callback = callback
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        self._callback.set_model(model)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._callback.on_train_begin(logs)
+
+
+@contextlib.contextmanager
+def writing(model: Any) -> Iterator[bool]:
+    """A scope in which process 0 writes a file, and the others wait.
+
+    Within a loop they don't wait here: they come to the next step, and wait there.
+
+    Args:
+        model: a parallel model.
+    """
+    group = model._parallel_placement().group
+    if group is None or model._parallel_is_running:
+        yield group is None or group.is_writer
+        return
+    try:
+        meet(model, "the writing of a file")
+        yield group.is_writer
+        part(model)
+    except BaseException as error:
+        part(model, error)
+        raise

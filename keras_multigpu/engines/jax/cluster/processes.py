@@ -22,8 +22,13 @@ import numpy as np
 
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.jax import devices
-from keras_multigpu.engines.jax.cluster.board import BEAT, Board
-from keras_multigpu.engines.jax.cluster.coordinator import await_answer, check_port, not_together
+from keras_multigpu.engines.jax.cluster.board import (
+    BEAT,
+    Board,
+    await_answer,
+    check_port,
+    not_together,
+)
 from keras_multigpu.engines.jax.cluster.group import Group
 from keras_multigpu.engines.remote import Address
 
