@@ -1,6 +1,7 @@
-"""The command line: which attacks, and how often."""
+"""The command line: which attacks, and how often. The exit status is 1 if anything broke."""
 
 import argparse
+import sys
 
 import keras
 
@@ -13,4 +14,4 @@ if keras.backend.backend() == "tensorflow":
 else:
     from support.cluster_attacks.on_jax import attack_all
 print("| attack | outcomes | longest, s | afterwards |\n|---|---|---|---|", flush=True)
-attack_all(chosen.times, chosen.only)
+sys.exit(any(row.broken for row in attack_all(chosen.times, chosen.only)))

@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+import signal
 import sys
 import time
 
@@ -56,6 +57,7 @@ if chosen.wait_for:
     print("ready", flush=True)
     while not chosen.wait_for.exists():
         time.sleep(0.02)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
 try:
     cluster.join(chosen.address, 2, chosen.number, timeout=4.0)
 except (cluster.ClusterError, ValueError) as error:

@@ -209,19 +209,22 @@ class Arena:
 
 
 def attack_all(times, only=()):
-    """Attacks in all ways, so many times where that is cheap."""
+    """Attacks in all ways, so many times where that is cheap; returns the rows of the table."""
     few = max(1, times * 3 // 10)
     attacks = {
         "interrupted": times, "stopped": times, "stopped_for_a_second": times, "garbage": times,
         "named": times, "ipv6": times, "slow_link": times, "silent_link": times,
         "killed": times, "restarted": times, "two_clients": 1, "port_taken": few, "large": few,
     }  # fmt: skip
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
     with tempfile.TemporaryDirectory() as folder:
         arena = Arena(folder)
         try:
-            for name, count in attacks.items():
-                if not only or name in only:
-                    repeat(name, count, getattr(arena, name), arena.check)
+            return [
+                repeat(name, count, getattr(arena, name), arena.check)
+                for name, count in attacks.items()
+                if not only or name in only
+            ]
         finally:
             cluster.disconnect()
             for worker in arena.workers:

@@ -7,26 +7,14 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from parity import difference, variables
-from worker_processes import Worker, free_port
 
 from keras_multigpu import cluster, engines, list_devices, make_parallel, reports
 from keras_multigpu.layers import MultiHotDense
 
-LOCAL = f"127.0.0.1:{free_port()}"
-
 
 @pytest.fixture(scope="module", autouse=True)
-def workers():
-    """Three: the first has two devices, the second is open to all addresses."""
-    started = [Worker("--virtual-devices=2"), Worker(host="0.0.0.0"), Worker()]
-    try:
-        ready = [worker.ready() for worker in started]
-        _connect(ready[:1], local=LOCAL)  # before TensorFlow starts
-        yield ready
-    finally:
-        cluster.disconnect()
-        for worker in started:
-            worker.end()
+def _connected_before_tensorflow_starts(workers):
+    """Even if the first test needs no worker."""
 
 
 def _connect(workers, **options):
@@ -212,14 +200,14 @@ def test_another_list(workers, rng):
     local.fit(*data, **fit)
 
 
-def test_a_port_of_ones_own(workers):
+def test_a_port_of_ones_own(workers, local):
     """Where a tunnel ends: it stays, and is closed to others."""
-    _connect(workers[:2], local=LOCAL)
-    _connect(workers[1:], local=LOCAL)
-    port = int(LOCAL.rpartition(":")[2])
+    _connect(workers[:2], local=local)
+    _connect(workers[1:], local=local)
+    port = int(local.rpartition(":")[2])
     assert _reaches("127.0.0.1", port)
     assert not _reaches("127.0.0.2", port)
-    with pytest.raises(ValueError, match=f"it is '{LOCAL}'. Received: local='127.0.0.1:1'"):
+    with pytest.raises(ValueError, match=f"it is '{local}'. Received: local='127.0.0.1:1'"):
         _connect(workers[1:], local="127.0.0.1:1")
 
 
