@@ -8,12 +8,14 @@ every machine runs the same script, and `join` brings the processes together.
 from __future__ import annotations
 
 import contextlib
+import numbers
 import re
 import socket
 import threading
 from collections.abc import Sequence
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import positive_integer
 from keras_multigpu.engines import Address, ClusterError
 
 __all__ = ["ClusterError", "connect", "disconnect", "join", "serve"]
@@ -116,12 +118,7 @@ def serve(bind: str = "127.0.0.1:2222", *, virtual_devices: int = 1) -> None:
         ValueError: `bind` must have the form 'HOST:PORT': a host's name or IPv4 address, and a \
 port from 1 to 65535. Received: '2222'. Write 'gpu7:2222', say.
     """
-    is_count = isinstance(virtual_devices, int) and not isinstance(virtual_devices, bool)
-    if not is_count or virtual_devices < 1:
-        raise ValueError(
-            "`virtual_devices` must be a positive integer. "
-            f"Received: virtual_devices={virtual_devices!r}. Give 1 or more."
-        )
+    virtual_devices = positive_integer("virtual_devices", virtual_devices, "Give 1 or more.")
     address = _find_address("bind", bind)
     devices = engines.current().remote.serve(address, virtual_devices)
     print(_who_reaches(address))
@@ -166,20 +163,20 @@ def join(
         Traceback (most recent call last):
         ValueError: `process_id` must be an integer from 0 to `num_processes` - 1, ...
     """
-    counts = (num_processes, process_id)
-    are_integers = all(isinstance(n, int) and not isinstance(n, bool) for n in counts)
-    if not are_integers or not 0 <= process_id < num_processes:
+    num_processes = positive_integer("num_processes", num_processes)
+    is_integer = isinstance(process_id, numbers.Integral) and not isinstance(process_id, bool)
+    if not is_integer or not 0 <= process_id < num_processes:
         raise ValueError(
             "`process_id` must be an integer from 0 to `num_processes` - 1, a different one in "
             f"each process. Received: num_processes={num_processes!r}, process_id={process_id!r}."
         )
     _check_timeout(timeout)
     address = _find_address("coordinator", coordinator)
-    return engines.current().join(address, num_processes, process_id, float(timeout))
+    return engines.current().join(address, num_processes, int(process_id), float(timeout))
 
 
 def _check_timeout(timeout: float) -> None:
-    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    is_number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
     if not is_number or not 3 <= timeout < float("inf"):
         raise ValueError(
             "`timeout` must be a number of seconds, 3 or more: a busy machine answers late. "

@@ -3,6 +3,7 @@
 import pickle
 import socket
 
+import numpy as np
 import pytest
 
 from keras_multigpu import cluster
@@ -52,7 +53,8 @@ def test_the_error_is_pickled():
     [
         (("a:1", 2, 2), "`process_id` must be an integer from 0 .* num_processes=2, process_id=2"),
         (("a:1", 2, True), "`process_id` must be .*process_id=True"),
-        (("a", 2, 0), "`coordinator` must have the form 'HOST:PORT'"),
+        (("a:1", 0, 0), "`num_processes` must be a positive integer. Received: num_processes=0"),
+        (("a", np.int64(2), np.int64(0)), "`coordinator` must have the form 'HOST:PORT'"),
     ],
 )
 def test_wrong_arguments_of_join(arguments, message):

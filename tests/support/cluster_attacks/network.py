@@ -3,6 +3,8 @@
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -24,6 +26,9 @@ def send_garbage(port, seconds, host="127.0.0.1"):
 class Proxy:
     """Passes connections on to a port of this machine, late, slowly, or not at all.
 
+    It is a process of its own: TensorFlow connects while it holds Python's lock, and no thread of
+    its process could pass anything on meanwhile.
+
     Args:
         target: the port to pass connections on to.
         delay: the seconds by which all bytes come late.
@@ -31,37 +36,54 @@ class Proxy:
     """
 
     def __init__(self, target, delay=0.0, rate=1e9):
-        self.delay, self.rate, self._target = delay, rate, target
-        self._passed, self._silent = [], set()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *map(str, (target, delay, rate))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self.port = int(self._process.stdout.readline())
         self.address = f"127.0.0.1:{self.port}"
-        threading.Thread(target=self._accept, daemon=True).start()
 
     def silence(self):
         """Passes on nothing more of the connection that has passed most: it carries tensors."""
-        self._silent.add(max(range(len(self._passed)), key=self._passed.__getitem__))
+        self._process.stdin.write(b"silence\n")
+        self._process.stdin.flush()
 
     def close(self):
-        """Takes no connection any more."""
-        self._server.close()
+        """Ends all connections."""
+        self._process.kill()
+        self._process.communicate()
 
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                one = self._server.accept()[0]
-                other = socket.create_connection(("127.0.0.1", self._target))
-                self._passed.append(0)
-                for ends in ((one, other), (other, one)):
-                    arguments = (len(self._passed) - 1, *ends)
-                    threading.Thread(target=self._pass, args=arguments, daemon=True).start()
 
-    def _pass(self, number, source, target):
+def main(target, delay, rate):
+    """Passes connections on, and reads on stdin when one is to go silent."""
+    passed, silent = [], set()
+
+    def move(number, source, goal):
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                time.sleep(self.delay + len(data) / self.rate)
-                while number in self._silent:
+                time.sleep(delay + len(data) / rate)
+                while number in silent:
                     time.sleep(0.05)
-                target.sendall(data)
-                self._passed[number] += len(data)
-            target.shutdown(socket.SHUT_WR)
+                goal.sendall(data)
+                passed[number] += len(data)
+            goal.shutdown(socket.SHUT_WR)
+
+    def obey():
+        for _ in sys.stdin:
+            silent.add(max(range(len(passed)), key=passed.__getitem__))
+
+    threading.Thread(target=obey, daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        print(server.getsockname()[1], flush=True)
+        while True:
+            one = server.accept()[0]
+            other = socket.create_connection(("127.0.0.1", target))
+            passed.append(0)
+            for ends in ((one, other), (other, one)):
+                arguments = (len(passed) - 1, *ends)
+                threading.Thread(target=move, args=arguments, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]))

@@ -38,7 +38,7 @@ class Joined(Process):
     def outcome(self):
         """How the process has ended, in words."""
         code, text = self.wait()
-        found = re.findall(r"^(?:ends with|second fit:) .*$", text, re.MULTILINE)
+        found = re.findall(r"(?:ends with|second fit:) .*$", text, re.MULTILINE)
         if code < 0:
             found.append(f"JAX ends it by {signal.Signals(-code).name}")
         return ", ".join(found) or f"exit status {code}: {text[-300:]}"
@@ -149,8 +149,11 @@ class Arena:
 
     def slow_link(self):
         proxy = Proxy(self.port, delay=0.05, rate=1e6)
-        with self.running("--seconds=5", addresses=[self.address, proxy.address]):
-            return self.outcomes(lambda: 0.0, 0, 1)
+        try:
+            with self.running("--seconds=5", addresses=[self.address, proxy.address]):
+                return self.outcomes(lambda: 0.0, 0, 1)
+        finally:
+            proxy.close()
 
     def named(self):
         with self.running("--seconds=1", addresses=[f"localhost:{self.port}"] * 2):

@@ -106,8 +106,9 @@ class Group:
     def fail(self, error: BaseException) -> None:
         """Tells the others that this process has left the loop with an error."""
         kind = "stopped" if self.broken is not None else f"failures/{self._loop}"
-        text = " ".join(str(error).split())[:300].rstrip(".")
-        self._board.write(f"{kind}/{self.number}", f"stopped with {type(error).__name__}: {text}")
+        words = [f"{type(error).__name__}:", *str(error).split()]
+        text = " ".join(words)[:300].rstrip(".:")
+        self._board.write(f"{kind}/{self.number}", f"stopped with {text}")
 
     def leave(self) -> None:
         """Tells the others that this process ends. The first of them waits for them to end.
