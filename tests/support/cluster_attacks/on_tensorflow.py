@@ -66,10 +66,10 @@ class Arena:
         train(alone)
         self.expected = alone.get_weights()
 
-    def connect(self, addresses=None):
+    def connect(self, addresses=None, timeout=TIMEOUT):
         """Connects to workers, and makes the model on them."""
         addresses = addresses or [worker.address for worker in self.workers]
-        devices = cluster.connect(addresses, timeout=TIMEOUT, local=self.local)
+        devices = cluster.connect(addresses, timeout=timeout, local=self.local)
         self.model = make_parallel(build(), devices=devices)
         self.model.compile("sgd", "mse")
 
@@ -148,18 +148,21 @@ class Arena:
 
     def slow_link(self):
         proxy = Proxy(self.workers[0].port, delay=0.05, rate=1e6)
-        self.connect([proxy.address, self.workers[1].address])
-        result = self.attack(lambda: None, 3)
-        cluster.disconnect()
-        proxy.close()
+        try:
+            self.connect([proxy.address, self.workers[1].address], timeout=3 * TIMEOUT)
+            result = self.attack(lambda: None, 3)
+            cluster.disconnect()
+        finally:
+            proxy.close()
         return result
 
     def silent_link(self):
         proxy = Proxy(self.workers[0].port)
-        self.connect([proxy.address, self.workers[1].address])
-        result = self.attack(proxy.silence, 60)
-        proxy.close()
-        return result
+        try:
+            self.connect([proxy.address, self.workers[1].address], timeout=3 * TIMEOUT)
+            return self.attack(proxy.silence, 60)
+        finally:
+            proxy.close()
 
     def named(self):
         clock = Clock()

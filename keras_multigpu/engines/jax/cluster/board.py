@@ -1,6 +1,6 @@
-"""What processes tell each other, on a board that JAX's coordination service keeps.
+"""What processes tell each other through JAX's coordination service.
 
-It is what JAX has for this: a store of texts by key in the process with number 0.
+The service runs in process 0 and stores texts by key.
 """
 
 from __future__ import annotations
@@ -18,22 +18,18 @@ from keras_multigpu.engines.remote import Address
 _ROOT = "keras_multigpu/"
 _BEATS = "beats/"
 BEAT = 1.0
-"""The seconds from one sign of life to the next."""
+"""Seconds between two signs of life."""
 
-# The first bytes of HTTP/2 from a client, and the kind of frame with which a server answers.
+# The first bytes that an HTTP/2 client sends, and the type of the frame that a server answers with.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _SETTINGS = b"\x04"
 
 
 class Board:
-    """A board on which each process writes, and which all of them read.
+    """A board that all processes write to and read.
 
-    A thread of its own talks to the service, for its calls may never return. It also leaves a
-    sign of life each second.
-
-    Args:
-        client: JAX's client of the coordination service.
-        number: this process's number.
+    A separate thread talks to the service, because its calls may never return. The thread also
+    writes a sign of life every second. `client` is JAX's client of the service.
     """
 
     def __init__(self, client: Any, number: int):
@@ -48,17 +44,15 @@ class Board:
         threading.Thread(target=self._run, name="keras_multigpu_board", daemon=True).start()
 
     def write(self, key: str, value: str | None) -> None:
-        """Has an entry written soon, or taken away where it is `None`."""
+        """Queues an entry to be written, or to be deleted if it is `None`."""
         with self._changed:
             self._outbox[key] = value
         self._wanted.set()
 
     def read(self, prefix: str, seconds: float = 0.0) -> dict[str, str]:
-        """The entries whose keys begin with a prefix, by the rest of their keys.
+        """The entries whose keys start with a prefix, which is removed from the keys.
 
-        Args:
-            prefix: how the keys begin.
-            seconds: how long to wait for news at most.
+        With `seconds`, it first waits up to that long for news.
         """
         with self._changed:
             if seconds:
@@ -71,12 +65,12 @@ class Board:
             }
 
     def silence(self, number: int) -> float:
-        """For how many seconds a process has given no sign of life."""
+        """Seconds since the last sign of life of a process."""
         with self._changed:
             return self._latest - self._heard.get(f"{_BEATS}{number}", self._latest)
 
     def service_silence(self) -> float:
-        """For how many seconds the service has not answered."""
+        """Seconds since the service last answered."""
         return time.monotonic() - self._latest
 
     def _run(self) -> None:
@@ -88,7 +82,7 @@ class Board:
             try:
                 entries = self._exchange({**outbox, self._beats: str(beat)})
             except jax.errors.JaxRuntimeError:
-                with self._changed:  # the silence of the service tells
+                with self._changed:  # `service_silence` grows, and is what others look at
                     self._outbox = {**outbox, **self._outbox}
                 time.sleep(BEAT)
                 continue
@@ -101,7 +95,7 @@ class Board:
                 self._changed.notify_all()
             self._wanted.wait(BEAT)
             self._wanted.clear()
-            time.sleep(0.005)  # what is written together goes together
+            time.sleep(0.005)  # entries that are written together are sent together
 
     def _exchange(self, outbox: dict[str, str | None]) -> dict[str, str]:
         for key, value in outbox.items():
@@ -114,7 +108,7 @@ class Board:
 
 
 def check_port(address: Address) -> None:
-    """Refuses an address on which this process can't serve."""
+    """Raises an error if this process can't listen at an address."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -128,7 +122,7 @@ def check_port(address: Address) -> None:
 
 
 def await_answer(address: Address, until: float) -> None:
-    """Waits until a server of the protocol that JAX's coordinator speaks answers there."""
+    """Waits until a server answers in HTTP/2, as JAX's coordinator does."""
     reason = ""
     while time.monotonic() < until:
         try:
@@ -145,12 +139,7 @@ def await_answer(address: Address, until: float) -> None:
 
 
 def not_together(address: Address, reason: str) -> ClusterError:
-    """The error of processes that have not come together.
-
-    Args:
-        address: where they were to do so.
-        reason: what is known of why.
-    """
+    """The error that says that the processes did not come together, and why."""
     return ClusterError(
         address.name,
         f"The processes did not come together there in time ({reason}).",

@@ -1,4 +1,4 @@
-"""A batch and a state that processes have together, and whether they are the same in all."""
+"""What processes do together: compare batches and state, begin and end calls, write files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.cluster import processes
 from keras_multigpu.engines.jax.cluster.group import Group
 
-# Of an array in a batch so many elements are compared between processes.
+# How many elements of each array in a batch the processes compare.
 _COMPARED = 1024
 _WRITERS = (
     keras.callbacks.CSVLogger,
@@ -29,11 +29,7 @@ _WRITERS = (
 
 
 def check_devices(names: Sequence[str], mode: str) -> None:
-    """Refuses devices of other processes that a model can't use.
-
-    Raises:
-        ValueError: if there are such devices.
-    """
+    """Raises a `ValueError` for devices of other processes that a model can't use."""
     group = processes.current()
     if group is None:
         processes.check_not_joined_elsewhere()
@@ -58,37 +54,27 @@ def check_devices(names: Sequence[str], mode: str) -> None:
 
 
 def group_of(mesh: Mesh) -> Group | None:
-    """The processes that share the devices of a mesh, `None` if this one has them all."""
+    """The processes that share a mesh's devices; `None` if this process has them all."""
     group = processes.current()
     others = {device.process_index for device in mesh.devices.flat} - {jax.process_index()}
     return group if others else None
 
 
 def put(value: Any, sharding: NamedSharding) -> jax.Array:
-    """An array of which each process has the same, or its own devices' parts of it."""
+    """An array over devices of all processes, from the same value in each process."""
     host = np.asarray(value)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def copy_to_all(tree: Any, mesh: Mesh) -> Any:
-    """The same arrays with a copy on every device; all processes call it together."""
+    """Copies arrays to every device; all processes call it together."""
     parted = [leaf for leaf in jax.tree.leaves(tree) if not _is_whole(leaf)]
     whole = iter(_replicate(mesh)(parted)) if parted else iter(())
     return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else next(whole), tree)
 
 
 def compare(digest: int, what: str, mesh: Mesh, group: Group) -> None:
-    """Refuses what is different in another process.
-
-    Args:
-        digest: a number of 31 bits that stands for it.
-        what: what it is: `"batch"`, say.
-        mesh: the devices.
-        group: the processes that have them.
-
-    Raises:
-        ClusterError: if it differs, or a process is lost.
-    """
+    """Raises a `ClusterError` if another process has a different 31-bit checksum of `what`."""
     each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     mine = np.full(1, digest, "int32")
     known = _replicate(mesh)(
@@ -103,7 +89,7 @@ def compare(digest: int, what: str, mesh: Mesh, group: Group) -> None:
 
 
 def digest_of(arrays: Sequence[Any]) -> int:
-    """A number that stands for the values of arrays."""
+    """A 31-bit checksum of arrays."""
     digest = 0
     for array in arrays:
         digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), digest)
@@ -111,7 +97,7 @@ def digest_of(arrays: Sequence[Any]) -> int:
 
 
 def digest_of_batch(batch: Any) -> int:
-    """A number that stands for a batch: its shapes and types, and a sample of its values."""
+    """A 31-bit checksum of a batch: its shapes and types, and a sample of its values."""
     samples = []
     for leaf in jax.tree.leaves(batch):
         array = np.asarray(leaf)
@@ -121,7 +107,7 @@ def digest_of_batch(batch: Any) -> int:
 
 
 def describe(model: keras.Model) -> str:
-    """What stands for a model's layers, optimizer and the shapes of its weights."""
+    """A checksum of a model's layers, its optimizer and the shapes of its weights."""
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
     known = (
@@ -134,7 +120,7 @@ def describe(model: keras.Model) -> str:
 
 
 def _settings(part: Any) -> tuple[str, list[tuple[str, Any]]]:
-    """The class of a layer or an optimizer, and its plain settings."""
+    """The class of a layer or optimizer, and its plain settings."""
     kept = []
     for name, value in sorted(vars(part).items()) if part is not None else ():
         if name.startswith("_") or name in ("name", "built"):
@@ -147,7 +133,7 @@ def _settings(part: Any) -> tuple[str, list[tuple[str, Any]]]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is written alike in every process."""
+    """Whether `repr` gives the same text in every process."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return isinstance(value, (bool, int, float, str))
@@ -163,15 +149,7 @@ def _replicate(mesh: Mesh) -> Any:
 
 
 def meet(model: Any, call: str) -> None:
-    """Begins a call of a model's together with the other processes that have its devices.
-
-    Args:
-        model: a parallel model.
-        call: what is called: `"fit"`, say.
-
-    Raises:
-        ClusterError: if they call something else, or with another model, or one is lost.
-    """
+    """Begins a call of a parallel model (`"fit"`) together with the other processes."""
     group = model._parallel_placement().group
     if group is not None:
         facts = {"model": describe(model), "devices": ", ".join(model.devices)}
@@ -179,11 +157,7 @@ def meet(model: Any, call: str) -> None:
 
 
 def part(model: Any, error: BaseException | None = None) -> None:
-    """Ends a call together with the other processes, or tells them why this one has left it.
-
-    Raises:
-        ClusterError: if they took another number of steps, or one is lost.
-    """
+    """Ends a call together with the other processes, or tells them why this one has left it."""
     group = model._parallel_placement().group
     if group is not None and error is None:
         group.end()
@@ -193,14 +167,7 @@ def part(model: Any, error: BaseException | None = None) -> None:
 
 
 def write_once(model: Any, loop: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments of a loop, without the callbacks that only process 0 is to have.
-
-    Args:
-        model: a parallel model.
-        loop: its `fit`, `evaluate` or `predict`.
-        args: what it is given.
-        kwargs: what it is given by name.
-    """
+    """The arguments of `fit` and its like; only process 0 keeps callbacks that write files."""
     group = model._parallel_placement().group
     if group is None or group.is_writer:
         return args, kwargs
@@ -220,7 +187,7 @@ def _in_place_of(callback: keras.callbacks.Callback) -> keras.callbacks.Callback
 
 
 class _Restore(keras.callbacks.Callback):
-    """What is left of a `BackupAndRestore` where another process writes the files."""
+    """Restores, as `BackupAndRestore` does, and leaves the backups to process 0."""
 
     def __init__(self, callback: keras.callbacks.Callback):
         super().__init__()
@@ -236,12 +203,9 @@ class _Restore(keras.callbacks.Callback):
 
 @contextlib.contextmanager
 def writing(model: Any) -> Iterator[bool]:
-    """A scope in which process 0 writes a file, and the others wait.
+    """Scope for writing a model file: yields True in process 0; the others wait.
 
-    Within a loop they don't wait here: they come to the next step, and wait there.
-
-    Args:
-        model: a parallel model.
+    Within `fit` they don't wait here, but at the next step.
     """
     group = model._parallel_placement().group
     if group is None or model._parallel_is_running:

@@ -1,4 +1,4 @@
-"""One connection to workers: made, tried, watched, and let go of."""
+"""One connection to workers: opened, tested, watched and closed."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Connection:
     """TensorFlow's runtime of this process, with the devices of workers.
 
     Args:
-        workers: where they are.
-        local: where they reach this process: a port that is free.
-        statuses: what the workers said of themselves.
-        timeout: after how many seconds of silence a worker is given up.
+        workers: their addresses.
+        local: where they reach this process: a free port.
+        statuses: what the workers answered to `GetStatus`.
+        timeout: seconds of silence after which a worker is lost.
 
     Attributes:
         devices: the names of all their devices.
-        chosen: of each its GPUs, or its CPU devices where it has none.
+        chosen: the GPUs of each worker, or its CPU devices if it has none.
 
     Raises:
-        ClusterError: if they can't be connected with each other.
+        ClusterError: if they can't connect to each other.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class Connection:
             raise
 
     def close(self) -> None:
-        """Lets go of the workers, whether they still answer or not.
+        """Disconnects the workers, whether they still answer or not.
 
-        What is computed from then on does not wait for them any more.
+        Later computations don't wait for them any more.
         """
         for guard in self._guards:
             guard.link.stop(0.1 * self.timeout)
@@ -100,11 +100,7 @@ class Connection:
         self._watchdog.stop()
 
     def fault(self, error: tf.errors.OpError | None = None) -> ClusterError | None:
-        """What is wrong with a worker, after an error or before anything is done.
-
-        Args:
-            error: the error that came up.
-        """
+        """The error for a worker that is lost, if one is; `error` is what TensorFlow raised."""
         lost = self._lost()
         if lost is None and isinstance(error, tf.errors.UnavailableError):
             named = [short_name(one).partition("/")[0] for one in _DEVICE.findall(error.message)]
@@ -113,7 +109,7 @@ class Connection:
         return lost
 
     def _lost(self) -> ClusterError | None:
-        """The first worker that is not there any more."""
+        """The error for the first worker that is lost; asks all of them."""
         with ThreadPoolExecutor(len(self._guards)) as pool:
             found = list(pool.map(Guard.check, self._guards))
         for guard, lost in zip(self._guards, found):
@@ -133,6 +129,7 @@ class Connection:
                 guard.hand_over()
             with self._limited():
                 _try_links([full_name(name) for name in self.devices])
+            with self._limited():
                 self._prepare_round_trips()
         except tf.errors.OpError as error:
             raise (self._lost() or self._no_way_back()) from error
@@ -161,15 +158,16 @@ class Connection:
     def _no_way_back(self) -> ClusterError:
         return ClusterError(
             self.local.name,
-            "The workers answer, but one of them does not reach this process at this address, or "
-            "does not reach another worker at the one that was given.",
+            "The workers answer, but within half of `timeout` one of them does not reach this process "
+            "at this address, or does not reach another worker at the one that was given.",
             "Give `local` an address and a port of this machine that are open to the workers, "
-            "and have each worker reach the others by the addresses given here.",
+            "and have each worker reach the others by the addresses given here. If the network is "
+            "slow, give a longer `timeout`.",
         )
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
-        """Ends the connections to all workers if what is done takes too long."""
+        """Scope that ends the connections to all workers if it takes too long."""
 
         def end() -> None:
             for worker in self.workers:
@@ -184,7 +182,7 @@ class Connection:
 
 
 def _try_links(devices: Sequence[str]) -> None:
-    """Has every device take a tensor from this process, and one from every other device."""
+    """Sends a tensor from this process to every device, and between all pairs of devices."""
 
     @tf.function(autograph=False)
     def exchange(value: tf.Tensor) -> tf.Tensor:
@@ -199,7 +197,7 @@ def _try_links(devices: Sequence[str]) -> None:
             return tf.add_n(received)
 
     value = tf.constant(0.0)
-    # Called so, TensorFlow does not warn of a function that is traced for every list of devices.
+    # A concrete function, because TensorFlow warns about functions that are traced repeatedly.
     exchange.get_concrete_function(value)(value)
 
 
@@ -221,7 +219,7 @@ def _round_trip(target: str, others: Sequence[str]) -> Any:
 
 
 def _close_to_others(local: Address) -> None:
-    """Closes the port on which workers reach this process to all addresses but one."""
+    """Closes the port at which workers reach this process to all other addresses."""
     try:
         listen_only_at(local.ip, local.port)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The machines whose devices this process uses, by TensorFlow's own runtime."""
+"""The machines whose devices this process drives."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ _START = "`python -m keras_multigpu serve --bind HOST:PORT`"
 class TensorFlowRemote(Remote):
     """One process that drives the devices of several machines.
 
-    Attributes:
-        serial: the number of the latest connection.
+    `serial` is the number of the latest connection.
     """
 
     def __init__(self) -> None:
@@ -66,13 +65,13 @@ class TensorFlowRemote(Remote):
             self._connection = Connection(workers, here, statuses, timeout)
         finally:
             self._local = here if has_started() else None
-        # TensorFlow says good-bye to the workers when the process ends: while they are watched.
+        # TensorFlow closes its contexts on the workers at exit: do it while they are still watched.
         atexit.unregister(self.disconnect)
         atexit.register(self.disconnect)
         return self._connection.chosen
 
     def _check_start(self, local: Address | None) -> None:
-        """Refuses a first connection that comes too late, and another address of this process."""
+        """Raises an error if the first connection comes too late, or if `local` changes."""
         if self._local is None and has_started():
             raise RuntimeError(
                 "The first `connect` must come before TensorFlow starts, that is before the first "
@@ -110,9 +109,9 @@ class TensorFlowRemote(Remote):
             raise fault from error
 
     def _check(self, remote: Sequence[str]) -> None:
-        """Refuses devices of machines that are not connected, or are lost.
+        """Raises an error for devices of machines that are not connected, or are lost.
 
-        A lost machine is let go of in any case: TensorFlow tells every function to all of them.
+        A lost machine is disconnected in any case: TensorFlow sends every function to all.
         """
         gone = [name for name in remote if name not in self.list_devices()]
         if gone:
@@ -133,9 +132,9 @@ REMOTE = TensorFlowRemote()  # TensorFlow's runtime, too, is one for the process
 
 
 def _free_address(workers: Sequence[Address]) -> Address:
-    """The address of this machine by which packets to the workers leave it, and a free port.
+    """This machine's address on the way to the workers, and a free port.
 
-    One of another machine is asked: those of this machine reach every address of it.
+    Workers on other machines decide: those on this machine reach all its addresses.
     """
     found = []
     for worker in workers:
@@ -150,11 +149,7 @@ def _free_address(workers: Sequence[Address]) -> Address:
 
 
 def greet(workers: Sequence[Address], timeout: float) -> list[Status]:
-    """What the workers say of themselves, once all of them have answered.
-
-    Raises:
-        ClusterError: if one does not answer in time, or has another version of TensorFlow.
-    """
+    """Waits until all workers have answered; refuses other versions of TensorFlow."""
     with ThreadPoolExecutor(len(workers)) as pool:
         return list(pool.map(lambda worker: _greet(worker, timeout), workers))
 
@@ -162,7 +157,7 @@ def greet(workers: Sequence[Address], timeout: float) -> list[Status]:
 def _greet(worker: Address, timeout: float) -> Status:
     caller = Caller(worker)
     try:
-        # What is left of the time is for finding out why there was no answer.
+        # The rest of the time is for finding out why there was no answer.
         status = caller.ask(0.8 * timeout, patient=True)
     finally:
         caller.close()
@@ -170,7 +165,7 @@ def _greet(worker: Address, timeout: float) -> Status:
         raise ClusterError(worker.name, *_why_silent(worker, 0.1 * timeout))
     if status.job != version_job():
         _, _, version = status.job.partition("_tensorflow_")
-        told = f"TensorFlow {version.replace('_', '.')}" if version else "no version that it tells"
+        told = f"TensorFlow {version.replace('_', '.')}" if version else "an unknown version"
         raise ClusterError(
             worker.name,
             f"The worker has {told}, and this process has TensorFlow {tf.__version__}.",
@@ -180,7 +175,7 @@ def _greet(worker: Address, timeout: float) -> Status:
 
 
 def _why_silent(worker: Address, seconds: float) -> tuple[str, str]:
-    """What is wrong with a worker that did not answer, and the cure."""
+    """The problem of a worker that did not answer, and the cure."""
     try:
         socket.create_connection((worker.ip, worker.port), seconds).close()
     except ConnectionRefusedError:

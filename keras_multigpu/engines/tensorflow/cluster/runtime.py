@@ -9,9 +9,9 @@ import socket
 
 import tensorflow as tf
 
-# `tf.config.experimental_connect_to_cluster` makes the devices of this process anew where the
-# list of machines has changed, and loses what is assigned to variables from then on. This is what
-# it calls itself where the list is the same; it takes other lists, and keeps the devices.
+# If the list of machines has changed, `tf.config.experimental_connect_to_cluster` creates this
+# process's devices anew, and later assignments to variables are lost. This is the function that it
+# calls for an unchanged list; it accepts other lists too, and keeps the devices.
 from tensorflow.python.eager import context  # noqa: TID251
 
 from keras_multigpu.engines.errors import ClusterError
@@ -19,13 +19,13 @@ from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.tensorflow.cluster.sockets import listen_only_at
 from keras_multigpu.engines.tensorflow.names import LOCAL_JOB, REMOTE_JOB
 
-# Read when the runtime starts: TensorFlow then sends each call by itself, and a call that does
-# not arrive is an error. In a stream of calls it would be waited for.
+# Read when the runtime starts. TensorFlow then makes separate calls, and one that does not arrive
+# is an error; in a stream of calls, it would be waited for.
 _STREAMS = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
 
 
 def has_started() -> bool:
-    """Whether there are devices already, and maybe variables on them."""
+    """Whether the runtime has created its devices; there may be variables on them."""
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     try:
         tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
@@ -36,12 +36,7 @@ def has_started() -> bool:
 
 
 def start(workers: dict[int, str], local: Address) -> None:
-    """Starts the runtime, with the devices of other machines.
-
-    Args:
-        workers: the addresses of other machines, by the numbers of their tasks.
-        local: where they reach this process.
-    """
+    """Starts the runtime with other machines, by the numbers of their tasks."""
     os.environ[_STREAMS] = "False"
     jobs = {LOCAL_JOB: {0: local.numeric}, REMOTE_JOB: workers}
     tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs))
@@ -49,11 +44,7 @@ def start(workers: dict[int, str], local: Address) -> None:
 
 
 def update(workers: dict[int, str]) -> None:
-    """Changes the other machines; what is in this process stays.
-
-    Args:
-        workers: their addresses, by the numbers of their tasks.
-    """
+    """Changes the list of other machines, and keeps the devices of this process."""
     server = copy.deepcopy(context.get_server_def())
     kept = [job for job in server.cluster.job if job.name == LOCAL_JOB]
     del server.cluster.job[:]
@@ -64,19 +55,15 @@ def update(workers: dict[int, str]) -> None:
 
 
 def version_job() -> str:
-    """The job under which a worker serves: it tells those who ask which TensorFlow it has."""
+    """The name of a worker's job, which contains its version of TensorFlow."""
     return f"{REMOTE_JOB}_tensorflow_{re.sub(r'[^0-9A-Za-z]', '_', tf.__version__)}"
 
 
 def start_server(address: Address, virtual_devices: int) -> None:
-    """Starts TensorFlow's server in this process, to be reached by one address only.
-
-    Args:
-        address: where: an address of this machine, or 0.0.0.0 for all of them.
-        virtual_devices: how many CPU devices to make of its processor.
+    """Starts TensorFlow's server in this process, which is reached at one address only.
 
     Raises:
-        ClusterError: if that can't be done.
+        ClusterError: if the address or the port can't be used, or can't be closed to others.
     """
     check_free(address)
     cluster = tf.train.ClusterSpec({version_job(): {0: address.numeric}})
@@ -99,11 +86,7 @@ def start_server(address: Address, virtual_devices: int) -> None:
 
 
 def check_free(address: Address) -> None:
-    """Refuses an address that is not this machine's, and a port that is taken.
-
-    Raises:
-        ClusterError: if it is one.
-    """
+    """Raises a `ClusterError` if an address is not this machine's, or its port is taken."""
     with socket.socket() as one:
         try:
             one.bind((address.ip, 0))

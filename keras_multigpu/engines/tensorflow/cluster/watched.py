@@ -1,4 +1,4 @@
-"""The methods of a model that compute on its devices, which may be those of other machines."""
+"""The methods of a parallel model that may compute on other machines' devices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _explained(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class WatchedSteps(keras.Model):
-    """A parallel model that tells what goes wrong on other machines as a `ClusterError`."""
+    """A parallel model that raises a `ClusterError` when something fails on another machine."""
 
     devices: tuple[str, ...]
     _parallel_used_in: int | None = None
@@ -58,7 +58,7 @@ class WatchedSteps(keras.Model):
     save = _explained(keras.Model.save)
 
     def _parallel_follow_connection(self) -> None:
-        """Drops what was traced in a connection that is over: it would compute nothing."""
+        """Drops step functions that were traced in an earlier connection: they fail in this one."""
         is_remote = any("/" in name for name in self.devices)
         if not is_remote or self._parallel_used_in == REMOTE.serial:
             return
@@ -68,7 +68,7 @@ class WatchedSteps(keras.Model):
         self._parallel_used_in = REMOTE.serial
 
     def _parallel_check_weights(self) -> None:
-        """Refuses to go on if there were weights on a worker."""
+        """Raises a `ClusterError` if a weight was stored on a worker."""
         for variable in self.variables:
             device = variable._value.device  # `value` would read it, and it is lost
             if tf.DeviceSpec.from_string(device).job == REMOTE_JOB:

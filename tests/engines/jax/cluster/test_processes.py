@@ -355,6 +355,16 @@ def test_a_process_that_was_started_again_is_told():
         processes._check_begins(told, "3", 1, records)
 
 
+def test_the_first_process_leaves_when_the_others_are_silent():
+    """They have said that they end, but still need its service until they have disconnected."""
+    told = Told(ended__1="ended")
+    silences = iter([0.0, 0.5, 2.0, 3.5])
+    told.silence = lambda number: next(silences)
+    group_of(told).leave()
+    assert list(silences) == []
+    assert told.entries["ended/0"] == "ended"
+
+
 def test_an_error_of_jax_is_explained_or_stays():
     told = Told()
     told.silences[1] = 4.5

@@ -40,7 +40,14 @@ def _train(model, data, **options):
     return model.fit(*data, batch_size=32, epochs=2, shuffle=False, verbose=0).history
 
 
-@pytest.mark.parametrize(("count", "normalize"), [(2, False), (3, False), (3, True)])
+@pytest.mark.parametrize(
+    ("count", "normalize"),
+    [
+        pytest.param(2, False, marks=pytest.mark.slow),
+        pytest.param(3, False, marks=pytest.mark.slow),
+        (3, True),
+    ],
+)
 def test_weights_of_one_device(workers, rng, count, normalize):
     """70 rows in batches of 32: the last batch has 6 rows."""
     devices = _connect(workers[3 - count :])
@@ -61,6 +68,7 @@ def test_statistics_of_the_whole_batch(workers):
         make_parallel(model, devices=["cpu:0", devices[1]])
 
 
+@pytest.mark.slow
 def test_the_ways_of_a_model(workers, rng, tmp_path):
     """Several steps in one call, datasets, predictions, single batches, files."""
     devices = _connect(workers[:2])
@@ -85,6 +93,7 @@ def test_the_ways_of_a_model(workers, rng, tmp_path):
     assert difference(variables(alone), variables(parallel)) == 0
 
 
+@pytest.mark.slow
 def test_towers(workers, rng):
     devices = _connect(workers[:2])
     data = _rows(rng)
@@ -95,7 +104,7 @@ def test_towers(workers, rng):
     assert difference(parallel.disagreement(data[0]), alone.disagreement(data[0])) < 2e-5
 
 
-@pytest.mark.parametrize("mode", ["data", "tower"])
+@pytest.mark.parametrize("mode", ["data", pytest.param("tower", marks=pytest.mark.slow)])
 def test_each_row_of_a_gradient_comes_once(workers, rng, mode):
     """Adam would take the squares of the parts that the machines send."""
     devices = _connect(workers[:2])
@@ -165,6 +174,7 @@ def test_names(workers):
         make_parallel(_model(), devices=[f"{first.address}/gpu:0"])
 
 
+@pytest.mark.slow
 def test_connected_twice(workers, rng):
     data = _rows(rng, 12)
     devices = _connect(workers[:2])
@@ -181,10 +191,10 @@ def test_another_list(workers, rng):
     for model in (alone, local):
         model.compile("adam", "mse")
     fit = {"batch_size": 32, "shuffle": False, "verbose": 0}
-    alone.fit(*data, epochs=4, **fit)
+    alone.fit(*data, epochs=3, **fit)
     reference = _train(make_parallel(_model(), 2), data)
     devices = _connect(workers)
-    for chosen in (workers[1:], workers[:2], workers[1:]):
+    for chosen in (workers[:2], workers[1:]):
         local.fit(*data, **fit)
         devices = _connect(chosen)
     local.fit(*data, **fit)
