@@ -53,7 +53,7 @@ def test_tests_that_are_named_exist(name):
 def test_tests_of_the_processes_exist():
     root = pathlib.Path(__file__).parent.parent
     named = set(re.findall(r"`(test_\w+)`", (root / "docs" / "cluster_jax.md").read_text()))
-    written = (root / "tests" / "on_jax" / "test_processes.py").read_text()
+    written = (root / "tests/engines/jax/cluster/test_processes.py").read_text()
     assert len(named) > 8
     assert [name for name in named if f"def {name}(" not in written] == []
 

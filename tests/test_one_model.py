@@ -22,7 +22,8 @@ every_mode = pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
 OURS = {
     "OneModel": {"__init__", "__getattribute__", "__setattr__", "__dir__"}
     | {"_layers", "activity_regularizer"},
-    "SavedModel": {"save", "save_weights", "export", "get_config", "from_config", "__reduce__"}
+    "SavedModel": {"get_weights", "set_weights", "load_weights"}
+    | {"save", "save_weights", "export", "get_config", "from_config", "__reduce__"}
     | {"save_own_variables", "load_own_variables"},
     "ParallelModel": {"__init__", "__call__", "build", "layers", "summary"}
     | {"compute_output_spec", "compute_output_shape"}

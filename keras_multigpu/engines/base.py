@@ -373,5 +373,9 @@ class Steps(abc.ABC):
         """The variables as a step sees them."""
 
     @abc.abstractmethod
+    def using_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Scope for reading or setting weights outside a step: names the machine that failed."""
+
+    @abc.abstractmethod
     def writing(self) -> contextlib.AbstractContextManager[bool]:
         """Scope for writing a file: yields True in the process that writes; the others wait."""

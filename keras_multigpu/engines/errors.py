@@ -1,4 +1,4 @@
-"""The error of hosts that don't answer, or don't fit together."""
+"""The error for hosts that can't be used."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class ClusterError(RuntimeError):
     """A host of a cluster can't be used, or can't be used any longer.
 
     Args:
-        host: which one: its address, as it was given.
-        problem: what is wrong with it, a sentence.
-        cure: what to do about it, a sentence.
+        host: the host's address, as the user wrote it.
+        problem: what is wrong, a sentence.
+        cure: how to fix it, a sentence.
 
     Example:
         >>> error = ClusterError("gpu7:2222", "It does not answer.", "Start it again.")

@@ -1,4 +1,4 @@
-"""Devices of other machines, as far as one process of a backend can use them."""
+"""Devices of other machines that one process drives: what a backend may provide."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where a process is reached.
-
-    Attributes:
-        name: `"host:port"`, as it was given.
-        ip: the host's IPv4 address.
-        port: the TCP port.
-    """
+    """Where a process is reached: `"host:port"` as the user wrote it, IPv4 address and port."""
 
     name: str
     ip: str
@@ -24,55 +18,46 @@ class Address:
 
     @property
     def numeric(self) -> str:
-        """The same in numbers: `"10.0.0.7:2222"`."""
+        """The IPv4 address and the port: `"10.0.0.7:2222"`."""
         return f"{self.ip}:{self.port}"
 
 
 class Remote:
-    """What a backend can do with other machines' devices. This one can do nothing.
-
-    Args:
-        backend: the backend's name in Keras.
-    """
+    """What a backend does with other machines' devices; this one refuses everything."""
 
     def __init__(self, backend: str):
         self._backend = backend
 
     def list_devices(self) -> tuple[str, ...]:
-        """Names of all devices of the machines that are connected."""
+        """The names of all devices of the connected machines."""
         return ()
 
     def serve(self, address: Address, virtual_devices: int) -> tuple[str, ...]:
-        """Serves this machine's devices, as long as the process lives; gives their names.
-
-        Args:
-            address: where: an address of this machine, or 0.0.0.0 for all of them.
-            virtual_devices: how many CPU devices to make of its processor.
-        """
+        """Serves this machine's devices while the process lives; returns their names."""
         raise self._refusal("serve")
 
     def connect(
         self, workers: Sequence[Address], local: Address | None, timeout: float
     ) -> tuple[str, ...]:
-        """Connects to machines whose devices are served; gives the names of their devices.
+        """Connects to machines that serve their devices; returns the names of these.
 
-        Args:
-            workers: where they are served.
-            local: where the workers reach this process; `None` to find that out.
-            timeout: the seconds after which a worker that does not answer is given up.
+        The workers reach this process at `local`; with `None` the engine finds an address.
         """
         raise self._refusal("connect")
 
     def disconnect(self) -> None:
-        """Lets go of all machines that are connected."""
+        """Disconnects all machines."""
         raise self._refusal("disconnect")
 
     def watch(self, devices: Sequence[str]) -> contextlib.AbstractContextManager[Any]:
-        """A scope in which what goes wrong on other machines is told as a `ClusterError`.
+        """Scope for computing on devices: raises a `ClusterError` for a lost machine.
 
-        Args:
-            devices: the names of the devices that are used in it.
+        It asks the machines first, and looks at errors as `explained` does.
         """
+        return contextlib.nullcontext()
+
+    def explained(self) -> contextlib.AbstractContextManager[Any]:
+        """Scope that raises a `ClusterError` in place of the backend's error for a lost worker."""
         return contextlib.nullcontext()
 
     def _refusal(self, what: str) -> RuntimeError:

@@ -93,7 +93,7 @@ class ParallelModel(SavedModel):
         if not self.built:
             with computing(self):
                 self._parallel_build(args, kwargs)
-        with calling(self):
+        with calling(self), engines.current().remote.explained():
             # Not `super()`: a `__call__` of the template's own class is the replicas' affair.
             return keras.Model.__call__(self, *args, **kwargs)
 

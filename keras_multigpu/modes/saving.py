@@ -29,6 +29,21 @@ class SavedModel(OneModel):
     _parallel_steps: Any = None  # the engine's `Steps`, once the model is made
     _parallel_on_fewer_devices = "It computes the same on them."
 
+    def get_weights(self) -> list[Any]:
+        """The weights as NumPy arrays, as Keras gives them."""
+        with self._parallel_steps.using_weights():
+            return super().get_weights()
+
+    def set_weights(self, weights: Any) -> None:
+        """Sets the weights from NumPy arrays, as Keras does."""
+        with self._parallel_steps.using_weights():
+            super().set_weights(weights)
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Loads the weights from a file, as Keras does."""
+        with self._parallel_steps.using_weights():
+            super().load_weights(*args, **kwargs)
+
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Saves the weights, as Keras does; a file that is there is replaced at the end.
 

@@ -109,6 +109,7 @@ def test_every_method_is_called(contract, called, tmp_path):
         x, y = np.ones((8, 4), "float32"), np.ones((8, 4), "float32")
         parallel.fit(x, y, batch_size=4, verbose=0)
         parallel.train_on_batch(x, y)
+        parallel.set_weights(parallel.get_weights())
         parallel.save(tmp_path / "model.keras")
         keras.saving.load_model(tmp_path / "model.keras")
         with ENGINE.places_kept(parallel):

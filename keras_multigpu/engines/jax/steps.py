@@ -10,7 +10,7 @@ import jax
 import keras
 
 from keras_multigpu.engines.base import Runner, Steps, TrainedModel
-from keras_multigpu.engines.jax.cluster.meeting import meet, part, write_once, writing
+from keras_multigpu.engines.jax.cluster.joint import meet, part, write_once, writing
 from keras_multigpu.engines.jax.placement import (
     PlacedBatches,
     Placement,
@@ -78,6 +78,9 @@ class JaxSteps(Steps):
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return self._runner.seen(variables)
+
+    def using_weights(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def writing(self) -> contextlib.AbstractContextManager[bool]:
         return writing(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -47,8 +47,13 @@ class TensorFlowSteps(Steps):
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return variables
 
-    def writing(self) -> contextlib.AbstractContextManager[bool]:
-        return contextlib.nullcontext(True)
+    def using_weights(self) -> contextlib.AbstractContextManager[None]:
+        return self._watched.weights()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[bool]:
+        with self._watched.weights():
+            yield True
 
     def _drop_stale(self) -> None:
         """Drops what the model has traced with variables that have moved since.

@@ -1,1 +1,1 @@
-"""Several processes, each with the devices of its host, that train one model together."""
+"""Several processes, one per host, that train one model together."""

@@ -1,31 +1,35 @@
-"""What processes tell each other, on a board that JAX's coordination service keeps.
+"""What processes tell each other through JAX's coordination service.
 
-It is what JAX has for this: a store of texts by key in the process with number 0.
+The service runs in process 0 and stores texts by key.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from typing import Any
 
 import jax
 
+from keras_multigpu.engines.errors import ClusterError
+from keras_multigpu.engines.remote import Address
+
 _ROOT = "keras_multigpu/"
 _BEATS = "beats/"
 BEAT = 1.0
-"""The seconds from one sign of life to the next."""
+"""Seconds between two signs of life."""
+
+# The first bytes that an HTTP/2 client sends, and the type of the frame that a server answers with.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_SETTINGS = b"\x04"
 
 
 class Board:
-    """A board on which each process writes, and which all of them read.
+    """A board that all processes write to and read.
 
-    A thread of its own talks to the service, for its calls may never return. It also leaves a
-    sign of life each second.
-
-    Args:
-        client: JAX's client of the coordination service.
-        number: this process's number.
+    A separate thread talks to the service, because its calls may never return. The thread also
+    writes a sign of life every second. `client` is JAX's client of the service.
     """
 
     def __init__(self, client: Any, number: int):
@@ -40,17 +44,15 @@ class Board:
         threading.Thread(target=self._run, name="keras_multigpu_board", daemon=True).start()
 
     def write(self, key: str, value: str | None) -> None:
-        """Has an entry written soon, or taken away where it is `None`."""
+        """Queues an entry to be written, or to be deleted if it is `None`."""
         with self._changed:
             self._outbox[key] = value
         self._wanted.set()
 
     def read(self, prefix: str, seconds: float = 0.0) -> dict[str, str]:
-        """The entries whose keys begin with a prefix, by the rest of their keys.
+        """The entries whose keys start with a prefix, which is removed from the keys.
 
-        Args:
-            prefix: how the keys begin.
-            seconds: how long to wait for news at most.
+        With `seconds`, it first waits up to that long for news.
         """
         with self._changed:
             if seconds:
@@ -63,12 +65,12 @@ class Board:
             }
 
     def silence(self, number: int) -> float:
-        """For how many seconds a process has given no sign of life."""
+        """Seconds since the last sign of life of a process."""
         with self._changed:
             return self._latest - self._heard.get(f"{_BEATS}{number}", self._latest)
 
     def service_silence(self) -> float:
-        """For how many seconds the service has not answered."""
+        """Seconds since the service last answered."""
         return time.monotonic() - self._latest
 
     def _run(self) -> None:
@@ -80,7 +82,7 @@ class Board:
             try:
                 entries = self._exchange({**outbox, self._beats: str(beat)})
             except jax.errors.JaxRuntimeError:
-                with self._changed:  # the silence of the service tells
+                with self._changed:  # `service_silence` grows, and is what others look at
                     self._outbox = {**outbox, **self._outbox}
                 time.sleep(BEAT)
                 continue
@@ -93,7 +95,7 @@ class Board:
                 self._changed.notify_all()
             self._wanted.wait(BEAT)
             self._wanted.clear()
-            time.sleep(0.005)  # what is written together goes together
+            time.sleep(0.005)  # entries that are written together are sent together
 
     def _exchange(self, outbox: dict[str, str | None]) -> dict[str, str]:
         for key, value in outbox.items():
@@ -103,3 +105,45 @@ class Board:
                 self._client.key_value_set(_ROOT + key, value, allow_overwrite=True)
         found = self._client.key_value_dir_get(_ROOT)
         return {key[key.index(_ROOT) + len(_ROOT) :]: value for key, value in found}
+
+
+def check_port(address: Address) -> None:
+    """Raises an error if this process can't listen at an address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.ip, address.port))
+        except OSError as error:
+            raise ClusterError(
+                address.name,
+                f"Process 0 can't listen there ({error.strerror}).",
+                "Give an address of the host of process 0, with a port that nothing else uses.",
+            ) from error
+
+
+def await_answer(address: Address, until: float) -> None:
+    """Waits until a server answers in HTTP/2, as JAX's coordinator does."""
+    reason = ""
+    while time.monotonic() < until:
+        try:
+            with socket.create_connection((address.ip, address.port), timeout=2.0) as probe:
+                probe.sendall(_GREETING)
+                answer = probe.recv(9)
+            if answer[3:4] == _SETTINGS:
+                return
+            reason = "something else than a coordinator answers there"
+        except OSError as error:
+            reason = str(error)
+        time.sleep(0.1)
+    raise not_together(address, reason)
+
+
+def not_together(address: Address, reason: str) -> ClusterError:
+    """The error that says that the processes did not come together, and why."""
+    return ClusterError(
+        address.name,
+        f"The processes did not come together there in time ({reason}).",
+        "Start all processes with the same `coordinator`, an address of the host of process 0 "
+        "that the others reach, and the same `num_processes`; and each with a `process_id` of "
+        "its own.",
+    )

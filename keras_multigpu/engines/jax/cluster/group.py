@@ -1,4 +1,4 @@
-"""The processes of a cluster, which take the same steps, and what tells one of a lost other."""
+"""The processes that take the same steps, and how each notices that another one is lost."""
 
 from __future__ import annotations
 
@@ -24,46 +24,47 @@ _CURES = {
     "weights": "Build the model with the same seed in all processes, or load the same file: "
     "`keras.utils.set_random_seed` after `join` sets it.",
 }
-# After an error of the network, so many seconds of silence are enough to call a process lost.
+# After a network error, this many seconds of silence suffice to call a process lost.
 _SURELY_LOST = 4 * BEAT
 
 
 class Group:
     """Processes that run the same script, as one of them sees them.
 
-    Every wait for the others ends: when they are there, or with a `ClusterError` when one of
-    them has given no sign of life for `timeout` seconds, has stopped with an error or has ended,
+    Every wait ends: when the others have come, or with a `ClusterError` when one of them has shown
+    no sign of life for `timeout` seconds, has ended or been restarted, has stopped with an error,
     or does something else.
 
     Args:
-        board: what the processes write for each other.
-        number: this process's.
-        names: what to call each process: `"gpu7 (process 1, pid 4242)"`.
+        board: where the processes write what the others must know.
+        number: this process's number.
+        names: how errors call each process: `"gpu7 (process 1, pid 4242)"`.
         timeout: in seconds.
+        records: what each process wrote about itself when they came together, by its number.
     """
 
-    def __init__(self, board: Board, number: int, names: tuple[str, ...], timeout: float):
+    def __init__(
+        self,
+        board: Board,
+        number: int,
+        names: tuple[str, ...],
+        timeout: float,
+        records: dict[str, str] | None = None,
+    ):
         self.number, self.names, self.timeout = number, names, timeout
         self._board = board
+        self._records = records or {}
         self._loop = 0
         self._steps = 0
         self.broken: ClusterError | None = None
 
     @property
     def is_writer(self) -> bool:
-        """Whether it is this process that writes files."""
+        """Whether this process writes the files."""
         return self.number == 0
 
     def begin(self, call: str, facts: dict[str, str]) -> None:
-        """Begins a loop together with the others.
-
-        Args:
-            call: what was called: `"fit"`, say.
-            facts: what must be equal in all processes, by what to call it.
-
-        Raises:
-            ClusterError: if it is not, or a process is lost.
-        """
+        """Begins a call (`"fit"`) together with the others; compares facts that must be equal."""
         if self.broken is not None:
             raise self.broken
         self._loop, self._steps = self._loop + 1, 0
@@ -84,26 +85,24 @@ class Group:
                     )
 
     def end(self) -> None:
-        """Ends a loop together with the others.
-
-        Raises:
-            ClusterError: if they took another number of steps, or a process is lost.
-        """
+        """Ends a call together with the others; compares the numbers of steps."""
         told = self._gather(f"ends/{self._loop}/", str(self._steps))
         for number in range(len(self.names)):
             if told[number] != told[0]:
                 raise self._other_length(number, told[number], told[0])
 
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this process has left the loop with an error."""
+        """Tells the others that this process has left the call with an error."""
         kind = "stopped" if self.broken is not None else f"failures/{self._loop}"
-        text = " ".join(str(error).split())[:300].rstrip(".")
-        self._board.write(f"{kind}/{self.number}", f"stopped with {type(error).__name__}: {text}")
+        words = [f"{type(error).__name__}:", *str(error).split()]
+        text = " ".join(words)[:300].rstrip(".:")
+        self._board.write(f"{kind}/{self.number}", f"stopped with {text}")
 
     def leave(self) -> None:
-        """Tells the others that this process ends. The first of them waits for them to end.
+        """Tells the others that this process ends.
 
-        With it ends the service of JAX's by which they know of each other, and JAX would end them.
+        Process 0 leaves last: it hosts JAX's coordination service, and JAX ends the others
+        without it.
         """
         self._board.write(f"ended/{self.number}", "ended")
         awaited = range(len(self.names)) if self.number == 0 else [self.number]
@@ -112,15 +111,17 @@ class Group:
             if all(str(k) in ended or self._is_silent(k) for k in awaited):
                 break
         if self.number == 0:
-            time.sleep(BEAT)  # by then those that have told so are gone
+            # They disconnect from JAX's service after that, and then their signs of life stop.
+            until = time.monotonic() + self.timeout
+            others = range(1, len(self.names))
+            while time.monotonic() < until and any(self._speaks(k) for k in others):
+                time.sleep(BEAT / 4)
+
+    def _speaks(self, number: int) -> bool:
+        return self._board.silence(number) < 3 * BEAT
 
     def differs(self, number: int, what: str) -> ClusterError:
-        """The error of a process that has something else than process 0.
-
-        Args:
-            number: the process's.
-            what: what differs, a key of `_CURES`.
-        """
+        """The error for a process whose batch or weights (`what`) differ from process 0's."""
         return self._break(
             number,
             f"Its {what} at step {self._steps} differs from that of process 0.",
@@ -132,10 +133,9 @@ class Group:
         self._steps += 1
 
     def wait(self, values: Any) -> None:
-        """Waits until arrays that all processes compute together are there.
+        """Waits for arrays that all processes compute together.
 
-        Raises:
-            ClusterError: if a process is lost.
+        It polls, because a blocking wait in JAX can't be interrupted.
         """
         pause, due = 1e-4, time.monotonic() + BEAT
         for leaf in jax.tree.leaves(values):
@@ -145,19 +145,15 @@ class Group:
                 if time.monotonic() > due:
                     self.check()
                     due = time.monotonic() + BEAT
-        jax.block_until_ready(values)  # raises what went wrong
+        jax.block_until_ready(values)  # raises the error, if there was one
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """A scope in which an error of JAX's that comes from a lost process is told as that.
-
-        Raises:
-            ClusterError: if a process is lost.
-        """
+        """Scope that raises a `ClusterError` if JAX's error comes from a lost process."""
         try:
             yield
         except jax.errors.JaxRuntimeError as error:
-            # JAX says that a connection broke, and not to whom: its silence tells.
+            # JAX does not say whose connection broke. The lost process is the silent one.
             silence = min(self.timeout, _SURELY_LOST)
             until = time.monotonic() + silence + 3 * BEAT
             while time.monotonic() < until:
@@ -169,23 +165,20 @@ class Group:
             raise
 
     def check(self, silence: float | None = None) -> None:
-        """Refuses to go on where a process is lost.
-
-        Args:
-            silence: the seconds without a sign of life after which it is, if not `timeout`.
-
-        Raises:
-            ClusterError: if there is such a process.
-        """
+        """Raises a `ClusterError` if a process is lost, by default after `timeout` of silence."""
         silence = self.timeout if silence is None else silence
         if self._board.service_silence() > silence and self.number:
             raise self._silent(0, self._board.service_silence())
         stopped = self._board.read("ended/") | self._board.read("stopped/")
         stopped |= self._board.read(f"failures/{self._loop}/")
         ends = self._board.read(f"ends/{self._loop}/")
+        records = self._board.read("records/")
         for number in range(len(self.names)):
             if number == self.number:
                 continue
+            known = self._records.get(str(number))
+            if records.get(str(number), known) != known:
+                raise self._break(number, "It has ended, and was started again.", _RESTART)
             if self._is_silent(number, silence):
                 raise self._silent(number, self._board.silence(number))
             if str(number) in stopped:
@@ -194,7 +187,7 @@ class Group:
                 raise self._other_length(number, ends[str(number)], f"{self._steps} or more")
 
     def _gather(self, prefix: str, value: str) -> dict[int, str]:
-        """What each process has written under a prefix, once all of them have."""
+        """Waits for what each process writes under a prefix."""
         self._board.write(f"{prefix}{self.number}", value)
         begun = time.monotonic()
         due = begun + BEAT

@@ -1,10 +1,12 @@
-"""A batch and a state that processes have together, and whether they are the same in all."""
+"""What processes do together: compare batches and state, begin and end calls, write files."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,16 +18,18 @@ from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.cluster import processes
 from keras_multigpu.engines.jax.cluster.group import Group
 
-# Of an array in a batch so many elements are compared between processes.
+# How many elements of each array in a batch the processes compare.
 _COMPARED = 1024
+_WRITERS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
 
 
 def check_devices(names: Sequence[str], mode: str) -> None:
-    """Refuses devices of other processes that a model can't use.
-
-    Raises:
-        ValueError: if there are such devices.
-    """
+    """Raises a `ValueError` for devices of other processes that a model can't use."""
     group = processes.current()
     if group is None:
         processes.check_not_joined_elsewhere()
@@ -50,37 +54,27 @@ def check_devices(names: Sequence[str], mode: str) -> None:
 
 
 def group_of(mesh: Mesh) -> Group | None:
-    """The processes that share the devices of a mesh, `None` if this one has them all."""
+    """The processes that share a mesh's devices; `None` if this process has them all."""
     group = processes.current()
     others = {device.process_index for device in mesh.devices.flat} - {jax.process_index()}
     return group if others else None
 
 
 def put(value: Any, sharding: NamedSharding) -> jax.Array:
-    """An array of which each process has the same, or its own devices' parts of it."""
+    """An array over devices of all processes, from the same value in each process."""
     host = np.asarray(value)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def copy_to_all(tree: Any, mesh: Mesh) -> Any:
-    """The same arrays with a copy on every device; all processes call it together."""
+    """Copies arrays to every device; all processes call it together."""
     parted = [leaf for leaf in jax.tree.leaves(tree) if not _is_whole(leaf)]
     whole = iter(_replicate(mesh)(parted)) if parted else iter(())
     return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else next(whole), tree)
 
 
 def compare(digest: int, what: str, mesh: Mesh, group: Group) -> None:
-    """Refuses what is different in another process.
-
-    Args:
-        digest: a number of 31 bits that stands for it.
-        what: what it is: `"batch"`, say.
-        mesh: the devices.
-        group: the processes that have them.
-
-    Raises:
-        ClusterError: if it differs, or a process is lost.
-    """
+    """Raises a `ClusterError` if another process has a different 31-bit checksum of `what`."""
     each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     mine = np.full(1, digest, "int32")
     known = _replicate(mesh)(
@@ -95,7 +89,7 @@ def compare(digest: int, what: str, mesh: Mesh, group: Group) -> None:
 
 
 def digest_of(arrays: Sequence[Any]) -> int:
-    """A number that stands for the values of arrays."""
+    """A 31-bit checksum of arrays."""
     digest = 0
     for array in arrays:
         digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), digest)
@@ -103,7 +97,7 @@ def digest_of(arrays: Sequence[Any]) -> int:
 
 
 def digest_of_batch(batch: Any) -> int:
-    """A number that stands for a batch: its shapes and types, and a sample of its values."""
+    """A 31-bit checksum of a batch: its shapes and types, and a sample of its values."""
     samples = []
     for leaf in jax.tree.leaves(batch):
         array = np.asarray(leaf)
@@ -113,7 +107,7 @@ def digest_of_batch(batch: Any) -> int:
 
 
 def describe(model: keras.Model) -> str:
-    """What stands for a model's layers, optimizer and the shapes of its weights."""
+    """A checksum of a model's layers, its optimizer and the shapes of its weights."""
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
     known = (
@@ -126,7 +120,7 @@ def describe(model: keras.Model) -> str:
 
 
 def _settings(part: Any) -> tuple[str, list[tuple[str, Any]]]:
-    """The class of a layer or an optimizer, and its plain settings."""
+    """The class of a layer or optimizer, and its plain settings."""
     kept = []
     for name, value in sorted(vars(part).items()) if part is not None else ():
         if name.startswith("_") or name in ("name", "built"):
@@ -139,7 +133,7 @@ def _settings(part: Any) -> tuple[str, list[tuple[str, Any]]]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is written alike in every process."""
+    """Whether `repr` gives the same text in every process."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return isinstance(value, (bool, int, float, str))
@@ -152,3 +146,75 @@ def _is_whole(leaf: Any) -> bool:
 @functools.cache
 def _replicate(mesh: Mesh) -> Any:
     return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def meet(steps: Any, call: str) -> None:
+    """Begins a call (`"fit"`) of the model of some `JaxSteps` together with the other processes."""
+    group = steps.where.group
+    if group is not None:
+        facts = {"model": describe(steps.model), "devices": ", ".join(steps.model.devices)}
+        group.begin(call, facts)
+
+
+def part(steps: Any, error: BaseException | None = None) -> None:
+    """Ends a call together with the other processes, or tells them why this one has left it."""
+    group = steps.where.group
+    if group is not None and error is None:
+        group.end()
+    elif group is not None:
+        steps.has_met = False
+        group.fail(error)
+
+
+def write_once(steps: Any, loop: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of `fit` and its like; only process 0 keeps callbacks that write files."""
+    group = steps.where.group
+    if group is None or group.is_writer:
+        return args, kwargs
+    given = inspect.signature(loop).bind_partial(*args, **kwargs)
+    for arguments in (given.arguments, given.kwargs):
+        callbacks = arguments.get("callbacks")
+        if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
+            listed = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+            arguments["callbacks"] = [_in_place_of(one) for one in listed]
+    return given.args, given.kwargs
+
+
+def _in_place_of(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        return _Restore(callback)
+    return keras.callbacks.Callback() if isinstance(callback, _WRITERS) else callback
+
+
+class _Restore(keras.callbacks.Callback):
+    """Restores, as `BackupAndRestore` does, and leaves the backups to process 0."""
+
+    def __init__(self, callback: keras.callbacks.Callback):
+        super().__init__()
+        self._callback = callback
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        self._callback.set_model(model)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._callback.on_train_begin(logs)
+
+
+@contextlib.contextmanager
+def writing(steps: Any) -> Iterator[bool]:
+    """Scope for writing a model file: yields True in process 0; the others wait.
+
+    Within `fit` they don't wait here, but at the next step.
+    """
+    group = steps.where.group
+    if group is None or steps.is_running:
+        yield group is None or group.is_writer
+        return
+    try:
+        meet(steps, "the writing of a file")
+        yield group.is_writer
+        part(steps)
+    except BaseException as error:
+        part(steps, error)
+        raise

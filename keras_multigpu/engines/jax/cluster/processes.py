@@ -1,4 +1,4 @@
-"""Several processes, each with devices of its own host, that train one model."""
+"""`join`: connects the processes of several hosts through JAX's runtime."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ import numpy as np
 
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.jax import devices
-from keras_multigpu.engines.jax.cluster.board import BEAT, Board
-from keras_multigpu.engines.jax.cluster.coordinator import await_answer, check_port, not_together
+from keras_multigpu.engines.jax.cluster.board import (
+    BEAT,
+    Board,
+    await_answer,
+    check_port,
+    not_together,
+)
 from keras_multigpu.engines.jax.cluster.group import Group
 from keras_multigpu.engines.remote import Address
 
-# So long JAX waits more before it ends the processes itself, without an exception of Python's.
+# Extra seconds before JAX kills the process, so that our error comes first.
 _GRACE = 60
 _FAR = 24 * 3600
 _joined: tuple[tuple[str, int, int], Group] | None = None
 
 
 def current() -> Group | None:
-    """The group of processes that this one has joined."""
+    """The group of processes that this one has joined, if any."""
     return _joined[1] if _joined else None
 
 
 def check_not_joined_elsewhere() -> None:
-    """Refuses processes that were joined by JAX's or Keras's own function.
-
-    Raises:
-        ValueError: if they were.
-    """
+    """Raises a `ValueError` if JAX's or Keras's own function has joined processes."""
     if _joined is None and jax.distributed.is_initialized():
         raise ValueError(
             "Processes are joined by `keras_multigpu.cluster.join`, for a parallel model to notice "
@@ -53,18 +54,7 @@ def check_not_joined_elsewhere() -> None:
 
 
 def join(address: Address, count: int, number: int, timeout: float) -> tuple[str, ...]:
-    """Joins this process to a group; gives the names of its processes.
-
-    Args:
-        address: where the first of them is reached.
-        count: how many processes there are.
-        number: this one's.
-        timeout: after how many seconds of silence a process is lost.
-
-    Raises:
-        ClusterError: if they don't come together in time, or don't fit together.
-        RuntimeError: if JAX's runtime has started.
-    """
+    """Joins this process, `number` of `count`, to the others; returns what to call each."""
     global _joined
     request = (address.numeric, count, number)
     if _joined is not None and _joined[0] == request:
@@ -88,15 +78,17 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
         records = _introduce(board, address, count, number, until)
     except ClusterError:
         atexit.register(_end_at_once)
-        time.sleep(0 if number else 2 * BEAT)  # the others read what was written
+        time.sleep(0 if number else 2 * BEAT)  # until the others have read the records
         raise
     names = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
-    group = Group(board, number, names, timeout)
+    group = Group(board, number, names, timeout, board.read("records/"))
+    # Tells a process that is started again later that the others have begun without it.
+    board.write(f"begun/{number}", json.dumps([record["seed"] for record in records]))
     _joined = (request, group)
     atexit.register(_leave, group)
     if any(record["random numbers"] != records[0]["random numbers"] for record in records):
         keras.utils.set_random_seed(int(records[0]["seed"]))
-    done, errors = _begin(jax.devices)  # now, and not when a process is alone with it
+    done, errors = _begin(jax.devices)  # starts JAX's runtime while all processes are here
     while not done.wait(BEAT):
         group.check()
     if errors:
@@ -118,10 +110,10 @@ def _initialize(address: Address, count: int, number: int, until: float, timeout
     if jax.config.jax_cpu_collectives_implementation is None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if devices.count("cpu") < 2 and not devices.count("gpu"):
-        # On a single one JAX computes within the call: no thread of Python's could then notice
+        # With a single device JAX computes inside the call, so that no Python thread could notice
         # that another process is lost.
         devices.make_virtual(2)
-    # Otherwise JAX ends this process when another one is lost, before it can tell.
+    # Otherwise JAX ends this process as soon as another one is lost, without an exception.
     jax.config.update("jax_enable_recoverability", True)
 
     def initialize() -> None:
@@ -145,10 +137,9 @@ def _initialize(address: Address, count: int, number: int, until: float, timeout
 
 
 def _begin(call: Callable[[], Any]) -> tuple[threading.Event, list[Exception]]:
-    """Begins a call in a thread: JAX waits in its own time, and may end the process after it.
+    """Starts a call in a thread, because JAX may wait in it for ever.
 
-    Returns:
-        What is set when it is done, and a list with the error that it has raised then.
+    Returns an event that is set when the call is done, and a list with the error it has raised.
     """
     done = threading.Event()
     errors: list[Exception] = []
@@ -167,8 +158,8 @@ def _begin(call: Callable[[], Any]) -> tuple[threading.Event, list[Exception]]:
 def _client() -> Any:
     """JAX's client of its coordination service.
 
-    The one way by which processes can tell each other anything while a computation hangs; JAX
-    exports it under no public name, and its other users take it from here too.
+    Only through it can processes talk to each other while a computation hangs. JAX has no public
+    name for it; other libraries import it from here too.
     """
     from jax._src import distributed  # noqa: TID251
 
@@ -178,7 +169,7 @@ def _client() -> Any:
 def _introduce(
     board: Board, address: Address, count: int, number: int, until: float
 ) -> list[dict[str, str]]:
-    """What each process says of itself, by their numbers."""
+    """Exchanges a record of each process; returns them in the order of their numbers."""
     mine = {
         "host": socket.gethostname(),
         "pid": str(os.getpid()),
@@ -194,6 +185,7 @@ def _introduce(
         found = board.read("records/", seconds=0.25)
         records = {int(key): json.loads(value) for key, value in found.items()}
         _check_alike(records)
+        _check_begins(board, mine["seed"], number, records)
         if all(k in records for k in range(count)):
             return [records[k] for k in range(count)]
         if time.monotonic() > until:
@@ -201,14 +193,26 @@ def _introduce(
             raise not_together(address, f"absent: process {absent}")
 
 
+def _check_begins(board: Board, seed: str, number: int, records: dict[int, dict[str, str]]) -> None:
+    """Raises a `ClusterError` if the others began with an earlier process of this number."""
+    for other, begun in board.read("begun/").items():
+        if other != str(number) and json.loads(begun)[number] != seed:
+            first = records.get(int(other), {"host": "?", "pid": "?"})
+            raise ClusterError(
+                f"{first['host']} (process {other}, pid {first['pid']})",
+                f"It has begun with another process {number}, which has ended or still runs.",
+                "End all processes, and start all of them again.",
+            )
+
+
 def _random_state() -> str:
-    """What tells whether processes will draw the same random numbers: their seed was set."""
+    """A checksum of the random state: equal in processes that have set the same seed."""
     states = (random.getstate(), np.random.get_state(legacy=False))
     return str(zlib.crc32(repr(states).encode()))
 
 
 def _check_alike(records: dict[int, dict[str, str]]) -> None:
-    """Refuses processes that differ from process 0, as far as they are known."""
+    """Raises a `ClusterError` for the first known process that differs from process 0."""
     first = records.get(0, {})
     for number, record in sorted(records.items()):
         for fact in ("num_processes", "JAX", "Keras", "keras_multigpu"):
@@ -222,14 +226,14 @@ def _check_alike(records: dict[int, dict[str, str]]) -> None:
 
 
 def _leave(group: Group) -> None:
-    """Ends together with the others."""
+    """Leaves the group when the process ends."""
     group.leave()
     if group.broken is not None:
         _end_at_once()
 
 
 def _end_at_once() -> None:
-    """Ends the process without JAX, which would wait for what can't end."""
+    """Exits without JAX's own clean-up, which would wait for a computation that never ends."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)

@@ -1,1 +1,1 @@
-"""Devices of other machines, driven by this process through TensorFlow's own runtime."""
+"""Devices of other machines, which this process drives through TensorFlow's runtime."""

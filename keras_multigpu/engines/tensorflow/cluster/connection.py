@@ -1,4 +1,4 @@
-"""One connection to workers: made, tried, watched, and let go of."""
+"""One connection to workers: opened, tested, watched and closed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,6 +17,7 @@ from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.tensorflow.cluster import runtime
 from keras_multigpu.engines.tensorflow.cluster.health import Guard, Status, Watchdog
+from keras_multigpu.engines.tensorflow.cluster.link import Link
 from keras_multigpu.engines.tensorflow.cluster.sockets import end_connections, listen_only_at
 from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, full_name, short_name, task_of
 
@@ -33,17 +35,17 @@ class Connection:
     """TensorFlow's runtime of this process, with the devices of workers.
 
     Args:
-        workers: where they are.
-        local: where they reach this process: a port that is free.
-        statuses: what the workers said of themselves.
-        timeout: after how many seconds of silence a worker is given up.
+        workers: their addresses.
+        local: where they reach this process: a free port.
+        statuses: what the workers answered to `GetStatus`.
+        timeout: seconds of silence after which a worker is lost.
 
     Attributes:
         devices: the names of all their devices.
-        chosen: of each its GPUs, or its CPU devices where it has none.
+        chosen: the GPUs of each worker, or its CPU devices if it has none.
 
     Raises:
-        ClusterError: if they can't be connected with each other.
+        ClusterError: if they can't connect to each other.
     """
 
     def __init__(
@@ -65,20 +67,32 @@ class Connection:
         self.chosen = tuple(name for some, names in zip(gpus, own) for name in some or names)
         self._watchdog = Watchdog(workers, timeout)
         self._guards = [
-            Guard(one, status, timeout, functools.partial(self._watchdog.hand_over, number, one))
-            for number, (one, status) in enumerate(zip(workers, statuses))
+            Guard(
+                worker,
+                status,
+                timeout,
+                functools.partial(self._watchdog.hand_over, number, worker),
+                Link(worker, local.port, self._compute_here),
+            )
+            for number, (worker, status) in enumerate(zip(workers, statuses))
         ]
+        for guard in self._guards:
+            guard.others = [one for one in self._guards if one is not guard]
         try:
             self._open()
+            for guard, round_trip in zip(self._guards, self._round_trips):
+                guard.link.start(round_trip, timeout / 10)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Lets go of the workers, whether they still answer or not.
+        """Disconnects the workers, whether they still answer or not.
 
-        What is computed from then on does not wait for them any more.
+        Later computations don't wait for them any more.
         """
+        for guard in self._guards:
+            guard.link.stop(0.1 * self.timeout)
         if runtime.has_started():
             runtime.update({})
         for guard in self._guards:
@@ -86,11 +100,7 @@ class Connection:
         self._watchdog.stop()
 
     def fault(self, error: tf.errors.OpError | None = None) -> ClusterError | None:
-        """What is wrong with a worker, after an error or before anything is done.
-
-        Args:
-            error: the error that came up.
-        """
+        """The error for a worker that is lost, if one is; `error` is what TensorFlow raised."""
         lost = self._lost()
         if lost is None and isinstance(error, tf.errors.UnavailableError):
             named = [short_name(one).partition("/")[0] for one in _DEVICE.findall(error.message)]
@@ -99,7 +109,7 @@ class Connection:
         return lost
 
     def _lost(self) -> ClusterError | None:
-        """The first worker that is not there any more."""
+        """The error for the first worker that is lost; asks all of them."""
         with ThreadPoolExecutor(len(self._guards)) as pool:
             found = list(pool.map(Guard.check, self._guards))
         for guard, lost in zip(self._guards, found):
@@ -119,21 +129,45 @@ class Connection:
                 guard.hand_over()
             with self._limited():
                 _try_links([full_name(name) for name in self.devices])
+            with self._limited():
+                self._prepare_round_trips()
         except tf.errors.OpError as error:
             raise (self._lost() or self._no_way_back()) from error
+
+    def _prepare_round_trips(self) -> None:
+        """Makes the functions that `Link` calls, and calls each once.
+
+        TensorFlow tells every new function to all workers, so none is made later.
+        """
+        processors = [full_name(f"{worker.name}/cpu:0") for worker in self.workers]
+        zero = tf.constant(0.0)
+        self._round_trips = []
+        for target in processors:
+            others = [device for device in processors if device != target]
+            made = _round_trip(target, others).get_concrete_function(zero)
+            self._round_trips.append(functools.partial(made, zero))
+        self._here = functools.partial(
+            _round_trip(full_name("cpu:0"), []).get_concrete_function(zero), zero
+        )
+        for call in (*self._round_trips, self._here):
+            call()
+
+    def _compute_here(self) -> None:
+        self._here()
 
     def _no_way_back(self) -> ClusterError:
         return ClusterError(
             self.local.name,
-            "The workers answer, but one of them does not reach this process at this address, or "
-            "does not reach another worker at the one that was given.",
+            "The workers answer, but within half of `timeout` one of them does not reach this "
+            "process at this address, or does not reach another worker at the one that was given.",
             "Give `local` an address and a port of this machine that are open to the workers, "
-            "and have each worker reach the others by the addresses given here.",
+            "and have each worker reach the others by the addresses given here. If the network is "
+            "slow, give a longer `timeout`.",
         )
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
-        """Ends the connections to all workers if what is done takes too long."""
+        """Scope that ends the connections to all workers if it takes too long."""
 
         def end() -> None:
             for worker in self.workers:
@@ -148,7 +182,7 @@ class Connection:
 
 
 def _try_links(devices: Sequence[str]) -> None:
-    """Has every device take a tensor from this process, and one from every other device."""
+    """Sends a tensor from this process to every device, and between all pairs of devices."""
 
     @tf.function(autograph=False)
     def exchange(value: tf.Tensor) -> tf.Tensor:
@@ -163,12 +197,29 @@ def _try_links(devices: Sequence[str]) -> None:
             return tf.add_n(received)
 
     value = tf.constant(0.0)
-    # Called so, TensorFlow does not warn of a function that is traced for every list of devices.
+    # A concrete function, because TensorFlow warns about functions that are traced repeatedly.
     exchange.get_concrete_function(value)(value)
 
 
+def _round_trip(target: str, others: Sequence[str]) -> Any:
+    """A function that sends a number from here and from other workers to one, and back here."""
+
+    @tf.function(autograph=False)
+    def exchange(value: tf.Tensor) -> tf.Tensor:
+        sent = [value]
+        for device in others:
+            with tf.device(device):
+                sent.append(value + 1.0)
+        with tf.device(target):
+            received = tf.add_n(sent) + 1.0
+        with tf.device(full_name("cpu:0")):
+            return received + 1.0
+
+    return exchange
+
+
 def _close_to_others(local: Address) -> None:
-    """Closes the port on which workers reach this process to all addresses but one."""
+    """Closes the port at which workers reach this process to all other addresses."""
     try:
         listen_only_at(local.ip, local.port)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Whether workers are there: TensorFlow's own call for that, asked again and again."""
+"""Health checks of workers, by TensorFlow's own `GetStatus`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ import grpc
 
 from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.tensorflow.cluster import watchdog
+from keras_multigpu.engines.tensorflow.cluster.link import Link
 from keras_multigpu.engines.tensorflow.cluster.sockets import Handed, end_connections
 
-# What a server answers is a protocol buffer, in which the names of its devices are plain text.
+# The answer is a protocol buffer that contains the names of the devices as plain text.
 _DEVICE = re.compile(rb"/job:(\w+)/replica:0/task:0/device:(CPU|GPU):(\d+)")
 
-_PATIENCE = 0.7  # of the time that is promised; the rest is for telling it
+_PATIENCE = 0.7  # of the timeout; the rest of it is for raising the error
 
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What a worker says of itself.
+    """What a worker answers to `GetStatus`.
 
     Attributes:
-        job: the name of its job, in which a worker tells its version of TensorFlow.
+        job: the name of its job, which contains its version of TensorFlow.
         devices: its devices, `"gpu:0"`.
-        identity: bytes that are others in another process.
+        identity: bytes that differ from one process to the next.
     """
 
     job: str
@@ -39,11 +40,7 @@ class Status:
 
 
 class Caller:
-    """Asks one worker how it is.
-
-    Args:
-        worker: where it is.
-    """
+    """Sends `GetStatus` to one worker, on a channel of its own."""
 
     def __init__(self, worker: Address):
         self.worker = worker
@@ -51,11 +48,9 @@ class Caller:
         self._call = self._channel.unary_unary(watchdog.STATUS)
 
     def ask(self, seconds: float, *, patient: bool = False) -> Status | None:
-        """The worker's answer; `None` where there is none that can be read.
+        """The worker's answer within some seconds; `None` if there is none, or a wrong one.
 
-        Args:
-            seconds: how long to wait for it.
-            patient: wait for a worker that does not listen yet, too.
+        With `patient` it also waits for a worker that does not listen yet.
         """
         try:
             answer = self._call(b"", timeout=seconds, wait_for_ready=patient)
@@ -71,24 +66,33 @@ class Caller:
 
 
 class Guard:
-    """A thread that asks a worker how it is, and ends the connections to it when it is lost.
+    """A thread that checks a worker, and ends the connections to it when it is lost.
 
-    A call to a process that is frozen would wait for ever: its machine keeps the connection.
+    Otherwise a call to a frozen process would wait for ever: its machine keeps the connection.
 
     Args:
         worker: where the worker is.
-        status: what it said of itself at first.
-        timeout: after how many seconds of silence it is to be lost, at the latest.
+        status: its first answer.
+        timeout: seconds of silence after which it is lost, at the latest.
         hand_over: gives the connections to it to the watchdog.
+        link: the connections that carry its tensors.
 
     Attributes:
         lost: what happened to it, a sentence; `None` while it is there.
     """
 
     def __init__(
-        self, worker: Address, status: Status, timeout: float, hand_over: Callable[[], None]
+        self,
+        worker: Address,
+        status: Status,
+        timeout: float,
+        hand_over: Callable[[], None],
+        link: Link,
     ):
         self.worker = worker
+        self.link = link
+        self.misses = 0
+        self.others: Sequence[Guard] = ()
         self.hand_over = hand_over
         self.lost: str | None = None
         self._status = status
@@ -100,13 +104,13 @@ class Guard:
         self._thread.start()
 
     def check(self) -> str | None:
-        """What happened to the worker; asks it. `None`: nothing."""
+        """Asks the worker; returns what has happened to it, or `None` if it is well."""
         if self.lost is None:
             end = time.monotonic() + _PATIENCE * self._timeout
             answer = self._caller.ask(end - time.monotonic())
             left = end - time.monotonic()
             if answer is None and left > 0:
-                # A connection that failed before is not tried at once; one of its own is.
+                # gRPC delays retries on a failed channel, so ask on a new one.
                 fresh = Caller(self.worker)
                 answer = fresh.ask(left)
                 fresh.close()
@@ -120,17 +124,27 @@ class Guard:
         self._caller.close()
 
     def _run(self) -> None:
-        # Of a process that was itself suspended the first question tells nothing: hence three.
-        pause, misses = self._timeout / 10, 0
+        # If this process was suspended itself, its first calls time out: hence three misses.
+        pause = self._timeout / 10
         while not self._stopped.wait(pause):
-            if self.lost is not None:  # TensorFlow connects anew, and would wait again
+            if self.lost is not None:  # TensorFlow reconnects, and would wait again
                 end_connections(self.worker.ip, self.worker.port)
                 pause = 0.5
                 continue
             self.hand_over()
             answer = self._caller.ask(pause)
-            misses = misses + 1 if answer is None else 0
-            self._note(answer, silence=time.monotonic() - self._heard if misses >= 3 else 0.0)
+            self.misses = self.misses + 1 if answer is None else 0
+            self._note(answer, time.monotonic() - self._heard if self.misses >= 3 else 0.0)
+            if self.link.is_silent(_PATIENCE * self._timeout) and self._all_answer():
+                self.lost = (
+                    "The worker answers, but the connections that carry its tensors are silent: "
+                    "something between the machines has dropped them."
+                )
+                end_connections(self.worker.ip, self.worker.port)
+
+    def _all_answer(self) -> bool:
+        """Whether no worker is frozen: one that is holds up the numbers sent to others too."""
+        return not any(guard.misses for guard in (self, *self.others))
 
     def _note(self, answer: Status | None, silence: float) -> None:
         if answer is not None and answer.identity != self._status.identity:
@@ -144,12 +158,7 @@ class Guard:
 
 
 class Watchdog:
-    """The process that ends connections where no thread of this one can.
-
-    Args:
-        workers: the workers that it watches.
-        timeout: after how many seconds of silence one is lost.
-    """
+    """The process that ends connections while no thread of this one can run: see `watchdog`."""
 
     def __init__(self, workers: Sequence[Address], timeout: float):
         own, its = socket.socketpair()

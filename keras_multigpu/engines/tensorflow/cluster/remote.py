@@ -1,4 +1,4 @@
-"""The machines whose devices this process uses, by TensorFlow's own runtime."""
+"""The machines whose devices this process drives."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import atexit
 import contextlib
 import socket
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow as tf
 
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.remote import Address, Remote
 from keras_multigpu.engines.tensorflow.cluster.connection import Connection
-from keras_multigpu.engines.tensorflow.cluster.greeting import greet
-from keras_multigpu.engines.tensorflow.cluster.runtime import has_started
-from keras_multigpu.engines.tensorflow.cluster.server import check_free, start_server
+from keras_multigpu.engines.tensorflow.cluster.health import Caller, Status
+from keras_multigpu.engines.tensorflow.cluster.runtime import (
+    check_free,
+    has_started,
+    start_server,
+    version_job,
+)
+
+_START = "`python -m keras_multigpu serve --bind HOST:PORT`"
 
 
 class TensorFlowRemote(Remote):
     """One process that drives the devices of several machines.
 
-    Attributes:
-        serial: the number of the latest connection.
+    `serial` is the number of the latest connection.
     """
 
     def __init__(self) -> None:
@@ -59,13 +65,13 @@ class TensorFlowRemote(Remote):
             self._connection = Connection(workers, here, statuses, timeout)
         finally:
             self._local = here if has_started() else None
-        # TensorFlow says good-bye to the workers when the process ends: while they are watched.
+        # TensorFlow closes its contexts on the workers at exit: do it while they are still watched.
         atexit.unregister(self.disconnect)
         atexit.register(self.disconnect)
         return self._connection.chosen
 
     def _check_start(self, local: Address | None) -> None:
-        """Refuses a first connection that comes too late, and another address of this process."""
+        """Raises an error if the first connection comes too late, or if `local` changes."""
         if self._local is None and has_started():
             raise RuntimeError(
                 "The first `connect` must come before TensorFlow starts, that is before the first "
@@ -88,6 +94,11 @@ class TensorFlowRemote(Remote):
     @contextlib.contextmanager
     def watch(self, devices: Sequence[str]) -> Iterator[None]:
         self._check([name for name in devices if "/" in name])
+        with self.explained():
+            yield
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
         try:
             yield
         except tf.errors.OpError as error:
@@ -98,9 +109,9 @@ class TensorFlowRemote(Remote):
             raise fault from error
 
     def _check(self, remote: Sequence[str]) -> None:
-        """Refuses devices of machines that are not connected, or are lost.
+        """Raises an error for devices of machines that are not connected, or are lost.
 
-        A lost machine is let go of in any case: TensorFlow tells every function to all of them.
+        A lost machine is disconnected in any case: TensorFlow sends every function to all.
         """
         gone = [name for name in remote if name not in self.list_devices()]
         if gone:
@@ -121,9 +132,9 @@ REMOTE = TensorFlowRemote()  # TensorFlow's runtime, too, is one for the process
 
 
 def _free_address(workers: Sequence[Address]) -> Address:
-    """The address of this machine by which packets to the workers leave it, and a free port.
+    """This machine's address on the way to the workers, and a free port.
 
-    One of another machine is asked: those of this machine reach every address of it.
+    Workers on other machines decide: those on this machine reach all its addresses.
     """
     found = []
     for worker in workers:
@@ -135,3 +146,51 @@ def _free_address(workers: Sequence[Address]) -> Address:
         one.bind((ip, 0))
         port = int(one.getsockname()[1])
     return Address(f"{ip}:{port}", ip, port)
+
+
+def greet(workers: Sequence[Address], timeout: float) -> list[Status]:
+    """Waits until all workers have answered; refuses other versions of TensorFlow."""
+    with ThreadPoolExecutor(len(workers)) as pool:
+        return list(pool.map(lambda worker: _greet(worker, timeout), workers))
+
+
+def _greet(worker: Address, timeout: float) -> Status:
+    caller = Caller(worker)
+    try:
+        # The rest of the time is for finding out why there was no answer.
+        status = caller.ask(0.8 * timeout, patient=True)
+    finally:
+        caller.close()
+    if status is None:
+        raise ClusterError(worker.name, *_why_silent(worker, 0.1 * timeout))
+    if status.job != version_job():
+        _, _, version = status.job.partition("_tensorflow_")
+        told = f"TensorFlow {version.replace('_', '.')}" if version else "an unknown version"
+        raise ClusterError(
+            worker.name,
+            f"The worker has {told}, and this process has TensorFlow {tf.__version__}.",
+            f"Install one version on all machines, and start it again by {_START}.",
+        )
+    return status
+
+
+def _why_silent(worker: Address, seconds: float) -> tuple[str, str]:
+    """The problem of a worker that did not answer, and the cure."""
+    try:
+        socket.create_connection((worker.ip, worker.port), seconds).close()
+    except ConnectionRefusedError:
+        return (
+            f"Nobody listens there ({worker.numeric}).",
+            f"Start the worker by {_START}, with this port, and an address of its machine that "
+            "can be reached from here.",
+        )
+    except OSError as error:
+        return (
+            f"The machine can't be reached ({worker.numeric}: {error}).",
+            "Check the address, that the machine is up, and that no firewall is between.",
+        )
+    return (
+        "Something listens there, but does not answer as a worker does: it is another program, or "
+        "a worker that is frozen.",
+        f"Check the port; if it is the worker's, end it, and start it again by {_START}.",
+    )

@@ -1,9 +1,8 @@
-"""This process's own sockets: TensorFlow makes them, and has no options for what is done here.
+"""What TensorFlow has no options for, done to the sockets that it opens in this process.
 
-TensorFlow's server listens on every address of its machine, whatever address it is given
-(https://github.com/tensorflow/tensorflow/issues/2925), and a call to a process that is frozen waits
-for ever. Both are put right from outside: by a filter on the socket that listens, and by ending
-the connections to a process that is lost.
+TensorFlow's server listens on every address of its machine, whatever address it gets
+(https://github.com/tensorflow/tensorflow/issues/2925): a filter on the listening socket closes the
+others. And a call to a frozen process waits for ever: shutting its connections down makes it fail.
 """
 
 from __future__ import annotations
@@ -22,17 +21,14 @@ _LOAD_BYTE, _LOAD_WORD, _AND, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x20, 0x54, 0x15, 
 _NETWORK_HEADER = 0xFFF00000  # where offsets count from the packet's IP header
 _SO_ATTACH_FILTER = 26
 _ANY = "0.0.0.0"
+# Linux's `struct tcp_info`: the bytes acknowledged come just before the bytes received.
+_BYTES_RECEIVED = 128
 
 
 def listen_only_at(ip: str, port: int) -> None:
-    """Has the server of this process that listens on a port be reached by one address only.
+    """Closes a port on which this process listens to all addresses but one.
 
-    The kernel then drops what comes to other addresses; connections that were made before
-    are ended.
-
-    Args:
-        ip: an IPv4 address of this machine; 0.0.0.0 for all of them.
-        port: the port.
+    The kernel then drops what arrives at other addresses; earlier connections are ended.
 
     Raises:
         OSError: if this system has no such filters.
@@ -51,7 +47,7 @@ def listen_only_at(ip: str, port: int) -> None:
 
 
 def end_connections(ip: str, port: int) -> None:
-    """Ends this process's connections to an address: calls that wait for it fail at once."""
+    """Shuts this process's connections to an address down: waiting calls fail at once."""
     for one in _own_sockets():
         with contextlib.suppress(OSError):  # not connected
             peer = one.getpeername()
@@ -59,27 +55,34 @@ def end_connections(ip: str, port: int) -> None:
                 _end(one)
 
 
-class Handed:
-    """Connections that another process is given, each once, to end them.
+def bytes_moved(ip: str, port: int, own_port: int) -> int:
+    """The bytes received and acknowledged on all connections with a worker.
 
-    Args:
-        target: the socket by which they go there.
+    The worker connects to `own_port`. The result is 0 on systems other than Linux.
     """
+    if sys.platform != "linux":
+        return 0
+    moved = 0
+    for one in _own_sockets():
+        with contextlib.suppress(OSError):  # not connected
+            peer = one.getpeername()
+            if (_plain(peer[0]), peer[1]) == (ip, port) or one.getsockname()[1] == own_port:
+                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
+                moved += sum(struct.unpack_from("QQ", info, _BYTES_RECEIVED - 8))
+    return moved
+
+
+class Handed:
+    """Connections that are passed to another process through a socket, each once."""
 
     def __init__(self, target: socket.socket):
         self._target = target
         self._known: set[tuple[object, ...]] = set()
 
     def give(self, number: int, ip: str, port: int) -> None:
-        """Gives all connections to an address that are new.
-
-        Args:
-            number: what the other process knows the address by.
-            ip: the address.
-            port: the port.
-        """
+        """Passes all new connections to an address, which the other process knows by a number."""
         for one in _own_sockets():
-            with contextlib.suppress(OSError):  # not connected, or nobody takes it
+            with contextlib.suppress(OSError):  # not connected, or the other process has ended
                 peer = one.getpeername()
                 key = (number, one.getsockname(), os.fstat(one.fileno()).st_ino)
                 if (_plain(peer[0]), peer[1]) == (ip, port) and key not in self._known:
@@ -88,7 +91,7 @@ class Handed:
 
 
 def _attach(listening: socket.socket, ip: str) -> None:
-    """Has a socket take packets to an IPv4 address only."""
+    """Attaches a filter that accepts packets to one IPv4 address only."""
     (address,) = struct.unpack("!I", socket.inet_aton(ip))
     program = [
         (_LOAD_BYTE, 0, 0, _NETWORK_HEADER),
@@ -114,7 +117,7 @@ def _end(connected: socket.socket) -> None:
 
 
 def _own_sockets() -> Iterator[socket.socket]:
-    """The TCP sockets of this process, each a copy that is closed after its turn."""
+    """Copies of this process's TCP sockets, each closed after its turn."""
     for number in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):  # closed by now
             if not stat.S_ISSOCK(os.fstat(int(number)).st_mode):
@@ -126,5 +129,5 @@ def _own_sockets() -> Iterator[socket.socket]:
 
 
 def _plain(ip: str) -> str:
-    """An IPv4 address without the form that IPv6 gives it."""
+    """An IPv4 address without the prefix that it has as an IPv6 address."""
     return ip.removeprefix("::ffff:")

@@ -1,10 +1,10 @@
-"""Ends a process's connections to workers that are lost, from a process of its own.
+"""A program that ends another process's connections to lost workers.
 
-TensorFlow tells every new function to the workers while it holds Python's lock: should one be
-frozen just then, no thread of that process could do anything about it. This file is run as a
-program, and imports neither TensorFlow nor the package. Its arguments are the number of a socket,
-the seconds of silence that are allowed, and the workers' addresses. By the socket come the
-connections: the number of a worker in a byte, and with it the connection itself.
+TensorFlow sends every new function to the workers while it holds Python's lock. If a worker freezes
+then, no thread of that process can run, so this is a separate process. It imports neither
+TensorFlow nor the package. Its arguments are the number of a socket, the seconds of silence that
+are allowed, and the workers' addresses. The connections arrive through the socket: a byte with
+the worker's number, and with it the file descriptor.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ STATUS = "/tensorflow.WorkerService/GetStatus"
 OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Channels to one address share what is under them, and with it how long a failed one waits.
+    # Otherwise channels to one address share a connection, and the delay after it has failed.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
 def watch(address: str, timeout: float, connections: list[socket.socket]) -> None:
-    """Asks a worker how it is; ends the connections to it when it does not answer any more."""
+    """Checks a worker, and ends the connections to it when it does not answer any more."""
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
         ask = channel.unary_unary(STATUS)
         heard, misses = time.monotonic(), 0
@@ -43,7 +43,7 @@ def watch(address: str, timeout: float, connections: list[socket.socket]) -> Non
 
 
 def end(connections: list[socket.socket]) -> None:
-    """Ends connections: calls that wait for them fail at once."""
+    """Shuts connections down: calls that wait for them fail at once."""
     while connections:
         with connections.pop() as one:
             try:
@@ -53,7 +53,7 @@ def end(connections: list[socket.socket]) -> None:
 
 
 def main() -> None:
-    """Watches the workers until the process that started this one lets go of the socket."""
+    """Watches the workers until the process that started this one closes the socket."""
     parent, timeout, addresses = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     connections: list[list[socket.socket]] = [[] for _ in addresses]
     for address, own in zip(addresses, connections):

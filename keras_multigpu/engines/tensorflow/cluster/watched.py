@@ -27,8 +27,18 @@ class Watched:
             self._follow_connection()
             yield
 
+    @contextlib.contextmanager
+    def weights(self) -> Iterator[None]:
+        """A scope that uses the weights outside a step: a worker is needed only if it has some."""
+        try:
+            with REMOTE.explained():
+                yield
+        except tf.errors.OpError:
+            self._check_weights()
+            raise
+
     def _follow_connection(self) -> None:
-        """Drops what was traced in a connection that is over: it would compute nothing."""
+        """Drops step functions that were traced in an earlier connection: they fail in this one."""
         model = self._model
         is_remote = any("/" in name for name in model.devices)
         if not is_remote or self._used_in == REMOTE.serial:
@@ -39,7 +49,7 @@ class Watched:
         self._used_in = REMOTE.serial
 
     def _check_weights(self) -> None:
-        """Refuses to go on if there were weights on a worker."""
+        """Raises a `ClusterError` if a weight was stored on a worker."""
         for variable in self._model.variables:
             device = variable._value.device  # `value` would read it, and it is lost
             if tf.DeviceSpec.from_string(device).job == REMOTE_JOB:

@@ -7,26 +7,14 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from parity import difference, variables
-from worker_processes import Worker, free_port
 
 from keras_multigpu import cluster, engines, list_devices, make_parallel, reports
 from keras_multigpu.layers import MultiHotDense
 
-LOCAL = f"127.0.0.1:{free_port()}"
-
 
 @pytest.fixture(scope="module", autouse=True)
-def workers():
-    """Three: the first has two devices, the second is open to all addresses."""
-    started = [Worker("--virtual-devices=2"), Worker(host="0.0.0.0"), Worker()]
-    try:
-        ready = [worker.ready() for worker in started]
-        _connect(ready[:1], local=LOCAL)  # before TensorFlow starts
-        yield ready
-    finally:
-        cluster.disconnect()
-        for worker in started:
-            worker.end()
+def _connected_before_tensorflow_starts(workers):
+    """Even if the first test needs no worker."""
 
 
 def _connect(workers, **options):
@@ -52,7 +40,14 @@ def _train(model, data, **options):
     return model.fit(*data, batch_size=32, epochs=2, shuffle=False, verbose=0).history
 
 
-@pytest.mark.parametrize(("count", "normalize"), [(2, False), (3, False), (3, True)])
+@pytest.mark.parametrize(
+    ("count", "normalize"),
+    [
+        pytest.param(2, False, marks=pytest.mark.slow),
+        pytest.param(3, False, marks=pytest.mark.slow),
+        (3, True),
+    ],
+)
 def test_weights_of_one_device(workers, rng, count, normalize):
     """70 rows in batches of 32: the last batch has 6 rows."""
     devices = _connect(workers[3 - count :])
@@ -73,6 +68,7 @@ def test_statistics_of_the_whole_batch(workers):
         make_parallel(model, devices=["cpu:0", devices[1]])
 
 
+@pytest.mark.slow
 def test_the_ways_of_a_model(workers, rng, tmp_path):
     """Several steps in one call, datasets, predictions, single batches, files."""
     devices = _connect(workers[:2])
@@ -97,6 +93,7 @@ def test_the_ways_of_a_model(workers, rng, tmp_path):
     assert difference(variables(alone), variables(parallel)) == 0
 
 
+@pytest.mark.slow
 def test_towers(workers, rng):
     devices = _connect(workers[:2])
     data = _rows(rng)
@@ -107,7 +104,7 @@ def test_towers(workers, rng):
     assert difference(parallel.disagreement(data[0]), alone.disagreement(data[0])) < 2e-5
 
 
-@pytest.mark.parametrize("mode", ["data", "tower"])
+@pytest.mark.parametrize("mode", ["data", pytest.param("tower", marks=pytest.mark.slow)])
 def test_each_row_of_a_gradient_comes_once(workers, rng, mode):
     """Adam would take the squares of the parts that the machines send."""
     devices = _connect(workers[:2])
@@ -177,6 +174,7 @@ def test_names(workers):
         make_parallel(_model(), devices=[f"{first.address}/gpu:0"])
 
 
+@pytest.mark.slow
 def test_connected_twice(workers, rng):
     data = _rows(rng, 12)
     devices = _connect(workers[:2])
@@ -193,10 +191,10 @@ def test_another_list(workers, rng):
     for model in (alone, local):
         model.compile("adam", "mse")
     fit = {"batch_size": 32, "shuffle": False, "verbose": 0}
-    alone.fit(*data, epochs=4, **fit)
+    alone.fit(*data, epochs=3, **fit)
     reference = _train(make_parallel(_model(), 2), data)
     devices = _connect(workers)
-    for chosen in (workers[1:], workers[:2], workers[1:]):
+    for chosen in (workers[:2], workers[1:]):
         local.fit(*data, **fit)
         devices = _connect(chosen)
     local.fit(*data, **fit)
@@ -212,14 +210,14 @@ def test_another_list(workers, rng):
     local.fit(*data, **fit)
 
 
-def test_a_port_of_ones_own(workers):
+def test_a_port_of_ones_own(workers, local):
     """Where a tunnel ends: it stays, and is closed to others."""
-    _connect(workers[:2], local=LOCAL)
-    _connect(workers[1:], local=LOCAL)
-    port = int(LOCAL.rpartition(":")[2])
+    _connect(workers[:2], local=local)
+    _connect(workers[1:], local=local)
+    port = int(local.rpartition(":")[2])
     assert _reaches("127.0.0.1", port)
     assert not _reaches("127.0.0.2", port)
-    with pytest.raises(ValueError, match=f"it is '{LOCAL}'. Received: local='127.0.0.1:1'"):
+    with pytest.raises(ValueError, match=f"it is '{local}'. Received: local='127.0.0.1:1'"):
         _connect(workers[1:], local="127.0.0.1:1")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import select
 import signal
 import socket
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 
+TESTS = str(pathlib.Path(__file__).parents[1])
 SECONDS = 120  # more than any of them should take: against hanging
 
 
@@ -35,6 +37,7 @@ class Process:
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "CUDA_VISIBLE_DEVICES": "",
             "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
         self.process = subprocess.Popen(
             [program, *arguments],

@@ -13,14 +13,15 @@ import time
 
 import jax
 import numpy as np
-import process_script as script
 import pytest
-from worker_processes import free_port
+from support import process_script as script
+from support.cluster_attacks.on_jax import attack_all
+from support.worker_processes import free_port
 
 from keras_multigpu import make_parallel
 from keras_multigpu.cluster import ClusterError, join
-from keras_multigpu.cluster.addresses import find_address
-from keras_multigpu.engines.jax.cluster import coordinator, joint, processes
+from keras_multigpu.engines import Address
+from keras_multigpu.engines.jax.cluster import board, joint, processes
 from keras_multigpu.engines.jax.cluster.group import Group
 
 # On one worker: the processes are begun once, and each run has two of them.
@@ -151,6 +152,7 @@ def test_other_data_are_noticed(together):
         assert "Its batch at step 1 differs from that of process 0. Give the same data" in output
 
 
+@pytest.mark.slow
 def test_another_number_of_processes(tmp_path):
     with running("other_count", tmp_path) as run:
         for status, output in run.end().values():
@@ -160,6 +162,7 @@ def test_another_number_of_processes(tmp_path):
             assert "Make them equal, and start all processes again." in output
 
 
+@pytest.mark.slow
 def test_an_error_in_one_process_ends_the_others(tmp_path):
     with running("full_disk", tmp_path) as run:
         ended = run.end()
@@ -170,7 +173,7 @@ def test_an_error_in_one_process_ends_the_others(tmp_path):
     assert "It has stopped with OSError: [Errno 28] No space left on device. Start" in output
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_frozen_process_is_named(victim, tmp_path):
     with running("train_long", tmp_path) as run:
         run.await_line(1 - victim, "batch")
@@ -183,6 +186,7 @@ def test_a_frozen_process_is_named(victim, tmp_path):
     assert "See to that host. Start the script again in all processes" in output
 
 
+@pytest.mark.slow
 def test_training_goes_on_after_a_process_was_killed(tmp_path):
     with running("train_backed_up", tmp_path) as run:
         run.await_line(0, "epoch 2")
@@ -205,6 +209,7 @@ def test_training_goes_on_after_a_process_was_killed(tmp_path):
             np.testing.assert_allclose(weight, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_without_the_first_process_jax_ends_the_others(tmp_path):
     with running("train_long", tmp_path) as run:
         run.await_line(1, "batch")
@@ -216,6 +221,7 @@ def test_without_the_first_process_jax_ends_the_others(tmp_path):
     assert time.monotonic() - begun < script.TIMEOUT + 60
 
 
+@pytest.mark.slow
 def test_absent_processes(tmp_path):
     with running("absent", tmp_path, [0]) as run:
         status, output = run.end()[0]
@@ -225,10 +231,14 @@ def test_absent_processes(tmp_path):
     assert "Start all processes with the same `coordinator`" in output
 
 
+def _address(port):
+    return Address(f"localhost:{port}", "127.0.0.1", port)
+
+
 def test_no_coordinator():
-    address = find_address("coordinator", f"127.0.0.1:{free_port()}")
+    address = _address(free_port())
     with pytest.raises(ClusterError, match="did not come together .*Connection refused") as caught:
-        coordinator.await_answer(address, time.monotonic() + 0.3)
+        board.await_answer(address, time.monotonic() + 0.3)
     assert caught.value.host == address.name
 
 
@@ -236,9 +246,9 @@ def test_something_else_at_the_coordinators_address():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        address = find_address("coordinator", f"127.0.0.1:{other.getsockname()[1]}")
+        address = _address(other.getsockname()[1])
         with pytest.raises(ClusterError, match="Process 0 can't listen there .Address already in"):
-            coordinator.check_port(address)
+            board.check_port(address)
 
         def answer():
             connection, _ = other.accept()
@@ -248,7 +258,7 @@ def test_something_else_at_the_coordinators_address():
         server = threading.Thread(target=answer)
         server.start()
         with pytest.raises(ClusterError, match="something else than a coordinator answers"):
-            coordinator.await_answer(address, time.monotonic() + 0.05)
+            board.await_answer(address, time.monotonic() + 0.05)
         server.join()
 
 
@@ -272,16 +282,16 @@ class Told:
         return 0.0
 
 
-def group_of(board, number=0):
-    return Group(board, number, ("a (process 0)", "b (process 1)"), timeout=5.0)
+def group_of(told, number=0):
+    return Group(told, number, ("a (process 0)", "b (process 1)"), timeout=5.0)
 
 
 def test_another_model_is_noticed():
     tanh, relu = meeting_facts(script.build()), meeting_facts(script.build("relu"))
     assert tanh == meeting_facts(script.build())
-    board = Told(loops__1__1=json.dumps({"call": "fit", **relu}))
+    told = Told(loops__1__1=json.dumps({"call": "fit", **relu}))
     with pytest.raises(ClusterError, match="Its model differs from that of process 0: ") as caught:
-        group_of(board).begin("fit", tanh)
+        group_of(told).begin("fit", tanh)
     assert caught.value.host == "b (process 1)"
     assert "Run the same script in all processes" in caught.value.cure
 
@@ -313,20 +323,54 @@ def test_what_is_lost_is_named():
     group = group_of(Told(ended__1="ended"))
     with pytest.raises(ClusterError, match=r"^b \(process 1\): It has ended. Start the script"):
         group.check()
-    board = Told()
-    board.silences[1] = 7.0
+    told = Told()
+    told.silences[1] = 7.0
     with pytest.raises(ClusterError, match="It has given no sign of life for 7 seconds"):
-        group_of(board).check()
+        group_of(told).check()
     with pytest.raises(ClusterError, match="no sign of life"):
-        group_of(board).begin("fit", {})
+        group_of(told).begin("fit", {})
+
+
+def test_a_process_that_was_started_again_is_lost():
+    """It leaves signs of life again, but knows nothing of the steps that the others are in."""
+    records = {"0": "pid 1", "1": "pid 2"}
+    told = Told(records__0="pid 1", records__1="pid 2")
+    group = Group(told, 0, ("a", "b"), timeout=5.0, records=records)
+    group.check()
+    told.entries["records/1"] = "pid 3"
+    with pytest.raises(ClusterError, match="^b: It has ended, and was started again. Start the"):
+        group.check()
+    with (
+        pytest.raises(ClusterError, match="was started again"),
+        Group(told, 0, ("a", "b"), timeout=5.0, records=records).explained(),
+    ):
+        raise jax.errors.JaxRuntimeError("Connection closed by peer")
+
+
+def test_a_process_that_was_started_again_is_told():
+    told = Told(begun__0=json.dumps(["1", "2"]), begun__1=json.dumps(["1", "2"]))
+    records = {0: {"host": "gpu7", "pid": "4242"}}
+    processes._check_begins(told, "2", 1, records)
+    with pytest.raises(ClusterError, match=r"^gpu7 \(process 0, pid 4242\): It has begun "):
+        processes._check_begins(told, "3", 1, records)
+
+
+def test_the_first_process_leaves_when_the_others_are_silent():
+    """They have said that they end, but still need its service until they have disconnected."""
+    told = Told(ended__1="ended")
+    silences = iter([0.0, 0.5, 2.0, 3.5])
+    told.silence = lambda number: next(silences)
+    group_of(told).leave()
+    assert list(silences) == []
+    assert told.entries["ended/0"] == "ended"
 
 
 def test_an_error_of_jax_is_explained_or_stays():
-    board = Told()
-    board.silences[1] = 4.5
+    told = Told()
+    told.silences[1] = 4.5
     with (
         pytest.raises(ClusterError, match="It has given no sign of life for 4 seconds"),
-        group_of(board).explained(),
+        group_of(told).explained(),
     ):
         raise jax.errors.JaxRuntimeError("Connection reset by peer")
     group = Group(Told(), 0, ("a", "b"), timeout=-3.0)
@@ -335,17 +379,17 @@ def test_an_error_of_jax_is_explained_or_stays():
 
 
 def test_a_process_that_does_not_come_is_told_of(monkeypatch):
-    board = Told()
-    group = Group(board, 0, ("a", "b"), timeout=0.0)
+    told = Told()
+    group = Group(told, 0, ("a", "b"), timeout=0.0)
     came = []
 
     def read(prefix, seconds=0.0):
         came.append(prefix)
         if len(came) > 5:
-            board.entries["loops/1/1"] = json.dumps({"call": "fit"})
-        return Told.read(board, prefix)
+            told.entries["loops/1/1"] = json.dumps({"call": "fit"})
+        return Told.read(told, prefix)
 
-    monkeypatch.setattr(board, "read", read)
+    monkeypatch.setattr(told, "read", read)
     with pytest.warns(UserWarning, match="has waited for b: alive, but not at the same call"):
         group.begin("fit", {})
 
@@ -376,23 +420,9 @@ def test_processes_joined_by_others_are_refused(monkeypatch):
         make_parallel(script.build())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("a:1", 2, 2), "`process_id` must be an integer from 0 .* num_processes=2, process_id=2"),
-        (("a:1", 2, True), "`process_id` must be .*process_id=True"),
-        (("a", 2, 0), "`coordinator` must have the form 'HOST:PORT'"),
-    ],
-)
-def test_wrong_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        join(*arguments)
-    with pytest.raises(ValueError, match="`timeout` must be a number of seconds, 3 or more.*=2"):
-        join("127.0.0.1:1234", 2, 0, timeout=2)
-
-
+@pytest.mark.slow
 def test_the_launched_script(tmp_path):
-    launched = pathlib.Path(__file__).parents[2] / "docs" / "launchers" / "jax_train.py"
+    launched = pathlib.Path(__file__).parents[4] / "docs" / "launchers" / "jax_train.py"
     address = f"127.0.0.1:{free_port()}"
     environment = {**os.environ, "KERAS_BACKEND": "jax"}
     done = [None, None]
@@ -417,3 +447,13 @@ def test_joining_too_late():
     make_parallel(script.build()).predict(np.ones((1, 6)), verbose=0)
     with pytest.raises(RuntimeError, match="`join` must come once in a process, .* process_id=0"):
         join("127.0.0.1:2345", 1, 0)
+
+
+@pytest.mark.slow
+def test_attacks():
+    """Each attack of `support.cluster_attacks` once: all end in time, and leave nothing broken."""
+    for row in attack_all(1):
+        assert not row.broken, str(row)
+        (outcome,) = row.outcomes
+        assert "exit status" not in outcome, str(row)
+        assert row.longest < 60, str(row)

@@ -1,0 +1,230 @@
+"""Devices of other machines.
+
+On TensorFlow one process drives them all: the other machines run `python -m keras_multigpu serve`,
+and `connect` returns the names of their devices, for `make_parallel(model, devices=...)`. On JAX
+every machine runs the same script, and `join` brings the processes together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+import re
+import socket
+import threading
+from collections.abc import Sequence
+
+from keras_multigpu import engines
+from keras_multigpu.arguments import positive_integer
+from keras_multigpu.engines import Address, ClusterError
+
+__all__ = ["ClusterError", "connect", "disconnect", "join", "serve"]
+
+_HOST_AND_PORT = re.compile(r"([\w.-]+):(\d{1,5})")
+_NO_PASSWORD = (
+    "TensorFlow's server asks for no password and encrypts nothing: whoever reaches it can run "
+    "computations with the rights of this process, and read and write its files."
+)
+
+
+def connect(
+    workers: Sequence[str], *, timeout: float = 30.0, local: str | None = None
+) -> tuple[str, ...]:
+    """Connects this process to machines that run `python -m keras_multigpu serve` (TensorFlow).
+
+    The first call must come before TensorFlow starts, that is before the first tensor or model.
+    It waits for workers that don't answer yet. A second call with the same workers returns the
+    same devices; with other workers, it disconnects those that are not named. A model goes on
+    working while all its devices are connected, also if a worker was lost or restarted in between.
+    Weights that are stored on a worker (modes `"model"`, and `"tower"` with independent replicas)
+    are lost when it is disconnected.
+
+    The workers also connect to each other at these addresses, and to this process at `local`.
+    TensorFlow asks for no password and encrypts nothing: use a private network, or tunnels.
+
+    Args:
+        workers: one or more addresses, `"host:port"`, with IPv4 addresses or names of hosts.
+        timeout: seconds of silence, 3 or more, after which a worker counts as lost: here, and
+            later in `fit`, `evaluate` or `predict`.
+        local: the address at which the workers reach this process, with a free port; `None` for
+            that of the network interface that leads to them, and any port.
+
+    Returns:
+        The names of the workers' devices, `"host:port/gpu:0"`: each worker's GPUs, or its CPU
+        devices if it has no GPU.
+
+    Raises:
+        ValueError: if an argument has the wrong form.
+        ClusterError: if a worker does not answer in time, is another program, has another version
+            of TensorFlow, or can't reach the others. It has `host`, `problem` and `cure`.
+        RuntimeError: if TensorFlow has started before the first call, or on another backend.
+
+    Example:
+        >>> connect(["gpu7"])
+        Traceback (most recent call last):
+        ValueError: `workers` must have the form 'HOST:PORT': a host's name or IPv4 address, and a \
+port from 1 to 65535. Received: 'gpu7'. Write 'gpu7:2222', say.
+    """
+    if isinstance(workers, str) or not isinstance(workers, Sequence) or not workers:
+        raise ValueError(
+            "`workers` must be a list of one or more addresses, 'HOST:PORT'. "
+            f"Received: workers={workers!r}. Give those with which `python -m keras_multigpu "
+            "serve` was started."
+        )
+    _check_timeout(timeout)
+    addresses = [_find_address("workers", worker) for worker in workers]
+    _check_different(addresses)
+    here = None if local is None else _find_address("local", local)
+    return engines.current().remote.connect(addresses, here, float(timeout))
+
+
+def disconnect() -> None:
+    """Disconnects all workers; other processes can then use them, and this one again.
+
+    Models on this machine's devices go on working. Without a connection it does nothing.
+
+    Raises:
+        RuntimeError: on a Keras backend other than TensorFlow.
+
+    Example:
+        >>> import keras
+        >>> if keras.backend.backend() == "tensorflow":
+        ...     disconnect()  # there is no connection: nothing happens
+    """
+    engines.current().remote.disconnect()
+
+
+def serve(bind: str = "127.0.0.1:2222", *, virtual_devices: int = 1) -> None:
+    """Serves this machine's devices to a process that calls `connect`, until it is interrupted.
+
+    TensorFlow's server asks for no password and encrypts nothing: whoever reaches it can run
+    computations with the rights of this process, and read and write its files. By default only
+    processes of this machine reach it.
+
+    Args:
+        bind: `"host:port"`, an address of this machine: the server is reached at this address
+            only. `"0.0.0.0:port"` stands for all its addresses.
+        virtual_devices: into how many CPU devices to split the processor.
+
+    Raises:
+        ValueError: if an argument has the wrong form.
+        ClusterError: if the address is not one of this machine's, the port is taken, or this
+            system can't close the server's port to other addresses.
+        RuntimeError: on a Keras backend other than TensorFlow.
+
+    Example:
+        >>> serve("2222")
+        Traceback (most recent call last):
+        ValueError: `bind` must have the form 'HOST:PORT': a host's name or IPv4 address, and a \
+port from 1 to 65535. Received: '2222'. Write 'gpu7:2222', say.
+    """
+    virtual_devices = positive_integer("virtual_devices", virtual_devices, "Give 1 or more.")
+    address = _find_address("bind", bind)
+    devices = engines.current().remote.serve(address, virtual_devices)
+    print(_who_reaches(address))
+    print(f"Serving {', '.join(devices)} at {address.name}. Ctrl-C ends it.", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
+
+
+def join(
+    coordinator: str, num_processes: int, process_id: int, *, timeout: float = 30.0
+) -> tuple[str, ...]:
+    """Joins this process to others, one per host; one model then uses all their devices (JAX).
+
+    Every host runs the same script, which calls this right after the imports. Afterwards
+    `list_devices()` names the devices of all processes, and `make_parallel(model)` uses them all.
+    Every process makes the same calls of the parallel model with the same data, and computes its
+    rows of each batch; only process 0 writes files. If the processes' random numbers differ, all
+    get a seed from process 0; a seed that all of them have set stays. A process without a GPU has
+    at least two CPU devices, as `use_virtual_devices` makes them.
+
+    Whoever reaches the coordinator's port can join: JAX asks for no password and encrypts
+    nothing. Use a private network.
+
+    Args:
+        coordinator: an address of process 0's host, `"host:port"`, with a port that is free there.
+        num_processes: how many processes there are.
+        process_id: the number of this one, from 0 to `num_processes - 1`.
+        timeout: seconds of silence, 3 or more, after which another process counts as lost: here,
+            and later in `fit`, `evaluate` or `predict`.
+
+    Returns:
+        A description of each process: its host, its number and its process id there.
+
+    Raises:
+        ValueError: if an argument has the wrong form.
+        ClusterError: if the processes don't come together in time, or run different versions. It
+            has `host`, `problem` and `cure`.
+        RuntimeError: on a Keras backend other than JAX, or if JAX has started already.
+
+    Example:
+        >>> join("gpu7:1234", num_processes=2, process_id=2)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: `process_id` must be an integer from 0 to `num_processes` - 1, ...
+    """
+    num_processes = positive_integer("num_processes", num_processes)
+    is_integer = isinstance(process_id, numbers.Integral) and not isinstance(process_id, bool)
+    if not is_integer or not 0 <= process_id < num_processes:
+        raise ValueError(
+            "`process_id` must be an integer from 0 to `num_processes` - 1, a different one in "
+            f"each process. Received: num_processes={num_processes!r}, process_id={process_id!r}."
+        )
+    _check_timeout(timeout)
+    address = _find_address("coordinator", coordinator)
+    return engines.current().join(address, num_processes, int(process_id), float(timeout))
+
+
+def _check_timeout(timeout: float) -> None:
+    is_number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
+    if not is_number or not 3 <= timeout < float("inf"):
+        raise ValueError(
+            "`timeout` must be a number of seconds, 3 or more: a busy machine answers late. "
+            f"Received: timeout={timeout!r}."
+        )
+
+
+def _find_address(argument: str, value: object) -> Address:
+    """The address that `"host:port"` stands for; `argument` is named in the error."""
+    match = _HOST_AND_PORT.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ValueError(
+            f"`{argument}` must have the form 'HOST:PORT': a host's name or IPv4 address, and a "
+            f"port from 1 to 65535. Received: {value!r}. Write 'gpu7:2222', say."
+        )
+    host, port = match[1], int(match[2])
+    try:
+        found = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise ClusterError(
+            f"{host}:{port}",
+            f"This machine knows no IPv4 address of {host!r} ({error.strerror}).",
+            "Check the spelling, or give the host's IPv4 address.",
+        ) from error
+    return Address(f"{host}:{port}", str(found[0][4][0]), port)
+
+
+def _check_different(addresses: Sequence[Address]) -> None:
+    names: dict[str, str] = {}
+    for address in addresses:
+        if address.numeric in names:
+            raise ValueError(
+                "`workers` must name each address once. Received: "
+                f"{names[address.numeric]!r} and {address.name!r}, which are the same. "
+                "Start a second worker on another port."
+            )
+        names[address.numeric] = address.name
+
+
+def _who_reaches(address: Address) -> str:
+    """Who can use the server, and what that means."""
+    if address.ip.startswith("127."):
+        return (
+            "Only processes of this machine reach it. From another machine, use an SSH tunnel, or "
+            "bind to an address of a private network."
+        )
+    where = "any address of this machine" if address.ip == "0.0.0.0" else address.ip
+    return (
+        f"Every machine that reaches {where} can use it. {_NO_PASSWORD} Let only your own "
+        f"machines reach port {address.port}: use a private network, or a firewall."
+    )

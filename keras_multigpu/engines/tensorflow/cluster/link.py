@@ -1,0 +1,75 @@
+"""Whether the connections that carry tensors still carry them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.tensorflow.cluster.sockets import bytes_moved, end_connections
+
+_WHILE_ASKING = 16384  # more bytes than a worker's answer to one `GetStatus`
+
+
+class Link:
+    """A thread that sends a number to a worker and back by the connections that training uses.
+
+    A worker answers `GetStatus` on a connection of its own, so these answers tell nothing about
+    the connections that carry tensors, and a firewall may have dropped one of those.
+
+    Args:
+        worker: where the worker is.
+        own_port: the port of this process to which the worker connects.
+        compute_here: computes something in this process only, and waits for it.
+    """
+
+    def __init__(self, worker: Address, own_port: int, compute_here: Callable[[], Any]):
+        self._worker, self._own_port, self._compute_here = worker, own_port, compute_here
+        self._begun: float | None = None
+        self._moved, self._moved_at = 0, 0.0
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, round_trip: Callable[[], Any], pause: float) -> None:
+        """Calls a function that sends a number there and back, with pauses of some seconds."""
+        self._thread = threading.Thread(target=self._run, args=(round_trip, pause), daemon=True)
+        self._thread.start()
+
+    def is_silent(self, seconds: float) -> bool:
+        """Whether nothing has come through for some seconds: to be asked at short intervals."""
+        if self._silence() < seconds:
+            return False
+        # A number also waits while this process is too busy to compute. Then this waits as well,
+        # and afterwards the number gets time to come back.
+        self._compute_here()
+        return not self._stopped.wait(seconds / 10) and self._silence() > seconds
+
+    def stop(self, seconds: float) -> None:
+        """Stops. The number that is on its way gets some seconds to come back."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                end_connections(self._worker.ip, self._worker.port)
+                self._thread.join(seconds)
+
+    def _silence(self) -> float:
+        # A number may wait long behind a large tensor on a slow link: bytes that move count too.
+        begun, now = self._begun, time.monotonic()
+        moved = bytes_moved(self._worker.ip, self._worker.port, self._own_port)
+        if moved - self._moved > _WHILE_ASKING:
+            self._moved_at = now
+        self._moved = moved
+        return 0.0 if begun is None else now - max(begun, self._moved_at)
+
+    def _run(self, round_trip: Callable[[], Any], pause: float) -> None:
+        while not self._stopped.wait(pause):
+            self._begun = time.monotonic()
+            with contextlib.suppress(tf.errors.OpError):  # `Guard` finds out what has happened
+                round_trip()
+            self._begun = None

@@ -1,0 +1,48 @@
+"""Clusters: the first connection comes before TensorFlow starts, so in processes of their own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import pytest
+
+from keras_multigpu import cluster
+
+HERE = pathlib.Path(__file__).parent
+FILES = (HERE / "cluster_training.py", HERE / "cluster_faults.py")
+ROOT = HERE.parents[3]
+
+
+def _run(*arguments, timeout):
+    paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    options = {
+        "cwd": ROOT,
+        "capture_output": True,
+        "text": True,
+        "timeout": timeout,
+        "env": {**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    }
+    done = subprocess.run([sys.executable, "-m", *map(str, arguments)], **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_in_a_process_of_its_own(chosen):
+    options = ("-q", "-p", "no:cacheprovider", "-n", "0", "-m", chosen)
+    _run("pytest", *options, *FILES, timeout=600)
+
+
+@pytest.mark.slow
+def test_attacks():
+    """Each attack of `support.cluster_attacks` once: all end in time, and leave nothing broken."""
+    _run("support.cluster_attacks", "--times", 1, timeout=1200)
+
+
+def test_too_late():
+    keras.ops.zeros(1)
+    with pytest.raises(RuntimeError, match="first `connect` must come before TensorFlow starts"):
+        cluster.connect(["127.0.0.1:2222"])
+    cluster.disconnect()  # there is nothing to let go of
