@@ -19,7 +19,7 @@ SEED_STEP = 0x9E3779B9
 
 
 def check_alike(states: Sequence[Sequence[keras.Variable]]) -> None:
-    """Refuses replicas whose variables are not those of the first one, one by one.
+    """Refuses replicas whose variables differ from those of the first one.
 
     Raises:
         ValueError: if there are others, more or fewer.
@@ -35,7 +35,7 @@ def check_alike(states: Sequence[Sequence[keras.Variable]]) -> None:
 
 
 def state_of_none(variable: keras.Variable) -> ValueError:
-    """What to say of a variable that replicas assign and that is in no model's `variables`."""
+    """The error for a variable that replicas assign and that is in no model's `variables`."""
     return ValueError(
         "Each independent replica needs a state of its own, and the template assigns the variable "
         f"{variable.path!r}, which is not among its `variables`: a recurrent layer with "
@@ -51,14 +51,14 @@ def count_rows(tensor: Tensor) -> Tensor:
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is a tensor, or what becomes one."""
+    """Whether a value is a tensor, or can become one."""
     return keras.ops.is_tensor(value) or hasattr(value, "__array__")
 
 
 def split_tensors(
     structure: Any, is_part: Callable[[Any], bool] = is_array
 ) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """The tensors of a structure, and the function that puts others in their places.
+    """The tensors of a structure, and a function that puts other tensors in their places.
 
     Args:
         structure: any structure.
@@ -77,10 +77,10 @@ def split_tensors(
 
 
 def in_fresh_thread(function: Callable[[], Any]) -> None:
-    """Calls a function in a thread of its own, outside the scopes that the caller is in.
+    """Calls a function in a new thread, outside the scopes that the caller is in.
 
-    Keras and the backends keep their scopes per thread, and a variable that is created in one of
-    Keras's gets its value, and its device, only when the scope is left.
+    Keras and the backends keep their scopes per thread. A variable that is created in a scope of
+    Keras's gets its value, and its device, only when the scope ends.
     """
     policy, errors = keras.config.dtype_policy(), []
 

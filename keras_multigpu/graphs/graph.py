@@ -153,12 +153,11 @@ def _call_layers(
 def _call_functional(model: keras.Model, inputs: Any, call: Callable[..., Any]) -> Any:
     """Calls the layers of a graph by a function, in order, and what computes their masks.
 
-    The outputs are taken on their way through layers that are put behind them. When all are there
-    the copying is left: Keras would go on to make a model of the calls, which it can't where the
-    inputs are not new ones.
+    Identity layers after the outputs capture them. When all are captured an exception stops the
+    cloning: Keras would go on to build a model, which it can't if the inputs are not new ones.
     """
     own_inputs, own_outputs = symbolic_ends(model)
-    # All with names: Keras numbers those of the user's models by what was made without.
+    # Named explicitly, so as not to shift Keras's automatic numbering of the user's layers.
     ends = [
         keras.layers.Identity(name=f"end_{place}")
         for place in range(len(keras.tree.flatten(own_outputs)))

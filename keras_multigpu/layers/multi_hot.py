@@ -33,10 +33,9 @@ class MultiHotDense(keras.Layer):
         padding: an index that stands for nothing, to fill up rows with fewer ones: -1, say.
         sparse_gradient: on TensorFlow, give the optimizer the rows of the kernel that the batch
             touched, and not all: an update by `SGD` without momentum costs what those rows cost.
-            Such a model is not compiled by XLA. (What comes back from other devices are the rows
-            touched wherever XLA does not compile.) Each call of the layer names a row once: one
-            that is called twice in a model names it twice, and Keras's optimizers square both
-            parts. JAX has no sparse gradients: there it changes nothing.
+            XLA can't compile such a model. Sparse gradients are exact if the layer is called once
+            per step: after a second call, Keras's optimizers square the two parts separately. JAX
+            has no sparse gradients, so there the option changes nothing.
         **kwargs: those of `keras.Layer`.
 
     Input: integers of shape `(rows, ones)`; optionally `weights` of the same shape, as the second

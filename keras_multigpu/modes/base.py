@@ -69,16 +69,16 @@ class ParallelModel(SavedModel):
         """Moves the weights back to this model's devices (modes that place weights only)."""
 
     def _parallel_keeps_outputs(self) -> bool:
-        """Whether what the template was compiled with suits the parallel model's outputs."""
+        """Whether the template's losses and metrics fit the parallel model's outputs."""
         return True
 
     def _parallel_least_bytes(self, rows: int) -> int | None:
         """The bytes that devices must send each other in a training step, all together.
 
-        They are a bound for weights, gradients and activations in this mode, however it is done.
-        A mean over n devices of the gradients of weights of P bytes, known to all of them,
-        needs 2 x P x (n - 1) (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
-        clusters of workstations", 2009).
+        A lower bound for this mode, whatever the implementation. Averaging the gradients of weights
+        of P bytes over n devices, so that all devices have the mean, takes 2 x P x (n - 1)
+        (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+        workstations", 2009).
 
         Args:
             rows: the rows of the batch.
@@ -89,12 +89,12 @@ class ParallelModel(SavedModel):
         return 2 * variables_bytes(self.trainable_variables) * (len(self.devices) - 1)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model, after building its template where that is still to be done."""
+        """Calls the model; builds the template first if it is not built."""
         if not self.built:
             with computing(self):
                 self._parallel_build(args, kwargs)
         with calling(self), engines.current().remote.explained():
-            # Not `super()`: a `__call__` of the template's own class is the replicas' affair.
+            # Not `super()`: the replicas call the `__call__` of the template's own class.
             return keras.Model.__call__(self, *args, **kwargs)
 
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -179,11 +179,11 @@ class ParallelModel(SavedModel):
         return variables if steps is None else steps.seen(variables)
 
     def _parallel_retrace(self) -> None:
-        """Has the replicas traced anew: the template may have changed."""
+        """Has the replicas traced again: the template may have changed."""
         self._parallel_runner.retrace()
 
     def _parallel_check_change(self, method: str) -> None:
-        """Refuses a change of the template's layers where the mode can't follow it."""
+        """Refuses a change of the template's layers that the mode can't follow."""
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Prints the template's summary, and a line on the mode and the devices."""

@@ -1,4 +1,4 @@
-"""The classes of parallel models: of the mode's kind and of their template's at once."""
+"""The classes of parallel models, each a subclass of its mode's and its template's class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_multigpu.modes.one_model import (
 # What Keras calls for a step; there the template has the optimizer of its parallel model.
 _KERAS_STEPS = ("train_step", "test_step", "predict_step")
 _STEPS = (*_KERAS_STEPS, "stateless_call")
-# What a mode may define, and an attribute of the template does not take the place of.
+# What a mode may define, and what an attribute of the template must not replace.
 _MODES_OWN = ("call", "compute_loss", "get_config", *_STEPS)
 
 
@@ -38,8 +38,8 @@ def parallel_class(mode: Any, template_class: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with computing(self):
             outputs = self._parallel_call_replicas(args, kwargs)
-        # Keras knows a loss by its `id`, which the loss of a replica, gone by now, may have had:
-        # the loss would be the template's too, and count twice.
+        # Keras knows a loss by its `id`. A replica's loss, freed by now, may have had the same
+        # `id`; the loss would then count as the template's too, and so twice.
         for layer in self.template._flatten_layers():
             layer._loss_ids.difference_update(self._loss_ids)
         return outputs
@@ -52,8 +52,8 @@ def parallel_class(mode: Any, template_class: Any) -> Any:
 
     made = types.new_class(mode.__name__, bases, exec_body=fill)
     _keep_apart(made)
-    # Keras looks up the name under which a class is saved by the class, and by that name the
-    # class that loads it: the mode's own, which makes the other again.
+    # Register both classes: Keras saves by class -> name, and loads by name -> the mode's class,
+    # which recreates the combined one.
     for cls in (made, mode):
         keras.saving.register_keras_serializable(package="keras_multigpu")(cls)
     return made
@@ -79,7 +79,7 @@ def _keep_apart(made: Any) -> None:
 
 
 class _Method(property):
-    """A method that no attribute of an instance takes the place of; of the class a function."""
+    """A method that no attribute of an instance can replace; a plain function on the class."""
 
     of_class: Any
 
@@ -88,12 +88,12 @@ class _Method(property):
 
 
 def _method(name: str, function: Any, of_class: Any) -> property:
-    """A method whose place no attribute of an instance takes.
+    """A method that no attribute of an instance can replace.
 
     Args:
         name: its name.
-        function: the mode's; `None` for the template's, set on the instance or its class's.
-        of_class: what it is of the class.
+        function: the mode's; `None` for the template's, from the instance or its class.
+        of_class: what the class gives under this name.
     """
 
     def get(self: Any) -> Any:
@@ -119,7 +119,7 @@ def _method(name: str, function: Any, of_class: Any) -> property:
 
 
 def _forward(name: str) -> Any:
-    """A method that changes the template, whose replicas are traced anew."""
+    """A method that changes the template; the replicas are then traced again."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._parallel_check_change(name)

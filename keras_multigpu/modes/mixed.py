@@ -1,4 +1,4 @@
-"""A parallel model whose replicas' outputs are mixed into one, and can be looked at one by one."""
+"""Parallel models that mix the outputs of their replicas, and can show them one by one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from keras_multigpu.modes.base import ParallelModel
 
 @dataclasses.dataclass
 class LatestUse:
-    """What changes from one use of the model to the next.
+    """What a mixed model remembers of its latest use.
 
     Attributes:
-        symbolic_outputs: those of the mix in use, where the template has symbolic outputs.
-        unmixed: whether the replicas' outputs are wanted by themselves, and if so, whether as in
-            training; `None` where the mix is wanted.
+        symbolic_outputs: the mix's symbolic outputs, if the template has symbolic outputs.
+        unmixed: `None` if the mix is wanted; else the `training` with which each replica is to
+            give its own outputs.
         mixed: the outputs of the latest call.
-        outputs: the replicas' outputs of which these are the mix.
+        outputs: the replicas' outputs that were mixed.
     """
 
     symbolic_outputs: Any = None
@@ -35,7 +35,7 @@ class LatestUse:
 
 
 class MixedModel(ParallelModel):
-    """What a mode needs that mixes the outputs of several replicas."""
+    """The parts of a mode that mixes the outputs of several replicas."""
 
     _parallel_mix: Any = None
     _parallel_clones: Sequence[keras.Model] = ()
@@ -53,7 +53,7 @@ class MixedModel(ParallelModel):
         return [*self._parallel_clones, *([] if mix is None else [mix])]
 
     def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What `tf.train.Checkpoint` writes: the template's parts, the clones and the mix."""
+        """The parts that `tf.train.Checkpoint` writes: the template's, the clones and the mix."""
         children = super()._trackable_children(*args, **kwargs)
         added = {f"parallel_{n}": layer for n, layer in enumerate(self._parallel_layers())}
         return {**children, **added}
@@ -133,7 +133,7 @@ class MixedModel(ParallelModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name == "optimizer":  # compiled anew: what was traced before is out of date
+        if name == "optimizer":  # compiled again: earlier traces are out of date
             self._parallel_unmixed_functions.clear()
 
     def _parallel_retrace(self) -> None:
@@ -141,7 +141,7 @@ class MixedModel(ParallelModel):
         self._parallel_unmixed_functions.clear()
 
     def predict_step(self, *args: Any) -> Any:
-        """The step of `predict`: the template's own, where it has one, for the mix."""
+        """The step of `predict`: the template's own for the mix, Keras's for single replicas."""
         if self._parallel_latest.unmixed is None:
             return self._parallel_inherited("predict_step")(*args)
         return keras.Model.predict_step(self, *args)
@@ -168,7 +168,7 @@ class MixedModel(ParallelModel):
             self.predict_function, self._parallel_latest.unmixed = kept, None
 
     def disagreement(self, x: Any, *, training: bool = False, **kwargs: Any) -> Any:
-        """How far the replicas' outputs are apart, sample by sample.
+        """How much the replicas' outputs differ, sample by sample.
 
         Args:
             x: as in `predict`.

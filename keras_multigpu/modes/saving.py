@@ -22,7 +22,7 @@ from keras_multigpu.modes.one_model import OneModel
 
 
 class SavedModel(OneModel):
-    """A parallel model, as far as files go: they are those that its template would write."""
+    """The files of a parallel model: the same that its template would write."""
 
     _parallel_devices: tuple[str, ...]
     _parallel_options: dict[str, Any]
@@ -78,7 +78,7 @@ class SavedModel(OneModel):
                 super().save(path)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
-        """Exports the template for serving: a graph without the names of devices."""
+        """Exports the template for serving, without device names in the graph."""
         return self.template.export(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class SavedModel(OneModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Rebuilds a parallel model, on fewer devices where there are not so many.
+        """Rebuilds a parallel model, on fewer devices if this machine has fewer.
 
         Warns:
             UserWarning: if there are fewer devices than it was saved with.
@@ -131,11 +131,11 @@ class SavedModel(OneModel):
 
     @classmethod
     def _parallel_mode_class(cls) -> Any:
-        """The importable class of the mode, of which this one was made."""
+        """The mode's importable class, from which this class was made."""
         return next(base for base in cls.__mro__ if isinstance(vars(base).get("mode"), str))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as Keras does, by way of the class that can be imported."""
+        """Pickles as Keras does, through the importable class."""
         rebuild, *state = super().__reduce__()
         return (getattr(self._parallel_mode_class(), rebuild.__name__), *state)
 
@@ -157,9 +157,9 @@ def _legacy_error(received: str) -> ValueError:
 
 
 def _is_in_legacy_format() -> bool:
-    """Whether Keras is writing configurations for its legacy format: they lack what files need.
+    """Whether Keras is writing for its legacy format, whose configurations lack what files need.
 
-    Keras does not say so, but a model's configuration shows it.
+    Keras has no public way to ask, but a model's configuration shows it.
     """
     layers = [keras.layers.Identity(name="any_layer")]
     return "module" not in keras.Sequential(layers, name="any").get_config()["layers"][0]
@@ -174,14 +174,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def replacing(filepath: Any, room: int = 0) -> Iterator[Any]:
-    """Gives the path to write to, beside a file that takes its place when all is written.
+    """Yields a temporary path; when all is written, that file replaces the one at `filepath`.
 
-    What is no path of this machine (an open file, `"gs://..."`), or of a kind that Keras refuses,
-    is given as it is.
+    Yields `filepath` itself if it is no local path (an open file, `"gs://..."`), or has an ending
+    that Keras refuses.
 
     Args:
         filepath: the file's path.
-        room: how many bytes there must be room for before it is begun.
+        room: how many free bytes to reserve before writing begins.
 
     Raises:
         OSError: if it could not be written; a file that was there before is as it was.
@@ -212,10 +212,10 @@ def replacing(filepath: Any, room: int = 0) -> Iterator[Any]:
 
 
 def weights_room(model: keras.Model) -> int:
-    """About how many bytes a model's file of weights has; no fewer than it has.
+    """An upper bound, in bytes, of the size of a model's weights file.
 
-    HDF5 ends the whole process where a disk is full in the midst of a file
-    (h5py 3.14, a segmentation fault), so there has to be room before.
+    HDF5 crashes the process if the disk gets full while it writes (h5py 3.14, a segmentation
+    fault), so the room is reserved before.
     """
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
@@ -223,7 +223,7 @@ def weights_room(model: keras.Model) -> int:
 
 
 def _reserve(path: pathlib.Path, room: int) -> None:
-    """Refuses to begin where the disk has no room."""
+    """Raises an `OSError` if the disk has no room."""
     with path.open("wb") as file:
         if room and hasattr(os, "posix_fallocate"):  # not on every system
             os.posix_fallocate(file.fileno(), 0, room)

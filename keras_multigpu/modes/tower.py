@@ -83,7 +83,7 @@ class TowerParallel(MixedModel):
         get_mix(options.get("mix", "mean"))
 
     def _parallel_least_bytes(self, rows: int) -> int | None:
-        """As in all modes: of independent replicas only outputs and their gradients cross."""
+        """As in all modes; with independent replicas only outputs and their gradients cross."""
         if self._parallel_options["replicas"] == "shared":
             return super()._parallel_least_bytes(rows)
         outputs = keras.tree.flatten(getattr(self.template, "outputs", None))
@@ -129,7 +129,10 @@ class TowerParallel(MixedModel):
             engines.current().build(self._parallel_call_one_by_one, (args, kwargs))
 
     def _parallel_call_one_by_one(self, *args: Any, **kwargs: Any) -> Any:
-        """The same computation as an ordinary model's: no gradient by the replicas' devices."""
+        """Runs the replicas as an ordinary model, for building and export.
+
+        Gradients are not placed on devices.
+        """
         outputs = []
         for model, home in zip(self.replicas, self._parallel_homes):
             with engines.current().on_device(home):
@@ -161,9 +164,9 @@ class TowerParallel(MixedModel):
         return not self._parallel_clones and not any(drawn)
 
     def _parallel_assign_updates(self, results: Sequence[engines.Result]) -> None:
-        """State that replicas share becomes their mean, counters and seeds the first one's.
+        """Shared state becomes the mean over the replicas; counters and seeds the first one's.
 
-        Out of training only counters and seeds go on.
+        When the replicas are predicted one by one, only counters and seeds are changed.
         """
         updates: dict[int, tuple[keras.Variable, list[Any]]] = {}
         for result in results:
@@ -177,7 +180,7 @@ class TowerParallel(MixedModel):
 
     @property
     def metrics(self) -> list[keras.Metric]:
-        """The metrics: of those in layers the template's, which see the mean over the replicas."""
+        """The metrics; those inside layers are the template's, and see the mean of the replicas."""
         hidden = {id(metric) for model in self._parallel_clones for metric in model.metrics}
         return [metric for metric in super().metrics if id(metric) not in hidden]
 
@@ -229,15 +232,15 @@ class TowerParallel(MixedModel):
 
     @property
     def _parallel_trained_apart(self) -> bool:
-        """Whether it is several models that are trained, each by its own loss."""
+        """Whether several models are trained, each by its own loss."""
         return self._parallel_options["loss_of"] == "replicas" and bool(self._parallel_clones)
 
     def _parallel_own_outputs(self, outputs: Any, features: Any) -> Any:
-        """What one replica's own loss is taken of: its outputs, whatever a function makes of all.
+        """The outputs from which one replica's own loss is computed.
 
-        A mix that is a layer, or has another shape than its parts (means and variances, say),
-        says what is compared with the targets: then it is the mix of replicas that all give
-        these outputs.
+        They are the replica's own if the mix is a function that keeps their shapes. A layer, or a
+        mix with another shape (means and variances, say), decides what is compared with the
+        targets: then it mixes as many copies of these outputs as there are replicas.
         """
         is_function = isinstance(self._parallel_mix, keras.layers.Lambda)
         if is_function and are_alike(outputs, self._parallel_latest.mixed):
@@ -245,7 +248,7 @@ class TowerParallel(MixedModel):
         return self._parallel_mix_outputs([outputs] * len(self._parallel_latest.outputs), features)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
-        """Exports the replicas and their mix for serving: a graph without the names of devices.
+        """Exports the replicas and their mix for serving, without device names in the graph.
 
         Raises:
             ValueError: if the template has no symbolic inputs to make a graph of.
@@ -276,23 +279,23 @@ class TowerParallel(MixedModel):
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
-        """The variables that are trained: of all the replicas, and the mix's."""
+        """The trained variables of all replicas and the mix."""
         self._parallel_follow()
         return super().trainable_variables
 
     @property
     def trainable_weights(self) -> list[keras.Variable]:
-        """As `trainable_variables`, without metrics' and seeds."""
+        """As `trainable_variables`."""
         self._parallel_follow()
         return super().trainable_weights
 
     @property
     def non_trainable_variables(self) -> list[keras.Variable]:
-        """The variables that are not trained: of all the replicas, and the mix's."""
+        """The untrained variables of all replicas and the mix."""
         self._parallel_follow()
         return super().non_trainable_variables
 
     def _parallel_follow(self) -> None:
-        """Layers that were frozen in the template are frozen in all the replicas."""
+        """Freezes in all replicas what is frozen in the template."""
         for model in self._parallel_clones:
             follow(self.template, model)

@@ -2,8 +2,8 @@
 
 The way of a weight: its variable's device, its *home* -> a hub -> every device. The way of its
 gradient: every device -> a hub, which sums -> the home. Each host has hubs of its own, so that a
-weight, and the sum of a host's gradients, crosses between two hosts once. A weight of one replica
-only, on that replica's device, goes nowhere.
+weight, and the sum of a host's gradients, crosses between two hosts once. A weight that
+one replica uses and stores on its own device is not sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ONCE = "once"
 
 @dataclasses.dataclass(frozen=True)
 class _Ways:
-    """The ways between a weight and its replicas on one host.
+    """How a weight and its replicas on one host are connected.
 
     Attributes:
         replicas: the numbers of the replicas.
@@ -41,7 +41,7 @@ class _Ways:
 
 
 class Exchange:
-    """The links between variables and the replicas that use them.
+    """Sends the values of variables to the replicas that use them, and sums their gradients.
 
     Args:
         states: each replica's variables, in the order of the template's.
@@ -130,7 +130,7 @@ class Exchange:
         variable: keras.Variable,
         ways: _Ways,
     ) -> Tensor | None:
-        """The sum over a host's replicas, in the type in which it crosses."""
+        """The gradient's sum over a host's replicas, in the wire type."""
         sent = self._sum_on_devices(gradients, variable, ways)
         if len(sent) < 2:
             return next(iter(sent.values()), None)
@@ -157,7 +157,7 @@ class Exchange:
         variable: keras.Variable,
         ways: _Ways,
     ) -> dict[str, Tensor]:
-        """The sum over each device's replicas, there, in the type in which it crosses."""
+        """The gradient's sum over the replicas of each device, on that device, in the wire type."""
         found: dict[str, list[Tensor]] = {}
         for replica in ways.replicas:
             gradient = gradients[replica][id(variable)]
@@ -170,7 +170,7 @@ class Exchange:
         return sums
 
     def _add(self, gradients: list[Tensor], variable: keras.Variable) -> Tensor | None:
-        """The gradient of a weight that several replicas' make: their sum, or by its rule."""
+        """One gradient from those of several replicas: their sum, or merged by the weight's rule."""
         rule = self._rules.get(id(variable))
         if len(gradients) < 2 or (rule in (None, ROWS) and not _names_rows_once(variable)):
             return add(gradients)
@@ -187,7 +187,7 @@ class Exchange:
         return self.wire_dtype if self.wire_dtype and len(self.devices) > 1 else dtype_of(variable)
 
     def _find_ways(self) -> dict[int, list[_Ways]]:
-        """The hubs of every variable, such that all devices have about as much to pass on."""
+        """The hubs of every variable, chosen so that all devices pass on about the same bytes."""
         groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for key, variable in self._variables.items():
             hosts: dict[str, list[int]] = {}
@@ -224,14 +224,14 @@ def _pass_on(value: Tensor, parts: Sequence[Part], home: str) -> list[Tensor]:
 
 
 def _cut(value: Tensor, parts: Sequence[Part]) -> list[Tensor]:
-    """The parts of a tensor, flattened; the tensor as it is where that is its only part."""
+    """The flattened parts of a tensor; the tensor itself if it has only one part."""
     if len(parts) == 1:
         return [value]
     return tf.split(tf.reshape(value, [-1]), [part.stop - part.start for part in parts])
 
 
 def _join(pieces: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    """What `_cut` has cut."""
+    """Undoes `_cut`."""
     return pieces[0] if len(pieces) == 1 else tf.reshape(tf.concat(pieces, axis=0), shape)
 
 

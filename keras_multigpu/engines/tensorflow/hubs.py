@@ -49,7 +49,8 @@ def shares_out(devices: Sequence[str], home: str) -> dict[str, float]:
 def shares_back(devices: Sequence[str], home: str) -> dict[str, float]:
     """The part of the gradients that each device sums.
 
-    The home receives all other sums, and every device the weights: so its part is the larger one.
+    The home sums a larger share: it has to receive the other sums anyway, while the other devices
+    have to receive weights.
 
     Example:
         >>> shares_back(["a", "b", "c"], home="a")

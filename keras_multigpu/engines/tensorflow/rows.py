@@ -1,4 +1,4 @@
-"""Sums of rows of a table, and the gradient of the table: dense, or of the rows touched."""
+"""Sums of rows of a table, with a gradient that is dense or holds only the touched rows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _by_rows_touched = contextvars.ContextVar("_by_rows_touched", default=False)
 
 @contextlib.contextmanager
 def by_rows_touched() -> Iterator[None]:
-    """A scope in which tables have gradients of the rows touched, even those that want dense ones.
+    """Scope in which table gradients are sparse, also where the layer asked for dense ones.
 
-    Replicas send their gradients: the rows are fewer, and are added up where they arrive.
+    Replicas then send only the touched rows, which are summed where they arrive.
     """
     token = _by_rows_touched.set(True)
     try:
@@ -109,14 +109,14 @@ def _of_rows_touched(
 
 
 def _parts(upstream: Tensor, indices: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What is to be added to rows, of shape `(rows * ones, units)`, and the rows' numbers."""
+    """The rows' numbers, and what to add to each: of shape `(rows * ones, units)`."""
     parts = tf.repeat(upstream[:, None], tf.shape(indices)[1], axis=1)
     parts = parts if weights is None else parts * weights[:, :, None]
     return tf.reshape(_wide(parts), [-1, parts.shape[2]]), tf.reshape(indices, [-1])
 
 
 def _blocks(indices: Tensor, weights: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """So many columns at a time that what is taken for them stays in the processor's cache."""
+    """How many columns to take at a time, so that their rows stay in the processor's cache."""
     ones = indices.shape[1]
     step = max(_COLUMNS, -(-ones // _MOST_BLOCKS)) if ones else None
     for first in range(0, ones or 1, step or 1):
@@ -125,5 +125,5 @@ def _blocks(indices: Tensor, weights: Tensor | None) -> Iterator[tuple[Tensor, T
 
 
 def _wide(values: Tensor) -> Tensor:
-    """Sums of many parts are formed in float32 at least, as products of matrices are."""
+    """The type for sums of many parts: float32 at least, as for products of matrices."""
     return tf.cast(values, tf.float32) if values.dtype.size < 4 else values

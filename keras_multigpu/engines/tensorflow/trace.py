@@ -104,7 +104,7 @@ class Trace:
         return forward
 
     def alone(self) -> Trace:
-        """The same call of one replica, to be traced anew; no layer sees other replicas' rows."""
+        """The call of one replica alone, to be traced again: no layer sees other replicas' rows."""
         return Trace(self.template, self._call)
 
     def __call__(self, state: list[Tensor], call: Arguments, replica: Replica) -> LocalResult:
@@ -125,13 +125,13 @@ class Trace:
         return self._raw(state, call, number, size)
 
     def activate(self, outputs: Sequence[Tensor]) -> Any:
-        """The template's outputs of their tensors, each ended by its own operation."""
+        """The template's outputs, each ended again by its own activation."""
         ends = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
         pairs = itertools.zip_longest(outputs, self.activations)
         return self.rebuild([set_end(ends[end], one) if end else one for one, end in pairs])
 
     def reached(self, is_used: tuple[bool, ...]) -> list[bool]:
-        """Whether each argument has a gradient by the results that are used.
+        """Whether each argument gets a gradient from the results that are used.
 
         A traced function gives one to each of its arguments that has one by any result.
         """
@@ -228,7 +228,7 @@ class Trace:
 
 
 def set_end(end: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """A tensor ended by an activation, with what hung on it before."""
+    """A tensor ended by an activation, with Keras's attributes kept."""
     return set_attributes(end(tensor), get_attributes(tensor))
 
 
@@ -257,6 +257,6 @@ def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
 
 
 def _is_recurrent(template: keras.Model) -> bool:
-    """Whether loops are to be expected; there are other layers that have some."""
+    """Whether to expect loops from this layer; other layers may have some too."""
     # Keras has no public walk over the layers within layers.
     return any(isinstance(layer, keras.layers.RNN) for layer in template._flatten_layers())
