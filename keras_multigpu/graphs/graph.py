@@ -1,4 +1,4 @@
-"""A model's graph: the calls of its layers, in order, and the models that parts of it make."""
+"""A model's graph: the calls of its layers, in order."""
 
 from __future__ import annotations
 
@@ -102,22 +102,6 @@ def symbolic_ends(model: keras.Model) -> tuple[Any, Any]:
     if isinstance(model, keras.Sequential):
         return model.inputs[0], model.outputs[0]
     return model.input, model.output
-
-
-def part_of_graph(inputs: Any, outputs: Any, name: str, policy: Any) -> keras.Model:
-    """The model between tensors of a graph.
-
-    Args:
-        inputs: the tensors that it takes.
-        outputs: those that it gives.
-        name: its name.
-        policy: its dtype policy.
-    """
-    model = keras.Model(inputs, outputs, name=name, dtype=policy)
-    # Its layers hand masks on; left to itself Keras would warn that the model doesn't.
-    model.supports_masking = True
-    model.compute_mask = lambda inputs, previous_mask: None
-    return model
 
 
 def read_graph(model: keras.Model) -> Graph:

@@ -170,7 +170,7 @@ class Exchange:
         return sums
 
     def _add(self, gradients: list[Tensor], variable: keras.Variable) -> Tensor | None:
-        """One gradient from those of several replicas: their sum, or merged by the weight's rule."""
+        """One gradient from several replicas': their sum, or merged by the weight's rule."""
         rule = self._rules.get(id(variable))
         if len(gradients) < 2 or (rule in (None, ROWS) and not _names_rows_once(variable)):
             return add(gradients)
