@@ -17,8 +17,8 @@ from keras_multigpu.engines.tensorflow.replicas import Replicas
 from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.graphs.crossings import find_crossings
 from keras_multigpu.graphs.graph import Graph, is_graph, read_graph, symbolic_ends
-from keras_multigpu.graphs.parts import Part, part_of_graph
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
+from keras_multigpu.graphs.subgraph import SubGraph, part_of_graph
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -201,7 +201,7 @@ class Stages:
         calls = [self.graph.calls[place] for place in sorted(places, key=self._turn)]
         # A replica gives something, even where others need nothing of it.
         outputs = outputs or list(calls[-1].outputs)
-        model = Part(calls, inputs, outputs, f"stage_{level}_on_{number}", self._policy)
+        model = SubGraph(calls, inputs, outputs, f"stage_{level}_on_{number}", self._policy)
         replicas = Replicas([model], [full_name(self._devices[number])])
         return Stage(number, tuple(inputs), tuple(outputs), replicas)
 

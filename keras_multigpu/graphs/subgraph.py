@@ -26,7 +26,7 @@ def part_of_graph(inputs: Any, outputs: Any, name: str, policy: Any) -> keras.Mo
     return model
 
 
-class Part(keras.Model):
+class SubGraph(keras.Model):
     """Some calls of a graph.
 
     Keras's own functional model of the same tensors may call the layers in another order than
