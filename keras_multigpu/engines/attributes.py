@@ -50,12 +50,7 @@ def set_attributes(tensor: Tensor, attributes: dict[str, Tensor]) -> Tensor:
 
 
 def with_attributes(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """A function's value for some tensors, and the same for what hangs on them.
-
-    Args:
-        function: from tensors to one tensor; it treats the rows of all alike.
-        tensors: its arguments, with the same attributes each.
-    """
+    """A function's value for some tensors, and the same for what hangs on them."""
     own: Sequence[dict[str, Tensor]] = [get_attributes(tensor) for tensor in tensors]
     names = [name for name in own[0] if all(name in one for one in own)]
     values: dict[str, Any] = {name: function(*(one[name] for one in own)) for name in names}

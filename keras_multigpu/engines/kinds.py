@@ -21,15 +21,7 @@ SAME, MEAN, SUM, MAXIMUM, MINIMUM, ROWS = "same", "mean", "sum", "maximum", "min
 def find_kinds(
     whole: Any, parts: Values, counts: Sequence[int], before: Any = None, is_half: bool = False
 ) -> set[str]:
-    """The rules by which the parts' values make the value of the whole.
-
-    Args:
-        whole: the value computed from all the rows.
-        parts: the values computed from the parts.
-        counts: how many rows each part has.
-        before: the value that a state had; sums are counted from there.
-        is_half: the values were computed in half precision.
-    """
+    """The rules by which the parts' values make the value of the whole."""
 
     def is_close(first: Any, second: Any) -> bool:
         return _is_close(first, second, is_half)

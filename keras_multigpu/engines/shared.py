@@ -58,12 +58,7 @@ def is_array(value: Any) -> bool:
 def split_tensors(
     structure: Any, is_part: Callable[[Any], bool] = is_array
 ) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """The tensors of a structure, and a function that puts other tensors in their places.
-
-    Args:
-        structure: any structure.
-        is_part: which of its leaves are taken.
-    """
+    """The tensors of a structure, and a function that puts other tensors in their places."""
     flat = keras.tree.flatten(structure)
     places = [place for place, part in enumerate(flat) if is_part(part)]
 

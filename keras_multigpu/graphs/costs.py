@@ -41,9 +41,6 @@ def flops(call: LayerCall) -> float:
 
     Each kernel (a weight with two axes or more) is applied once at every position: an element of
     a sequence, a point of an image. Embeddings look up, and are counted as copies.
-
-    Args:
-        call: the call.
     """
     work = float(sum(map(_elements, call.outputs)))
     if isinstance(call.layer, keras.layers.Embedding):
@@ -64,13 +61,7 @@ def row_bytes(tensor: Any) -> int:
 
 
 def seconds(call: LayerCall, rows: int = ROWS, hardware: Hardware = HARDWARE) -> float:
-    """The estimated time of a call in a training step: forwards, backwards, and the update.
-
-    Args:
-        call: the call.
-        rows: rows of the batch.
-        hardware: the device.
-    """
+    """The estimated time of a call in a training step: forwards, backwards, and the update."""
     # Backwards there are two products for one; an update reads and writes a weight, its gradient
     # and two slots.
     computing = 3 * rows * flops(call) / hardware.flops
@@ -79,13 +70,7 @@ def seconds(call: LayerCall, rows: int = ROWS, hardware: Hardware = HARDWARE) ->
 
 
 def crossing(tensor: keras.KerasTensor, rows: int = ROWS, hardware: Hardware = HARDWARE) -> float:
-    """The estimated time that a tensor and its gradient take between two devices.
-
-    Args:
-        tensor: the tensor.
-        rows: rows of the batch.
-        hardware: the link.
-    """
+    """The estimated time that a tensor and its gradient take between two devices."""
     return 2 * rows * row_bytes(tensor) / hardware.link
 
 

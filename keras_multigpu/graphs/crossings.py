@@ -36,12 +36,7 @@ class Crossing:
 
 
 def find_crossings(graph: Graph, numbers: Sequence[int]) -> list[Crossing]:
-    """What a placement has to send from device to device: each tensor once to each of them.
-
-    Args:
-        graph: the graph.
-        numbers: the device of every call.
-    """
+    """What a placement has to send from device to device: each tensor once to each of them."""
     producers = graph.producers()
     takers: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
     tensors: dict[int, keras.KerasTensor] = {}
@@ -67,10 +62,6 @@ def find_share(graph: Graph, numbers: Sequence[int]) -> float:
     """The part of a step's time on one device that a placement takes, by estimate.
 
     Devices work at once as far as their calls don't wait for each other; copies take no time.
-
-    Args:
-        graph: the graph.
-        numbers: the device of every call.
 
     Returns:
         1 for a chain, 1 / n for n equal branches on n devices.

@@ -67,11 +67,7 @@ class Graph:
     def ends(
         self, places: Iterable[int]
     ) -> tuple[list[keras.KerasTensor], list[keras.KerasTensor]]:
-        """The tensors that some of the calls take from elsewhere, and those they make for others.
-
-        Args:
-            places: the calls' places.
-        """
+        """The tensors that some calls take from elsewhere, and those they make for others."""
         inside = set(places)
         own = [self.calls[place] for place in sorted(inside)]
         others = [call for place, call in enumerate(self.calls) if place not in inside]
@@ -108,9 +104,6 @@ def read_graph(model: keras.Model) -> Graph:
     """Reads the graph of a built model, for which `is_graph` holds.
 
     The layers are called once more, on symbolic inputs: Keras has no public list of the calls.
-
-    Args:
-        model: the model.
     """
     calls: list[LayerCall] = []
     inputs = keras.tree.map_structure(fresh_input, symbolic_ends(model)[0])

@@ -92,10 +92,6 @@ def choose_placement(graph: Graph, count: int) -> list[int]:
     Otherwise the calls in their order are cut into stages of about the same work and weights,
     where the least crosses: a chain partition by dynamic programming (as in Pinar and Aykanat,
     2004). A layer that is called several times is on one device.
-
-    Args:
-        graph: the graph.
-        count: how many devices there are.
     """
     if count == 1 or not graph.calls:
         return [0] * len(graph.calls)

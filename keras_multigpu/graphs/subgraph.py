@@ -11,14 +11,7 @@ from keras_multigpu.graphs.graph import LayerCall
 
 
 def part_of_graph(inputs: Any, outputs: Any, name: str, policy: Any) -> keras.Model:
-    """The model between tensors of a graph.
-
-    Args:
-        inputs: the tensors that it takes.
-        outputs: those that it gives.
-        name: its name.
-        policy: its dtype policy.
-    """
+    """The model between tensors of a graph."""
     model = keras.Model(inputs, outputs, name=name, dtype=policy)
     # Its layers hand masks on; left to itself Keras would warn that the model doesn't.
     model.supports_masking = True

@@ -80,9 +80,6 @@ class ParallelModel(SavedModel):
         (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
         workstations", 2009).
 
-        Args:
-            rows: the rows of the batch.
-
         Returns:
             The bytes, or `None` where no bound is known.
         """

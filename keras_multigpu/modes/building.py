@@ -35,10 +35,6 @@ def compile_like(model: keras.Model, compiled: keras.Model) -> None:
     The optimizer is a copy, with the other's state where both train the same weights; metrics
     are new. A model whose class has a
     `compile` of its own is left as it is: its arguments are not known.
-
-    Args:
-        model: the model to compile.
-        compiled: the model that is compiled already.
     """
     if type(compiled).compile is not keras.Model.compile:
         return

@@ -26,12 +26,7 @@ _MODES_OWN = ("call", "compute_loss", "get_config", *_STEPS)
 
 @functools.cache
 def parallel_class(mode: Any, template_class: Any) -> Any:
-    """The class of a mode's parallel models of templates of one class.
-
-    Args:
-        mode: the mode's class.
-        template_class: the template's class.
-    """
+    """The class of a mode's parallel models of templates of one class."""
     bases = (mode, template_class)
 
     @functools.wraps(template_class.call)

@@ -22,10 +22,6 @@ def clone(template: keras.Model, number: int) -> keras.Model:
     What training changes is initialised anew; everything else (frozen weights, moving
     statistics, vocabularies) is the template's, as far as the template has it.
 
-    Args:
-        template: the model, built or not.
-        number: which clone it is, from 1: it sets the seeds apart.
-
     Raises:
         ValueError: if the template can't be made again from its configuration.
     """

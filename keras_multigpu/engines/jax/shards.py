@@ -29,10 +29,6 @@ def find_shards(model: keras.Model, count: int) -> dict[str, int]:
     first is spread by outputs and the second by inputs, so that one sum crosses and not the wide
     activation (Shoeybi et al., "Megatron-LM", 2019).
 
-    Args:
-        model: a built model.
-        count: how many devices there are.
-
     Returns:
         The axis, by the weight's path, with a number behind it if another weight has the same.
 

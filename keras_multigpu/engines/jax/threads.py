@@ -23,11 +23,7 @@ _asked_for = 0  # threads
 
 
 def ask_for_threads(count: int) -> None:
-    """Has XLA make enough threads for virtual devices. Must come before it makes the devices.
-
-    Args:
-        count: how many devices there will be.
-    """
+    """Has XLA make enough threads for virtual devices. Must come before it makes the devices."""
     global _asked_for
     restore_environment()
     _asked_for = max(_expected(), _PER_DEVICE * count)
@@ -47,11 +43,7 @@ def restore_environment() -> None:
 
 
 def warn_of_few_threads(count: int) -> None:
-    """Warns if XLA has made its threads before it could be asked for enough.
-
-    Args:
-        count: how many virtual devices are used together.
-    """
+    """Warns if XLA has made its threads before it could be asked for enough."""
     threads = max(_expected(), _asked_for, count)
     if count > 1 and threads < 2 * count:
         warnings.warn(

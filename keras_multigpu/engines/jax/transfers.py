@@ -29,12 +29,7 @@ _BITS = re.compile(r"\d+")
 
 
 def count_collectives(text: str, devices: Sequence[str]) -> list[Transfer]:
-    """What the collective operations of a compiled program move.
-
-    Args:
-        text: the program, as XLA prints it.
-        devices: the devices, in their order.
-    """
+    """What the collective operations of a compiled program move."""
     count = len(devices)
     return [
         Transfer(source, devices[(place + 1) % count], kind, name, size, copies)
@@ -45,11 +40,7 @@ def count_collectives(text: str, devices: Sequence[str]) -> list[Transfer]:
 
 
 def count_inputs(parts: Sequence[tuple[Any, Any]]) -> list[Transfer]:
-    """What goes from the host to the devices.
-
-    Args:
-        parts: pairs of an array of the batch and its sharding.
-    """
+    """What goes from the host to the devices."""
     return [
         Transfer(HOST, name_of(device), "inputs", f"batch {number}", _bytes(array, index), 1)
         for number, (array, sharding) in enumerate(parts)

@@ -30,12 +30,7 @@ _DRAW = re.compile(r"Stateless(Random|Truncated|Parameterized|Multinomial|Shuffl
 
 
 def find_obstacle(forward: Any, number: Tensor) -> str | None:
-    """Why a template's batch can't be sliced, or `None`.
-
-    Args:
-        forward: the traced template.
-        number: its argument that tells the replicas apart.
-    """
+    """Why a template's batch can't be sliced, or `None`."""
     graph = forward.graph
     draws = (_fixed_draws(graph, number), _shuffles(graph))
     checks = (_outer_rows(forward), _state(graph), *draws, _lost(forward))

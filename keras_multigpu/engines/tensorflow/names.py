@@ -22,20 +22,12 @@ _tasks: dict[str, int] = {}
 
 
 def task_of(worker: str) -> int:
-    """The number of a machine's task.
-
-    Args:
-        worker: its address, as it was given.
-    """
+    """The number of a machine's task."""
     return _tasks.setdefault(worker, len(_tasks))
 
 
 def full_name(device: str) -> str:
-    """TensorFlow's name of a device.
-
-    Args:
-        device: its short name, or TensorFlow's already.
-    """
+    """TensorFlow's name of a device."""
     remote = _REMOTE.fullmatch(device)
     if remote:
         job, task, device = REMOTE_JOB, task_of(remote[1]), f"{remote[2]}:{remote[3]}"

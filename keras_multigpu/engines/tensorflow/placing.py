@@ -40,12 +40,7 @@ def place_updates(optimizer: keras.Optimizer) -> None:
 def clip_by_member(
     optimizer: keras.Optimizer, members: Callable[[], Sequence[Sequence[keras.Variable]]]
 ) -> None:
-    """Has an optimizer clip the gradients of each member of a committee by themselves.
-
-    Args:
-        optimizer: the optimizer.
-        members: gives the variables of each member, once they exist.
-    """
+    """Has an optimizer clip the gradients of each member of a committee by themselves."""
     if "_clip_gradients" in vars(optimizer):
         return  # done already
     original, build = optimizer._clip_gradients, optimizer.build

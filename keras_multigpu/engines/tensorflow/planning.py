@@ -31,11 +31,7 @@ class _ObstacleError(Exception):
 
 
 def make_plan(trace: Trace) -> Plan:
-    """Finds out whether the batch of a traced template can be sliced, and how it is merged.
-
-    Args:
-        trace: the template's trace.
-    """
+    """Finds out whether the batch of a traced template can be sliced, and how it is merged."""
     # Losses look for the operation that ended an output, which merging hides: it is put back.
     plan = Plan(trace=trace, finish=lambda outputs: trace.activate(take_apart(outputs)[0]))
     try:

@@ -108,11 +108,7 @@ class Probe:
         return kinds[: len(losses)], dict(zip(updates, kinds[len(losses) :]))
 
     def gradients(self, places: Sequence[int]) -> Iterator[tuple[Any, list[Any], tuple[int, int]]]:
-        """Gradients by some variables: of all the rows, of the two parts, and the parts' rows.
-
-        Args:
-            places: the variables' places in a state.
-        """
+        """Gradients by some variables: of all the rows, of the two parts, and the parts' rows."""
         tried, forward, found = self._every[0], self._trace.forward, []
         structured = forward.structured_outputs
         results = floats((structured["outputs"], structured["attributes"]))

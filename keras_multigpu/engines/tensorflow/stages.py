@@ -154,11 +154,6 @@ class Stages:
     ) -> tuple[list[Any], list[Any]]:
         """Calls the stages one after the other, each on its device, and assigns their state.
 
-        Args:
-            values: the graph's inputs.
-            training: as in a call of a model.
-            compiled: compile each stage with XLA.
-
         Returns:
             The graph's outputs, and the losses that the layers added.
         """

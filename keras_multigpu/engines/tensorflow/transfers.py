@@ -34,11 +34,7 @@ _WITH_BIAS = "BackpropFilterWithBias"
 
 
 def count_transfers(run: Callable[[], object]) -> list[Transfer]:
-    """What crosses in a step.
-
-    Args:
-        run: traces the function of the step, and runs it once.
-    """
+    """What crosses in a step."""
     graphs = _function_graphs(run)
     return _Step(graphs.partition_graphs, graphs.post_optimization_graph.library).transfers()
 
