@@ -16,7 +16,7 @@ def _requirements(name):
     """The lower bounds in one list of requirements, by package."""
     start = re.search(rf"^{re.escape(name)} = \[", TEXT, flags=re.MULTILINE).end()
     found = re.findall(r'"([\w.-]+)>=([\d.]+)[";]', TEXT[start : TEXT.index("]\n", start)])
-    return {package: bound for package, bound in found}
+    return dict(found)
 
 
 def constraints(backend):
