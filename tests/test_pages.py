@@ -22,6 +22,8 @@ import keras
 import numpy as np
 import pytest
 
+from keras_multigpu import make_parallel
+
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "benchmarks/README.md"])
 BLOCK = re.compile(
@@ -32,7 +34,8 @@ BLOCK = re.compile(
 )
 # These need other processes: the notebook `06_cluster` and the tests of clusters have their calls.
 OF_SEVERAL_MACHINES = {"cluster.md", "cluster_jax.md"}
-QUICK = {"README.md", "quickstart.md", "zoo.md"}  # the others run in `make test-all`
+# The others run in `make test-all`.
+QUICK = {"README.md", "data_mode.md", "model_mode.md", "quickstart.md", "saving.md", "zoo.md"}
 
 
 def blocks(path):
@@ -76,6 +79,27 @@ def _check_readme(scope):
     assert len(scope["parallel"].devices) == 4
 
 
+def _check_custom_train_step(scope):
+    """A plain model of parallel parts trains to the weights of plain parts."""
+    if "Gan" not in scope:
+        return
+    parts = scope["generator"], scope["critic"]
+    start, ends = [part.get_weights() for part in parts], []
+    for wrap in (lambda part: make_parallel(part, 4), lambda part: part):
+        gan = scope["Gan"](*map(wrap, parts))
+        for part, weights in zip(parts, start):
+            part.set_weights(weights)
+        gan.generator.compile(keras.optimizers.SGD(0.1))
+        gan.critic.compile(keras.optimizers.SGD(0.1))
+        gan.compile()
+        keras.utils.set_random_seed(1)  # the same noise and the same order of the rows
+        gan.fit(scope["x"], batch_size=30, epochs=2, verbose=0)
+        ends.append([weight for part in parts for weight in part.get_weights()])
+    assert np.abs(start[0][0] - ends[0][0]).max() > 1e-2  # it has learned something
+    for one, other in zip(*ends):
+        assert np.allclose(one, other, atol=1e-5)
+
+
 def _check_saving(scope):
     plain = scope["plain"].predict(scope["x"], verbose=0)
     last = keras.saving.load_model("epoch_2.keras").predict(scope["x"], verbose=0)
@@ -94,6 +118,7 @@ def _check_zoo(scope):
 
 CHECKS = {
     "README.md": _check_readme,
+    "custom_train_step.md": _check_custom_train_step,
     "saving.md": _check_saving,
     "sparse.md": _check_sparse,
     "zoo.md": _check_zoo,
@@ -244,6 +269,7 @@ def test_the_benchmarks_that_are_named_exist():
 def test_the_commands_of_make_that_are_named_exist():
     known = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     pages = "\n".join(path.read_text() for path in PAGES)
-    named = set(re.findall(r"^`?make ([\w-]+)", pages, flags=re.MULTILINE))
+    named = re.findall(r"`make ([\w-]+)`|^make ([\w-]+)(?:  |$)", pages, flags=re.MULTILINE)
+    named = {one or other for one, other in named}
     assert named == {"demo", "test", "test-all"}
     assert named - {"test-all"} <= set(known)
