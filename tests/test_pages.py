@@ -35,7 +35,7 @@ BLOCK = re.compile(
 # These need other processes: the notebook `06_cluster` and the tests of clusters have their calls.
 OF_SEVERAL_MACHINES = {"cluster.md", "cluster_jax.md"}
 # The others run in `make test-all`.
-QUICK = {"README.md", "data_mode.md", "model_mode.md", "quickstart.md", "saving.md", "zoo.md"}
+QUICK = {"README.md", "model_mode.md", "quickstart.md", "saving.md"}
 
 
 def blocks(path):
