@@ -68,6 +68,7 @@ def test_no_page_for_users_names_a_file_within_the_package(path):
         assert re.findall(r"keras_multigpu/\w+/\w+\.py", path.read_text()) == []
 
 
+@pytest.mark.backend_free
 def test_launchers_give_arguments_that_there_are():
     folder = ROOT / "docs" / "launchers"
     known = set(re.findall(r'"(--[a-z]+)"', (folder / "tensorflow_train.py").read_text()))

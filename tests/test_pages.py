@@ -125,6 +125,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.backend_free
 def test_blocks_that_do_not_run_say_why():
     pages = {
         path.name: [found["when"] for found in BLOCK.finditer(path.read_text())] for path in PAGES
@@ -145,6 +146,7 @@ def test_what_a_page_prints_is_compared(tmp_path):
     assert list(blocks(page)) == [(is_jax, "print(1)\n", "1\n"), (True, "2\n", None)]
 
 
+@pytest.mark.backend_free
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().split()) < 700
 
@@ -181,6 +183,7 @@ def is_in_the_source(quote):
     return any(quote in text for text in texts())
 
 
+@pytest.mark.backend_free
 def test_the_errors_that_are_quoted_are_those_of_the_code():
     found = quotes((ROOT / "docs/troubleshooting.md").read_text())
     assert len(found) > 30
@@ -188,6 +191,7 @@ def test_the_errors_that_are_quoted_are_those_of_the_code():
     assert not is_in_the_source("`n_gpus` must not exceed the number of cats.")
 
 
+@pytest.mark.backend_free
 def test_each_error_has_an_anchor():
     page = (ROOT / "docs/troubleshooting.md").read_text()
     parts = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
@@ -196,6 +200,7 @@ def test_each_error_has_an_anchor():
     assert len(set(anchors(page))) == len(anchors(page))
 
 
+@pytest.mark.backend_free
 def test_the_reference_is_made_from_these_docstrings():
     script = load(ROOT / "docs/make_api.py")
     assert script.make_page() == script.PAGE.read_text(encoding="utf-8"), (
@@ -226,6 +231,7 @@ def anchors(page):
     return [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)]+)\)", path.read_text()):
@@ -237,12 +243,14 @@ def test_links_lead_somewhere(path):
         assert not anchor or anchor in anchors(there.read_text()), target
 
 
+@pytest.mark.backend_free
 def test_every_page_is_in_the_contents():
     contents = (ROOT / "docs/README.md").read_text()
     for path in ROOT.glob("docs/*.md"):
         assert path.name == "README.md" or f"]({path.name})" in contents, path.name
 
 
+@pytest.mark.backend_free
 def test_the_extras_that_are_named_exist():
     project = (ROOT / "pyproject.toml").read_text()
     extras = re.search(r"\[project.optional-dependencies\](.*?)\n\[", project, flags=re.DOTALL)[1]
@@ -253,6 +261,7 @@ def test_the_extras_that_are_named_exist():
     assert {one for group in named for one in group.split(",")} <= known
 
 
+@pytest.mark.backend_free
 def test_the_benchmarks_that_are_named_exist():
     pattern = r"python\s-m\s(benchmarks\.\w+)((?:\s--?[\w-]+(?:\s[\w.]+)*)*)"
     commands = [
@@ -266,6 +275,7 @@ def test_the_benchmarks_that_are_named_exist():
             assert f'"{option}"' in script.read_text(), (page, module, option)
 
 
+@pytest.mark.backend_free
 def test_the_commands_of_make_that_are_named_exist():
     known = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     pages = "\n".join(path.read_text() for path in PAGES)
