@@ -80,6 +80,24 @@ def test_launchers_give_arguments_that_there_are():
         assert given <= known, (name, given - known)
 
 
+def _rows_of_demo(printed):
+    """The rows of one device and of four, in the table that the demo ends with."""
+    rows = [line.split() for line in printed.splitlines()]
+    header = next(row for row in rows if row[:1] == ["devices"])
+    assert header == ["devices", "time", "loss", "accuracy", "largest", "weight", "difference"]
+    one, four = (row for row in rows[rows.index(header) :] if row and row[0] in "14")
+    assert (one[0], four[0]) == ("1", "4")
+    assert float(four[4]) < 1e-4
+    assert abs(float(four[2]) - float(one[2])) < 1e-4
+    return one, four
+
+
+def test_an_epoch_of_the_demo(capsys):
+    main(["demo", "--epochs", "1"])
+    _rows_of_demo(capsys.readouterr().out)
+
+
+@pytest.mark.slow
 def test_demo():
     done = subprocess.run(
         [sys.executable, "-m", "keras_multigpu", "demo"],
@@ -88,13 +106,7 @@ def test_demo():
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()]
-    header = next(row for row in rows if row[:1] == ["devices"])
-    assert header == ["devices", "time", "loss", "accuracy", "largest", "weight", "difference"]
-    one, four = (row for row in rows[rows.index(header) :] if row and row[0] in "14")
-    assert (one[0], four[0]) == ("1", "4")
-    assert float(four[4]) < 1e-4
-    assert abs(float(four[2]) - float(one[2])) < 1e-4
+    _, four = _rows_of_demo(done.stdout)
     assert float(four[3]) > 0.9
     assert "Epoch 5/5" in done.stdout
 
