@@ -1,4 +1,4 @@
-# Two commands that do all the set-up: `make demo` and `make test`.
+# Commands that do all the set-up: `make demo`, `make test` and `make test-all`.
 # Each makes and uses the virtual environment .venv; Python 3.10 or newer is all they need.
 
 PYTHON ?= python3
@@ -7,16 +7,27 @@ BIN := $(VENV)/bin
 # The CPU build where there is no NVIDIA GPU: nobody downloads CUDA for a laptop.
 TENSORFLOW := $(if $(shell command -v nvidia-smi),tensorflow,tensorflow-cpu)
 
-.PHONY: demo test lint format clean
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
+
+.PHONY: demo test test-all installed lint format clean
 
 demo: $(VENV)/demo.installed
 	$(BIN)/python -m keras_multigpu demo
 
-test: $(VENV)/test.installed lint
+# 12 minutes at most on 2 cores.
+test: installed lint
+	$(PYTEST) -m "not slow"
+	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
+
+# What `make test` leaves out: exhaustive tables, notebooks, long waits. 40 minutes at most.
+test-all: installed
+	$(PYTEST) -m slow
+	KERAS_BACKEND=jax $(PYTEST) -m slow
+
+# The tests run on the built package, not on the checkout.
+installed: $(VENV)/test.installed
 	$(BIN)/pip install --quiet --force-reinstall --no-deps "$$(ls dist/*.whl)"
 	cd $(VENV) && bin/python -c "import keras_multigpu as k; assert 'site-packages' in k.__file__"
-	$(BIN)/pytest -n 2 --dist loadgroup
-	KERAS_BACKEND=jax $(BIN)/pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/test.installed
 	$(BIN)/ruff check .

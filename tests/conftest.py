@@ -4,6 +4,7 @@ The backend is Keras's: `KERAS_BACKEND=jax pytest` runs the tests on JAX. What o
 is tested in a folder of its own.
 """
 
+import collections
 import gc
 import os
 import tempfile
@@ -40,12 +41,24 @@ def pytest_unconfigure(config):
         config.compiled.cleanup()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Runs tests that never touch the backend once: with TensorFlow, the default one."""
+    """Applies the markers `backend_free` and `thin`, before `-m` selects by `slow`."""
     if BACKEND != "tensorflow":
-        again = [item for item in items if item.get_closest_marker("backend_free")]
-        config.hook.pytest_deselected(items=again)
+        config.hook.pytest_deselected(
+            items=[item for item in items if item.get_closest_marker("backend_free")]
+        )
         items[:] = [item for item in items if not item.get_closest_marker("backend_free")]
+    families = collections.Counter()
+    for item in items:
+        marker = item.get_closest_marker("thin")
+        if marker:
+            (every,) = marker.args
+            family = item.parent.nodeid, item.originalname
+            # The two backends' quick runs take different cases.
+            if families[family] % every != (0 if BACKEND == "tensorflow" else every // 2):
+                item.add_marker(pytest.mark.slow)
+            families[family] += 1
 
 
 @pytest.fixture(autouse=True)

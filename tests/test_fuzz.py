@@ -68,7 +68,6 @@ def _scaled(by):
     return scale
 
 
-@pytest.mark.slow
 def _first_drawable(index, name):
     """A case with a layer; options and inputs that don't fit each other are drawn again."""
     for seed in range(4):
@@ -77,6 +76,7 @@ def _first_drawable(index, name):
     return draw.draw_case(4, index, layer=name)
 
 
+@pytest.mark.slow
 def test_every_layer_is_drawn_or_has_a_reason():
     names = set(catalogue.all_layers())
     assert names == set(catalogue.drawable()) | set(catalogue.undrawable())
@@ -131,9 +131,11 @@ def test_a_difference_that_was_warned_of_is_not_silent(instead):
 
 
 def test_chaos_is_counted_apart(instead):
-    steep = Make("Apply", (("", "lambda x: ops.sin(1e13 * x)"),))
+    # Without functions of Keras, most of which answer in float32 on JAX.
+    steep = Make("Apply", (("", "lambda x: (1e13 * x) % 1.0"),))
+    linear = Make("layers.Dense", (("units", "3"),))
     instead(_scaled(1 + 1e-15))
-    assert run.run(_CASE.having(trunk=(Part((_DENSE,)), Part((steep,))))).kind == run.NOISE
+    assert run.run(_CASE.having(trunk=(Part((linear,)), Part((steep,))))).kind == run.NOISE
 
 
 def test_nan_in_other_places_is_a_difference(instead):
@@ -222,5 +224,5 @@ def test_sixty_seconds_of_models_show_no_difference(tmp_path):
     counts = drive.count(tmp_path)
     scripts = "\n".join(path.read_text() for path in tmp_path.glob("*.small.py"))
     assert done.returncode == 0, done.stdout + done.stderr + scripts
-    assert counts["equal"] > 3
-    assert counts["equal"] >= 0.6 * sum(counts.values()), counts
+    # How many there are depends on the machine's other work.
+    assert counts["equal"] >= max(1, 0.6 * sum(counts.values())), counts

@@ -136,6 +136,7 @@ def test_sharded_weights(rng, tmp_path):
     assert difference(plain.get_weights(), parallel.get_weights()) == 0
 
 
+@pytest.mark.thin(3)
 @every_build
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies(build, copied, rng):
@@ -230,6 +231,7 @@ def test_a_template_compiled_with_what_cannot_be_copied():
     assert told[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_every_case_keeps_its_file(tmp_path, rng):
     for case in CASES:
         plain, template = build_equal(case)

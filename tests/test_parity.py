@@ -28,6 +28,7 @@ if keras.backend.backend() == "jax":
     del ORDERS["in_order"]
 
 
+@pytest.mark.thin(5)
 @every_case
 @pytest.mark.parametrize("shuffle", list(ORDERS.values()), ids=list(ORDERS))
 def test_fit_with_an_incomplete_batch(case, shuffle, rng):
@@ -53,6 +54,7 @@ def _movement(case, trained):
     ]
 
 
+@pytest.mark.thin(4)
 @every_case
 def test_every_batch_size(case, rng):
     x, y = case.data(rng, 40)

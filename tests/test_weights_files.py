@@ -24,6 +24,7 @@ def _three(case):
     return models
 
 
+@pytest.mark.thin(2)
 @some_cases
 def test_every_direction_with_the_optimizer(case, rng, tmp_path):
     x, y = case.data(rng, 33)
@@ -43,6 +44,7 @@ def test_every_direction_with_the_optimizer(case, rng, tmp_path):
         assert difference(*map(variables, pair)) < 2e-5
 
 
+@pytest.mark.thin(2)
 @some_cases
 def test_the_file_is_the_templates_own(case, rng, tmp_path):
     x, y = case.data(rng, 33)

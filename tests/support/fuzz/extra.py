@@ -79,7 +79,9 @@ class Chooses(layers.Layer):
         self.inner.build(shape)
 
     def call(self, x):
-        return ops.cond(ops.sum(self.inner.bias) > -1.0, lambda: self.inner(x), lambda: x)
+        chosen = ops.sum(self.inner.bias) > -1.0
+        # Keras infers float32 for a branch on JAX, whatever comes in.
+        return ops.cond(chosen, lambda: ops.cast(self.inner(x), x.dtype), lambda: x)
 
 
 class Repeats(layers.Layer):
