@@ -9,7 +9,7 @@ TENSORFLOW := $(if $(shell command -v nvidia-smi),tensorflow,tensorflow-cpu)
 
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 
-.PHONY: demo test test-all installed lint format clean
+.PHONY: demo test test-all test-oldest installed lint format clean
 
 demo: $(VENV)/demo.installed
 	$(BIN)/python -m keras_multigpu demo
@@ -23,6 +23,21 @@ test: installed lint
 test-all: installed
 	$(PYTEST) -m slow
 	KERAS_BACKEND=jax $(PYTEST) -m slow
+
+# The core tests on the lowest versions that pyproject.toml declares. Old packages warn.
+CORE := tests/test_data.py tests/test_parity.py tests/test_weights_files.py tests/test_replicas.py
+OLDEST := $(VENV)/oldest
+
+test-oldest: $(VENV)/wheel.built
+	for backend in tensorflow-cpu jax; do \
+	  $(PYTHON) -m venv --clear $(OLDEST)-$$backend && \
+	  $(PYTHON) tests/support/oldest.py $$backend > $(OLDEST)-$$backend/constraints.txt && \
+	  $(OLDEST)-$$backend/bin/pip install --quiet -c $(OLDEST)-$$backend/constraints.txt \
+	    "$$(ls dist/*.whl)[$$backend,demo,reports,sparse-numba]" \
+	    hypothesis ipykernel nbclient nbformat polars pydot pytest pytest-xdist && \
+	  KERAS_BACKEND=$${backend%-cpu} $(OLDEST)-$$backend/bin/pytest -n 2 -W default \
+	    -m "not slow" $(CORE) || exit 1; \
+	done
 
 # The tests run on the built package, not on the checkout.
 installed: $(VENV)/test.installed

@@ -28,6 +28,7 @@ def kinds(notebook):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", HERE, ids=lambda path: path.stem)
 def test_runs_from_top_to_bottom(path):
     script = load(FOLDER / "refresh.py")
@@ -36,6 +37,7 @@ def test_runs_from_top_to_bottom(path):
     assert kinds(found) == kinds(committed)
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_is_committed_with_its_outputs(path):
     notebook = nbformat.read(path, as_version=4)
@@ -61,6 +63,7 @@ def test_is_committed_with_its_outputs(path):
     assert '"stderr"' not in text
 
 
+@pytest.mark.backend_free
 def test_outputs_are_cleaned():
     script = load(FOLDER / "refresh.py")
     outputs = [
