@@ -69,7 +69,7 @@ units = int(chosen.gigabytes * 2**28) // 64 or 8
 model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(units), keras.layers.Dense(2)])
 parallel = make_parallel(model)
 parallel.compile("sgd", "mse")
-STEPS = 12 if chosen.gigabytes else int(min(chosen.seconds * 100, 10**9))
+STEPS = 3 if chosen.gigabytes else int(min(chosen.seconds * 100, 10**9))
 print(f"ends with {train(parallel, STEPS)}", flush=True)
 if chosen.again:
     print(f"second fit: {train(parallel, 20)}", flush=True)
