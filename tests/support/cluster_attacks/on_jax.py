@@ -15,8 +15,6 @@ from support.cluster_attacks.network import Proxy, send_garbage
 from support.cluster_attacks.table import Clock, repeat
 from support.worker_processes import Process, free_port
 
-TIMEOUT = 4.0
-
 
 class Joined(Process):
     """A process that joins others and trains; it says what it comes to.

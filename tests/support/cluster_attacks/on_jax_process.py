@@ -59,7 +59,7 @@ if chosen.wait_for:
         time.sleep(0.02)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
 try:
-    cluster.join(chosen.address, 2, chosen.number, timeout=4.0)
+    cluster.join(chosen.address, 2, chosen.number, timeout=8.0)
 except (cluster.ClusterError, ValueError) as error:
     told = getattr(error, "problem", str(error).partition(". Received")[0])
     print(f"ends with {type(error).__name__} {told}", flush=True)

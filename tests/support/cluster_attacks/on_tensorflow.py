@@ -236,7 +236,8 @@ def attack_all(times, only=()):
 
 def second_client(addresses):
     """Trains ten times on workers that another process uses."""
-    parallel = make_parallel(build(), devices=cluster.connect(addresses, timeout=60))
+    devices = cluster.connect(addresses, timeout=60)  # before TensorFlow starts
+    parallel = make_parallel(build(), devices=devices)
     parallel.compile("sgd", "mse")
     print("connected", flush=True)
     for _ in range(10):
