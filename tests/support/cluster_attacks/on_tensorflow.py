@@ -204,7 +204,7 @@ class Arena:
         kernel = keras.layers.Dense(units, kernel_initializer="zeros")
         model = keras.Sequential([keras.Input((units,)), kernel])
         parallel = make_parallel(model, devices=self.model.devices[:1])
-        parallel.compile(keras.optimizers.SGD(1.0), "mse")
+        parallel.compile(keras.optimizers.SGD(0.5), "mse")
         clock, x = Clock(), np.ones((2, units), "float32")
         for _ in range(2):
             loss = parallel.train_on_batch(x, x)
