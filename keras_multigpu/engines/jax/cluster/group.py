@@ -116,6 +116,7 @@ class Group:
             others = range(1, len(self.names))
             while time.monotonic() < until and any(self._speaks(k) for k in others):
                 time.sleep(BEAT / 4)
+        self._board.stop(self.timeout)
 
     def _speaks(self, number: int) -> bool:
         return self._board.silence(number) < 3 * BEAT
