@@ -12,7 +12,7 @@ import keras_multigpu
 from keras_multigpu import engines, make_parallel
 from keras_multigpu.cluster import ClusterError, join
 
-TIMEOUT = 4.0
+TIMEOUT = 8.0  # to join takes seconds on a busy machine
 
 
 def data(rows=70):
@@ -144,8 +144,18 @@ def full_disk(folder, number):
     fails(lambda: parallel.fit(*data(), epochs=10_000, verbose=0, callbacks=callbacks))
 
 
+def await_others(folder, count, number, port):
+    """Waits until all have imported what takes long: on a busy machine, longer than `TIMEOUT`."""
+    imported = [folder / f"imported_{port}_{k}" for k in range(count)]
+    imported[number].touch()
+    while not all(path.exists() for path in imported):
+        time.sleep(0.05)
+
+
 def main(scenario, folder, count, number, port):
-    count, number = int(count), int(number)
+    folder, count, number = pathlib.Path(folder), int(count), int(number)
+    if scenario != "absent":
+        await_others(folder, count, number, port)
     if scenario == "other_count" and number:
         count += 1
     address = f"127.0.0.1:{port}"
@@ -154,7 +164,7 @@ def main(scenario, folder, count, number, port):
     names = join(address, count, number, timeout=TIMEOUT)
     assert names == join(address, count, number, timeout=TIMEOUT)
     assert f"(process {number}, pid {os.getpid()})" in names[number]
-    globals()[scenario](pathlib.Path(folder), number)
+    globals()[scenario](folder, number)
 
 
 if __name__ == "__main__":

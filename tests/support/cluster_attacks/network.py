@@ -78,7 +78,11 @@ def main(target, delay, rate):
         print(server.getsockname()[1], flush=True)
         while True:
             one = server.accept()[0]
-            other = socket.create_connection(("127.0.0.1", target))
+            try:
+                other = socket.create_connection(("127.0.0.1", target))
+            except OSError:  # nobody listens there yet
+                one.close()
+                continue
             passed.append(0)
             for ends in ((one, other), (other, one)):
                 arguments = (len(passed) - 1, *ends)

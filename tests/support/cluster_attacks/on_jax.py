@@ -15,8 +15,6 @@ from support.cluster_attacks.network import Proxy, send_garbage
 from support.cluster_attacks.table import Clock, repeat
 from support.worker_processes import Process, free_port
 
-TIMEOUT = 4.0
-
 
 class Joined(Process):
     """A process that joins others and trains; it says what it comes to.
@@ -53,13 +51,19 @@ class Arena:
         self.pair = []
 
     @contextlib.contextmanager
-    def running(self, *options, addresses=None):
+    def running(self, *options, addresses=None, until="batch 9"):
         """A pair of processes in the midst of `fit`."""
         addresses = addresses or [self.address] * 2
+        start = pathlib.Path(self.folder) / "start"
+        options = (f"--wait-for={start}", *options)
         self.pair = [Joined(addresses[k], k, self.folder, *options) for k in (0, 1)]
         try:
             for process in self.pair:
-                process.read_until("batch 9")
+                process.read_until("ready")  # both have imported what takes long
+            start.touch()
+            for process in self.pair:
+                process.read_until(until)
+            start.unlink()
             yield self.pair
         finally:
             for process in self.pair:
@@ -169,8 +173,8 @@ class Arena:
             return Joined(self.address, 0, self.folder).outcome(), clock()
 
     def large(self):
-        with self.running("--seconds=1", "--gigabytes=0.25"):
-            clock = Clock()
+        clock = Clock()
+        with self.running("--gigabytes=0.5", until="batch 1"):  # on each of four devices
             return self.outcomes(clock, 0, 1)
 
 

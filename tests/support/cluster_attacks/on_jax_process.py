@@ -59,7 +59,7 @@ if chosen.wait_for:
         time.sleep(0.02)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
 try:
-    cluster.join(chosen.address, 2, chosen.number, timeout=4.0)
+    cluster.join(chosen.address, 2, chosen.number, timeout=8.0)
 except (cluster.ClusterError, ValueError) as error:
     told = getattr(error, "problem", str(error).partition(". Received")[0])
     print(f"ends with {type(error).__name__} {told}", flush=True)
@@ -69,7 +69,7 @@ units = int(chosen.gigabytes * 2**28) // 64 or 8
 model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(units), keras.layers.Dense(2)])
 parallel = make_parallel(model)
 parallel.compile("sgd", "mse")
-STEPS = 12 if chosen.gigabytes else int(min(chosen.seconds * 100, 10**9))
+STEPS = 3 if chosen.gigabytes else int(min(chosen.seconds * 100, 10**9))
 print(f"ends with {train(parallel, STEPS)}", flush=True)
 if chosen.again:
     print(f"second fit: {train(parallel, 20)}", flush=True)

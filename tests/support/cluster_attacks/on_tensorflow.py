@@ -204,7 +204,7 @@ class Arena:
         kernel = keras.layers.Dense(units, kernel_initializer="zeros")
         model = keras.Sequential([keras.Input((units,)), kernel])
         parallel = make_parallel(model, devices=self.model.devices[:1])
-        parallel.compile(keras.optimizers.SGD(1.0), "mse")
+        parallel.compile(keras.optimizers.SGD(0.5), "mse")
         clock, x = Clock(), np.ones((2, units), "float32")
         for _ in range(2):
             loss = parallel.train_on_batch(x, x)
@@ -236,7 +236,8 @@ def attack_all(times, only=()):
 
 def second_client(addresses):
     """Trains ten times on workers that another process uses."""
-    parallel = make_parallel(build(), devices=cluster.connect(addresses, timeout=60))
+    devices = cluster.connect(addresses, timeout=60)  # before TensorFlow starts
+    parallel = make_parallel(build(), devices=devices)
     parallel.compile("sgd", "mse")
     print("connected", flush=True)
     for _ in range(10):

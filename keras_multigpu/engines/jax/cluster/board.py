@@ -41,7 +41,9 @@ class Board:
         self._latest = time.monotonic()
         self._changed = threading.Condition()
         self._wanted = threading.Event()
-        threading.Thread(target=self._run, name="keras_multigpu_board", daemon=True).start()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="keras_multigpu_board", daemon=True)
+        self._thread.start()
 
     def write(self, key: str, value: str | None) -> None:
         """Queues an entry to be written, or to be deleted if it is `None`."""
@@ -73,9 +75,18 @@ class Board:
         """Seconds since the service last answered."""
         return time.monotonic() - self._latest
 
+    def stop(self, seconds: float) -> None:
+        """Stops the thread; waits up to some seconds for the call that it is in.
+
+        Python ends threads that come back from C++ after it has ended, and C++ then aborts.
+        """
+        self._stopped.set()
+        self._wanted.set()
+        self._thread.join(seconds)
+
     def _run(self) -> None:
         beat = 0
-        while True:
+        while not self._stopped.is_set():
             beat += 1
             with self._changed:
                 outbox, self._outbox = self._outbox, {}

@@ -22,7 +22,7 @@ _CURES = {
     "batch": "Give the same data, in the same order, in all processes: each takes its rows of it. "
     "What shuffles itself needs the same seed in all.",
     "weights": "Build the model with the same seed in all processes, or load the same file: "
-    "`keras.utils.set_random_seed` after `join` sets it.",
+    "`keras.utils.set_random_seed` after `join` sets it. After Ctrl-C, load the last file in all.",
 }
 # After a network error, this many seconds of silence suffice to call a process lost.
 _SURELY_LOST = 4 * BEAT
@@ -116,6 +116,7 @@ class Group:
             others = range(1, len(self.names))
             while time.monotonic() < until and any(self._speaks(k) for k in others):
                 time.sleep(BEAT / 4)
+        self._board.stop(self.timeout)
 
     def _speaks(self, number: int) -> bool:
         return self._board.silence(number) < 3 * BEAT

@@ -159,7 +159,7 @@ class Connection:
         return ClusterError(
             self.local.name,
             "The workers answer, but within half of `timeout` one of them does not reach this "
-            "process at this address, or does not reach another worker at the one that was given.",
+            "process at this address, or does not reach another worker at the one given here.",
             "Give `local` an address and a port of this machine that are open to the workers, "
             "and have each worker reach the others by the addresses given here. If the network is "
             "slow, give a longer `timeout`.",

@@ -281,6 +281,9 @@ class Told:
     def service_silence(self):
         return 0.0
 
+    def stop(self, seconds):
+        self.entries["stopped"] = "yes"
+
 
 def group_of(told, number=0):
     return Group(told, number, ("a (process 0)", "b (process 1)"), timeout=5.0)
@@ -363,6 +366,31 @@ def test_the_first_process_leaves_when_the_others_are_silent():
     group_of(told).leave()
     assert list(silences) == []
     assert told.entries["ended/0"] == "ended"
+    assert told.entries["stopped"] == "yes"
+
+
+class SlowService:
+    """JAX's client of a service at the end of a slow link."""
+
+    calls = 0
+
+    def key_value_set(self, key, value, allow_overwrite):
+        self.calls += 1
+        time.sleep(0.1)
+
+    def key_value_dir_get(self, key):
+        return []
+
+
+def test_no_call_is_left_when_a_process_ends():
+    """Python would end the thread when the call comes back, and C++ abort the process."""
+    service = SlowService()
+    one = board.Board(service, 0)
+    while not service.calls:
+        time.sleep(0.001)
+    one.stop(60.0)
+    assert not one._thread.is_alive()
+    assert service.calls == 1
 
 
 def test_an_error_of_jax_is_explained_or_stays():
