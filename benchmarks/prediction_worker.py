@@ -20,8 +20,7 @@ from benchmarks.prediction_models import find
 from benchmarks.processes import answer
 from benchmarks.step_worker import split_processor
 from keras_multigpu import reports
-from keras_multigpu.reports.prediction import widen
-from keras_multigpu.reports.step import Measured, measure_steps
+from keras_multigpu.reports.timing import Measured, measure_steps
 
 _BACKEND = keras.backend.backend()
 
@@ -56,7 +55,7 @@ def compare(model: str, devices: list[int], steps: int, scaling: bool) -> dict[s
         step_seconds={rows: step.seconds(rows), fewer: step.seconds(fewer)},
     )
     alone = measured.times["data", 1].rounds
-    found = [widen(one, alone) for one in advice.predictions]
+    found = [one.widened(alone) for one in advice.predictions]
     result = {
         "batch_size": rows,
         "processors": processors,
