@@ -90,7 +90,7 @@ def test_describe_device():
         (lambda: find_link(10), r"or a `Link`. Received: link=10. For other"),
         (
             lambda: measure_link(repeats=0),
-            r"`repeats` must be a positive integer.*Received: repeats=0",
+            r"`repeats` must be a positive.*Received: repeats=0",
         ),
         (lambda: measure_link("cpu:9"), r"`devices` must name.*Received: devices=\['cpu:9', 'cp"),
         (lambda: measure_link("cpu:1"), r"each device once. Received: devices=\['cpu:1', 'cpu:1"),
