@@ -291,7 +291,16 @@ def test_the_report():
     assert len(advice.notes) == 5
     assert advice.notes[-1].startswith("A predicted step is shortest if")
     lines = str(advice).splitlines()
-    assert lines[2].split()[:8] == "mode devices source step at least at most".split()
+    assert lines[2].split()[:8] == [
+        "mode",
+        "devices",
+        "source",
+        "step",
+        "at",
+        "least",
+        "at",
+        "most",
+    ]
     assert lines[4].split()[:5] == ["data", "2", "predicted", "25.0", "ms"]
     assert advice.to_dataframe()["source"].tolist() == ["predicted"] * 3
     assert advice.to_dataframe()["step"].tolist() == [0.04, 0.025, 0.041]

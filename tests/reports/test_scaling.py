@@ -137,7 +137,7 @@ def test_a_single_number_of_devices_says_nothing():
 @pytest.mark.parametrize(
     "numbers",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"mode": "tower"}, marks=pytest.mark.slow),
         {"mode": "tower", "replicas": "independent"},
     ],
@@ -167,8 +167,9 @@ def test_all_start_alike_and_train_alike(data):
     dropout = next(one for one in model.layers if "dropout" in one.name)
     dropout.rate = 0.0
     model.fit(*data, epochs=1, verbose=0)
-    start = model.get_weights()
+    start, before = model.get_weights(), values_of(model)
     report = reports.scaling(model, data, (1, 4), batch_size=8, epochs=2, repeats=1, verbose=0)
+    assert same(before, values_of(model))
     alone = make_parallel(model, 1)
     wanted = alone.fit(*data, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"][-1]
     np.testing.assert_allclose([one.loss for one in report.runs], wanted, rtol=1e-5)
