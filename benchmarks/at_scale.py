@@ -153,8 +153,8 @@ GPUs per host: {_PER_HOST}, linked by {_INSIDE}. Every GPU has the same batch
 `TensorFlow/Classification/ConvNets/resnet50v1.5`), and {_WIDE_ROWS_PER_S:,} rows of the wide
 model. That is not a GPU's figure: `python -m benchmarks.wide` measured it on two processor cores
 (Dense(32) on 80 ones, Dense(1)). The wider model is assumed to be as fast, which flatters it. Links
-have the nominal speeds and the assumed latencies of `reports.PRESETS`, and copies don't overlap with
-computations. Gradients cross whole, although a batch touches few rows of a wide kernel."""
+have the nominal speeds and the assumed latencies of `reports.PRESETS`, and copies don't overlap
+with computations. Gradients cross whole, although a batch touches few rows of a wide kernel."""
 
 _SOURCES = """\
 Published: Horovod's benchmarks page (github.com/horovod/horovod, docs/benchmarks.rst): 128 servers

@@ -239,14 +239,14 @@ class TransfersReport(Report):
             )
             if sent > _MUCH * self.least and self.mode == "model":
                 notes.append(
-                    f"That is {sent / max(self.least, 1):.1f} times as much as the default "
-                    "placement (`placement=None`) has to send: yours puts layers that follow each "
-                    "other on different devices."
+                    f"That is {sent / max(self.least, 1):.1f} times as much as the placement "
+                    "chosen by default (`placement=None`) has to send: yours puts layers that "
+                    "follow each other on different devices."
                 )
         if any(self.hosts.values()):
             crossing = self.between_hosts("training" if self.training else "prediction")
             size = show_bytes(sum(crossing.values()))
-            notes.append(f"{size} of it cross between hosts, inputs included.")
+            notes.append(f"{size} of it cross between hosts, inputs among them.")
         unknown = sum(one.bytes is None for one in [*self.training, *self.prediction])
         if unknown:
             notes.append(
