@@ -50,7 +50,8 @@ def _epoch(size: int, copies: int, share: float) -> float:
     """
     steps = _ROWS / _BATCH_SIZE
     cut = Cut(_BATCH_SIZE * size, copies, share)
-    work = Workload(StepTime(_ONE / steps, 0.0), _BATCH_SIZE, _NO_SIZES, cuts={2: cut})
+    step = StepTime(0.0, _ONE / steps / _BATCH_SIZE)  # all of it depends on the rows
+    work = Workload(step, _BATCH_SIZE, _NO_SIZES, cuts={2: cut})
     return steps * predict("model", 2, find_load("model", work, 2), _LINK).step_s
 
 

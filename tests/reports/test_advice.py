@@ -360,9 +360,7 @@ def test_transfers_that_were_counted():
 
 def test_counts_that_do_not_fit():
     model = dense()
-    parallel = make_parallel(model, 2)
-    parallel.compile("adam", "mse")
-    report = reports.transfers(parallel, (np.ones((8, 6)), np.ones((8, 2))))
+    report = reports.TransfersReport([], [], ("cpu:0", "cpu:1"), mode="data", batch_size=8)
     for counted, given in ((report, r"\[8\]"), ([report], r"\[8\]"), ([1], r"\['int'\]")):
         match = f"batch_size=16 rows. Received: {given}. Give"
         with pytest.raises(ValueError, match=match):
