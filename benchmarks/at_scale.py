@@ -2,9 +2,9 @@
 
     python -m benchmarks.at_scale
 
-Nothing is measured here. The time of a step on one GPU is an input, from a source that is named;
-what crosses is counted from the models; links have their nominal speeds, and nothing is hidden
-behind computations unless that is said. Prints Markdown.
+Nothing is measured here. The time of a step on one GPU is an input, whose source is named; what
+crosses follows from the models; links have their nominal speeds, and copies don't overlap with
+computations unless stated. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from benchmarks.processes import markdown_table
-from keras_multigpu.reports.designs import last_hosts, predict_both
-from keras_multigpu.reports.links import PRESETS
-from keras_multigpu.reports.prediction import Prediction
-from keras_multigpu.reports.workload import Sizes, StepTime, Workload
+from keras_multigpu.reports.interconnect import PRESETS, Link
+from keras_multigpu.reports.loads import ENOUGH, predict_designs
+from keras_multigpu.reports.prediction import Prediction, Sizes, StepTime, Workload
 
 _FLOAT = 4
 _COUNTS = (1, 2, 8, 64, 512)
@@ -87,7 +86,7 @@ def _rows(case: Case) -> Iterator[list[str]]:
     for name in _BETWEEN:
         for count in _COUNTS:
             work = case.work(count, _PER_HOST)
-            driver, ring = predict_both(work, count, _INSIDE, PRESETS[name])
+            driver, ring = predict_designs(work, count, _INSIDE, PRESETS[name])
             yield [
                 case.name,
                 PRESETS[name].name,
@@ -106,9 +105,23 @@ def turning_points() -> str:
     rows = []
     for case in _CASES:
         work = case.work(_PER_HOST, _PER_HOST)
-        hosts = [last_hosts(work, _INSIDE, PRESETS[name], _MOST_HOSTS) for name in _BETWEEN]
+        hosts = [max_driver_hosts(work, _INSIDE, PRESETS[name], _MOST_HOSTS) for name in _BETWEEN]
         rows.append([case.name, *(str(one) for one in hosts)])
     return markdown_table(["model", *(PRESETS[name].name for name in _BETWEEN)], rows)
+
+
+def max_driver_hosts(work: Workload, link: Link, host_link: Link, most: int) -> int:
+    """The number of hosts (1 to `most`) up to which a driver takes at most 10% longer than a ring.
+
+    `work` is what one host trains, with `per_host` set. The batch grows with the hosts.
+    """
+    assert work.per_host is not None
+    for hosts in range(2, most + 1):
+        grown = dataclasses.replace(work, batch_size=hosts * work.batch_size)
+        driver, ring = predict_designs(grown, hosts * work.per_host, link, host_link)
+        if driver.step_s > ENOUGH * ring.step_s:
+            return hosts - 1
+    return most
 
 
 def published() -> str:
@@ -126,7 +139,7 @@ def published() -> str:
 
 def _ring(case: Case, devices: int, per_host: int, link: str) -> tuple[float, float]:
     """The efficiency with nothing hidden, and with all that a backward pass can hide."""
-    _, ring = predict_both(
+    _, ring = predict_designs(
         case.work(devices, per_host), devices, PRESETS[link], PRESETS["ethernet25"]
     )
     hidden = min(ring.transfer_s, _BACKWARD * ring.compute_s)
@@ -134,22 +147,22 @@ def _ring(case: Case, devices: int, per_host: int, link: str) -> tuple[float, fl
 
 
 _SETTING = f"""\
-{_PER_HOST} GPUs in a host, linked by {_INSIDE}. Each GPU's batch stays the same (weak scaling):
-256 images or 4,096 rows. One GPU trains 909 images of ResNet50 a second (A100 40GB, TF32 with XLA,
-batches of 256: NVIDIA DeepLearningExamples, `TensorFlow/Classification/ConvNets/resnet50v1.5`),
-and {_WIDE_ROWS_PER_S:,} rows of the wide model, which is not a GPU's figure but that of this
-repository's `python -m benchmarks.wide` on two processor cores (Dense(32) on 80 ones, Dense(1));
-the wider one is assumed to take as long, which flatters it. Links have the nominal speeds and the
-assumed latencies of `reports.PRESETS`; nothing is hidden behind computations. Gradients cross
-whole: that a batch touches few rows of a wide kernel is not made use of."""
+GPUs per host: {_PER_HOST}, linked by {_INSIDE}. Every GPU has the same batch
+(weak scaling): 256 images or 4,096 rows. One GPU trains 909 images of ResNet50 per second (A100
+40GB, TF32 with XLA, batches of 256: NVIDIA DeepLearningExamples,
+`TensorFlow/Classification/ConvNets/resnet50v1.5`), and {_WIDE_ROWS_PER_S:,} rows of the wide
+model. That is not a GPU's figure: `python -m benchmarks.wide` measured it on two processor cores
+(Dense(32) on 80 ones, Dense(1)). The wider model is assumed to be as fast, which flatters it. Links
+have the nominal speeds and the assumed latencies of `reports.PRESETS`, and copies don't overlap
+with computations. Gradients cross whole, although a batch touches few rows of a wide kernel."""
 
 _SOURCES = """\
 Published: Horovod's benchmarks page (github.com/horovod/horovod, docs/benchmarks.rst): 128 servers
 with 4 Pascal GPUs each, 25 Gbit/s RoCE; NVIDIA DeepLearningExamples as above, one DGX A100 and one
-DGX-1. One P100 trains 142 images a second of Inception V3 and 154 of VGG-16, in batches of 64
-(TensorFlow's benchmarks of May 2017, docs_src/performance/benchmarks.md, DGX-1, synthetic data);
-for ResNet-101 there is only the 1656.82 of 16 GPUs on Horovod's page, which is taken as 16 times
-one GPU's. Assumed: PCIe 3.0 between the GPUs of those servers."""
+DGX-1. One P100 trains 142 images per second of Inception V3 and 154 of VGG-16, in batches of 64
+(TensorFlow's benchmarks of May 2017, docs_src/performance/benchmarks.md, DGX-1, synthetic data).
+For ResNet-101 the page has only the 1656.82 of 16 GPUs, so one GPU is assumed to reach a sixteenth
+of it. The GPUs of those servers are assumed to be linked by PCIe 3.0."""
 
 
 def main() -> None:

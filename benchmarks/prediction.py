@@ -1,13 +1,13 @@
-"""Step times that `reports.advise` predicts from one device, against those of several.
+"""Compares step times that `reports.advise` predicts from one device with measured ones.
 
     python -m benchmarks.prediction --random 6                 # chosen models, and drawn ones
     python -m benchmarks.prediction --seed 7 --devices 2 4     # the same drawn models again
     python -m benchmarks.prediction --published                # the published figures only
 
-Half of the models are drawn at random, from a seed that is printed. Every model is a process of its
-own (`prediction_worker`), on logical CPU devices with one thread each, which share the processor:
-the prediction is told so. One device and several take turns, so that what else the machine does
-meets them alike. Progress goes to stderr, the tables to stdout.
+Half of the models are drawn at random; the seed is printed. Every model runs in a separate process
+(`prediction_worker`), on logical CPU devices with one thread each. They share the processor, and
+`advise` gets to know by how much (`processors`). One device and several take turns, so that other
+work on the machine slows them all down alike. Progress goes to stderr, the tables to stdout.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def table(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> str:
         for place, count in enumerate(devices):
             rows.append([model, *_row(found, place, count)])
     header = ["model", "batch", "devices", "one device, ms", "predicted, ms (range)"]
-    header += ["timed, ms (rounds)", "error", "in range", "speed-up predicted", "timed"]
+    header += ["measured, ms (rounds)", "error", "in range", "speed-up predicted", "measured"]
     return markdown_table([*header, "fixed part paid"], rows)
 
 
@@ -85,23 +85,20 @@ def _times(rounds: Sequence[float]) -> str:
 
 
 def _outside(found: dict[str, Any], place: int) -> float:
-    """How far a time is from the nearer end of the range, as a part of the time."""
+    """The distance of a time from the range, divided by the time."""
     low, _, high = found["predicted"][place]
     timed = statistics.median(found["timed"][place])
     return max(low / timed - 1, 1 - high / timed, 0.0)
 
 
-def summarize(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> list[str]:
-    """What the errors come to: of all models, and of those drawn at random."""
-    lines = []
-    for name, kept in (
-        ("All models", list(results)),
-        ("Drawn at random", [one for one in results if one.startswith("random-")]),
-    ):
+def summarize(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> str:
+    """A row with the errors of all models, and one with those of the models drawn at random."""
+    rows = []
+    for name, prefix in (("all", ""), ("drawn at random", "random-")):
         cells = [
             (found, place)
             for model, found in results.items()
-            if model in kept and "error" not in found
+            if model.startswith(prefix) and "error" not in found
             for place in range(len(devices))
         ]
         if not cells:
@@ -111,24 +108,25 @@ def summarize(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> 
             for found, place in cells
         ]
         outside = [_outside(found, place) for found, place in cells]
-        narrow = [
-            one
-            for one, (found, place) in zip(outside, cells)
-            if found["predicted"][place][2] <= 1.3 * found["predicted"][place][0]
-        ]
-        lines.append(
-            f"{name}: the step is off by a median of {statistics.median(steps):.0%},"
-            f" {max(steps):.0%} at worst; {sum(not one for one in outside)} of {len(cells)} times"
-            f" are in the range, {sum(one <= _CLOSE for one in outside)} within {_CLOSE:.0%} of it."
-            f" {len(narrow)} ranges are narrow (30%), and {sum(n <= _CLOSE for n in narrow)} of"
-            f" their times within {_CLOSE:.0%}; for the others the advice is to measure, unless"
-            " the verdict is the same all over the range."
+        ranges = [found["predicted"][place] for found, place in cells]
+        narrow = [one for one, (low, _, high) in zip(outside, ranges) if high <= 1.3 * low]
+        close = sum(one <= _CLOSE for one in narrow)
+        rows.append(
+            [
+                *(name, str(len(cells))),
+                *(f"{statistics.median(steps):.0%}", f"{max(steps):.0%}"),
+                f"{sum(one == 0 for one in outside)}",
+                f"{sum(one <= _CLOSE for one in outside)}",
+                f"{close} of {len(narrow)}",
+            ]
         )
-    return lines
+    header = ["models", "steps", "median error", "largest error", "within the range"]
+    header += [f"within {_CLOSE:.0%} of it", f"within {_CLOSE:.0%} of a narrow range (30%)"]
+    return markdown_table(header, rows)
 
 
 def compare_with_scaling(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> str:
-    """What `advise` times on devices that are here, against what `scaling` measures."""
+    """The steps that `advise` measures on devices that are here, and those of `scaling`."""
     rows = []
     for model, found in results.items():
         for count, ours, theirs in zip(
@@ -139,12 +137,12 @@ def compare_with_scaling(results: Mapping[str, dict[str, Any]], devices: Sequenc
             own = statistics.median(ours)
             error = f"{own / theirs - 1:+.0%}"
             rows.append([model, str(count), f"{1e3 * own:.1f}", f"{1e3 * theirs:.1f}", error])
-    header = ["model", "devices", "timed by advise, ms", "by scaling, ms", "difference"]
+    header = ["model", "devices", "measured by advise, ms", "by scaling, ms", "difference"]
     return markdown_table(header, rows) if rows else ""
 
 
 def measure_all(models: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """The figures of models; those in the file `--json` are taken from there."""
+    """The figures of models; the file `--json` is read first, and written after each model."""
     path = pathlib.Path(options.json) if options.json else None
     results = json.loads(path.read_text()) if path and path.exists() else {}
     for model in models:
@@ -156,14 +154,14 @@ def measure_all(models: Sequence[str], options: argparse.Namespace) -> dict[str,
 
 
 def compare(results: Mapping[str, dict[str, Any]], devices: Sequence[int], steps: int) -> str:
-    """Markdown of what was predicted and measured."""
+    """Markdown with what was predicted and what was measured."""
     loads = [found["load"] for found in results.values()]
     setting = (
         f"- {host()}, load average {min(loads):.1f} to {max(loads):.1f}\n"
         f"- {merge_versions(results.values())}\n- {steps} steps and more, in 3 rounds in turn; "
         "logical CPU devices with one intra-op thread each"
     )
-    parts = [setting, table(results, devices), *summarize(results, devices)]
+    parts = [setting, table(results, devices), summarize(results, devices)]
     return "\n\n".join(part for part in [*parts, compare_with_scaling(results, devices)] if part)
 
 
@@ -175,8 +173,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="of the drawn models (default: drawn, printed)")
     parser.add_argument("--devices", nargs="+", type=int, default=[2, 4], metavar="N")
     parser.add_argument("--steps", type=int, default=12, help="timed steps (default: 12)")
-    parser.add_argument("--scaling", action="store_true", help="`reports.scaling` beside it")
-    parser.add_argument("--json", help="a file for the figures; models that it has are not run")
+    parser.add_argument(
+        "--scaling", action="store_true", help="measure with `reports.scaling`, too"
+    )
+    parser.add_argument("--json", help="a file for the figures; models in it are not run again")
     parser.add_argument("--published", action="store_true", help="only the published figures")
     return parser.parse_args()
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.prediction_worker '{"model": "random-7", "devices": [2, 4], "steps": 12}'
 
-The last line on stdout is a JSON object: for each number of devices the step in seconds as it is
-predicted from one device (`predicted`: between the ends of the range), and as it was timed
-(every round, `timed`, and the processor's time, `cpu`); how many devices' worth of processors there
-were (`processors`); the versions; and the steps of `reports.scaling`, if they are asked for.
+The last line on stdout is a JSON object: for each number of devices the step in seconds, predicted
+from one device (`predicted`: the least, the likely one, the most) and measured (`timed`: each
+round); the number of devices that the processors could keep busy (`processors`); the versions; and,
+if asked for, the steps of `reports.scaling`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from benchmarks.prediction_models import find
 from benchmarks.processes import answer
 from benchmarks.step_worker import split_processor
 from keras_multigpu import reports
-from keras_multigpu.reports.prediction import widen
-from keras_multigpu.reports.step import Measured, measure_steps
+from keras_multigpu.reports.timing import Measured, measure_steps
 
 _BACKEND = keras.backend.backend()
 
@@ -42,7 +41,7 @@ def compare(model: str, devices: list[int], steps: int, scaling: bool) -> dict[s
     benchmark.compile(template, jit_compile=_BACKEND == "jax")
     fewer = max(rows // max(devices), 1)
     begin, available = time.perf_counter(), _cores_of_all()
-    # All sides in turn: one device, a smaller batch on it, and the devices that were predicted.
+    # In turn: one device, a smaller batch on it, and the numbers of devices to predict.
     measured = measure_steps(template, batch, (rows, fewer), steps, {"data": devices})
     processors = max((available + _cores_of_all()) / 2 / measured.cores, 1.0)
     step = measured.step
@@ -56,7 +55,7 @@ def compare(model: str, devices: list[int], steps: int, scaling: bool) -> dict[s
         step_seconds={rows: step.seconds(rows), fewer: step.seconds(fewer)},
     )
     alone = measured.times["data", 1].rounds
-    found = [widen(one, alone) for one in advice.predictions]
+    found = [one.widened(alone) for one in advice.predictions]
     result = {
         "batch_size": rows,
         "processors": processors,
@@ -75,7 +74,7 @@ def compare(model: str, devices: list[int], steps: int, scaling: bool) -> dict[s
 
 
 def _paid(measured: Measured, devices: int) -> float | None:
-    """How often the part of a step that does not depend on the rows is paid, by processor time."""
+    """How often the devices pay the part that doesn't depend on the rows, by processor time."""
     whole, several = (measured.times["data", n].cpu_seconds for n in (1, devices))
     if measured.small is None:
         return None
@@ -85,7 +84,7 @@ def _paid(measured: Measured, devices: int) -> float | None:
 
 
 def _cores_of_all() -> float:
-    """How many cores this process gets when it asks for all, beside what else the machine does."""
+    """The cores that this process gets when it asks for all, next to other work on the machine."""
     matrix = np.ones((1200, 1200), "float32")
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(15):

@@ -1,20 +1,20 @@
-"""Published step times against what `reports.advise` computes from their descriptions.
+"""Compares published step times with what `reports.advise` computes from their descriptions.
 
-What was published is little: the models' layers, and times. The rest is assumed, and told.
+Only the models' layers and the times were published. The rest is assumed, and the tables say so.
 """
 
 from __future__ import annotations
 
 from benchmarks.processes import markdown_table
 from keras_multigpu.reports import ScalingReport
-from keras_multigpu.reports.links import PRESETS
+from keras_multigpu.reports.interconnect import PRESETS
 from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.prediction import predict
-from keras_multigpu.reports.workload import Cut, Sizes, StepTime, Workload
+from keras_multigpu.reports.prediction import Cut, Sizes, StepTime, Workload, predict
 
 _FLOAT = 4
 _LENGTH, _EMBEDDING, _FILTERS, _WIDTH, _DENSE = 800, 50, 10, 3, 64
-# What two towers hand from layer to layer, for one row: embedding, convolution, pooling, dense.
+# The values that cross between all layers of two towers, for one row: embedding, convolution,
+# pooling, dense.
 _WITHIN = 2 * (_LENGTH * _EMBEDDING + (_LENGTH - _WIDTH + 1) * _FILTERS + _FILTERS + _DENSE)
 _ROWS, _BATCH_SIZE = 100_000, 100
 _ONE, _BRANCHES, _ALTERNATING = 20.5, 22.5, 23.0
@@ -35,7 +35,7 @@ def deepconn() -> str:
         figures = [f"{one:.1f}" for one in seconds]
         crossing = f"{2 * _ROWS * size / 1e9:.2f}"
         rows.append([name, *figures, crossing, f"{in_turn / published - 1:+.0%}"])
-    header = ["placement", "published, s", "of it copies, s", "copies predicted, s"]
+    header = ["placement", "published, s", "copies among it, s", "copies predicted, s"]
     header += ["devices at once, s", "devices in turn, s", "bytes that cross, GB", "error, in turn"]
     return "\n\n".join([_DEEPCONN, markdown_table(header, rows)])
 
@@ -50,21 +50,22 @@ def _epoch(size: int, copies: int, share: float) -> float:
     """
     steps = _ROWS / _BATCH_SIZE
     cut = Cut(_BATCH_SIZE * size, copies, share)
-    work = Workload(StepTime(_ONE / steps, 0.0), _BATCH_SIZE, _NO_SIZES, cuts={2: cut})
+    step = StepTime(0.0, _ONE / steps / _BATCH_SIZE)  # all of it depends on the rows
+    work = Workload(step, _BATCH_SIZE, _NO_SIZES, cuts={2: cut})
     return steps * predict("model", 2, find_load("model", work, 2), _LINK).step_s
 
 
 _NO_SIZES = Sizes(0, 0, 0, 0, 0, None)
 _LINK = PRESETS["pcie3"]
 _DEEPCONN = f"""\
-DeepCoNN on two GPUs, an epoch. Published: the layers, the times of an epoch, and the part of the
-GPU's time in copies (20% and 25%). Assumed: {_ROWS:,} rows in batches of {_BATCH_SIZE}, and
-{_LINK}. In turn: devices wait for each other.
-At once: they share the work in halves and never wait."""
+DeepCoNN on two GPUs, one epoch. Published: the layers, the times of an epoch, and the share of the
+GPU's time spent on copies (20% and 25%). Assumed: {_ROWS:,} rows in batches of {_BATCH_SIZE}, and
+{_LINK}. In turn: the devices wait for each
+other. At once: each does half of the work, and neither waits."""
 _AUTOENCODER_TEXT = """\
-An autoencoder recommender, a training. Published: the times. Not known: the model, the batch, the
-GPUs, the link. What does not shrink, and what has to be moved, both grow as (n - 1) / n: one
-number, taken from the time on two devices, stands for both."""
+An autoencoder recommender, one training. Published: the times. Unknown: the model, the batch, the
+GPUs, the link. The work that doesn't shrink and the copies both grow as (n - 1) / n, so one number,
+fitted to the time on two devices, stands for both."""
 
 
 def autoencoder() -> str:
@@ -79,8 +80,8 @@ def autoencoder() -> str:
         + [cell for one in predicted for cell in _beside(one, run.median)]
         for run, speedup, *predicted in zip(report.runs, report.speedups, free, fitted)
     ]
-    header = ["devices", "published, s", "speed-up", "nothing to move, s", "error"]
-    header += ["with the loss on 2, s", "error"]
+    header = ["devices", "published, s", "speed-up", "predicted without copies, s", "error"]
+    header += ["predicted with the loss on 2, s", "error"]
     return "\n\n".join([_AUTOENCODER_TEXT, markdown_table(header, rows)])
 
 

@@ -11,12 +11,7 @@ from keras_multigpu.devices import list_devices
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command.
-
-    Args:
-        arguments: the words of the command line after the program's name; `None` for those of
-            this process.
-    """
+    """Runs a command; `arguments` default to this process's command line."""
     parser = argparse.ArgumentParser(
         prog="python -m keras_multigpu", description="Multi-GPU training of any Keras model."
     )
@@ -40,24 +35,23 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
         "serve",
         help="serve this machine's devices to a process on another one (TensorFlow)",
         description="Serves this machine's devices to a process that calls "
-        "keras_multigpu.cluster.connect(['HOST:PORT']). TensorFlow's server asks for no password "
-        "and encrypts nothing: whoever reaches it can run computations with the rights of this "
-        "process, and read and write its files. Unless told otherwise only processes of this "
-        "machine reach it.",
+        "keras_multigpu.cluster.connect(['HOST:PORT']). TensorFlow's server has no password and no "
+        "encryption: anyone who reaches it can run computations with the rights of this process, "
+        "and read and write its files. By default only processes of this machine can reach it.",
     )
     serve.add_argument(
         "--bind",
         default="127.0.0.1:2222",
         metavar="HOST:PORT",
-        help="the address of this machine by which it is reached, and no other; 0.0.0.0 for all "
-        "its addresses (default: 127.0.0.1:2222, this machine only)",
+        help="the only address at which this machine can be reached; 0.0.0.0 for all its "
+        "addresses (default: 127.0.0.1:2222, this machine only)",
     )
     serve.add_argument(
         "--virtual-devices",
         type=int,
         default=1,
         metavar="N",
-        help="how many CPU devices to make of its processor (default: 1)",
+        help="how many CPU devices to divide the processor into (default: 1)",
     )
 
 

@@ -1,4 +1,4 @@
-"""The main job, shown: a small conv net on one device, then on several, on real images."""
+"""The demo: trains a small conv net on real images, on one device and then on several."""
 
 from __future__ import annotations
 
@@ -30,27 +30,20 @@ class DemoResult:
 
 
 def run_demo(n_gpus: int = 4, epochs: int = 5) -> list[DemoResult]:
-    """Trains on one device and on `n_gpus`, and prints how the two compare.
+    """Trains on one device and on `n_gpus`, prints a comparison, and returns its two rows.
 
-    The images are scikit-learn's handwritten digits (1,797 of 8 x 8 pixels), which come with
-    that package. Where there are fewer GPUs than asked for, virtual devices stand in.
-
-    Args:
-        n_gpus: how many devices the parallel model uses.
-        epochs: how many epochs each model is trained for.
-
-    Returns:
-        The row of one device, and the row of `n_gpus`.
+    The images are the handwritten digits of scikit-learn (1,797 of 8 x 8 pixels). If there are
+    fewer GPUs than asked for, virtual devices stand in.
 
     Raises:
         ImportError: if scikit-learn is not installed.
-        RuntimeError: if the weights' file of the parallel model does not give the plain model
-            the same predictions.
+        RuntimeError: if the plain model, loaded from the parallel model's weights file, predicts
+            something else.
     """
     images, labels = _load_digits()
     if len(engines.current().list_devices("gpu")) < n_gpus:
         use_virtual_devices(n_gpus)
-        print(f"Fewer than {n_gpus} GPUs here: {n_gpus} virtual CPU devices stand in.")
+        print(f"There are fewer than {n_gpus} GPUs, so {n_gpus} virtual CPU devices stand in.")
     print("Devices:", ", ".join(list_devices()))
 
     plain, template = _build_model(), _build_model()
@@ -78,7 +71,7 @@ def _load_digits() -> tuple[np.ndarray, np.ndarray]:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
         raise ImportError(
-            "The demo trains on scikit-learn's digits, and scikit-learn is not installed. "
+            "The demo trains on scikit-learn's digits, but scikit-learn is not installed. "
             "Install it: `pip install 'keras-multigpu[demo]'`."
         ) from error
     digits = load_digits()
@@ -103,7 +96,7 @@ def _build_model() -> keras.Model:
 def _train(
     model: keras.Model, images: np.ndarray, labels: np.ndarray, epochs: int
 ) -> tuple[float, float, float]:
-    """Trains a model, the order of the images being that of every other training."""
+    """Trains a model on the images in the same order as every other model."""
     model.compile(
         optimizer=keras.optimizers.SGD(0.02, momentum=0.9),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -143,4 +136,4 @@ def _print_table(results: list[DemoResult]) -> None:
             f"{row.accuracy:>8.4f}  {row.difference:.1e}"
         )
     if results[-1].devices[0].startswith("cpu"):
-        print("\nVirtual devices share one processor: their time says nothing of GPUs.")
+        print("\nVirtual devices share one processor: their times say nothing about GPUs.")

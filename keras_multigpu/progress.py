@@ -1,4 +1,4 @@
-"""How far the reading of files has come: Keras's own bar, as in `fit`."""
+"""A progress bar for reading files: Keras's own, as in `fit`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,9 @@ _MEGABYTE = 10**6
 
 
 class ReadingBar:
-    """A progress bar over the megabytes of some files, as they are on the disk.
+    """A progress bar over the megabytes of files on the disk, which are read in this order.
 
-    Args:
-        paths: the files, in the order in which they are read. What is missing has no bytes: it is
-            for those who open it to tell.
-        verbose: 1 for a bar, 0 for silence.
-
-    Raises:
-        ValueError: if `verbose` is neither.
+    Missing files count as empty; the reader reports them. `verbose` is 1 for a bar, 0 for none.
 
     Example:
         >>> bar = ReadingBar([__file__], verbose=0)
@@ -41,14 +35,9 @@ class ReadingBar:
         )
 
     def show(self, file: int, position: int) -> None:
-        """Shows how far the reading is.
-
-        Args:
-            file: the file's number.
-            position: how many of its bytes have been read.
-        """
+        """Shows that the reading is at byte `position` of a file, given by its number."""
         read = self._before[file] + position
-        # The bar ends its line when it is full, which is for `finish` to do.
+        # A full bar ends its line; only `finish` may do that.
         self._bar.update(min(int(read / _MEGABYTE), self._bar.target - 1))
 
     def finish(self) -> None:

@@ -1,16 +1,15 @@
-"""Reports: is it worth using several devices, and what do they cost each other."""
+"""Reports: are several devices worth it, and what crosses between them?"""
 
 from keras_multigpu.reports.advice import advise
 from keras_multigpu.reports.advice_report import Advice
-from keras_multigpu.reports.links import PRESETS, Link, measure_link
-from keras_multigpu.reports.placement_plot import plot_placement
+from keras_multigpu.reports.interconnect import PRESETS, Link, measure_link
+from keras_multigpu.reports.placement import plot_placement
+from keras_multigpu.reports.prediction import Cut
 from keras_multigpu.reports.report import Column, Report
 from keras_multigpu.reports.runs import Run
 from keras_multigpu.reports.scaling_report import ScalingReport
-from keras_multigpu.reports.scaling_runs import scaling
-from keras_multigpu.reports.transfers import transfers
-from keras_multigpu.reports.transfers_report import TransfersReport
-from keras_multigpu.reports.workload import Cut
+from keras_multigpu.reports.trainings import scaling
+from keras_multigpu.reports.transfers_report import TransfersReport, transfers
 
 __all__ = [
     "PRESETS",

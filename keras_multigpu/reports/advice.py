@@ -9,24 +9,31 @@ from typing import Any
 
 import keras
 
-from keras_multigpu import engines
+from keras_multigpu.arguments import positive_integer
 from keras_multigpu.devices import choose_devices
+from keras_multigpu.reports import environment
 from keras_multigpu.reports.advice_report import Advice
-from keras_multigpu.reports.checks import check_built, check_counts
-from keras_multigpu.reports.cuts import find_cut
-from keras_multigpu.reports.designs import compare_designs
-from keras_multigpu.reports.environment import are_virtual, count_cores, describe_environment
-from keras_multigpu.reports.hosts import find_busiest
-from keras_multigpu.reports.inputs import check_rows, make_inputs, take
-from keras_multigpu.reports.links import PRESETS, Link, find_link, measure_link
-from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.prediction import Prediction, predict, widen, with_times
-from keras_multigpu.reports.requests import check_hosts, check_request, known_step
-from keras_multigpu.reports.sizes import find_sizes
-from keras_multigpu.reports.step import Timing, measure_steps
+from keras_multigpu.reports.checks import check_built, check_counts, check_number
+from keras_multigpu.reports.forms import show_bytes, show_seconds
+from keras_multigpu.reports.inspection import check_rows, find_sizes, make_inputs
+from keras_multigpu.reports.interconnect import PRESETS, Link, find_link, measure_link
+from keras_multigpu.reports.loads import compare_designs, find_busiest, find_load
+from keras_multigpu.reports.placement import find_cut
+from keras_multigpu.reports.prediction import Cut, Load, Prediction, StepTime, Workload, predict
+from keras_multigpu.reports.request import (
+    check_counted,
+    check_hosts,
+    check_modes,
+    check_overlap,
+    known_step,
+)
+from keras_multigpu.reports.timing import Measured, measure_steps, take_rows
 from keras_multigpu.reports.transfers_report import TransfersReport
-from keras_multigpu.reports.units import show_bytes, show_seconds
-from keras_multigpu.reports.workload import Cut, Load, StepTime, Workload
+
+_ONE_TIME = (
+    "You gave the step time of one batch size, so all of it is taken to shrink with the rows. That "
+    "flatters many devices. Better give `step_seconds={rows: ..., fewer: ...}`."
+)
 
 
 def advise(
@@ -51,66 +58,65 @@ def advise(
 ) -> Advice:
     """Says how long a training step takes on n devices, and whether they are worth it.
 
-    Without a `link` the question is about this machine: on the devices that it has the step is
-    timed. For devices that are not here it is predicted. A step is timed on one device, with the
-    whole batch and with the smallest slice that is asked about; between these the time is taken to
-    grow evenly with the rows. The bytes that have to cross are added at the speed of the link.
+    Without a `link` the question is about this machine: the devices that it has are timed, and
+    others are predicted. A prediction starts from the times on one device, of the whole batch and
+    of the smallest slice in question; in between, the time grows evenly with the rows. To this it
+    adds the time for the bytes that cross.
 
-    A prediction is a range. One device does not show whether the part of a step that does not
-    depend on the rows (launching operations, above all) is paid once or by each of n devices:
-    these are the ends. Where the verdict depends on it, it says "Measure it".
+    A prediction is a range. Part of a step doesn't depend on the rows (above all, launching
+    operations), and one device can't show whether n devices pay it once or each: these are the ends
+    of the range. If the verdict depends on it, the advice is "Measure it".
 
-    With `devices_per_host`, more devices than that are on several hosts, and what crosses between
-    hosts comes to what crosses inside them. On JAX, whose processes add up gradients in a ring of
-    hosts, that hardly grows with the hosts; on TensorFlow all of it goes over the link of the one
-    driver, the inputs too, and grows with them. A note tells where that is no longer the right
-    choice.
+    With `devices_per_host`, larger numbers of devices are spread over several hosts, and the
+    traffic between hosts is added. On JAX a process per host sums gradients in a ring, and this
+    traffic hardly grows with the hosts. On TensorFlow the link of the one driver carries all of it,
+    inputs included, so it grows with the hosts. A note says when that is the wrong choice.
 
-    Predictions leave out: the way of the batch from the host, which one device has as well; moving
-    statistics; that of an embedding's gradient only the rows that were touched cross; and that
-    copies and computations overlap (`overlap`).
+    Predictions leave out: copying the batch from the host, which one device needs as well; moving
+    statistics; sparse gradients of embeddings (whole ones are counted); and any overlap of copies
+    with computations (see `overlap`).
 
     Args:
-        model: a Keras model that is built. Afterwards it is as it was.
+        model: a built Keras model. Its state is restored afterwards.
         batch_size: rows of a batch, on all devices together.
         n_gpus: the numbers of devices, here or elsewhere.
         modes: of `"data"`, `"tower"` (shared replicas), `"committee"` (mode `"tower"` with
-            `replicas="independent"`) and `"model"`. The speed-up of towers is that over as many
-            replicas on one device.
-        link: a link between devices that are elsewhere: its name in `PRESETS` or `"nvlink"`, or a
-            `Link`. `None` for this machine: the link between the first two devices is measured, or
-            PCIe 4.0 assumed where there is only one.
-        step_seconds: the time of a step on one device in seconds, in place of a measurement; or a
-            dict from rows to seconds, with that of `batch_size` and that of a smaller batch. A
-            single time is taken to be in proportion to the rows, which flatters many devices.
+            `replicas="independent"`) and `"model"`. Towers are compared with as many replicas on
+            one device.
+        link: a link between devices that are elsewhere: a name in `PRESETS`, `"nvlink"`, or a
+            `Link`. `None` asks about this machine: the link between the first two devices is
+            measured, or PCIe 4.0 assumed if there is only one device.
+        step_seconds: the time of a step on one device in seconds, instead of a measurement; or a
+            dict from rows to seconds, for `batch_size` and for a smaller batch. A single time is
+            taken to be proportional to the rows, which flatters many devices.
         speed: how many times as fast a device is as the one that is measured here.
-        inputs: `batch_size` rows of inputs to measure with, in the structure that the model takes.
-            Needed where the model does not tell their shapes, or which integers it takes. `None`
-            draws random numbers; integers from all that an `Embedding`, say, knows.
-        targets: as many rows of targets, to train by the model's own loss and metrics; `None`
+        inputs: `batch_size` rows of inputs to measure with, in the model's structure. Needed if the
+            model's input shapes, or the valid integers of an input, are unknown. `None` draws
+            random numbers, and for an `Embedding`, say, any of its valid integers.
+        targets: as many rows of targets, to train with the model's own loss and metrics; `None`
             trains towards zeros by the mean squared error.
-        placement: of mode `"model"`, as in `make_parallel`; `None` for the one that is chosen.
-        cuts: how the model is spread in mode `"model"`, by the number of devices, where it is not
-            to be found from the model.
-        counted: what `transfers` has counted for parallel models of this one, with batches of this
-            size: used in place of the bytes that follow from the model.
-        processors: how many devices' worth of processors there really are, for virtual devices,
-            which share them: 1 where one device by itself keeps the whole processor busy. `None`
-            where each device is one; for virtual devices of this machine it is measured.
-        overlap: the part of the copies that is hidden behind computations, from 0 to 1.
-        steps: how many steps are timed of each, at least; short ones are timed more often.
-        devices_per_host: how many devices a host has; `None` where one host has all of them.
-        host_link: a host's link to the others, as `link`: `"ethernet25"`, say. Needed where there
-            are several hosts.
+        placement: for mode `"model"`, as in `make_parallel`; `None` for the default one.
+        cuts: how mode `"model"` divides the model, by the number of devices, if that can't be found
+            from the model.
+        counted: reports of `transfers` for parallel versions of this model, with batches of this
+            size. They replace the estimated bytes.
+        processors: the number of devices that the processors could keep busy, for virtual devices,
+            which share them: 1 if one device already uses the whole processor. `None` if each
+            device has its own; for virtual devices of this machine it is measured.
+        overlap: the share of the copies that computations hide, from 0 to 1.
+        steps: the least number of steps to time; short steps are repeated more often.
+        devices_per_host: the devices of a host; `None` if one host has all of them.
+        host_link: a host's link to the others, as `link`: `"ethernet25"`, for example. Needed if
+            there are several hosts.
 
     Returns:
-        A report with a row for each mode and number of devices: the step, between what and what it
-        is, what of it is spent on computing and moving, in seconds; what the busiest device sends
-        and receives, the speed-up, the efficiency, and an estimate of the memory that a device
-        needs: weights, gradients, the optimizer's state and the outputs of all layers on its rows.
+        A report with a row for each mode and number of devices: the likely step and its range, the
+        part spent computing and moving, in seconds; the bytes that the busiest device sends and
+        receives; the speed-up, the efficiency, and an estimate of the memory of a device in bytes:
+        weights, gradients, optimizer state and the outputs of all layers on its rows.
 
     Raises:
-        ValueError: if the model is not built, its inputs' shapes or ranges are not known, the
+        ValueError: if the model is not built, input shapes or valid integers are unknown, the
             inputs have fewer rows than a batch, a batch has fewer rows than there are devices, or
             an argument is out of range.
 
@@ -124,100 +130,97 @@ def advise(
         >>> advice.verdicts["data"].split(":")[0]
         'Stay on one device'
     """
-    counts = check_counts("n_gpus", n_gpus)
-    given = find_link(link)
-    between = check_hosts(devices_per_host, host_link, counts)
-    check_request(
-        counts, modes, batch_size, counted,
-        speed=speed, processors=processors, overlap=overlap, steps=steps,
-    )  # fmt: skip
+    counts, batch_size = check_counts("n_gpus", n_gpus), positive_integer("batch_size", batch_size)
+    given, between = find_link(link), check_hosts(devices_per_host, host_link, counts)
+    check_modes(modes, counts, batch_size)
+    check_counted(counted, batch_size)
+    steps, overlap = positive_integer("steps", steps), check_overlap(overlap)
+    speed = check_number("speed", speed)
+    if processors is not None:
+        processors = check_number("processors", processors)
     known = known_step(step_seconds, batch_size)
     check_built(model)
-    rows = make_inputs(model, batch_size) if inputs is None else inputs
-    batch = (check_rows("inputs", rows, batch_size), check_rows("targets", targets, batch_size))
-    sizes = find_sizes(model, model(take(rows, 1)), take(rows, 1))
+    if inputs is None:
+        inputs = make_inputs(model, batch_size)
+    check_rows("inputs", inputs, batch_size)
+    if targets is not None:
+        check_rows("targets", targets, batch_size)
+    one_row = take_rows(inputs, 1)
+    sizes = find_sizes(model, model(one_row), one_row)
     cuts = dict(cuts or {})
     for count in counts if "model" in modes else ():
         if count > 1 and count not in cuts:
             cuts[count] = find_cut(model, count, batch_size, sizes, placement)
-    measured, is_here = None, given is None and speed == 1 and between is None
+
+    pool, measured = choose_devices(None, None), None
+    is_here = given is None and speed == 1 and between is None
     if known is None:
-        here = [one for one in counts if 1 < one <= len(_pool())] if is_here else []
-        fewer = max(batch_size // max(counts), 1)
-        measured = measure_steps(
-            model, batch, (batch_size, fewer), steps, dict.fromkeys(modes, here), placement
-        )
+        here = [one for one in counts if 1 < one <= len(pool)] if is_here else []
+        rows = (batch_size, max(batch_size // max(counts), 1))
+        timed_on = dict.fromkeys(modes, here)
+        measured = measure_steps(model, (inputs, targets), rows, steps, timed_on, placement)
         known = measured.step
-        if processors is None and is_here and are_virtual(_pool()):
-            processors = max(count_cores() / measured.cores, 1.0)
-    partitions = engines.current().partitions
+        if processors is None and is_here and environment.are_virtual(pool):
+            processors = max(environment.count_cores() / measured.cores, 1.0)
     step = StepTime(known.fixed_s / speed, known.row_s / speed)
-    work = Workload(step, batch_size, sizes, partitions, processors, cuts, devices_per_host)
-    used = given or (measure_link() if len(_pool()) > 1 else PRESETS["pcie4"])
+    by_compiler = environment.compiler_splits_steps()
+    work = Workload(step, batch_size, sizes, by_compiler, processors, cuts, devices_per_host)
+    used = given or (measure_link() if len(pool) > 1 else PRESETS["pcie4"])
+
     loads = {(mode, n): find_load(mode, work, n) for mode in modes for n in counts}
-    loads |= _with_counts(loads, counted)
-    found = [
-        predict(mode, count, load, used, processors, overlap, between)
-        for (mode, count), load in loads.items()
-    ]
+    loads |= _with_counts(loads, counted, by_compiler)
+    found = [predict(*key, load, used, processors, overlap, between) for key, load in loads.items()]
     if measured:
-        found = [_with_times(one, measured.times, speed) for one in found]
+        found = [_with_times(one, measured, speed) for one in found]
     notes = compare_designs(work, counts, used, between) if between and "data" in modes else []
     if isinstance(step_seconds, numbers.Real):
-        notes = [*notes, _ONE_TIME]
-    settings = _describe(model, work, used, measured is None, speed, overlap)
-    if between is not None:
-        settings["hosts"] = f"{devices_per_host} devices each, linked by {between}"
+        notes.append(_ONE_TIME)
+    settings = _describe(model, work, used, measured, speed, overlap, between)
+    settings |= environment.describe_environment(pool[:1])
     return Advice(found, settings=settings, notes=notes)
 
 
-def _pool() -> tuple[str, ...]:
-    """The devices that are here."""
-    return choose_devices(None, None)
-
-
-_ONE_TIME = (
-    "The time of a step was given for one batch size: all of it is taken to get less with fewer "
-    "rows, which flatters many devices. Give `step_seconds={rows: ..., fewer: ...}`."
-)
-
-
-def _with_times(
-    one: Prediction, times: Mapping[tuple[str, int], Timing], speed: float
-) -> Prediction:
-    """A prediction with the times that were measured for it, if they were."""
-    timing = times.get((one.mode, one.devices))
+def _with_times(one: Prediction, measured: Measured, speed: float) -> Prediction:
+    """A prediction with the times that were measured for it, if any."""
+    times = measured.times
+    timing = times.get((one.mode, one.devices)) if speed == 1 else None
+    if timing is None:
+        return one.widened(times["data", 1].rounds)
     alone = times.get((one.mode, 1)) or times["data", 1]
-    if timing is None or speed != 1:
-        return widen(one, times["data", 1].rounds)
-    # Several towers are compared with as many on one device.
+    # Towers are compared with as many on one device.
     work = one.devices if one.mode in ("tower", "committee") else 1
-    return with_times(one, timing.rounds, work * alone.seconds)
+    return one.with_times(timing.rounds, work * alone.seconds)
 
 
 def _with_counts(
-    loads: Mapping[tuple[str, int], Load], counted: Sequence[TransfersReport]
+    loads: Mapping[tuple[str, int], Load], counted: Sequence[TransfersReport], duplex: bool
 ) -> dict[tuple[str, int], Load]:
-    """The loads for which transfers were counted, with these."""
+    """The loads whose transfers were counted, with these counts."""
     found = {}
     for report in counted:
         key = (str(report.mode), len(report.devices))
         if key in loads:
-            between = [one for one in report.training if one.source in report.devices]
-            traffic = find_busiest(
-                [one for one in between if one.kind != "inputs"],
-                duplex=engines.current().partitions,
-            )
+            sent = [
+                one
+                for one in report.training
+                if one.source in report.devices and one.kind != "inputs"
+            ]
+            traffic = find_busiest(sent, duplex=duplex)
             found[key] = dataclasses.replace(loads[key], traffic=traffic)
     return found
 
 
 def _describe(
-    model: keras.Model, work: Workload, link: Link, is_given: bool, speed: float, overlap: float
+    model: keras.Model,
+    work: Workload,
+    link: Link,
+    measured: Measured | None,
+    speed: float,
+    overlap: float,
+    host_link: Link | None,
 ) -> dict[str, Any]:
-    """What a reader must know of the predictions."""
-    step = work.step
-    source = "given" if is_given else "measured"
+    """The settings that a reader of the predictions must know."""
+    step, source = work.step, "measured" if measured else "given"
     found: dict[str, Any] = {
         "model": model.name,
         "weights": f"{show_bytes(work.sizes.weights)} in {work.sizes.tensors} variables",
@@ -232,4 +235,6 @@ def _describe(
         found["processors"] = f"those of {work.processors:.3g} devices"
     if overlap:
         found["overlap"] = f"{overlap:.0%} of the copies hidden"
-    return found | describe_environment(_pool()[:1])
+    if host_link is not None:
+        found["hosts"] = f"{work.per_host} devices each, linked by {host_link}"
+    return found

@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keras_multigpu.reports.forms import show_bytes, show_seconds
 from keras_multigpu.reports.prediction import Prediction
 from keras_multigpu.reports.report import Column, Report
-from keras_multigpu.reports.units import show_bytes, show_seconds
 
-_GAIN, _EFFICIENCY = 1.05, 0.5
+_GAIN, _EFFICIENCY = 1.05, 0.5  # what several devices must bring to be worth it
 _MOVED = {
     "data": "weights and gradients",
     "tower": "weights, gradients and outputs",
     "committee": "outputs and their gradients",
     "model": "activations and their gradients",
 }
-
-
 _RANGES = (
-    "A predicted step is at least what it takes if the devices pay side by side for what does not "
-    "depend on the rows, and at most what it takes if they pay one after the other, by the fastest "
-    "and the slowest round on one device; copies and computations are taken not to overlap."
+    "A predicted step is shortest if the devices pay side by side for the part that doesn't depend "
+    "on the rows, and longest if they pay for it one after the other; the fastest and the slowest "
+    "round on one device widen the range. Copies overlap with computations only as `overlap` says."
 )
 
 
@@ -31,7 +29,7 @@ class Advice(Report):
     Args:
         predictions: one for each mode and number of devices.
         notes: sentences to print below the table, after the verdicts.
-        settings: what the predictions hold for.
+        settings: what the predictions are based on.
         title: one line.
 
     Attributes:
@@ -41,8 +39,7 @@ class Advice(Report):
     Example:
         >>> import textwrap
         >>> from keras_multigpu.reports import Link
-        >>> from keras_multigpu.reports.prediction import predict
-        >>> from keras_multigpu.reports.workload import Load, Traffic
+        >>> from keras_multigpu.reports.prediction import Load, Traffic, predict
         >>> load = Load(0.02, 0.04, 0.04, Traffic(12e7, 12e7), memory=500_000_000)
         >>> advice = Advice([predict("data", 2, load, Link("slow", 1e10))])
         >>> print(textwrap.fill(advice.verdicts["data"], 80))
@@ -70,7 +67,7 @@ class Advice(Report):
         super().__init__(title, _COLUMNS, list(map(_row, self.predictions)), notes, settings)
 
     def draw(self, figure: Any) -> None:
-        """Draws the predicted speed-up, and what a step consists of, against the devices."""
+        """Draws what a step consists of, and the speed-up, by the number of devices."""
         figure.suptitle(self.title)
         left, right = figure.subplots(1, 2)
         labels = [f"{one.mode}, {one.devices}" for one in self.predictions]
@@ -96,30 +93,32 @@ class Advice(Report):
 
 
 def decide(predictions: Sequence[Prediction]) -> str:
-    """What to do, in words.
+    """The verdict on the predictions of one mode.
 
-    Several devices are advised where they are faster by 5% at least and each does half of what it
-    could: of those numbers the fastest. Where a range is so wide that its ends ask for different
-    things, the advice is to measure.
-
-    Args:
-        predictions: those of one mode.
+    Several devices are worth it if they are at least 5% faster at an efficiency of at least 50%;
+    the fastest such number is advised. If the ends of a range ask for different verdicts, the
+    advice is to measure.
     """
     several = [one for one in predictions if one.devices > 1]
     if not several:
         return "Nothing to decide: give more than one device."
-    worth_it = [one for one in several if _is_worth_it(one) and (_is_sure(one) or not one.is_wide)]
+    sure = [one for one in several if _gains(one, one.speedup_range[0]) or not one.is_wide]
+    worth_it = [one for one in sure if _gains(one, one.speedup)]
     if worth_it:
         best = max(worth_it, key=lambda one: one.speedup)
         return (
             f"Take {best.devices} devices in mode {best.mode!r}: {best.speedup:.2f} times as fast "
             f"as one{_range(best)}, an efficiency of {best.efficiency:.0%}."
         )
-    open_ones = [one for one in several if one.is_wide and _may_be_worth_it(one)]
-    if open_ones:
-        return _say_measure(max(open_ones, key=lambda one: one.speedup))
+    unsure = [one for one in several if one.is_wide and _gains(one, one.speedup_range[1])]
+    if unsure:
+        return _say_measure(max(unsure, key=lambda one: one.speedup))
     best = max(several, key=lambda one: one.speedup)
     return f"Stay on one device: {_compare(best)}, because {_blame(best)}."
+
+
+def _gains(one: Prediction, speedup: float) -> bool:
+    return speedup >= _GAIN and speedup / one.devices >= _EFFICIENCY
 
 
 def _say_measure(one: Prediction) -> str:
@@ -128,33 +127,17 @@ def _say_measure(one: Prediction) -> str:
     if one.is_measured:
         return (
             f"Measure it again: {name} were {low:.2f} to {high:.2f} times as fast as one, from "
-            "round to round. Something else works on this machine, or `steps` is too small."
+            "round to round. Other programs use this machine, or `steps` is too small."
         )
     return (
-        f"Measure it: {name} would be {low:.2f} to {high:.2f} times as fast as one. One device "
-        f"does not show how often {show_seconds(one.load.fixed_s)} of its step, which don't depend "
-        "on the rows, are paid on several. `reports.scaling` on the devices does."
+        f"Measure it: {name} would be {low:.2f} to {high:.2f} times as fast as one. "
+        f"{show_seconds(one.load.fixed_s)} of the step don't depend on the rows, and one device "
+        "doesn't show whether several pay this once or each. Run `reports.scaling` on them."
     )
 
 
-def _is_worth_it(one: Prediction) -> bool:
-    return _gains(one.speedup, one.devices)
-
-
-def _is_sure(one: Prediction) -> bool:
-    return _gains(one.speedup_range[0], one.devices)
-
-
-def _may_be_worth_it(one: Prediction) -> bool:
-    return _gains(one.speedup_range[1], one.devices)
-
-
-def _gains(speedup: float, devices: int) -> bool:
-    return speedup >= _GAIN and speedup / devices >= _EFFICIENCY
-
-
 def describe(prediction: Prediction) -> str:
-    """How a choice compares with one device, and what keeps it from n times the speed."""
+    """How so many devices compare with one device, and what keeps them from n times the speed."""
     return f"{_compare(prediction)}: {_blame(prediction)}"
 
 
@@ -170,7 +153,7 @@ def _compare(one: Prediction) -> str:
 
 
 def _range(one: Prediction, *, inverse: bool = False) -> str:
-    """The range of a speed-up in brackets, where it has one."""
+    """The range of a speed-up in brackets; empty if its ends agree."""
     low, high = one.speedup_range
     ends = (1 / high, 1 / low) if inverse else (low, high)
     first, last = (f"{end:.2f}" for end in ends)
@@ -178,10 +161,10 @@ def _range(one: Prediction, *, inverse: bool = False) -> str:
 
 
 def _blame(one: Prediction) -> str:
-    """The larger of what is lost to copies and what is lost to computing."""
+    """The largest loss: to copies, shared processors, waiting, or the part without rows."""
     step = show_seconds(one.step_s)
     if one.is_measured:
-        return f"{step} a step, timed here, where one device takes {show_seconds(one.alone_s)}"
+        return f"measured {step} per step, one device {show_seconds(one.alone_s)}"
     lost = one.compute_s - one.alone_s / one.devices
     if one.transfer_s >= lost:
         traffic = one.load.traffic
@@ -192,18 +175,18 @@ def _blame(one: Prediction) -> str:
             f"{show_seconds(one.transfer_s)} of {step} go into moving "
             f"{show_bytes(traffic.sent + traffic.received)} of {moved}"
         )
-    fixed_s = one.compute_s - one.rows_s
+    fixed_s, lost_s = one.compute_s - one.rows_s, show_seconds(lost)
     if one.rows_s - one.load.rows_s > fixed_s:
-        return f"{show_seconds(lost)} of {step} are lost to processors that the devices share"
+        return f"{lost_s} of {step} are lost because the devices share processors"
     if one.mode == "model" and one.rows_s > fixed_s:
-        return f"{show_seconds(lost)} of {step} go by while devices wait for each other"
-    return f"{show_seconds(lost)} of {step} don't get less with fewer rows on a device"
+        return f"{lost_s} of {step} are lost while devices wait for each other"
+    return f"{lost_s} of {step} don't shrink with fewer rows per device"
 
 
 _COLUMNS = (
     Column("mode"),
     Column("devices"),
-    Column("found"),
+    Column("source"),
     Column("step", "s", show_seconds),
     Column("at least", "s", show_seconds),
     Column("at most", "s", show_seconds),
@@ -218,11 +201,8 @@ _COLUMNS = (
 
 
 def _row(one: Prediction) -> list[Any]:
-    traffic = one.load.traffic
-    found = "timed" if one.is_measured else "predicted"
+    source = "measured" if one.is_measured else "predicted"
     times = [one.step_s, one.least_s, one.most_s, one.compute_s, one.transfer_s]
-    moved = [traffic.sent, traffic.received]
-    return [
-        *(one.mode, one.devices, found, *times, *moved),
-        *(one.speedup, one.efficiency, one.load.memory),
-    ]
+    moved = [one.load.traffic.sent, one.load.traffic.received]
+    rates = [one.speedup, one.efficiency]
+    return [one.mode, one.devices, source, *times, *moved, *rates, one.load.memory]

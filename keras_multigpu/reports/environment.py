@@ -1,4 +1,4 @@
-"""What the figures of a report hold for: date, machine, devices, versions."""
+"""What the figures of a report were measured on: date, machine, devices, versions, backend."""
 
 from __future__ import annotations
 
@@ -16,24 +16,18 @@ from keras_multigpu.version import __version__
 
 
 def describe_environment(devices: Sequence[str]) -> dict[str, str]:
-    """The date, the machine, the devices and the versions, each in a few words.
-
-    Args:
-        devices: their names, as `keras_multigpu.list_devices` gives them.
+    """The date, the machine, the named devices and the versions, each in a few words.
 
     Example:
-        >>> list(describe_environment(["cpu:0", "cpu:1"]))
-        ['date', 'machine', 'devices', 'versions']
         >>> describe_environment(["cpu:0", "cpu:1"])["devices"]
         '2 x CPU'
     """
-    backend = keras.backend.backend()
     engine = engines.current()
     kinds = collections.Counter(engine.describe_device(name) for name in devices)
     versions = {
         "Python": platform.python_version(),
         "Keras": keras.__version__,
-        engine.title: sys.modules[backend].__version__,
+        engine.title: sys.modules[keras.backend.backend()].__version__,
         "keras_multigpu": __version__,
     }
     return {
@@ -52,11 +46,16 @@ def count_cores() -> int:
 
 
 def are_virtual(devices: Sequence[str]) -> bool:
-    """Whether devices are parts of one processor, and so say nothing of the speed of several.
-
-    Args:
-        devices: their names.
-    """
+    """Whether devices are parts of one processor: then their times say nothing about GPUs."""
     hosts = collections.Counter(name.rpartition("/")[0] for name in devices)
     is_one = len(devices) > 1 and len(hosts) == 1
     return is_one and all(name.rpartition("/")[2].startswith("cpu") for name in devices)
+
+
+def compiler_splits_steps() -> bool:
+    """Whether the backend's compiler splits a step over the devices, as on JAX.
+
+    Weights then stay on the devices and gradients are summed in a ring, and a batch that the
+    devices don't divide is computed whole on each. All of `reports` asks here.
+    """
+    return engines.current().partitions

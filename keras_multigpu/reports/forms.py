@@ -1,4 +1,4 @@
-"""The forms of a report: text, Markdown, HTML, JSON."""
+"""How reports are shown: as text, Markdown, HTML or JSON, with quantities in readable units."""
 
 from __future__ import annotations
 
@@ -12,27 +12,61 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keras_multigpu.reports.report import Report
 
+_UNITS = ("kB", "MB", "GB", "TB")
 
-def as_text(report: Report) -> str:
+
+def show_seconds(seconds: float) -> str:
+    """Three digits, in s or ms.
+
+    Example:
+        >>> show_seconds(0.0123), show_seconds(2.5)
+        ('12.3 ms', '2.50 s')
+    """
+    value, unit = (seconds, "s") if seconds >= 0.9995 else (1e3 * seconds, "ms")
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{decimals}f} {unit}"
+
+
+def show_bytes(size: float) -> str:
+    """Three digits, in B, kB, MB, GB or TB.
+
+    Example:
+        >>> show_bytes(123_456_789), show_bytes(2_500), show_bytes(12)
+        ('123 MB', '2.50 kB', '12 B')
+    """
+    if size < 1000:
+        return f"{size:.0f} B"
+    power = min(int(math.log10(size) // 3), len(_UNITS))
+    size, unit = size / 1000**power, _UNITS[power - 1]
+    decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+    return f"{size:.{decimals}f} {unit}"
+
+
+def to_text(report: Report) -> str:
     """Aligned text for a terminal or a log."""
-    cells = [[_line(cell) for cell in row] for row in _cells(report)]
+    cells = [[_one_line(cell) for cell in row] for row in _cells(report)]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = ["  ".join(map(_pad, row, widths, _is_right(report))).rstrip() for row in cells]
-    head = "\n".join(map(_line, [report.title, *_settings(report)]))
-    return _paragraphs([head, "\n".join(lines), "\n".join(map(_line, report.notes))])
+    aligned = [str.rjust if is_right else str.ljust for is_right in _is_right(report)]
+    lines = [
+        "  ".join(align(cell, width) for align, cell, width in zip(aligned, row, widths)).rstrip()
+        for row in cells
+    ]
+    head = "\n".join(map(_one_line, [report.title, *_settings(report)]))
+    return _paragraphs([head, "\n".join(lines), "\n".join(map(_one_line, report.notes))])
 
 
-def as_markdown(report: Report) -> str:
+def to_markdown(report: Report) -> str:
     """Markdown with a table."""
     header, *rows = ([_markdown_cell(cell) for cell in row] for row in _cells(report))
     rules = ["---:" if is_right else "---" for is_right in _is_right(report)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in [header, rules, *rows])
-    settings = "\n".join(f"- {_line(one)}" for one in _settings(report))
-    return _paragraphs([f"**{_line(report.title)}**", settings, table, *map(_line, report.notes)])
+    settings = "\n".join(f"- {_one_line(one)}" for one in _settings(report))
+    title = f"**{_one_line(report.title)}**"
+    return _paragraphs([title, settings, table, *map(_one_line, report.notes)])
 
 
-def as_html(report: Report) -> str:
-    """A `div` that needs nothing besides itself."""
+def to_html(report: Report) -> str:
+    """A self-contained `div`."""
     header, *rows = _cells(report)
     sides = ["right" if is_right else "left" for is_right in _is_right(report)]
     settings = "".join(f"<li>{html.escape(line)}</li>" for line in _settings(report))
@@ -46,8 +80,8 @@ def as_html(report: Report) -> str:
     )
 
 
-def as_json(report: Report) -> str:
-    """An object of JSON; what JSON has no number for (`nan`) is `null`."""
+def to_json(report: Report) -> str:
+    """A JSON object; numbers that JSON doesn't have (`nan`) become `null`."""
     names = [column.name for column in report.columns]
     found = {
         "title": report.title,
@@ -56,7 +90,7 @@ def as_json(report: Report) -> str:
         "rows": [dict(zip(names, row)) for row in report.rows],
         "notes": report.notes,
     }
-    return json.dumps(_plain(found), indent=1, allow_nan=False)
+    return json.dumps(_json_value(found), indent=1, allow_nan=False)
 
 
 def _cells(report: Report) -> list[list[str]]:
@@ -66,7 +100,7 @@ def _cells(report: Report) -> list[list[str]]:
 
 
 def _is_right(report: Report) -> list[bool]:
-    """Whether each column holds numbers, which are set to the right."""
+    """Whether each column is aligned to the right, because it holds numbers."""
     columns = zip(*report.rows) if report.rows else ([] for _ in report.columns)
     return [
         all(value is None or isinstance(value, numbers.Number) for value in values)
@@ -78,23 +112,19 @@ def _settings(report: Report) -> list[str]:
     return [f"{name}: {value}" for name, value in report.settings.items()]
 
 
-def _line(text: str) -> str:
-    """A text without line breaks, which would end a row of a table, an item or a heading."""
+def _one_line(text: str) -> str:
+    """Without line breaks, which would end a table row, a list item or a heading."""
     return " ".join(text.splitlines())
 
 
 def _markdown_cell(text: str) -> str:
-    """A text as a cell: a bar would end it, and so would a backslash before the bar's own."""
+    """With bars escaped, and backslashes too, so that none escapes a bar's own backslash."""
     escaped = text.replace("\\", "\\\\").replace("|", "\\|")
     return "<br>".join(escaped.splitlines())
 
 
 def _paragraphs(parts: Sequence[str]) -> str:
     return "\n\n".join(part for part in parts if part)
-
-
-def _pad(cell: str, width: int, is_right: bool) -> str:
-    return cell.rjust(width) if is_right else cell.ljust(width)
 
 
 def _html_row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
@@ -105,12 +135,11 @@ def _html_row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
     return f"<tr>{''.join(row)}</tr>"
 
 
-def _plain(value: Any) -> Any:
-    """A value of types that JSON has."""
+def _json_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
+        return {str(name): _json_value(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
+        return [_json_value(part) for part in value]
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, numbers.Integral):

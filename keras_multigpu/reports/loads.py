@@ -1,49 +1,25 @@
-"""What each mode makes of a workload: who computes what, what crosses, what is kept where."""
+"""What each mode makes of a workload: who computes which rows, what crosses, what is kept where.
+
+Several hosts are driven in one of two designs. On TensorFlow one driver sends the weights to each
+host and receives the gradients; on JAX a process per host sums the gradients in rings.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from keras_multigpu.reports.hosts import (
-    driver_between,
-    hubs_inside,
-    ring_between,
-    ring_inside,
-)
-from keras_multigpu.reports.workload import Load, Traffic, Workload
+from keras_multigpu.reports.interconnect import Link
+from keras_multigpu.reports.prediction import Load, Prediction, Traffic, Workload, predict
 
-
-def find_load(mode: str, work: Workload, devices: int) -> Load:
-    """What a mode makes of a workload on a number of devices.
-
-    Raises:
-        ValueError: if the mode is not in `LOADS`, or is `"model"` and it is not known how the model
-            is spread.
-    """
-    check_mode(mode)
-    if mode != "data" and work.hosts(devices) > 1:
-        raise ValueError(
-            "Only mode 'data' goes over several hosts here. Received: mode="
-            f"{mode!r} on {devices} devices, {work.per_host} in each host. Ask for {work.per_host} "
-            "devices at most, or leave `devices_per_host` out."
-        )
-    if mode == "model" and devices > 1 and devices not in work.cuts:
-        raise ValueError(
-            "For mode 'model' it must be known how the model is spread. Received: "
-            f"cuts={dict(work.cuts)!r}, without {devices} devices. Give "
-            f"`cuts={{{devices}: Cut(size, copies, share)}}`."
-        )
-    return LOADS[mode](work, devices)
+_NONE = Traffic()
+ENOUGH = 1.1  # a design whose step takes this many times the other's is the wrong one
 
 
 def check_mode(mode: str) -> None:
-    """Refuses a mode that is not known.
-
-    Raises:
-        ValueError: if it is not in `LOADS`.
-    """
+    """Raises a `ValueError` for an unknown mode."""
     if mode not in LOADS:
         raise ValueError(
             f"`modes` must be of {', '.join(map(repr, LOADS))}. Received: mode={mode!r}. A "
@@ -51,70 +27,66 @@ def check_mode(mode: str) -> None:
         )
 
 
+def find_load(mode: str, work: Workload, devices: int) -> Load:
+    """What a mode makes of a workload on a number of devices."""
+    check_mode(mode)
+    if mode != "data" and work.hosts(devices) > 1:
+        raise ValueError(
+            f"Only mode 'data' is predicted for several hosts. Received: mode={mode!r} on "
+            f"{devices} devices, {work.per_host} in each host. Ask for {work.per_host} devices "
+            "at most, or leave `devices_per_host` out."
+        )
+    if mode == "model" and devices > 1 and devices not in work.cuts:
+        raise ValueError(
+            "Mode 'model' needs to know how the model is divided. Received: "
+            f"cuts={dict(work.cuts)!r}, without {devices} devices. Give "
+            f"`cuts={{{devices}: Cut(size, copies, share)}}`."
+        )
+    return LOADS[mode](work, devices)
+
+
 def _load_data(work: Workload, devices: int) -> Load:
     """A slice of the batch for each device."""
-    rows = _rows_of_busiest(work, devices)
-    # Where each device computes the whole batch, none needs anything of the others.
-    is_split = devices > 1 and not (work.partitions and work.batch_size % devices)
-    traffic = _shared_weights(work, devices) if is_split else Traffic()
-    between = _between_hosts(work, devices) if is_split else Traffic()
-    if is_split and not work.partitions and work.hosts(devices) == 1:
-        traffic = _add(traffic, _gathered(work, work.batch_size - rows))
-    all_rows = work.batch_size if is_split else devices * rows
-    return _load(work, rows, all_rows, traffic, rows, between)
+    is_uneven = work.by_compiler and work.batch_size % devices > 0
+    rows = work.batch_size if is_uneven else math.ceil(work.batch_size / devices)
+    if devices == 1 or is_uneven:  # each device computes the whole batch and needs nothing else
+        return _load(work, rows, devices * rows, _NONE, rows)
+    traffic = _weights_traffic(work, devices)
+    if not work.by_compiler and work.hosts(devices) == 1:
+        traffic += _outputs_traffic(work, work.batch_size - rows)
+    between = (ring_between if work.by_compiler else driver_between)(work, devices)
+    return _load(work, rows, work.batch_size, traffic, rows, between)
 
 
 def _load_tower(work: Workload, devices: int) -> Load:
-    """The whole batch on each device, with one set of weights."""
-    traffic = _shared_weights(work, devices) if devices > 1 else Traffic()
-    return _towers(work, devices, traffic)
+    """The whole batch on each device, with shared weights."""
+    return _load_towers(work, devices, _weights_traffic(work, devices))
 
 
 def _load_committee(work: Workload, devices: int) -> Load:
-    """The whole batch on each device, whose weights are its own."""
-    return _towers(work, devices, Traffic())
+    """The whole batch on each device, with separate weights."""
+    return _load_towers(work, devices, _NONE)
 
 
-def _towers(work: Workload, devices: int, traffic: Traffic) -> Load:
+def _load_towers(work: Workload, devices: int, traffic: Traffic) -> Load:
     rows = work.batch_size
-    traffic = _add(traffic, _gathered(work, rows * (devices - 1)))
+    traffic += _outputs_traffic(work, rows * (devices - 1))
     load = _load(work, rows, devices * rows, traffic, rows)
     return dataclasses.replace(load, alone_s=devices * load.alone_s)
 
 
 def _load_model(work: Workload, devices: int) -> Load:
-    """The whole batch, on devices that have some of the layers each.
+    """The whole batch, with some of the layers on each device.
 
-    Branches share the work on the rows, and not what a step takes however few rows there are.
+    Branches divide the work on the rows, but not the part that doesn't depend on the rows.
     """
     rows = work.batch_size
     if devices == 1:
-        return _load(work, rows, rows, Traffic(), rows)
+        return _load(work, rows, rows, _NONE, rows)
     cut = work.cuts[devices]
     traffic = Traffic(cut.size, cut.size, 2 * cut.copies)
     load = _load(work, cut.share * rows, rows, traffic, rows)
     return dataclasses.replace(load, memory=cut.memory)
-
-
-def _load(
-    work: Workload,
-    busiest: float,
-    total: float,
-    traffic: Traffic,
-    kept: int,
-    between: Traffic | None = None,
-) -> Load:
-    """The load of devices on so many rows: the busiest one's, all devices', those kept by one."""
-    step = work.step
-    return Load(
-        busiest * step.row_s,
-        total * step.row_s,
-        step.seconds(work.batch_size),
-        traffic,
-        _memory(work, kept),
-        between or Traffic(),
-        step.fixed_s,
-    )
 
 
 LOADS: dict[str, Callable[[Workload, int], Load]] = {
@@ -123,43 +95,129 @@ LOADS: dict[str, Callable[[Workload, int], Load]] = {
     "committee": _load_committee,
     "model": _load_model,
 }
-"""What each mode makes of a workload; `"committee"` is towers with weights of their own."""
+"""A `"committee"` is mode `"tower"` with independent replicas."""
 
 
-def _shared_weights(work: Workload, devices: int) -> Traffic:
-    """The weights' way to the devices of a host, and the gradients' way back."""
-    return ring_inside(work, devices) if work.partitions else hubs_inside(work, devices)
+def _load(
+    work: Workload,
+    busiest: float,
+    total: float,
+    traffic: Traffic,
+    kept: int,
+    between: Traffic = _NONE,
+) -> Load:
+    """The load of rows: those of the busiest device, of all devices, and those kept by one."""
+    step, sizes, memory = work.step, work.sizes, None
+    if sizes.activations is not None:
+        memory = sizes.weights + sizes.gradients + sizes.slots + kept * sizes.activations
+    alone = step.seconds(work.batch_size)
+    rows_s, total_s = busiest * step.row_s, total * step.row_s
+    return Load(rows_s, total_s, alone, traffic, memory, between, step.fixed_s)
 
 
-def _between_hosts(work: Workload, devices: int) -> Traffic:
-    return ring_between(work, devices) if work.partitions else driver_between(work, devices)
-
-
-def _gathered(work: Workload, rows: int) -> Traffic:
-    """The outputs of rows on other devices, which are merged on one, and their gradients."""
+def _outputs_traffic(work: Workload, rows: int) -> Traffic:
+    """Outputs of rows on other devices, which are merged on one, and their gradients."""
     size = rows * work.sizes.outputs
     return Traffic(size, size, 2 if rows else 0)
 
 
-def _add(first: Traffic, second: Traffic) -> Traffic:
-    return Traffic(
-        first.sent + second.sent,
-        first.received + second.received,
-        first.copies + second.copies,
-        first.duplex,
-    )
+def _weights_traffic(work: Workload, devices: int) -> Traffic:
+    """Weights and gradients within a host."""
+    if devices == 1:
+        return _NONE
+    return (ring_inside if work.by_compiler else hubs_inside)(work, devices)
 
 
-def _memory(work: Workload, rows: int) -> int | None:
-    """The bytes of a device that has all the weights, their gradients and slots, and some rows."""
-    sizes = work.sizes
-    if sizes.activations is None:
-        return None
-    return sizes.weights + sizes.gradients + sizes.slots + rows * sizes.activations
+def ring_inside(work: Workload, devices: int) -> Traffic:
+    """A device's traffic where the host sums P bytes of gradients in a ring of g devices.
+
+    The gradients are scattered over the devices and gathered again: 2 P (g-1) / g bytes each way in
+    2 (g-1) rounds, which is optimal (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
+    for clusters of workstations", 2009).
+    """
+    count = _devices_in_host(work, devices)
+    size = 2 * (count - 1) / count * work.sizes.gradients
+    return Traffic(size, size, 2 * (count - 1), duplex=True)
 
 
-def _rows_of_busiest(work: Workload, devices: int) -> int:
-    """The rows of the largest slice of a batch."""
-    if work.partitions and work.batch_size % devices:
-        return work.batch_size
-    return math.ceil(work.batch_size / devices)
+def ring_between(work: Workload, devices: int) -> Traffic:
+    """A host's traffic in a ring of h hosts: 2 P (h-1) / h bytes, which is less than 2 P."""
+    hosts = work.hosts(devices)
+    size = 2 * (hosts - 1) / hosts * work.sizes.gradients
+    return Traffic(size, size, 2 * (hosts - 1), duplex=True)
+
+
+def hubs_inside(work: Workload, devices: int) -> Traffic:
+    """A device's traffic where weights go out through hubs and gradients come back to them.
+
+    In the weights' host their device sends all of them once. It receives P (2n - 3) / (n - 1) bytes
+    of gradients (`docs/design.md`). In other hosts the weights from the driver arrive evenly spread
+    over the devices, which pass their parts on; gradients are summed the same way back.
+    """
+    count, sizes = _devices_in_host(work, devices), work.sizes
+    if count == 1:
+        return _NONE
+    if work.hosts(devices) == 1:
+        back = (2 * count - 3) / (count - 1)
+        return Traffic(sizes.weights, back * sizes.gradients, (1 + back) * sizes.tensors)
+    part = (count - 1) / count
+    return Traffic(part * sizes.weights, part * sizes.gradients, 2 * part * sizes.tensors)
+
+
+def driver_between(work: Workload, devices: int) -> Traffic:
+    """The driver's traffic with all hosts; the driver is a separate machine.
+
+    Each host gets the weights once and its rows of the inputs. It returns the sum of its gradients
+    and its rows of the outputs, and gets the gradients of these. So the traffic grows with the
+    hosts.
+    """
+    hosts = work.hosts(devices)
+    if hosts < 2:
+        return _NONE
+    sizes, rows = work.sizes, work.batch_size
+    sent = hosts * sizes.weights + rows * (sizes.inputs + sizes.outputs)
+    received = hosts * sizes.gradients + rows * sizes.outputs
+    return Traffic(sent, received, 2 * hosts * sizes.tensors)
+
+
+def _devices_in_host(work: Workload, devices: int) -> int:
+    return devices if work.per_host is None else min(devices, work.per_host)
+
+
+def find_busiest(transfers: Iterable[Any], *, duplex: bool = False) -> Traffic:
+    """The busiest device's traffic, from the `engines.Transfer`s that were counted."""
+    found: dict[str, Traffic] = {}
+    for one in transfers:
+        size = one.bytes or 0
+        for name, sent in ((one.source, size), (one.target, 0)):
+            new = Traffic(sent, size - sent, one.copies)
+            found[name] = found.get(name, Traffic(duplex=duplex)) + new
+    sums = {(one.sent + one.received, name): one for name, one in found.items()}
+    return sums[max(sums)] if sums else Traffic(duplex=duplex)
+
+
+def predict_designs(
+    work: Workload, devices: int, link: Link, host_link: Link | None
+) -> tuple[Prediction, Prediction]:
+    """A step of mode `"data"` with one driver of all hosts, and with a ring of hosts."""
+
+    def predict_one(by_compiler: bool) -> Prediction:
+        load = find_load("data", dataclasses.replace(work, by_compiler=by_compiler), devices)
+        return predict("data", devices, load, link, work.processors, host_link=host_link)
+
+    return predict_one(False), predict_one(True)
+
+
+def compare_designs(
+    work: Workload, counts: Sequence[int], link: Link, host_link: Link
+) -> list[str]:
+    """A note on the smallest number of devices for which one driver is the wrong design."""
+    for count in sorted(count for count in counts if work.hosts(count) > 1):
+        driver, ring = predict_designs(work, count, link, host_link)
+        if driver.step_s > ENOUGH * ring.step_s:
+            return [
+                f"On {count} devices in {work.hosts(count)} hosts, one driver (TensorFlow) takes "
+                f"{driver.step_s / ring.step_s:.1f} times as long as a process per host (JAX): "
+                "its link carries the weights, gradients and inputs of all hosts."
+            ]
+    return []

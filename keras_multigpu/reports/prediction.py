@@ -1,42 +1,165 @@
-"""How long a step on n devices takes: arithmetic on a few figures, without a device.
+"""Predicts the time of a step on n devices: arithmetic on a few figures, without a device.
 
-A step takes what the busiest device computes, and what it sends and receives. Nothing is taken to
-overlap unless that is said, so a prediction errs towards the slow side.
+A step takes the busiest device's computing time plus its copies; nothing overlaps unless stated,
+so predictions err towards the slow side.
 
-One device does not show how often the part of a step that does not depend on the rows (launching
-operations above all) has to be paid on n devices: once, if they do it side by side, or n times, if
-one process does it for one after the other. So a prediction is a range. The step that is named has
-it paid by each further device for a quarter: by processor time, about what `benchmarks.prediction`
-found on virtual devices.
+Part of a step doesn't depend on the rows: launching operations, above all. One device can't show
+whether n devices pay this part once (side by side) or n times (one process launches for one device
+after the other), so a prediction is a range. The likely step within it assumes that each further
+device pays a quarter of it: about what `benchmarks.prediction` found on virtual devices, by
+processor time.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from keras_multigpu.reports.links import Link
-from keras_multigpu.reports.workload import Load
+from keras_multigpu.reports.interconnect import Link
 
-_PAID = 0.25  # of what does not depend on the rows, by each further device
+_PAID = 0.25  # of the part that doesn't depend on the rows, by each further device
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """The time of a step on one device: `fixed_s + rows * row_s` seconds."""
+
+    fixed_s: float
+    row_s: float
+
+    def seconds(self, rows: float) -> float:
+        """The time of a step on so many rows."""
+        return self.fixed_s + rows * self.row_s
+
+    @classmethod
+    def through(cls, rows: int, seconds: float, fewer: int, shorter: float) -> StepTime:
+        """The line through the times of a batch and of a smaller one.
+
+        Neither part goes below zero: if the smaller batch took longer, that was noise.
+
+        Example:
+            >>> StepTime.through(4, 3.0, 2, 2.0)
+            StepTime(fixed_s=1.0, row_s=0.5)
+        """
+        slope = (seconds - shorter) / (rows - fewer)
+        row_s = min(max(slope, 0.0), seconds / rows)
+        return cls(seconds - rows * row_s, row_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The bytes of a model, and the number of its variables (`tensors`).
+
+    `weights` counts all variables, `gradients` the trainable ones, `slots` the optimizer's state.
+    `outputs`, `activations` (all that a step keeps; `None` if unknown) and `inputs` are per row.
+    """
+
+    weights: int
+    gradients: int
+    tensors: int
+    slots: int
+    outputs: int
+    activations: int | None
+    inputs: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How mode `"model"` divides a model.
+
+    Args:
+        size: the bytes of the activations that cross in a forward pass on the whole batch; their
+            gradients cross back.
+        copies: the number of these tensors.
+        share: the busiest device's share of the work: 1 for a chain, whose parts run one after
+            the other, and 1 / n for n equal branches.
+        memory: the bytes that the busiest device keeps, if known.
+
+    Example:
+        >>> branches = Cut(size=25_600, copies=1, share=0.5)  # two equal ones that meet at the end
+        >>> branches.share
+        0.5
+    """
+
+    size: int
+    copies: int
+    share: float = 1.0
+    memory: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What is trained, and on what.
+
+    `processors` is the number of devices that the processors could keep busy, for virtual devices,
+    which share them; `None` if each device has its own. `by_compiler` is
+    `environment.compiler_splits_steps()`. `cuts` are by number of devices. `per_host` is the number
+    of devices in a host; `None` if one host has them all.
+    """
+
+    step: StepTime
+    batch_size: int
+    sizes: Sizes
+    by_compiler: bool = False
+    processors: float | None = None
+    cuts: Mapping[int, Cut] = dataclasses.field(default_factory=dict)
+    per_host: int | None = None
+
+    def hosts(self, devices: int) -> int:
+        """The number of hosts that have so many devices."""
+        return 1 if self.per_host is None else math.ceil(devices / self.per_host)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """The bytes that the busiest device sends and receives in a step, in `copies` in sequence.
+
+    A `duplex` device sends and receives at the same time.
+    """
+
+    sent: float = 0.0
+    received: float = 0.0
+    copies: float = 0.0
+    duplex: bool = False
+
+    def __add__(self, other: Traffic) -> Traffic:
+        sums = (self.sent + other.sent, self.received + other.received, self.copies + other.copies)
+        return Traffic(*sums, self.duplex)
+
+    def seconds(self, link: Link) -> float:
+        """The time that this takes on a link."""
+        both = (self.sent, self.received)
+        return link.seconds(max(both) if self.duplex else sum(both), self.copies)
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What a mode makes of a workload on n devices.
+
+    `rows_s` are the busiest device's seconds for its rows, `total_s` all devices' together,
+    `fixed_s` the part that doesn't depend on the rows; `alone_s` is one device's time for all the
+    work. `memory` are the busiest device's bytes, `None` if unknown; `between` is the busiest
+    host's traffic with other hosts.
+    """
+
+    rows_s: float
+    total_s: float
+    alone_s: float
+    traffic: Traffic
+    memory: int | None
+    between: Traffic = Traffic()
+    fixed_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A step on n devices.
+    """A step on n devices, from `least_s` to `most_s` seconds.
 
-    Attributes:
-        mode: the mode's name.
-        devices: their number.
-        compute_s: the part of the step that is computed, in seconds.
-        rows_s: the part of that which depends on the rows, with processors that are shared.
-        transfer_s: the part in which all wait for copies, in seconds.
-        alone_s: the time of the same on one device, in seconds.
-        load: what it was found from.
-        least_s: what a step takes at least, in seconds.
-        most_s: what it takes at most.
-        is_measured: whether the step was timed on so many devices.
+    Of the likely step, `compute_s` are spent computing (`rows_s` of it on rows, with shared
+    processors) and `transfer_s` waiting for copies. `alone_s` is the time of the same work on one
+    device. `is_measured` says that the step was timed on so many devices.
     """
 
     mode: str
@@ -52,28 +175,43 @@ class Prediction:
 
     @property
     def step_s(self) -> float:
-        """The time of a step, in seconds: what is likely in the range, or the median timed."""
+        """The likely time of a step in seconds, or the median if it was timed."""
         return self.compute_s + self.transfer_s
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as one device."""
+        """The speed-up over one device."""
         return self.alone_s / self.step_s
 
     @property
     def speedup_range(self) -> tuple[float, float]:
-        """Between what and what the speed-up is."""
+        """The smallest and the largest speed-up."""
         return self.alone_s / self.most_s, self.alone_s / self.least_s
 
     @property
     def efficiency(self) -> float:
-        """The speed-up, as a part of that which so many devices could bring."""
+        """The speed-up divided by the number of devices."""
         return self.speedup / self.devices
 
     @property
     def is_wide(self) -> bool:
-        """Whether the range is too wide to decide by: its ends differ by more than 30%."""
+        """Whether the ends differ by more than 30%: too wide to decide by."""
         return self.most_s > 1.3 * self.least_s
+
+    def with_times(self, rounds: Sequence[float], alone_s: float) -> Prediction:
+        """The same with timed steps: one of each round, and the same work on one device."""
+        step = statistics.median(rounds)
+        transfer = min(self.transfer_s, step)
+        return dataclasses.replace(
+            self, compute_s=step - transfer, transfer_s=transfer, alone_s=alone_s,
+            least_s=min(rounds), most_s=max(rounds), is_measured=True,
+        )  # fmt: skip
+
+    def widened(self, rounds: Sequence[float]) -> Prediction:
+        """The same with the uncertainty of the rounds on one device that it was made from."""
+        middle = statistics.median(rounds)
+        low, high = min(rounds) / middle, max(rounds) / middle
+        return dataclasses.replace(self, least_s=low * self.least_s, most_s=high * self.most_s)
 
 
 def predict(
@@ -85,27 +223,20 @@ def predict(
     overlap: float = 0.0,
     host_link: Link | None = None,
 ) -> Prediction:
-    """The time of a step: what crosses inside a host goes before what crosses between hosts.
+    """The time of a step in which copies within a host precede copies between hosts.
 
-    Args:
-        mode: the mode's name.
-        devices: their number.
-        load: what the mode makes of the workload on them.
-        link: the link between any two of them in a host.
-        processors: as in `Workload`.
-        overlap: the part of the copies that is hidden behind computations.
-        host_link: a host's link to the other hosts; `None` for the same as `link`.
+    `processors` is as in `Workload`, `overlap` the share of the copies that computations hide,
+    `host_link` a host's link to the others (`None`: the same as `link`).
 
     Example:
-        Two devices with half of the rows each, and 4 bytes to send and receive on a link of 8 a
-        second:
+        Two devices compute half of the rows each. Each has 4 bytes to send and to receive, on a
+        link of 8 bytes per second:
 
-        >>> from keras_multigpu.reports.workload import Traffic
         >>> load = Load(1.0, 2.0, 2.0, Traffic(4, 4), None)
         >>> predict("data", 2, load, Link("slow", 8)).step_s
         2.0
 
-        Half a second that does not depend on the rows is paid once, or by each device:
+        Half a second that doesn't depend on the rows is paid once, or by each device:
 
         >>> load = Load(1.0, 2.0, 2.5, Traffic(), None, fixed_s=0.5)
         >>> found = predict("data", 2, load, Link("slow", 8))
@@ -119,36 +250,3 @@ def predict(
     least, likely, most = (rows + times * load.fixed_s for times in paid)
     ends = (least + transfer, most + transfer)
     return Prediction(mode, devices, likely, rows, transfer, load.alone_s, load, *ends)
-
-
-def with_times(one: Prediction, rounds: Sequence[float], alone_s: float) -> Prediction:
-    """A prediction whose step, and that on one device, were timed instead.
-
-    Args:
-        one: the prediction, which says what of the step goes into copies.
-        rounds: the time of a step in each round, in seconds.
-        alone_s: the time of the same on one device, in seconds.
-    """
-    step = statistics.median(rounds)
-    transfer = min(one.transfer_s, step)
-    return dataclasses.replace(
-        one,
-        compute_s=step - transfer,
-        transfer_s=transfer,
-        alone_s=alone_s,
-        least_s=min(rounds),
-        most_s=max(rounds),
-        is_measured=True,
-    )
-
-
-def widen(one: Prediction, rounds: Sequence[float]) -> Prediction:
-    """A prediction that is as uncertain as the time on one device that it was made from.
-
-    Args:
-        one: the prediction.
-        rounds: the time of a step on one device in each round, in seconds.
-    """
-    middle = statistics.median(rounds)
-    low, high = min(rounds) / middle, max(rounds) / middle
-    return dataclasses.replace(one, least_s=low * one.least_s, most_s=high * one.most_s)

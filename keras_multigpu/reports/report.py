@@ -1,15 +1,17 @@
-"""The common form of reports: a table with its settings, as text, Markdown, HTML, JSON, a plot."""
+"""What all reports share: a table with settings and notes, and the forms it can take."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import io
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_multigpu.reports import forms
-from keras_multigpu.reports.drawing import new_figure
+
+_PLOTS = (".png", ".svg", ".pdf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +21,8 @@ class Column:
     Args:
         name: its name, in every form.
         unit: the unit of its values, `""` for none.
-        format: how a value is shown: a format of Python's (`".2f"`), or a function that gives the
-            text, with its unit. `None`, where there is no value, is shown as `-`.
+        format: how to show a value: a Python format (`".2f"`), or a function that returns the
+            text, unit included. A missing value, `None`, is shown as `-`.
 
     Example:
         >>> column = Column("time", "s", ".2f")
@@ -34,7 +36,7 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """The name, with the unit in brackets where the values are shown without it."""
+        """The name, with the unit in brackets unless each value shows its own."""
         has_unit = self.unit and not callable(self.format)
         return f"{self.name} ({self.unit})" if has_unit else self.name
 
@@ -46,20 +48,20 @@ class Column:
 
 
 class Report(abc.ABC):
-    """A table, what it was made with, and what there is to say of it.
+    """A table, the settings it was made with, and notes on what it means.
 
-    Printed, it is text; in a notebook, it shows itself as HTML. A kind of report gives its rows
-    and notes to `super().__init__`, and implements `draw`.
+    It prints as text and shows itself as HTML in a notebook. A kind of report passes its rows
+    and notes to `super().__init__` and implements `draw`.
 
     Args:
         title: one line.
         columns: the columns of the table.
         rows: the values, row by row: one for each column, `None` where there is none.
         notes: sentences to print below the table.
-        settings: what the figures hold for: machine, versions, date, batch size, by name.
+        settings: what the figures were measured with: machine, versions, date, by name.
 
     Raises:
-        ValueError: if a row has another number of values than there are columns.
+        ValueError: if a row's length differs from the number of columns.
 
     Example:
         >>> class Times(Report):
@@ -99,25 +101,21 @@ class Report(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, figure: Any) -> None:
-        """Draws the report.
-
-        Args:
-            figure: an empty `matplotlib.figure.Figure`.
-        """
+        """Draws the report into an empty `matplotlib.figure.Figure`."""
 
     def __str__(self) -> str:
-        return forms.as_text(self)
+        return forms.to_text(self)
 
     def __repr__(self) -> str:
         return str(self)
 
     def to_markdown(self) -> str:
         """The report as Markdown, with a table that GitHub and notebooks show."""
-        return forms.as_markdown(self)
+        return forms.to_markdown(self)
 
     def to_html(self) -> str:
-        """The report as a piece of HTML that needs nothing besides itself."""
-        return forms.as_html(self)
+        """The report as a self-contained piece of HTML."""
+        return forms.to_html(self)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -135,25 +133,26 @@ class Report(abc.ABC):
             import pandas
         except ModuleNotFoundError as error:
             raise ImportError(
-                "A table of pandas needs pandas, which is not installed. Install it: `pip "
+                "A pandas table needs pandas, which is not installed. Install it: `pip "
                 "install 'keras-multigpu[reports]'`, or print the report, or use `to_json()`."
             ) from error
-        names = [column.name for column in self.columns]
-        frame = pandas.DataFrame(self.rows, columns=names)
-        units = {column.name: column.unit for column in self.columns}
+        frame = pandas.DataFrame(self.rows, columns=[column.name for column in self.columns])
         frame.attrs.update(
-            title=self.title, units=units, settings=dict(self.settings), notes=list(self.notes)
+            title=self.title,
+            units={column.name: column.unit for column in self.columns},
+            settings=dict(self.settings),
+            notes=list(self.notes),
         )
         return frame
 
     def to_json(self) -> str:
-        """The report as JSON; a number that JSON doesn't have (`nan`) is `null` there.
+        """The report as JSON; numbers that JSON doesn't have (`nan`) become `null`.
 
         Returns:
             An object with `title`, `settings`, `columns` (each with `name` and `unit`), `rows`
-            (each an object, by the columns' names) and `notes`.
+            (each an object with a value by column name) and `notes`.
         """
-        return forms.as_json(self)
+        return forms.to_json(self)
 
     def plot(self) -> Any:
         """The report as a plot.
@@ -170,15 +169,15 @@ class Report(abc.ABC):
         return figure
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the report to a file, in the form that the file's name asks for.
+        """Writes the report to a file; the file's ending chooses the form.
 
         Args:
             path: a name that ends in `.txt`, `.md`, `.html`, `.json`, or, for the plot, in
                 `.png`, `.svg` or `.pdf`.
 
         Raises:
-            ValueError: if the name ends otherwise.
-            ImportError: if the plot is asked for, and matplotlib is not installed.
+            ValueError: if the name has another ending.
+            ImportError: if a plot is asked for and matplotlib is not installed.
         """
         path = pathlib.Path(path)
         texts = {
@@ -195,8 +194,31 @@ class Report(abc.ABC):
         else:
             raise ValueError(
                 f"`path` must end in one of {', '.join([*texts, *_PLOTS])}. Received: "
-                f"path={str(path)!r}. Name the file after the form that you want."
+                f"path={str(path)!r}. Choose the ending of the form that you want."
             )
 
 
-_PLOTS = (".png", ".svg", ".pdf")
+def new_figure(width: float = 9.0, height: float = 4.0) -> Any:
+    """An empty matplotlib figure, `width` x `height` inches, that notebooks show.
+
+    It doesn't use `pyplot`, so it needs no display and leaves the user's figures and settings
+    alone. Notebooks show a plain `Figure` only after `pyplot` was imported, hence the subclass.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "A plot needs matplotlib, which is not installed. Install it: `pip install "
+            "'keras-multigpu[reports]'`, or print the report, or use `to_markdown()`."
+        ) from error
+
+    class NotebookFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            data = io.BytesIO()
+            self.savefig(data, format="png")
+            return data.getvalue()
+
+    return NotebookFigure(figsize=(width, height), layout="constrained")

@@ -1,9 +1,18 @@
-"""Trainings on a number of devices, and how they compare."""
+"""The runs of a scaling report: how each of them trains, its times, and how two compare."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_multigpu.arguments import positive_integer
+from keras_multigpu.reports.timing import Stopwatch
+
+_KERAS_BATCH_SIZE = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,13 +20,13 @@ class Run:
     """The trainings on one number of devices.
 
     Attributes:
-        devices: how many there were.
+        devices: the number of devices.
         seconds: the time of each repeat, in seconds.
-        loss: the loss at the end, `None` where it is not known.
+        loss: the loss at the end, `None` if unknown.
         batch_size: rows of a batch, on all the devices together.
         steps: the batches of a repeat.
-        step_times: the time of a step in each repeat, in seconds, without what an epoch takes
-            besides its steps; empty where it was not measured apart.
+        step_times: the time of a step in each repeat, in seconds, without the time that epochs
+            take besides their steps; empty if this was not measured separately.
         epochs: the epochs of a repeat.
 
     Example:
@@ -48,7 +57,7 @@ class Run:
 
     @property
     def epoch_seconds(self) -> float | None:
-        """What an epoch takes besides its steps, in seconds; `None` where that is not known."""
+        """The time of an epoch besides its steps, in seconds; `None` if unknown."""
         if not self.step_times or not self.steps:
             return None
         rest = [all_s - self.steps * one for all_s, one in zip(self.seconds, self.step_times)]
@@ -56,10 +65,9 @@ class Run:
 
 
 def comparable_times(run: Run, other: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The times by which two runs compare: those of their steps, or else of their repeats.
+    """The times by which two runs are compared: of steps if known, or else of repeats.
 
-    Runs may differ in their numbers of steps (with larger batches there are fewer), and what an
-    epoch takes besides does not depend on the devices.
+    Runs may have different numbers of steps, as larger batches make fewer.
     """
     if run.step_times and other.step_times:
         return run.step_times, other.step_times
@@ -72,13 +80,9 @@ def comparable_times(run: Run, other: Run) -> tuple[tuple[float, ...], tuple[flo
 
 
 def find_speedup(run: Run, base: Run, *, weak: bool = False) -> float:
-    """How many times as fast a run is as another one: its steps, where their time is known.
+    """The speed-up of a run over another.
 
-    Args:
-        run: the run in question.
-        base: the one to compare with.
-        weak: whether each device has a batch of the same size, so that n devices do n times the
-            work in a step: the speed-up is then that of rows a second.
+    With weak scaling n devices do n times the work in a step, so it compares rows per second.
 
     Example:
         >>> find_speedup(Run(4, (30.0,)), Run(1, (60.0,)))
@@ -91,13 +95,79 @@ def find_speedup(run: Run, base: Run, *, weak: bool = False) -> float:
     return work * statistics.median(others) / statistics.median(own)
 
 
-def find_efficiency(run: Run, base: Run, *, weak: bool = False) -> float:
-    """The speed-up, as a part of that which so many more devices could bring.
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How each run trains; the arguments are those of `scaling`, and checked here."""
 
-    Example:
-        >>> find_efficiency(Run(4, (30.0,)), Run(1, (60.0,)))
-        0.5
-        >>> find_efficiency(Run(4, (30.0,)), Run(2, (60.0,)))
-        1.0
-    """
-    return find_speedup(run, base, weak=weak) * base.devices / run.devices
+    data: Any
+    batch_size: int | None = None
+    epochs: int = 1
+    steps: int | None = None
+    warm_up: int = 1
+    repeats: int = 3
+    weak: bool = False
+
+    def __post_init__(self) -> None:
+        _check_data(self.data)
+        if self.weak and self.batch_size is None:
+            raise ValueError(
+                "`weak=True` needs the rows of each device. Received: batch_size=None. Give "
+                "`batch_size`, and arrays as `data`."
+            )
+        for name in ("batch_size", "epochs", "steps", "repeats"):
+            if getattr(self, name) is not None:
+                positive_integer(name, getattr(self, name))
+        if isinstance(self.warm_up, bool) or self.warm_up != 0:
+            positive_integer("warm_up", self.warm_up, expected=" or 0")
+
+    def batch_size_on(self, devices: int) -> int | None:
+        """Rows of a batch on a number of devices; `None` if the data decide."""
+        size = self.batch_size
+        if size is None and isinstance(self.data, tuple):
+            size = _KERAS_BATCH_SIZE
+        return size * devices if self.weak and size else size
+
+    def fit(self, model: keras.Model, epochs: int) -> tuple[keras.callbacks.History, Stopwatch]:
+        """Trains a parallel model on the rows in order; returns the history and the times."""
+        watch = Stopwatch()
+        x, *others = self.data if isinstance(self.data, tuple) else (self.data,)
+        given = dict(zip(("y", "sample_weight"), others))
+        if self.batch_size is not None:
+            given["batch_size"] = self.batch_size_on(len(model.devices))
+        given = {name: value for name, value in given.items() if value is not None}
+        history = model.fit(
+            x, **given, epochs=epochs, steps_per_epoch=self.steps, shuffle=False,
+            callbacks=[watch], verbose=0,
+        )  # fmt: skip
+        return history, watch
+
+    def describe(self) -> dict[str, Any]:
+        """The settings that a reader of the figures must know."""
+        found = {
+            "batch size": self.batch_size_on(1) or "the data's own",
+            "epochs": self.epochs,
+            "steps of an epoch": self.steps or "all",
+            "warm-up": f"{self.warm_up} epoch{'' if self.warm_up == 1 else 's'}",
+            "repeats": f"{self.repeats}, in turn",
+        }
+        if self.weak:
+            found["scaling"] = "weak, the batch size is per device"
+        return found
+
+
+def _check_data(data: Any) -> None:
+    """Arrays in a tuple, or a source that every run can read from its start."""
+    if isinstance(data, Iterator):
+        raise TypeError(
+            "`data` must be something that every run can read from its start: arrays, a "
+            f"`tf.data.Dataset` or a `keras.utils.PyDataset`. Received: data={data!r}, "
+            "which can be read only once. Make a Dataset or a PyDataset from it."
+        )
+    expected = "`data` must be a tuple of inputs, targets and weights, or a source of batches."
+    if isinstance(data, tuple) and not 1 <= len(data) <= 3:
+        raise ValueError(
+            f"{expected} Received: a tuple of {len(data)}. Put several inputs into a list: "
+            "`([a, b], y)`."
+        )
+    if data is None or isinstance(data, (list, dict)) or hasattr(data, "shape"):
+        raise ValueError(f"{expected} Received: data of type {type(data).__name__}. Give `(x, y)`.")

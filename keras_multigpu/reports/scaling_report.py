@@ -1,36 +1,36 @@
-"""What times on 1, 2, 4 devices say: speed-up, efficiency, a table, a plot."""
+"""The results of training on 1, 2, 4 devices: speed-up, efficiency, a table, a plot."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from keras_multigpu.reports.checks import check_counts, check_quantity
+from keras_multigpu.reports.checks import check_counts, check_number
 from keras_multigpu.reports.report import Column, Report
-from keras_multigpu.reports.runs import Run, comparable_times, find_efficiency, find_speedup
+from keras_multigpu.reports.runs import Run, comparable_times, find_speedup
 
-_MUCH = 10  # epochs that take a tenth of a run besides their steps are worth a word
+_MUCH = 0.1  # of a run, for what its epochs take besides their steps: worth a note
 
 
 class ScalingReport(Report):
     """How long the same training takes on 1, 2, 4 devices.
 
-    The speed-ups are those over the smallest number of devices: of a step where its time is known,
-    and of a whole run otherwise.
+    The speed-ups compare with the smallest number of devices: steps if their time is known, or
+    else whole runs.
 
     Args:
         runs: one for each number of devices.
-        weak: whether each device was given a batch of the same size (weak scaling), or all
+        weak: whether `batch_size` was the same per device (weak scaling) rather than for all
             devices together (strong scaling).
-        notes: sentences to print below the table, after what the figures say themselves.
-        settings: what the figures hold for.
+        notes: sentences to print below the table, after the conclusions.
+        settings: what the figures were measured with.
         title: one line.
 
     Attributes:
         runs: the runs, by the number of devices.
-        speedups: that of each run.
-        efficiencies: that of each run.
+        speedups: the speed-up of each run.
+        efficiencies: the efficiency of each run: the speed-up by the ratio of the devices.
 
     Example:
         >>> report = ScalingReport([Run(1, (8.0, 8.2, 8.1)), Run(2, (4.5, 4.6, 4.4))])
@@ -50,7 +50,9 @@ class ScalingReport(Report):
         self.runs = tuple(sorted(runs, key=lambda run: run.devices))
         base = self.runs[0]
         self.speedups = [find_speedup(run, base, weak=weak) for run in self.runs]
-        self.efficiencies = [find_efficiency(run, base, weak=weak) for run in self.runs]
+        self.efficiencies = [
+            speedup * base.devices / run.devices for run, speedup in zip(self.runs, self.speedups)
+        ]
         columns, rows = self._table()
         notes = [*_conclude(self.runs, self.speedups, self.efficiencies, weak), *notes]
         super().__init__(title, columns, rows, notes, settings)
@@ -66,7 +68,7 @@ class ScalingReport(Report):
         settings: Mapping[str, Any] | None = None,
         title: str = "Scaling",
     ) -> ScalingReport:
-        """A report of figures that were measured elsewhere.
+        """A report on figures that were measured elsewhere.
 
         Args:
             n_gpus: the numbers of devices.
@@ -77,7 +79,7 @@ class ScalingReport(Report):
             title: one line.
 
         Raises:
-            ValueError: if there are not as many figures as numbers of devices, or one is not a
+            ValueError: if there are not as many figures as numbers of devices, or a time is not a
                 number above zero.
 
         Example:
@@ -105,9 +107,9 @@ class ScalingReport(Report):
             if values is not None and len(values) != len(counts):
                 raise ValueError(
                     f"`{name}` must have a figure for each of the {len(counts)} numbers of "
-                    f"devices, n_gpus={counts}. Received: {name}={values!r}. Give one for each."
+                    f"devices, n_gpus={counts}. Received: {name}={values!r}. Give {len(counts)}."
                 )
-        times = [check_quantity("seconds", value) for value in seconds]
+        times = [check_number("seconds", value) for value in seconds]
         ends: Sequence[float | None] = losses or [None] * len(counts)
         runs = [Run(count, (time,), loss) for count, time, loss in zip(counts, times, ends)]
         return cls(runs, weak=weak, settings=settings, title=title)
@@ -128,13 +130,8 @@ class ScalingReport(Report):
         right.plot(counts, ideal, "--", color="gray", label="ideal")
         right.plot(counts, self.speedups, marker="o", label="measured")
         for count, speedup in zip(counts, self.speedups):
-            right.annotate(
-                f"{speedup:.2f}",
-                (count, speedup),
-                (0, -14),
-                textcoords="offset points",
-                ha="center",
-            )
+            text, below = f"{speedup:.2f}", (0, -14)
+            right.annotate(text, (count, speedup), below, textcoords="offset points", ha="center")
         right.set(xlabel="devices", ylabel="speed-up", ylim=(0, None))
         right.legend()
         for axes in (left, right):
@@ -143,16 +140,16 @@ class ScalingReport(Report):
             axes.grid(alpha=0.3)
 
     def _table(self) -> tuple[list[Column], list[list[Any]]]:
-        """The columns for which there are figures, and the rows."""
+        """The columns that have figures, and the rows."""
         digits = f".{_decimals(run.median for run in self.runs)}f"
         table: dict[Column, list[Any]] = {
             Column("devices"): [run.devices for run in self.runs],
             Column("batch size"): [run.batch_size for run in self.runs],
             Column("time", "s", digits): [run.median for run in self.runs],
-            Column("fastest", "s", digits): [_among_several(min, run) for run in self.runs],
-            Column("slowest", "s", digits): [_among_several(max, run) for run in self.runs],
+            Column("fastest", "s", digits): [_if_several(min, run) for run in self.runs],
+            Column("slowest", "s", digits): [_if_several(max, run) for run in self.runs],
             Column("step", "s", ".4g"): [run.step_seconds for run in self.runs],
-            Column("epoch besides", "s", ".4g"): [run.epoch_seconds for run in self.runs],
+            Column("epoch overhead", "s", ".4g"): [run.epoch_seconds for run in self.runs],
             Column("loss", "", ".4g"): [run.loss for run in self.runs],
             Column("speed-up", "", ".2f"): self.speedups,
             Column("efficiency", "", ".0%"): self.efficiencies,
@@ -161,23 +158,23 @@ class ScalingReport(Report):
         return list(known), [list(row) for row in zip(*known.values())]
 
 
-def _among_several(choose: Any, run: Run) -> float | None:
+def _if_several(choose: Callable[..., float], run: Run) -> float | None:
     return choose(run.seconds) if len(run.seconds) > 1 else None
 
 
 def _decimals(values: Any) -> int:
-    """How many decimals show four digits of the smallest value."""
+    """The decimals that show four digits of the smallest value."""
     return min(max(3 - math.floor(math.log10(min(values))), 0), 9)
 
 
 def _conclude(
     runs: Sequence[Run], speedups: Sequence[float], efficiencies: Sequence[float], weak: bool
 ) -> list[str]:
-    """What the figures say, in words."""
+    """The conclusions in words."""
     base, *others = runs
     if not others:
         return []
-    unit = ", in rows a second" if weak else ""
+    unit = ", in rows per second" if weak else ""
     best = max(range(1, len(runs)), key=speedups.__getitem__)
     count, speedup = runs[best].devices, speedups[best]
     if speedup > 1:
@@ -190,11 +187,12 @@ def _conclude(
             f"More devices are no faster than {base.devices}: {count} take {1 / speedup:.2f} times "
             f"as long{unit and ' for each row'}."
         ]
-    besides = (base.epoch_seconds or 0) * base.epochs / base.median
-    if _MUCH * besides > 1:
+    overhead = (base.epoch_seconds or 0) * base.epochs / base.median
+    if overhead > _MUCH:
+        devices = f"{base.devices} device{'' if base.devices == 1 else 's'}"
         notes.append(
-            f"The speed-ups compare steps. What epochs take besides is {besides:.0%} of a run on "
-            f"{_devices(base.devices)}: the epochs are short."
+            f"The speed-ups compare steps. Epochs are short: on {devices}, {overhead:.0%} of a run "
+            "is overhead of epochs, not steps."
         )
     alike = [str(run.devices) for run in others if not weak and _overlap(run, base)]
     if alike:
@@ -205,11 +203,7 @@ def _conclude(
     return notes
 
 
-def _devices(count: int) -> str:
-    return f"{count} device{'' if count == 1 else 's'}"
-
-
 def _overlap(run: Run, base: Run) -> bool:
-    """Whether two runs that were repeated differ by less than their repeats."""
+    """Whether the times of two repeated runs overlap."""
     first, second = sorted(comparable_times(run, base), key=min)
     return len(first) > 1 and max(first) >= min(second)

@@ -1,4 +1,4 @@
-"""The state of a model, kept and given back."""
+"""Keeps the state of a model while a report trains it, and gives it back."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ import numpy as np
 
 
 class Snapshot:
-    """The values of variables at a moment, in the host's memory.
-
-    Args:
-        variables: the variables to remember.
+    """Copies of variables' values in host memory.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
@@ -31,25 +28,21 @@ class Snapshot:
         self.add(variables)
 
     def add(self, variables: Iterable[keras.Variable]) -> None:
-        """Remembers the values of further variables, of which it has none yet."""
+        """Copies further variables; the values of known ones are kept."""
         for variable in variables:
             if id(variable) not in self._values:
-                # A copy: what the backend gives may be the variable's own memory.
+                # np.array copies: the backend may return the variable's own memory.
                 value = np.array(keras.ops.convert_to_numpy(variable))
                 self._values[id(variable)] = (variable, value)
 
     def restore(self) -> None:
-        """Gives the variables the values that they had."""
+        """Assigns the copied values."""
         for variable, value in self._values.values():
             variable.assign(value)
 
 
 def state_of(model: keras.Model) -> list[keras.Variable]:
-    """All that training changes in a model: weights, seeds, metrics, the optimizer's state.
-
-    Args:
-        model: a model that is built.
-    """
+    """All that training changes in a built model: weights, seeds, metrics, optimizer state."""
     optimizer: Any = getattr(model, "optimizer", None)
     slots = [] if optimizer is None else optimizer.variables
     return list({id(v): v for v in [*model.variables, *model.metrics_variables, *slots]}.values())
@@ -57,10 +50,7 @@ def state_of(model: keras.Model) -> list[keras.Variable]:
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """A scope after which Python's and NumPy's random numbers go on as if it had not been.
-
-    Keras draws the seeds of new layers from Python's.
-    """
+    """Restores Python's and NumPy's random state on exit: new layers draw their seeds from it."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         yield

@@ -1,20 +1,118 @@
-"""What crosses between devices, as a table, sums and a map."""
+"""Counts what crosses between devices in a step, as a table, sums and a map."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
+from keras_multigpu import engines
 from keras_multigpu.engines import Transfer
+from keras_multigpu.modes import ParallelModel
+from keras_multigpu.reports.environment import compiler_splits_steps, describe_environment
+from keras_multigpu.reports.forms import show_bytes
 from keras_multigpu.reports.report import Column, Report
-from keras_multigpu.reports.units import show_bytes
+from keras_multigpu.reports.state import Snapshot, state_of
 
-CROSSING = ("weights", "activations", "gradients")
-# What is above the least by less than this is not worth a word.
-_MUCH = 1.5
+_NEEDED = ("weights", "activations", "gradients")
+_MUCH = 1.5  # times the least: worth a note
+
+
+def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
+    """Counts what crosses between the devices in a training step and in a prediction.
+
+    It reads the graphs that TensorFlow makes for each device, or the program that XLA compiles on
+    JAX, so it needs no GPU: virtual devices (`keras_multigpu.use_virtual_devices`) give the same
+    counts. The step is compiled for this batch, and on TensorFlow it runs once; the model's
+    weights, metrics and optimizer state are restored. XLA's collective operations are counted as
+    rings of devices carry them out.
+
+    Args:
+        parallel: a model from `make_parallel`. If it is not compiled, only the prediction is
+            counted.
+        batch: the inputs, or a tuple of inputs, targets and, optionally, sample weights, as
+            arrays. Their values don't matter, only their shapes.
+
+    Returns:
+        A report with a row for each step, pair of devices and kind: `"inputs"`, `"weights"`,
+        `"activations"`, `"gradients"`, `"other"`.
+
+    Raises:
+        ValueError: if the model is not parallel, or the batch has no targets.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_multigpu import make_parallel
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, use_bias=False)])
+        >>> parallel = make_parallel(model, n_gpus=2)
+        >>> parallel.compile("sgd", "mse")
+        >>> report = transfers(parallel, (np.ones((6, 8)), np.ones((6, 4))))
+        >>> sum(one.bytes for one in report.training if one.kind == "gradients") >= 8 * 4 * 4
+        True
+    """
+    given = _check(parallel, batch)
+    predicted = _count(parallel, given, training=False)
+    trained = _count(parallel, given, training=True) if parallel.compiled else []
+    rows, count = len(keras.tree.flatten(given[0])[0]), len(parallel.devices)
+    least, notes = parallel._parallel_least_bytes(rows), []
+    if parallel.mode == "data" and compiler_splits_steps() and rows % count:
+        least = sum(one.bytes or 0 for one in trained if one.kind in _NEEDED)
+        notes = [
+            f"{count} devices don't divide {rows} rows: each computes the whole batch, so nothing "
+            f"has to cross, and no time is saved. Give a batch of {count * (rows // count + 1)} "
+            "rows, for example."
+        ]
+    is_committee = parallel._parallel_options.get("replicas") == "independent"
+    return TransfersReport(
+        trained,
+        predicted,
+        parallel.devices,
+        least,
+        mode="committee" if is_committee else parallel.mode,  # as `advise` names it
+        batch_size=rows,
+        hosts={name: engines.current().host_of(name) for name in parallel.devices},
+        settings=describe_environment(parallel.devices),
+        notes=notes,
+    )
+
+
+def _check(parallel: Any, batch: Any) -> tuple[Any, ...]:
+    if not isinstance(parallel, ParallelModel):
+        raise ValueError(
+            "`parallel` must be a model from `make_parallel`. Received: "
+            f"parallel={parallel!r}. Make it parallel first: `make_parallel(model, n_gpus)`."
+        )
+    given = batch if isinstance(batch, tuple) else (batch,)
+    if parallel.compiled and not 2 <= len(given) <= 3:
+        raise ValueError(
+            "`batch` must be a tuple of inputs, targets and, optionally, sample weights, because "
+            f"the model is compiled. Received: {type(batch).__name__} of {len(given)}. "
+            "Give `(x, y)`."
+        )
+    return (*given, *[None] * (3 - len(given)))
+
+
+def _count(parallel: Any, batch: tuple[Any, ...], training: bool) -> list[Transfer]:
+    """The transfers of a step; the model's state is restored."""
+    if not parallel.built:
+        parallel.predict_on_batch(batch[0])
+    before = Snapshot(state_of(parallel))
+    functions = {name: getattr(parallel, name) for name in ("train_function", "predict_function")}
+    try:
+        if training:  # make what the first step would make, so that it is restored, too
+            parallel.optimizer.build(parallel.trainable_variables)
+            before.add(parallel.optimizer.variables)
+            parallel.test_on_batch(*batch)
+            parallel.reset_metrics()
+        return engines.current().count_transfers(parallel, batch, training)
+    finally:
+        for name, function in functions.items():
+            setattr(parallel, name, function)
+        parallel.reset_metrics()
+        before.restore()
 
 
 class TransfersReport(Report):
@@ -22,16 +120,16 @@ class TransfersReport(Report):
 
     Args:
         training: the transfers of a training step.
-        prediction: those of a prediction.
+        prediction: the transfers of a prediction.
         devices: the devices' names.
         least: the bytes of weights, activations and gradients that a training step has to send
-            at least; `None` if that is not known.
-        mode: the mode of the model, as `advise` names them, if that is known.
-        batch_size: the rows of the batch, if they are known.
-        hosts: which host each device is of, where they are of several. Others than these are of
-            the host `""`, that of this process.
-        settings: what else the figures hold for.
-        notes: sentences to print below the table, after what the figures say themselves.
+            at least; `None` if unknown.
+        mode: the model's mode, as `advise` names it, if known.
+        batch_size: the rows of the batch, if known.
+        hosts: the host of each device, if there are several. Other devices are on this process's
+            host, `""`.
+        settings: what else the figures depend on.
+        notes: sentences to print below the table, after the conclusions.
 
     Example:
         >>> sent = [Transfer("cpu:0", "cpu:1", "weights", "kernel", 2048)]
@@ -62,14 +160,8 @@ class TransfersReport(Report):
         self.mode = mode
         self.batch_size = batch_size
         self.hosts = dict(hosts or {})
-        columns = [
-            Column("step"),
-            Column("from"),
-            Column("to"),
-            Column("kind"),
-            Column("copies"),
-            Column("bytes", "", show_bytes),
-        ]
+        columns = [Column(name) for name in ("step", "from", "to", "kind", "copies")]
+        columns.append(Column("bytes", "", show_bytes))
         named = {"mode": mode, "batch size": batch_size}
         known = {name: one for name, one in named.items() if one is not None}
         known |= settings or {}
@@ -77,39 +169,37 @@ class TransfersReport(Report):
         self.notes += [*self._notes(), *notes]
 
     def bytes(self, step: str, source: str | None = None, target: str | None = None) -> dict:
-        """The bytes of a step by kind; tensors whose size is not known add none.
+        """The bytes of a step by kind; tensors of unknown size add none.
 
         Args:
             step: `"training"` or `"prediction"`.
             source: the device they come from, `None` for any.
             target: the device they go to, `None` for any.
         """
-        totals: dict[str, int] = collections.defaultdict(int)
-        for one in self._of(step):
-            if source in (None, one.source) and target in (None, one.target):
-                totals[one.kind] += one.bytes or 0
-        return dict(totals)
+        found = self._transfers(step)
+        return _sum_by_kind(
+            one for one in found if source in (None, one.source) and target in (None, one.target)
+        )
 
     def between_hosts(self, step: str) -> dict[str, int]:
-        """The bytes of a step by kind, of what crosses from one host to another."""
-        totals: dict[str, int] = collections.defaultdict(int)
-        for one in self._of(step):
-            if self.hosts.get(one.source, "") != self.hosts.get(one.target, ""):
-                totals[one.kind] += one.bytes or 0
-        return dict(totals)
+        """The bytes of a step by kind, counting only what crosses from one host to another."""
+        host = collections.defaultdict(str, self.hosts)
+        found = self._transfers(step)
+        return _sum_by_kind(one for one in found if host[one.source] != host[one.target])
 
     def matrix(self, step: str) -> tuple[list[str], np.ndarray]:
-        """The bytes of a step from each device (rows) to each other one (columns)."""
-        found = {name: None for one in self._of(step) for name in (one.source, one.target)}
-        names = [*(name for name in found if name not in self.devices), *self.devices]
+        """The devices, and the bytes of a step from each (rows) to each (columns)."""
+        found = self._transfers(step)
+        ends = dict.fromkeys(name for one in found for name in (one.source, one.target))
+        names = [*(name for name in ends if name not in self.devices), *self.devices]
         sums = np.zeros((len(names), len(names)))
-        for one in self._of(step):
+        for one in found:
             sums[names.index(one.source), names.index(one.target)] += one.bytes or 0
         return names, sums
 
     def draw(self, figure: Any) -> None:
-        """Draws a map for each step, darker where more crosses."""
-        steps = [step for step in ("training", "prediction") if self._of(step)]
+        """Draws a map of devices by devices for each step; darker cells send more."""
+        steps = [step for step in ("training", "prediction") if self._transfers(step)]
         for step, axes in zip(steps, np.atleast_1d(figure.subplots(1, max(len(steps), 1)))):
             names, sums = self.matrix(step)
             axes.imshow(sums, cmap="Blues", vmin=0)
@@ -122,7 +212,7 @@ class TransfersReport(Report):
                     text = show_bytes(size)
                     axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
 
-    def _of(self, step: str) -> list[Transfer]:
+    def _transfers(self, step: str) -> list[Transfer]:
         if step not in ("training", "prediction"):
             raise ValueError(f"`step` must be 'training' or 'prediction'. Received: step={step!r}.")
         return self.training if step == "training" else self.prediction
@@ -131,7 +221,7 @@ class TransfersReport(Report):
         rows = []
         for step in ("training", "prediction"):
             groups: dict[tuple[str, str, str], list[Transfer]] = collections.defaultdict(list)
-            for one in self._of(step):
+            for one in self._transfers(step):
                 groups[one.source, one.target, one.kind].append(one)
             rows += [
                 (step, *key, sum(one.copies for one in ones), sum(one.bytes or 0 for one in ones))
@@ -141,7 +231,7 @@ class TransfersReport(Report):
 
     def _notes(self) -> list[str]:
         notes = []
-        sent = sum(self.bytes("training").get(kind, 0) for kind in CROSSING)
+        sent = sum(self.bytes("training").get(kind, 0) for kind in _NEEDED)
         if self.training and self.least is not None:
             notes.append(
                 f"A training step sends {show_bytes(sent)} of weights, activations and gradients; "
@@ -150,18 +240,24 @@ class TransfersReport(Report):
             if sent > _MUCH * self.least and self.mode == "model":
                 notes.append(
                     f"That is {sent / max(self.least, 1):.1f} times as much as the placement "
-                    "chosen by default (`placement=None`) has to send: layers that follow each "
-                    "other are on different devices."
+                    "chosen by default (`placement=None`) has to send: yours puts layers that "
+                    "follow each other on different devices."
                 )
         if any(self.hosts.values()):
-            crossing = sum(
-                self.between_hosts("training" if self.training else "prediction").values()
-            )
-            notes.append(f"{show_bytes(crossing)} of it cross between hosts, inputs among them.")
+            crossing = self.between_hosts("training" if self.training else "prediction")
+            size = show_bytes(sum(crossing.values()))
+            notes.append(f"{size} of it cross between hosts, inputs among them.")
         unknown = sum(one.bytes is None for one in [*self.training, *self.prediction])
         if unknown:
             notes.append(
-                f"Of {unknown} tensors the size is known only when the step runs: they count "
-                "as copies, and add no bytes."
+                f"The size of {unknown} tensors is known only when the step runs: they count as "
+                "copies, and add no bytes."
             )
         return notes
+
+
+def _sum_by_kind(transfers: Iterable[Transfer]) -> dict[str, int]:
+    totals: dict[str, int] = collections.defaultdict(int)
+    for one in transfers:
+        totals[one.kind] += one.bytes or 0
+    return dict(totals)

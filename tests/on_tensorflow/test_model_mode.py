@@ -341,7 +341,7 @@ def test_plot_of_a_placement(tmp_path):
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["cpu:0", "cpu:1"]
     with pytest.raises(ValueError, match="in mode 'model' on TensorFlow.* Received: parallel="):
         reports.plot_placement(make_parallel(_mlp(), 2))
-    with pytest.raises(ValueError, match="`rows` must be an integer, 1 or more. Received: rows=0"):
+    with pytest.raises(ValueError, match="`rows` must be a positive integer. Received: rows=0"):
         reports.plot_placement(parallel, rows=0)
 
 

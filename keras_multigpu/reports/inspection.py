@@ -1,18 +1,20 @@
-"""Batches to time a step with: the user's rows, or made ones that look like them."""
+"""What can be read from a model: inputs to time it with, and the bytes that it needs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_multigpu.graphs.costs import row_bytes, variables_bytes
 from keras_multigpu.graphs.graph import Graph, LayerCall, is_graph, read_graph
 from keras_multigpu.layers import MultiHotDense
+from keras_multigpu.reports.prediction import Sizes
 
-# Layers and operations that take indices, and the attribute that says how many there are.
+# Layers and operations that take indices, and the attribute with the number of valid ones.
 _INDEX_TAKERS = {
     "Embedding": "input_dim",
     "ReversibleEmbedding": "input_dim",
@@ -21,58 +23,33 @@ _INDEX_TAKERS = {
     "OneHot": "num_classes",
     "MultiHot": "num_classes",
 }
-# Operations that hand integers on as they are.
-_HAND_ON = (
+# Operations whose outputs contain the integers of their inputs.
+_PASS_ON = (
     *("BroadcastTo", "Cast", "Concatenate", "Copy", "ExpandDims", "Flatten", "GetItem"),
     *("Identity", "InputLayer", "Permute", "Repeat", "RepeatVector", "Reshape", "Split"),
     *("Squeeze", "Stack", "SwapAxes", "Tile", "Transpose"),
 )
-# Operations that look values up in a table that they don't tell.
+# Operations that index a table of unknown length.
 _LOOK_UP = frozenset({"Take", "TakeAlongAxis", "Scatter", "ScatterUpdate", "Slice"})
 _VALUES = 256  # integers that are no indices are drawn from 0 to 255
 
 
-def take(inputs: Any, rows: int) -> Any:
-    """The first rows of arrays in any structure."""
-    return keras.tree.map_structure(lambda part: part[:rows], inputs)
-
-
-def repeat(arrays: Any, times: int) -> Any:
-    """The rows of arrays in any structure, several times."""
-    return keras.tree.map_structure(
-        lambda part: np.concatenate([keras.ops.convert_to_numpy(part)] * times), arrays
-    )
-
-
-def check_rows(name: str, arrays: Any, batch_size: int) -> Any:
-    """The arrays, `None` if there are none.
-
-    Raises:
-        ValueError: if an array has fewer rows than a batch.
-    """
-    if arrays is None:
-        return None
+def check_rows(name: str, arrays: Any, batch_size: int) -> None:
+    """Raises a `ValueError` if an array has fewer rows than a batch."""
     shapes = [tuple(np.shape(part)) for part in keras.tree.flatten(arrays)]
     if not shapes or any(not shape or shape[0] < batch_size for shape in shapes):
         raise ValueError(
-            f"`{name}` must have at least batch_size={batch_size} rows, for a step on a whole "
-            f"batch to be timed. Received: {name} of the shapes {shapes}. Give `x[:{batch_size}]`."
+            f"`{name}` must have at least batch_size={batch_size} rows, to time a step on a whole "
+            f"batch. Received: {name} of the shapes {shapes}. Give `x[:{batch_size}]`."
         )
-    return arrays
 
 
 def make_inputs(model: keras.Model, rows: int) -> Any:
-    """Inputs for a model that tells their shapes: random numbers.
+    """Random inputs for a model with known input shapes, in the model's structure.
 
-    What an `Embedding`, or another layer that looks up, takes are integers drawn evenly from all
-    that it knows; other integers are from 0 to 255.
-
-    Args:
-        model: a Functional model, or a Sequential one that is built.
-        rows: how many rows to make.
-
-    Raises:
-        ValueError: if the model does not tell the shape of an input, or the range of integers.
+    Where an `Embedding`, or another layer that looks up, takes integers, they are drawn evenly from
+    all valid ones; other integers are from 0 to 255. A `ValueError` says which input has no known
+    shape or range.
 
     Example:
         >>> words = keras.Input((3,), dtype="int32")
@@ -81,15 +58,15 @@ def make_inputs(model: keras.Model, rows: int) -> Any:
         >>> made.shape, int(made.min()), int(made.max())
         ((500, 3), 0, 8)
     """
-    # A Sequential model has no `input` of its own, others keep the structure there.
+    # A Sequential model has no `input`; in other models it has the structure.
     known = getattr(model, "inputs", None)
     structure = known and (known[0] if isinstance(model, keras.Sequential) else model.input)
     tensors = keras.tree.flatten(structure)
     if not known or any(None in one.shape[1:] or one.dtype == "string" for one in tensors):
-        shapes = [(tuple(one.shape), one.dtype) for one in tensors] if known else "not known"
+        shapes = [(tuple(one.shape), one.dtype) for one in tensors] if known else "unknown"
         raise ValueError(
-            "`inputs` must be given for a model that does not tell the shapes of its inputs, or "
-            f"takes texts. Received: model={model.name!r}, with the input shapes {shapes}. Give "
+            "`inputs` must be given if the model's input shapes are unknown, or if it takes texts. "
+            f"Received: model={model.name!r}, with the input shapes {shapes}. Give "
             f"`inputs=x[:{rows}]`, some rows of your data."
         )
     graph = read_graph(model) if is_graph(model) else None
@@ -116,7 +93,7 @@ def _make(
         return random.integers(0, 2, shape).astype("bool")
     if None in ranges:
         raise ValueError(
-            "`inputs` must be given for a model whose layers don't tell which integers they take. "
+            "`inputs` must be given if the valid integers of an input are unknown. "
             f"Received: model={model.name!r}, with the input {tensor.name!r} of {dtype}. Give "
             f"`inputs=x[:{rows}]`, some rows of your data."
         )
@@ -124,7 +101,10 @@ def _make(
 
 
 def _ranges(graph: Graph, tensor: Any) -> Iterator[float | None]:
-    """How many integers each taker of a tensor knows: `inf` if any will do, `None` if not known."""
+    """The number of valid integers of each call that uses a tensor, followed through `_PASS_ON`.
+
+    `inf` if the call takes any integer, `None` if that is unknown.
+    """
     waiting, seen = [tensor], set()
     while waiting:
         current = waiting.pop()
@@ -132,7 +112,7 @@ def _ranges(graph: Graph, tensor: Any) -> Iterator[float | None]:
             if id(call) in seen or not any(one is current for one in call.inputs):
                 continue
             seen.add(id(call))
-            if type(call.layer).__name__ in _HAND_ON and _is_keras(call.layer):
+            if type(call.layer).__name__ in _PASS_ON and _is_keras(call.layer):
                 waiting += call.outputs
             else:
                 yield _range(call)
@@ -167,3 +147,52 @@ def _parts(layer: Any) -> Iterator[Any]:
 
 def _is_keras(layer: Any) -> bool:
     return type(layer).__module__.partition(".")[0] == "keras"
+
+
+def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:
+    """The bytes of a built model, given its outputs and inputs for one row.
+
+    For a model that is not compiled, the optimizer is taken to be Adam. The activations are an
+    estimate: all outputs of the layers and operations of a Functional or Sequential model. A
+    backend frees some of them early, and keeps others besides.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        >>> find_sizes(model, model.outputs)
+        Sizes(weights=32, gradients=32, tensors=2, slots=64, outputs=8, activations=20, inputs=0)
+    """
+    trainable = model.trainable_variables
+    within = {id(tensor): tensor for tensor in _outputs_within(model)}
+    return Sizes(
+        weights=variables_bytes(model.variables),
+        gradients=variables_bytes(trainable),
+        tensors=len(model.variables),
+        slots=_count_slots(model) * variables_bytes(trainable),
+        outputs=sum(map(row_bytes, keras.tree.flatten(outputs))),
+        activations=sum(map(row_bytes, within.values())) or None,
+        inputs=sum(map(row_bytes, keras.tree.flatten(inputs))),
+    )
+
+
+def _count_slots(model: keras.Model) -> int:
+    """The number of values that the optimizer keeps for each trained value."""
+    optimizer: Any = getattr(model, "optimizer", None) or keras.optimizers.Adam()
+    copy = type(optimizer).from_config(optimizer.get_config())
+    before = len(copy.variables)
+    copy.build([keras.Variable([[0.0]], name="one")])
+    # Counters are scalars: those of loss scaling come after the build, too.
+    return sum(len(one.shape) == 2 for one in copy.variables[before:])
+
+
+def _outputs_within(model: Any) -> Iterable[Any]:
+    """The symbolic outputs of a model's operations, nested models included."""
+    if isinstance(model, keras.Sequential):
+        yield from model.inputs or []
+        parts = model.layers if model.inputs else []
+    else:
+        parts = getattr(model, "operations", [])  # what a Functional model is made of
+    for part in parts:
+        if isinstance(part, keras.Model):
+            yield from _outputs_within(part)
+        else:
+            yield from keras.tree.flatten(part.output)

@@ -7,11 +7,16 @@ import keras
 import pytest
 
 from keras_multigpu.reports import Link, advise
-from keras_multigpu.reports.designs import compare_designs, last_hosts, predict_both
-from keras_multigpu.reports.hosts import driver_between, ring_between, ring_inside
-from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.prediction import predict
-from keras_multigpu.reports.workload import Sizes, StepTime, Traffic, Workload
+from keras_multigpu.reports.environment import compiler_splits_steps
+from keras_multigpu.reports.loads import (
+    compare_designs,
+    driver_between,
+    find_load,
+    predict_designs,
+    ring_between,
+    ring_inside,
+)
+from keras_multigpu.reports.prediction import Sizes, StepTime, Traffic, Workload, predict
 
 SIZES = Sizes(400, 400, 5, 0, 8, None, 100)
 FAST, SLOW = Link("inside", 100.0, 0.0), Link("between", 10.0, 0.0)
@@ -30,7 +35,7 @@ def test_a_ring_of_hosts_in_closed_form():
     assert ring_inside(work(), 8) == Traffic(600, 600, 6, duplex=True)  # 2 P 3/4
     assert ring_between(work(), 8) == Traffic(400, 400, 2, duplex=True)  # 2 P 1/2
     assert ring_between(work(), 4) == Traffic(0, 0, 0, duplex=True)
-    load = find_load("data", work(partitions=True), 8)
+    load = find_load("data", work(by_compiler=True), 8)
     found = predict("data", 8, load, FAST, host_link=SLOW)
     assert found.compute_s == 2.0
     assert found.transfer_s == pytest.approx(600 / 100 + 400 / 10)
@@ -46,10 +51,10 @@ def test_a_driver_in_closed_form():
 
 
 def test_one_host_is_as_before():
-    for partitions in (False, True):
+    for by_compiler in (False, True):
         for count in (1, 2, 4):
-            one = find_load("data", work(partitions=partitions, per_host=None), count)
-            assert find_load("data", work(partitions=partitions), count) == one
+            one = find_load("data", work(by_compiler=by_compiler, per_host=None), count)
+            assert find_load("data", work(by_compiler=by_compiler), count) == one
 
 
 def test_rings_have_a_limit_and_drivers_none():
@@ -62,19 +67,22 @@ def test_rings_have_a_limit_and_drivers_none():
     assert drivers[-1] > 1000 * SIZES.weights
 
 
-def test_where_one_driver_is_wrong():
+def test_where_one_driver_is_wrong(monkeypatch):
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2]))
     # Each host brings 4 rows: a driver moves 800 + 4 * 116 bytes more for it, a ring 800 at most.
-    one = work(rows=4, partitions=False)
+    from benchmarks.at_scale import max_driver_hosts
+
+    one = work(rows=4, by_compiler=False)
     free = Link("free", float("inf"))
-    assert last_hosts(one, free, free, 9) == 9
-    assert last_hosts(one, FAST, SLOW, 9) == 1
+    assert max_driver_hosts(one, free, free, 9) == 9
+    assert max_driver_hosts(one, FAST, SLOW, 9) == 1
     quick = [Link("x", speed) for speed in (1e5, 1e6, 1e7)]
-    found = [last_hosts(one, free, link, 9999) for link in quick]
+    found = [max_driver_hosts(one, free, link, 9999) for link in quick]
     assert found == sorted(found)
     assert 1 < found[0] < found[-1] < 9999
     hosts = found[1]
     times = [
-        predict_both(dataclasses.replace(one, batch_size=4 * h), 4 * h, free, quick[1])
+        predict_designs(dataclasses.replace(one, batch_size=4 * h), 4 * h, free, quick[1])
         for h in (hosts, hosts + 1)
     ]
     assert times[0][0].step_s <= 1.1 * times[0][1].step_s
@@ -86,14 +94,15 @@ def test_advice_over_hosts():
     asked = {"step_seconds": 1.0, "link": "nvlink", "host_link": "ethernet25"}
     advice = advise(model, 64, n_gpus=(8, 16, 64), devices_per_host=8, **asked)
     assert advice.settings["hosts"].startswith("8 devices each, linked by 25 Gbit Ethernet")
-    partitions = keras.backend.backend() == "jax"
+    by_compiler = compiler_splits_steps()
+    assert by_compiler == (keras.backend.backend() == "jax")
     sizes = dataclasses.replace(SIZES, weights=4400, gradients=4400)
-    expected = Workload(StepTime(0, 1 / 64), 64, sizes, partitions, per_host=8)
+    expected = Workload(StepTime(0, 1 / 64), 64, sizes, by_compiler, per_host=8)
     for one in advice.predictions:
-        if partitions:
+        if by_compiler:
             assert one.load.between == ring_between(expected, one.devices)
         assert (one.load.between.sent > 0) == (one.devices > 8)
-        if one.devices > 8 and not partitions:  # weights to each host, inputs, outputs' gradients
+        if one.devices > 8 and not by_compiler:  # weights to each host, inputs, outputs' gradients
             assert one.load.between.sent == one.devices // 8 * 4400 + 64 * (40 + 400)
     slow = Link("slow", 1e5)
     notes = compare_designs(expected, (8, 64), Link("fast", 1e9), slow)
@@ -105,12 +114,18 @@ def test_advice_over_hosts():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"devices_per_host": 8}, "`devices_per_host` and `host_link` belong together.*link=None"),
-        ({"host_link": "ethernet25"}, "belong together.*devices_per_host=None.*Give devices_per_h"),
-        ({"devices_per_host": 0, "host_link": "pcie3"}, "`devices_per_host` must be an integer"),
+        (
+            {"devices_per_host": 8},
+            "`devices_per_host` and `host_link` must be given together.*k=None",
+        ),
+        ({"host_link": "ethernet25"}, "given together.*devices_per_host=None.*Give devices_per_h"),
+        (
+            {"devices_per_host": 0, "host_link": "pcie3"},
+            "`devices_per_host` must be a positive integer",
+        ),
         (
             {"devices_per_host": 8, "host_link": "pcie3", "modes": ("tower",)},
-            "Only mode 'data' goes over several hosts here. Received: mode='tower' on 16 devices",
+            "Only mode 'data' is predicted for several hosts. Received: mode='tower' on 16 devices",
         ),
         ({"devices_per_host": 8, "host_link": "wire"}, "`link` must be one of .*'wire'"),
     ],
@@ -122,7 +137,7 @@ def test_wrong_hosts(arguments, message):
 
 
 def test_the_table_of_the_benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[1]))
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2]))
     from benchmarks import at_scale
 
     rows = [line.split("|")[1:-1] for line in at_scale.table().splitlines()[2:]]

@@ -1,4 +1,4 @@
-"""The same training on 1, 2, 4 devices: how long it takes, and whether it comes to the same."""
+"""Trains a model on 1, 2, 4 devices, and reports how the times and the losses compare."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from keras_multigpu import engines
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports.checks import check_built, check_counts
 from keras_multigpu.reports.environment import are_virtual, describe_environment
-from keras_multigpu.reports.runs import Run
-from keras_multigpu.reports.scaling_plan import Plan
+from keras_multigpu.reports.runs import Plan, Run
 from keras_multigpu.reports.scaling_report import ScalingReport
 from keras_multigpu.reports.state import Snapshot, random_state_kept, state_of
 from keras_multigpu.reports.timing import Stopwatch
 
-_VIRTUAL = "Virtual devices share one processor: their times say nothing of GPUs."
+_VIRTUAL = "Virtual devices share one processor: their times say nothing about GPUs."
+_COMPILE = "`compile_with=lambda parallel: parallel.compile(...)`"
 
 
 def scaling(
@@ -38,42 +38,40 @@ def scaling(
 ) -> ScalingReport:
     """Trains a model on 1, 2, 4 devices, and reports how the times compare.
 
-    Every run is a `fit` of `make_parallel(model, n, mode)`, with one device as with several. All
-    start from the weights and the optimizer's state that the model has, and see the same rows in
-    the same order. The numbers of devices take turns, 1 2 4 1 2 4, so that what else the machine
-    does meets them alike. Afterwards, after an error and after an interruption too, the model is
-    as it was.
+    Every run is a `fit` of `make_parallel(model, n, mode)`, on one device too. All runs start from
+    the model's current weights and optimizer state, and see the same rows in the same order. The
+    numbers of devices take turns, 1 2 4 1 2 4, so that other work on the machine slows them all
+    down alike. Afterwards the model's state is restored, also after an error or an interruption.
 
     Args:
-        model: a Keras model that is built and compiled. It is compiled alike for every number of
-            devices, each of which keeps an optimizer of its own in memory.
-        data: a tuple of inputs, targets and, if there are any, sample weights; or a source that
-            can be read several times: a `tf.data.Dataset` or a `keras.utils.PyDataset`. Rows are
-            not shuffled; a source that shuffles by itself gives each run another order.
-        n_gpus: the numbers of devices, as `make_parallel` takes them.
-        mode: the mode of `make_parallel`. A committee of towers gets more members with more
-            devices, and not faster, unless `num_replicas` is given. Its other members are made
-            anew for each number of devices, so that losses differ.
+        model: a built and compiled Keras model. It is compiled in the same way for every number of
+            devices; each of these keeps a separate optimizer in memory.
+        data: a tuple of inputs, targets and, optionally, sample weights; or a source that can be
+            read several times: a `tf.data.Dataset` or a `keras.utils.PyDataset`. Rows are not
+            shuffled; a source that shuffles gives each run another order.
+        n_gpus: the numbers of devices, as for `make_parallel`.
+        mode: the mode of `make_parallel`. With more devices a committee of towers gets more
+            members, not more speed, unless `num_replicas` is given. Its further members are
+            initialized anew for each number of devices, so the losses differ.
         batch_size: rows of a batch, on all the devices together; `None` for Keras's 32, and for
-            sources that give batches.
-        epochs: how many a run trains for.
-        steps: batches of an epoch; `None` for all. Needed where the data have no end. Where they
-            end before, the times are those of the batches that there were, and a note says so.
-        warm_up: how many epochs each number of devices trains for before it is timed: what is
-            traced and compiled then is not timed.
-        repeats: how many runs are timed on each number of devices.
-        weak: give each of n devices `batch_size` rows, so that a batch has n times as many: the
-            speed-up then compares rows a second, and the losses are not comparable.
-        compile_with: compiles a parallel model, where that can't be done like the model's own: one
-            with a `compile` of its own, or whose outputs a mode changes.
+            sources that yield batches.
+        epochs: the epochs of a run.
+        steps: batches of an epoch; `None` for all. Needed if the data are endless. If they end
+            earlier, the times are those of the batches that there were, and a note says so.
+        warm_up: epochs to train on each number of devices before timing, for tracing and compiling.
+        repeats: timed runs on each number of devices.
+        weak: give each of n devices `batch_size` rows, so that a batch has n times as many. The
+            speed-up then compares rows per second, and the losses can't be compared.
+        compile_with: compiles a parallel model, if it can't be compiled like the model: because of
+            a custom `compile`, or because the mode changes the outputs.
         verbose: 1 for a progress bar, 0 for silence.
-        **options: the mode's, for `make_parallel`.
+        **options: the mode's options, for `make_parallel`.
 
     Returns:
         A report with a row for each number of devices: the median time of a run in seconds, from
         the start of its first epoch to the end of its last; the fastest and the slowest; the time
-        of a step, and what an epoch takes besides its steps (setting up the data, the first step
-        that waits for them); the loss of the last epoch; the speed-up of a step and the efficiency.
+        of a step, and the overhead of an epoch (setting up the data and its first step); the
+        loss of the last epoch; the speed-up of a step and the efficiency.
 
     Raises:
         ValueError: if the model is not built or not compiled, a number is out of range, or
@@ -102,37 +100,33 @@ def scaling(
             before.restore()
     used = max((one.devices for one in models), key=len)
     settings = {"model": model.name, "mode": mode, **options, **plan.describe()}
-    return ScalingReport(
-        runs,
-        weak=weak,
-        notes=_notes(runs, plan, used),
-        settings={**settings, **describe_environment(used)},
-    )
+    settings |= describe_environment(used)
+    return ScalingReport(runs, weak=weak, notes=_notes(runs, plan, used), settings=settings)
 
 
 def _check_compiled(model: keras.Model, compile_with: Any) -> None:
     if compile_with is not None and not callable(compile_with):
         raise ValueError(
             "`compile_with` must be a function that compiles a parallel model, or None. Received: "
-            f"compile_with={compile_with!r}. Give `lambda parallel: parallel.compile(...)`."
+            f"compile_with={compile_with!r}. Give {_COMPILE}."
         )
     if not model.compiled and compile_with is None:
         raise ValueError(
-            f"`model` must be compiled. Received: model={model.name!r}, which is not. Compile it, "
-            "or give `compile_with=lambda parallel: parallel.compile(...)`."
+            f"`model` must be compiled. Received: model={model.name!r}, which is not compiled. "
+            f"Compile it, or give {_COMPILE}."
         )
 
 
 def _prepare(model: keras.Model, compile_with: Callable[[keras.Model], Any] | None) -> keras.Model:
-    """Compiles a parallel model, and makes the optimizer's state, so that it can be kept."""
+    """Compiles a parallel model and builds its optimizer, whose state can then be kept."""
     model._parallel_place()
     if compile_with is not None:
         compile_with(model)
     if not model.compiled:
         raise ValueError(
-            "A parallel model could not be compiled like the model. Received: "
-            f"model={model.template.name!r}, with a `compile` of its own, or with outputs that the "
-            "mode changes. Give `compile_with=lambda parallel: parallel.compile(...)`."
+            "The parallel model could not be compiled like the model. Received: "
+            f"model={model.template.name!r}, which has a custom `compile`, or outputs that the "
+            f"mode changes. Give {_COMPILE}."
         )
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
@@ -143,7 +137,7 @@ def _measure(models: Sequence[keras.Model], plan: Plan, verbose: int) -> list[Ru
     """Trains the models in turn, each from the same start, and times it."""
     starts = [Snapshot(state_of(model)) for model in models]
     fits: list[list[tuple[Any, Stopwatch]]] = [[] for _ in models]
-    rounds = range(0 if plan.warm_up else 1, plan.repeats + 1)  # the round 0 warms up
+    rounds = range(0 if plan.warm_up else 1, plan.repeats + 1)  # round 0 is the warm-up
     progress = keras.utils.Progbar(len(models) * len(rounds), verbose=verbose, unit_name="run")
     for number in rounds:
         for place, model in enumerate(models):
@@ -152,11 +146,11 @@ def _measure(models: Sequence[keras.Model], plan: Plan, verbose: int) -> list[Ru
             if number:
                 fits[place].append(fit)
             progress.add(1)
-    return [_run(model, plan, found) for model, found in zip(models, fits)]
+    return [_summarize(model, plan, found) for model, found in zip(models, fits)]
 
 
-def _run(model: keras.Model, plan: Plan, fits: Sequence[tuple[Any, Stopwatch]]) -> Run:
-    """What the timed fits of a model come to."""
+def _summarize(model: keras.Model, plan: Plan, fits: Sequence[tuple[Any, Stopwatch]]) -> Run:
+    """The timed fits of a model as a run."""
     history, watch = fits[-1]
     steps = [one.step_seconds for _, one in fits]
     return Run(
@@ -172,16 +166,15 @@ def _run(model: keras.Model, plan: Plan, fits: Sequence[tuple[Any, Stopwatch]]) 
 
 def _notes(runs: Sequence[Run], plan: Plan, devices: Sequence[str]) -> list[str]:
     notes = [_VIRTUAL] if are_virtual(devices) else []
-    made = sorted({run.steps or 0 for run in runs})
     if plan.steps is not None and any(run.steps != plan.steps * plan.epochs for run in runs):
+        made = " or ".join(map(str, sorted({run.steps or 0 for run in runs})))
         notes.append(
-            f"The data ended early: steps={plan.steps} in {plan.epochs} epochs were asked for, and "
-            f"{' or '.join(map(str, made))} batches were trained on. The times are those "
-            "of these."
+            f"The data ended early: you asked for steps={plan.steps} in each of {plan.epochs} "
+            f"epochs, and the runs had {made} batches. The times are of these batches."
         )
     if not all(run.step_times for run in runs):
         notes.append(
-            "An epoch has a single batch, so its time includes what an epoch takes besides its "
-            "steps. Give more batches to tell them apart."
+            "An epoch has a single batch, so its time includes the overhead of an epoch. Give more "
+            "batches to separate the two."
         )
     return notes

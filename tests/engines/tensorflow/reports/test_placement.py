@@ -6,8 +6,8 @@ import pytest
 from keras import layers
 
 from keras_multigpu import make_parallel, reports
-from keras_multigpu.reports.cuts import find_cut
-from keras_multigpu.reports.sizes import find_sizes
+from keras_multigpu.reports.inspection import find_sizes
+from keras_multigpu.reports.placement import find_cut
 
 
 @pytest.mark.parametrize(

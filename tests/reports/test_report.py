@@ -168,7 +168,7 @@ def test_save_under_another_name(tmp_path):
     with pytest.raises(
         ValueError,
         match=r"`path` must end in one of .txt, .md, .html, .json, .png, .svg, .pdf. "
-        r"Received: path='.*report.xls'. Name the file",
+        r"Received: path='.*report.xls'. Choose the ending",
     ):
         report().save(tmp_path / "report.xls")
 

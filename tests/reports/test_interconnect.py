@@ -6,7 +6,7 @@ import pytest
 
 from keras_multigpu import engines, reports
 from keras_multigpu.reports import PRESETS, Link, measure_link
-from keras_multigpu.reports.links import find_link, fit_link
+from keras_multigpu.reports.interconnect import find_link, fit_link
 
 
 def test_seconds():
@@ -14,7 +14,7 @@ def test_seconds():
     assert link.seconds(200) == 2.5
     assert link.seconds(200, copies=3) == 3.5
     assert Link("free", float("inf"), 0.5).seconds(1e12) == 0.5
-    assert str(Link("free", float("inf"))) == "free: no limit each way, 0 us a copy"
+    assert str(Link("free", float("inf"))) == "free: no limit each way, 0 us per copy"
 
 
 def test_presets():
@@ -87,8 +87,11 @@ def test_describe_device():
         (lambda: Link("x", "fast"), r"`bytes_per_s` must.*Received: bytes_per_s='fast'"),
         (lambda: Link("x", 1, -1), r"`latency_s` must be a finite number, 0 or more.*=-1. Check"),
         (lambda: find_link("isdn"), r"`link` must be one of 'pcie3', .*Received: link='isdn'"),
-        (lambda: find_link(10), r"or a `Link`. Received: link=10. Give `Link"),
-        (lambda: measure_link(repeats=0), r"`repeats` must be an integer.*Received: repeats=0"),
+        (lambda: find_link(10), r"or a `Link`. Received: link=10. For other"),
+        (
+            lambda: measure_link(repeats=0),
+            r"`repeats` must be a positive.*Received: repeats=0",
+        ),
         (lambda: measure_link("cpu:9"), r"`devices` must name.*Received: devices=\['cpu:9', 'cp"),
         (lambda: measure_link("cpu:1"), r"each device once. Received: devices=\['cpu:1', 'cpu:1"),
     ],
@@ -99,8 +102,10 @@ def test_refused(make, match):
 
 
 def test_a_single_device(monkeypatch):
-    monkeypatch.setattr("keras_multigpu.reports.links.choose_devices", lambda n, names: ("gpu:0",))
+    monkeypatch.setattr(
+        "keras_multigpu.reports.interconnect.choose_devices", lambda n, names: ("gpu:0",)
+    )
     with pytest.raises(
-        ValueError, match=r"needs two devices. Received: source=None.*'gpu:0'. Name a link"
+        ValueError, match=r"needs two devices. Received: source=None.*'gpu:0'. Use a preset"
     ):
         reports.measure_link()

@@ -7,17 +7,15 @@ import pytest
 
 from keras_multigpu.reports import Cut, Link
 from keras_multigpu.reports.advice_report import Advice, decide, describe
-from keras_multigpu.reports.hosts import find_busiest
-from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.prediction import predict, widen, with_times
-from keras_multigpu.reports.units import show_bytes, show_seconds
-from keras_multigpu.reports.workload import Load, Sizes, StepTime, Traffic, Workload
+from keras_multigpu.reports.forms import show_bytes, show_seconds
+from keras_multigpu.reports.loads import find_busiest, find_load
+from keras_multigpu.reports.prediction import Load, Sizes, StepTime, Traffic, Workload, predict
 
 pytestmark = pytest.mark.backend_free
 
 SIZES = Sizes(weights=1000, gradients=800, tensors=10, slots=1600, outputs=4, activations=20)
 WORK = Workload(StepTime(1.0, 0.5), 16, SIZES)
-ON_JAX = dataclasses.replace(WORK, partitions=True)
+ON_JAX = dataclasses.replace(WORK, by_compiler=True)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +144,7 @@ def test_processors_that_are_shared_share_only_the_rows():
 
 def test_a_prediction_is_as_uncertain_as_the_time_it_is_made_from():
     one = predict("data", 2, find_load("data", WORK, 2), Link("free", math.inf))
-    found = widen(one, (3.0, 2.0, 8.0))
+    found = one.widened((3.0, 2.0, 8.0))
     assert found.least_s == pytest.approx(one.least_s * 2 / 3)
     assert found.most_s == pytest.approx(one.most_s * 8 / 3)
     assert found.step_s == one.step_s
@@ -157,16 +155,16 @@ def test_a_prediction_is_as_uncertain_as_the_time_it_is_made_from():
 def test_times_take_the_place_of_a_prediction():
     load = find_load("data", WORK, 2)
     one = predict("data", 2, load, Link("link", 1e4))
-    found = with_times(one, (6.0, 5.0, 8.0), alone_s=10.0)
+    found = one.with_times((6.0, 5.0, 8.0), alone_s=10.0)
     assert (found.least_s, found.step_s, found.most_s) == (5.0, 6.0, 8.0)
     assert found.transfer_s == one.transfer_s
     assert (found.alone_s, found.is_measured) == (10.0, True)
     assert describe(found) == (
-        "2 in mode 'data' were 1.67 times as fast (1.25 to 2.00), an efficiency of 83%: 6.00 s a "
-        "step, timed here, where one device takes 10.0 s"
+        "2 in mode 'data' were 1.67 times as fast (1.25 to 2.00), an efficiency of 83%: measured "
+        "6.00 s per step, one device 10.0 s"
     )
-    slow = with_times(one, (12.0, 12.0, 12.0), alone_s=10.0)
-    assert describe(slow).startswith("2 in mode 'data' took 1.20 times as long: 12.0 s a step, ")
+    slow = one.with_times((12.0, 12.0, 12.0), alone_s=10.0)
+    assert describe(slow).startswith("2 in mode 'data' took 1.20 times as long: measured 12.0 s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,17 +216,17 @@ def prediction(compute, transfer, *, alone=0.04, devices=2, mode="data", total=N
         (
             prediction(0.03, 0.002, alone=0.048),
             "2 in mode 'data' would be 1.50 times as fast, an efficiency of 75%: 6.00 ms of "
-            "32.0 ms don't get less with fewer rows on a device",
+            "32.0 ms don't shrink with fewer rows per device",
         ),
         (
             prediction(0.03, 0.002, total=0.06),
-            "2 in mode 'data' would take 1.55 times as long: 40.0 ms of 62.0 ms are lost to "
-            "processors that the devices share",
+            "2 in mode 'data' would take 1.55 times as long: 40.0 ms of 62.0 ms are lost "
+            "because the devices share processors",
         ),
         (
             prediction(0.04, 0.01, mode="model"),
-            "2 in mode 'model' would take 1.25 times as long: 20.0 ms of 50.0 ms go by while "
-            "devices wait for each other",
+            "2 in mode 'model' would take 1.25 times as long: 20.0 ms of 50.0 ms are lost "
+            "while devices wait for each other",
         ),
         (
             prediction(0.02, 0.03, mode="model"),
@@ -270,16 +268,16 @@ def test_verdicts_of_ranges():
         "of 87%."
     )
     assert decide([ranged(0.6, 0.4)]).startswith(
-        "Measure it: 2 devices in mode 'data' would be 0.71 to 1.25 times as fast as one. One "
-        "device does not show how often 600 ms of its step"
+        "Measure it: 2 devices in mode 'data' would be 0.71 to 1.25 times as fast as one. "
+        "600 ms of the step don't depend on the rows, and one device doesn't show"
     )
     assert decide([ranged(0.99, 0.01)]) == (
         "Stay on one device: 2 in mode 'data' would take 1.24 times as long (1.00 to 1.98), "
-        "because 742 ms of 1.24 s don't get less with fewer rows on a device."
+        "because 742 ms of 1.24 s don't shrink with fewer rows per device."
     )
     # What is sure goes before what may be faster.
     assert decide([ranged(0.1, 0.9), ranged(0.1, 0.9, devices=8)]).startswith("Take 2 devices")
-    noisy = with_times(ranged(0.1, 0.9), (0.4, 0.7, 1.2), alone_s=1.0)
+    noisy = ranged(0.1, 0.9).with_times((0.4, 0.7, 1.2), alone_s=1.0)
     assert decide([noisy]).startswith(
         "Measure it again: 2 devices in mode 'data' were 0.83 to 2.50 times as fast as one"
     )
@@ -291,11 +289,20 @@ def test_the_report():
     assert list(advice.verdicts) == ["data", "committee"]
     assert advice.notes[:2] == list(advice.verdicts.values())
     assert len(advice.notes) == 5
-    assert advice.notes[-1].startswith("A predicted step is at least what it takes if")
+    assert advice.notes[-1].startswith("A predicted step is shortest if")
     lines = str(advice).splitlines()
-    assert lines[2].split()[:8] == ["mode", "devices", "found", "step", "at", "least", "at", "most"]
+    assert lines[2].split()[:8] == [
+        "mode",
+        "devices",
+        "source",
+        "step",
+        "at",
+        "least",
+        "at",
+        "most",
+    ]
     assert lines[4].split()[:5] == ["data", "2", "predicted", "25.0", "ms"]
-    assert advice.to_dataframe()["found"].tolist() == ["predicted"] * 3
+    assert advice.to_dataframe()["source"].tolist() == ["predicted"] * 3
     assert advice.to_dataframe()["step"].tolist() == [0.04, 0.025, 0.041]
     left, right = advice.plot().axes
     assert [bar.get_width() for bar in left.containers[1]] == pytest.approx([0, 5, 1])
@@ -317,7 +324,7 @@ def test_how_quantities_are_shown():
         ("fast", r"`modes` must be of 'data', .*. Received: mode='fast'. A 'committee' is"),
         (
             "model",
-            r"how the model is spread. Received: cuts={}, without 2 devices. Give `cuts={2:",
+            r"how the model is divided. Received: cuts={}, without 2 devices. Give `cuts={2:",
         ),
     ],
 )

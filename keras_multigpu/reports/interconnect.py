@@ -1,0 +1,173 @@
+"""Links between devices: presets with nominal speeds, and measurements on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_multigpu import engines
+from keras_multigpu.arguments import positive_integer
+from keras_multigpu.devices import choose_devices
+from keras_multigpu.reports.checks import check_number
+
+_SMALL, _LARGE = 4 * 2**10, 64 * 2**20  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A link between devices, on which a copy takes `latency_s + bytes / bytes_per_s`.
+
+    The model is Hockney's ("The communication challenge for MPP", Parallel Computing 20, 1994).
+    Each device has a separate link, on which it can send and receive at the same time.
+
+    Args:
+        name: what to call it.
+        bytes_per_s: bandwidth in one direction, in bytes per second; `math.inf` if copies cost
+            nothing, as between the parts of one processor.
+        latency_s: the seconds that even the smallest copy takes.
+
+    Raises:
+        ValueError: if the bandwidth is not above 0, or the latency is below 0.
+
+    Example:
+        >>> link = Link("a slow one", bytes_per_s=1e6, latency_s=0.5)
+        >>> link.seconds(2_000_000, copies=3)
+        3.5
+    """
+
+    name: str
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_s != math.inf:
+            check_number("bytes_per_s", self.bytes_per_s)
+        check_number("latency_s", self.latency_s, zero=True)
+
+    def seconds(self, size: float, copies: float = 1) -> float:
+        """The time to send `size` bytes in `copies` copies, one after the other."""
+        return copies * self.latency_s + size / self.bytes_per_s
+
+    def __str__(self) -> str:
+        speed = "no limit" if math.isinf(self.bytes_per_s) else f"{self.bytes_per_s / 1e9:.4g} GB/s"
+        return f"{self.name}: {speed} each way, {1e6 * self.latency_s:.3g} us per copy"
+
+
+def _pcie(transfers_per_s: float) -> float:
+    """Bytes per second on 16 lanes, which carry 128 bits of data in 130."""
+    return 16 * transfers_per_s * 128 / 130 / 8
+
+
+_PCIE_S, _NVLINK_S, _ETHERNET_S = 10e-6, 5e-6, 50e-6
+
+PRESETS = {
+    "pcie3": Link("PCIe 3.0 x16", _pcie(8e9), _PCIE_S),
+    "pcie4": Link("PCIe 4.0 x16", _pcie(16e9), _PCIE_S),
+    "pcie5": Link("PCIe 5.0 x16", _pcie(32e9), _PCIE_S),
+    "nvlink2": Link("NVLink 2 (V100)", 6 * 25e9, _NVLINK_S),
+    "nvlink3": Link("NVLink 3 (A100)", 12 * 25e9, _NVLINK_S),
+    "nvlink4": Link("NVLink 4 (H100, H200)", 18 * 25e9, _NVLINK_S),
+    "ethernet10": Link("10 Gbit Ethernet", 10e9 / 8, _ETHERNET_S),
+    "ethernet25": Link("25 Gbit Ethernet", 25e9 / 8, _ETHERNET_S),
+    "ethernet100": Link("100 Gbit Ethernet", 100e9 / 8, _ETHERNET_S),
+}
+"""Nominal links by name.
+
+The bandwidths are the standards' figures for one direction; real copies reach 70 to 90% of them.
+Sources: PCI Express Base Specification 3.0, 4.0 and 5.0 (8, 16 and 32 GT/s per lane, 16 lanes, 128
+of 130 bits); NVIDIA's architecture white papers on V100, A100 and H100 (6, 12 and 18 links of
+25 GB/s in each direction; the advertised 300, 600 and 900 GB/s add both directions); IEEE 802.3.
+No standard gives a latency: these are assumed round numbers, of the order of copies between GPUs
+and of TCP within a room. Where latency matters, use `measure_link` or give a `Link`.
+"""
+
+
+def find_link(link: str | Link | None) -> Link | None:
+    """The preset of a name (`"nvlink"` is the latest); a `Link` or `None` comes back unchanged.
+
+    Example:
+        >>> str(find_link("pcie4"))
+        'PCIe 4.0 x16: 31.51 GB/s each way, 10 us per copy'
+    """
+    if link is None or isinstance(link, Link):
+        return link
+    name = "nvlink4" if link == "nvlink" else link
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ValueError(
+            f"`link` must be one of {', '.join(map(repr, PRESETS))}, 'nvlink', or a `Link`. "
+            f"Received: link={link!r}. For other links give `Link(name, bytes_per_s, latency_s)`."
+        )
+    return PRESETS[name]
+
+
+def measure_link(source: str | None = None, target: str | None = None, *, repeats: int = 9) -> Link:
+    """Times copies between two devices of this process.
+
+    It copies blocks of 4 KiB and 64 MiB in turn and takes the medians.
+
+    Args:
+        source: name of the device to copy from; `None` for the first one.
+        target: name of the device to copy to; `None` for the second one.
+        repeats: how often to copy each block.
+
+    Returns:
+        The link in this direction. Virtual devices on TensorFlow share their memory and copy
+        nothing, so their bandwidth is unlimited, or nearly.
+
+    Raises:
+        ValueError: if there are no two such devices, or `repeats` is not a positive integer.
+
+    Example:
+        >>> measure_link("cpu:0", "cpu:1", repeats=1).name
+        'cpu:0 to cpu:1'
+    """
+    repeats = positive_integer("repeats", repeats)
+    if source is None or target is None:
+        pool = choose_devices(None, None)
+        if len(pool) < 2:
+            raise ValueError(
+                f"A link needs two devices. Received: source={source!r}, target={target!r}, and "
+                f"the only device here is {pool[0]!r}. Use a preset instead: link='pcie4', for "
+                "example."
+            )
+        source, target = source or pool[0], target or pool[1]
+    source, target = choose_devices(None, [source, target])
+    blocks = [_make_block(size, source) for size in (_SMALL, _LARGE)]
+    times: list[list[float]] = [[], []]
+    copy = engines.current().copy
+    for block in blocks:
+        copy(block, target)  # the first copy also allocates memory
+    for _ in range(repeats):
+        for block, seconds in zip(blocks, times):
+            begin = time.perf_counter()
+            copy(block, target)
+            seconds.append(time.perf_counter() - begin)
+    small, large = map(statistics.median, times)
+    return fit_link(f"{source} to {target}", _SMALL, small, _LARGE, large)
+
+
+def _make_block(size: int, device: str) -> Any:
+    """A tensor of `size` bytes on a device."""
+    engine = engines.current()
+    with engine.on_device("cpu:0"):
+        values = keras.ops.convert_to_tensor(np.ones(size // 4, "float32"))
+    return engine.copy(values, device)
+
+
+def fit_link(name: str, size: float, seconds: float, larger: float, longer: float) -> Link:
+    """The link on which `size` bytes take `seconds`, and `larger` ones take `longer`.
+
+    Example:
+        >>> fit_link("a link", 0, 1.0, 4, 3.0)
+        Link(name='a link', bytes_per_s=2.0, latency_s=1.0)
+    """
+    if longer <= seconds:  # the extra bytes took no measurable time
+        return Link(name, math.inf, seconds)
+    speed = (larger - size) / (longer - seconds)
+    return Link(name, speed, max(seconds - size / speed, 0.0))
