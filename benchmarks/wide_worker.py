@@ -49,7 +49,8 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
 
     import keras_multigpu
     from keras_multigpu.layers import MultiHotDense
-    from keras_multigpu.sparse import HashEncoder, outputs
+    from keras_multigpu.sparse import HashEncoder
+    from keras_multigpu.sparse.settings import make_output
 
     keras_multigpu.use_virtual_devices(devices)
     keras.utils.set_random_seed(0)
@@ -67,7 +68,7 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
 
         def __getitem__(self, number: int) -> Any:
             part = slice(number * BATCH, (number + 1) * BATCH)
-            return outputs.make("dense", indices[part], encoder.width), labels[part]
+            return make_output("dense", indices[part], encoder.width), labels[part]
 
     first: Any
     if side == "dense":
@@ -75,7 +76,7 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
         data: dict[str, Any] = {"x": DenseBatches()}
     elif side == "csr":
         x, first = keras.Input((encoder.width,), sparse=True), keras.layers.Dense(units)
-        data = {"x": outputs.make("csr", indices, encoder.width), "y": labels, "batch_size": BATCH}
+        data = {"x": make_output("csr", indices, encoder.width), "y": labels, "batch_size": BATCH}
     else:
         x = keras.Input((encoder.ones,), dtype="int32")
         first = MultiHotDense(units, encoder.width, sparse_gradient=side == "sparse")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, SupportsIndex
 
 
 def positive_integer(name: str, value: Any, hint: str = "", *, expected: str = "") -> int:
@@ -42,3 +42,9 @@ def check_choice(name: str, value: Any, *choices: str) -> None:
     if not isinstance(value, str) or value not in choices:
         expected = " or ".join(f'"{choice}"' for choice in choices)
         raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}.")
+
+
+def non_negative_integer(name: str, value: Any) -> int:
+    """The Python integer that an argument stands for, 0 or more."""
+    is_zero = not isinstance(value, bool) and isinstance(value, SupportsIndex) and value == 0
+    return 0 if is_zero else positive_integer(name, value, expected=", or 0")

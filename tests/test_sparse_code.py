@@ -17,8 +17,7 @@ from sparse_tables import in_every_library, plain_code, plain_codes
 import keras_multigpu.sparse
 from keras_multigpu.sparse import HashEncoder, collision_probability, expected_collisions, hashing
 from keras_multigpu.sparse.cardinality import Cardinality
-from keras_multigpu.sparse.code import Code, group_width
-from keras_multigpu.sparse.collisions import safe_group
+from keras_multigpu.sparse.code import Code, group_width, safe_group
 
 pytestmark = pytest.mark.backend_free
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.sparse import HashEncoder
-from keras_multigpu.sparse.dataset_checks import copy_encoder
+from keras_multigpu.sparse.dataset import copy_encoder
 
 _MIDDLE_EXPONENT = 0.3
 
