@@ -48,3 +48,15 @@ def non_negative_integer(name: str, value: Any) -> int:
     """The Python integer that an argument stands for, 0 or more."""
     is_zero = not isinstance(value, bool) and isinstance(value, SupportsIndex) and value == 0
     return 0 if is_zero else positive_integer(name, value, expected=", or 0")
+
+
+def positive_integers(name: str, values: Any) -> list[int]:
+    """A list of positive integers, such as the units of layers; it may be empty."""
+    try:
+        if isinstance(values, (str, bytes)):
+            raise TypeError("a text is no list")
+        return [positive_integer(name, value) for value in values]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"`{name}` must be a list of positive integers. Received: {name}={values!r}."
+        ) from None

@@ -1,4 +1,4 @@
-"""Wide sparse data: categorical columns, hashed, streamed, and never dense."""
+"""Wide sparse data: categorical columns, hashed and streamed, and stored as indices."""
 
 try:
     import pyarrow

@@ -187,7 +187,10 @@ def reference(problem):
     return of
 
 
-@pytest.mark.parametrize("devices", [None, 1, 2, 4])
+@pytest.mark.parametrize(
+    "devices",
+    [None, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 4],
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_training_equals_that_of_the_dense_form(problem, reference, optimizer, devices):
     indices, _, y = problem
@@ -196,7 +199,7 @@ def test_training_equals_that_of_the_dense_form(problem, reference, optimizer, d
 
 
 @tensorflow_only
-@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize("devices", [pytest.param(None, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_training_by_sparse_gradients(problem, reference, optimizer, devices):
     indices, _, y = problem
@@ -208,7 +211,7 @@ def test_training_by_sparse_gradients(problem, reference, optimizer, devices):
     assert difference(list(ours), list(reference(optimizer))) < 2e-5
 
 
-@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize("devices", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_compiled_and_linear(problem, reference, devices):
     indices, _, y = problem
     first = lambda units: MultiHotDense(units, WIDTH)  # noqa: E731

@@ -12,7 +12,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_tables import in_every_library, plain_code, plain_codes
+from support.sparse_tables import in_every_library, plain_code, plain_codes
 
 import keras_multigpu.sparse
 from keras_multigpu.sparse import HashEncoder, collision_probability, expected_collisions, hashing
@@ -281,10 +281,18 @@ print(HashEncoder({"x": 10}).transform({"x": ["Rome"]}).tolist())
 @pytest.mark.parametrize(
     ("before", "message"),
     [
-        (RAISE.format("ImportError('needs NumPy 2.2')"), "ImportError: needs NumPy 2.2"),
-        (RAISE.format("AttributeError('no such')"), "AttributeError: no such"),
+        pytest.param(
+            RAISE.format("ImportError('needs NumPy 2.2')"),
+            "ImportError: needs NumPy 2.2",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            RAISE.format("AttributeError('no such')"),
+            "AttributeError: no such",
+            marks=pytest.mark.slow,
+        ),
         (RAISE.format("ModuleNotFoundError('none', name='numba')"), ""),
-        (NO_CACHE, "RuntimeError: cannot cache function"),
+        pytest.param(NO_CACHE, "RuntimeError: cannot cache function", marks=pytest.mark.slow),
     ],
 )
 def test_numba_that_can_not_be_used(before, message):
@@ -299,7 +307,9 @@ def test_numba_that_can_not_be_used(before, message):
 # Cardinalities.
 
 
-@pytest.mark.parametrize("count", [1, 10, 1000, 20_000, 60_000, 400_000])
+@pytest.mark.parametrize(
+    "count", [1, 10, 1000, 60_000, pytest.param(400_000, marks=pytest.mark.slow)]
+)
 def test_cardinalities(count):
     seen, again = Cardinality(), Cardinality()
     hashes = np.array([xxhash.xxh64_intdigest(b"%d" % i) for i in range(count)], "uint64")

@@ -17,7 +17,7 @@ from keras_multigpu.zoo import (
     read_ratings,
     read_reviews,
 )
-from keras_multigpu.zoo.lines import read_blocks
+from keras_multigpu.zoo.batches import read_blocks
 
 pytestmark = pytest.mark.backend_free
 
