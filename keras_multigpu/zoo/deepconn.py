@@ -116,8 +116,10 @@ def deepconn(
         ['user', 'user_embedding', 'user_conv', 'user_max', 'user_dense']
     """
     sizes = {"vocabulary": vocabulary, "length": length, "embedding": embedding}
-    for name, size in {**sizes, "filters": filters, "width": width, "units": units}.items():
+    vocabulary, length, embedding, filters, width, units = (
         positive_integer(name, size)
+        for name, size in {**sizes, "filters": filters, "width": width, "units": units}.items()
+    )
     check_choice("head", head, "fm", "dot")
     if width > length:
         raise ValueError(

@@ -169,7 +169,7 @@ def _gather(parts: list[Columns], highest: float | None) -> Ratings:
     matrix = scipy.sparse.csr_matrix(
         (values, (user_rows[kept], item_columns[kept])), shape=(len(users), len(items))
     )
-    skipped = collections.Counter()
+    skipped: collections.Counter[str] = collections.Counter()
     skipped["another number of fields"] = sum(part.malformed for part in parts)
     skipped["no user, item or rating"] = sum(part.unusable for part in parts)
     return Ratings(matrix, users, items, scale, +skipped, len(ratings) - len(kept))

@@ -319,7 +319,7 @@ def test_reviews_wrong_arguments(tmp_path):
         }.values():
             with pytest.raises(ValueError, match=f"`{name}` must be the numbers.*{message}"):
                 reviews.pairs(**{name: wrong})
-    with pytest.raises(ValueError, match="`seed` must be an integer from 0 up. Received: seed=-1"):
+    with pytest.raises(ValueError, match="`seed` must be a positive integer, or 0. Received: seed=-1"):
         reviews.pairs(seed=-1)
 
 
