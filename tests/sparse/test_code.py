@@ -274,7 +274,9 @@ caching.CacheImpl._locator_classes = []
 """
 TRANSFORM = """
 from keras_multigpu.sparse import HashEncoder
-print(HashEncoder({"x": 10}).transform({"x": ["Rome"]}).tolist())
+encoder = HashEncoder({"x": 1000, "y": 10})
+table = {"x": ["Rome", None], "y": [1.5, 2.0]}
+print(encoder.transform(table).tolist(), encoder.fingerprint)
 """
 
 
@@ -295,11 +297,13 @@ print(HashEncoder({"x": 10}).transform({"x": ["Rome"]}).tolist())
         pytest.param(NO_CACHE, "RuntimeError: cannot cache function", marks=pytest.mark.slow),
     ],
 )
-def test_numba_that_can_not_be_used(before, message):
+def test_another_process_and_numba_that_can_not_be_used(before, message):
     env = {**os.environ, "KERAS_BACKEND": "numpy"}
     command = [sys.executable, "-c", before + TRANSFORM]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str([KNOWN["Rome"][1]])
+    encoder = HashEncoder({"x": 1000, "y": 10})
+    here = encoder.transform({"x": ["Rome", None], "y": np.array([1.5, 2])}).tolist()
+    assert done.stdout.strip() == f"{here} {encoder.fingerprint}"
     assert done.stderr.count("numba is installed, but") == bool(message)
     assert message in done.stderr
 

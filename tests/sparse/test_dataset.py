@@ -172,7 +172,7 @@ def test_line_ends_blank_lines_and_long_rows(tmp_path, monkeypatch):
 
 
 def model_of(**options):
-    return wide(ENCODER, optimizer="adam", loss="mse", **options)
+    return wide(ENCODER, optimizer="adam", loss="mse", jit_compile=False, **options)
 
 
 @pytest.mark.parametrize("devices", [pytest.param(None, marks=pytest.mark.slow), 2])

@@ -70,32 +70,6 @@ def test_threads_and_chunks_change_nothing(rng, splits):
     np.testing.assert_array_equal(encoder.transform(pl.from_pandas(frame)), whole)
 
 
-def run(code):
-    """Runs code in another process, without the seconds that TensorFlow takes to be imported."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "KERAS_BACKEND": "numpy"},
-        capture_output=True,
-        text=True,
-    )
-
-
-def test_another_process_gives_the_same():
-    """Another hash seed of Python, another backend; and scikit-learn is not imported."""
-    code = (
-        "import sys\n"
-        "from keras_multigpu.sparse import HashEncoder\n"
-        "e = HashEncoder({'x': 1000, 'y': 10})\n"
-        "print(e.transform({'x': ['a', None], 'y': [1.5, 2.0]}).tolist(), e.fingerprint)\n"
-        "assert 'sklearn' not in sys.modules\n"
-    )
-    done = run(code)
-    assert done.returncode == 0, done.stderr
-    encoder = HashEncoder({"x": 1000, "y": 10})
-    here = encoder.transform({"x": ["a", None], "y": np.array([1.5, 2])}).tolist()
-    assert done.stdout == f"{here} {encoder.fingerprint}\n"
-
-
 def test_explain(rng):
     encoder = HashEncoder({"a:b": 100, "c": 10})
     names = encoder.get_feature_names_out()
@@ -324,6 +298,7 @@ def test_files_that_were_not_written_by_an_encoder():
         )
 
 
+@pytest.mark.slow
 def test_without_the_extra():
     code = (
         "import sys\n"
@@ -336,7 +311,8 @@ def test_without_the_extra():
         "print(keras_multigpu.layers.MultiHotDense)\n"
         "import keras_multigpu.sparse\n"
     )
-    done = run(code)
+    env = {**os.environ, "KERAS_BACKEND": "numpy"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert "MultiHotDense" in done.stdout
     assert "ImportError: keras_multigpu.sparse needs the library `xxhash`" in done.stderr
     assert "pip install 'keras-multigpu[sparse]'" in done.stderr

@@ -238,13 +238,14 @@ def test_damaged_pages(tmp_path, column, options):
     assert (data.rows, data.skipped) == (ROWS, {"unreadable files": 1})
 
 
-def test_random_damage_is_found_or_gives_other_values_only(tmp_path):
+@pytest.mark.parametrize("files", [50, pytest.param(200, marks=pytest.mark.slow)])
+def test_random_damage_is_found_or_gives_other_values_only(tmp_path, files):
     draw = random.Random(1)
     path = write(tmp_path / "a.parquet", cities("few, then many"), dictionary_pagesize_limit=500)
     whole = path.read_bytes()
     footer = int.from_bytes(whole[-8:-4], "little") + 8
     outcomes = set()
-    for _ in range(200):
+    for _ in range(files):
         data = bytearray(whole)
         for _ in range(draw.choice([1, 10])):
             data[draw.randrange(len(whole) - footer)] = draw.randrange(256)

@@ -183,7 +183,8 @@ def test_deepconn_as_described(rng, head):
     assert isinstance(model.optimizer, keras.optimizers.RMSprop)
 
 
-@pytest.mark.parametrize("mode", [pytest.param("data", marks=pytest.mark.slow), "model"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["data", "model"])
 def test_deepconn_on_two_devices(reviews, mode, tmp_path):
     def build():
         model = deepconn(len(reviews.vocabulary), 40, embedding=4, filters=3, units=3)
