@@ -316,8 +316,10 @@ def test_the_rows_and_the_errors_of_a_worker_process(tmp_path):
             np.testing.assert_array_equal(ours, theirs)
     (loader,) = data._reader._workers._loaders
     assert loader._process.poll() is None
+    data.resume(1)
     check_that_a_change_is_told(data, tmp_path / "rows.csv")
     loader._process.kill()
+    data.resume(2)
     with pytest.raises(RuntimeError, match="must stay alive. Received: one that ended with .*-9"):
         [data[number] for number in range(BATCHES)]
 
