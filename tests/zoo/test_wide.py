@@ -112,9 +112,8 @@ def test_data_mode_equals_dense_rows_on_one_device(data, optimizer, loss, device
     assert difference(predicted, reference.predict(rows, verbose=0)) < 2e-5
 
 
-@pytest.mark.parametrize(
-    "replicas", [pytest.param("shared", marks=pytest.mark.slow), "independent"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", ["shared", "independent"])
 def test_tower_mode(data, replicas):
     table, y = data
     model = wide(encoder(), middle=1, optimizer="adam", loss="logistic", jit_compile=False)
@@ -127,7 +126,9 @@ def test_tower_mode(data, replicas):
     assert (difference(members[0], members[1]) > 1e-3) is (replicas == "independent")
 
 
-@pytest.mark.parametrize("mode", ["alone", "data", pytest.param("tower", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mode", ["data", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("alone", "tower"))]
+)
 def test_saved_with_its_encoder(data, tmp_path, mode):
     table, y = data
     own = encoder(missing="?", splits=2)
