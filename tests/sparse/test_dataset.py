@@ -418,6 +418,15 @@ def test_bad_options(options, message):
         HashedDataset("x.csv", **{"encoder": ENCODER, "label": "label", **options})
 
 
+def test_integers_of_numpy(files):
+    numbers = {"batch_size": 50, "chunk_rows": 15, "seed": 3, "process": 1, "processes": 2}
+    own = {name: np.int64(number) for name, number in numbers.items()}
+    data, same = dataset(files, **own), dataset(files, **numbers)
+    assert labels_of(data).tolist() == labels_of(same).tolist()
+    encoder = HashEncoder({"age": np.int64(50)}, splits=np.int8(2), num_threads=np.int64(2))
+    assert HashEncoder.from_json(encoder.to_json()).fingerprint == encoder.fingerprint
+
+
 @pytest.mark.parametrize("twice", ["label", "city", "other"])
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_a_column_that_is_there_twice(tmp_path, suffix, twice):

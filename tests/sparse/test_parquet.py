@@ -197,6 +197,17 @@ def test_few_values_are_hashed_once(tmp_path, monkeypatch):
     assert hashed.count(2) <= 4  # row groups
 
 
+def test_metadata_are_read_once_for_all_row_groups(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", cities("few"), row_group_size=10)
+    read, calls = pq.read_metadata, []
+    monkeypatch.setattr(pq, "read_metadata", lambda *args: calls.append(args) or read(*args))
+    data = dataset(path, batch_size=ROWS)
+    for _ in range(2):
+        data.on_epoch_begin()
+        data[0]
+    assert len(calls) == 2  # to scan, and to read
+
+
 def test_batches_that_are_shorter_than_chunks(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", cities("few, then many"))
     batches = pq.ParquetFile.iter_batches
