@@ -198,7 +198,7 @@ def test_few_values_are_hashed_once(tmp_path, monkeypatch):
 
 
 def test_metadata_are_read_once_for_all_row_groups(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.parquet", cities("few"), row_group_size=10)
+    path = write(tmp_path / "a.parquet", cities("few"))
     read, calls = pq.read_metadata, []
     monkeypatch.setattr(pq, "read_metadata", lambda *args: calls.append(args) or read(*args))
     data = dataset(path, batch_size=ROWS)
