@@ -1,11 +1,12 @@
-"""DeepCoNN's two branches on one device, on two, and with devices alternating: predicted, measured.
+"""DeepCoNN on one device, on two, and with alternating devices: predictions and measurements.
 
     python -m benchmarks.deepconn --rounds 5
 
-The question of a published experiment (an epoch on one GPU 20.5 s, a branch on each of two 22.5 s,
-layers alternating between two 23.0 s), on logical CPU devices of one thread each: what crosses, by
-`reports.transfers`; the step that `reports.advise` predicts, from the measured step on one device
-and the measured link; and the steps as measured, in turn, each in a process of its own.
+A published experiment took 20.5 s for an epoch on one GPU, 22.5 s with one branch on each of two,
+and 23.0 s with layers that alternate between two. This repeats it on logical CPU devices of one
+thread each. It prints the bytes that `reports.transfers` counts, the step that `reports.advise`
+predicts from the measured step on one device and the measured link, and the measured steps. The
+sides take turns, each in a separate process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _TIMEOUT_S = 900.0
 
 
 def measure(rounds: int, steps: int) -> dict[str, list[dict[str, Any]]]:
-    """The figures of every side, round by round, the sides taking turns."""
+    """The figures of every side; the sides take turns, round by round."""
     found: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     for number in range(rounds):
         for side in SIDES:
@@ -38,7 +39,7 @@ def measure(rounds: int, steps: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def predict(step_ms: float) -> dict[str, Any]:
-    """Counted bytes and predicted steps of either placement, in this process.
+    """Counts the bytes and predicts the steps of both placements, in this process.
 
     Args:
         step_ms: the measured step on one device.
@@ -60,7 +61,7 @@ def predict(step_ms: float) -> dict[str, Any]:
             placement=placement,
             link=link,
             step_seconds=step_ms / 1000,
-            processors=1,  # one device by itself keeps the cores busy
+            processors=1,  # one device alone keeps the cores busy
         )
         parallel = keras_multigpu.make_parallel(template, 2, "model", placement=placement)
         DEEPCONN.compile(parallel, jit_compile=False)

@@ -1,11 +1,11 @@
-"""How fast tables are hashed: `HashEncoder` and what else there is, in turn.
+"""The speed of hashing tables: `HashEncoder` beside its alternatives.
 
     python -m benchmarks.hashing
     python -m benchmarks.hashing --rows 1000000 --repeats 3
 
-Every measurement is a process of its own (`hashing_worker`). The sides take turns, round by round,
-so that what else the machine does meets them alike; ratios are formed within a round. Progress
-goes to stderr, the tables to stdout.
+Every measurement runs in a separate process (`hashing_worker`). The sides take turns, round by
+round, so that other programs on the machine disturb all of them alike; ratios are computed within
+a round. Progress goes to stderr, the tables to stdout.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ WAYS = (
 
 
 def measure(way: Way, path: pathlib.Path, rows: int) -> dict[str, Any]:
-    """Takes one turn in a process of its own."""
+    """Runs one measurement in a separate process."""
     request = {**way.options, "path": str(path), "rows": max(1, int(rows * way.share))}
     found = run_module("benchmarks.hashing_worker", json.dumps(request), timeout=_TIMEOUT_S)
     if "error" not in found:
@@ -106,7 +106,7 @@ def report(rounds: Sequence[Sequence[dict[str, Any]]]) -> str:
 
 
 def memory(folder: pathlib.Path, rows: int) -> str:
-    """The peak memory of a stream from Parquet, for files of different length."""
+    """The peak memory of a stream from Parquet, for files of different lengths."""
     table = []
     for count in (rows, 4 * rows):
         path = write_parquet(folder / f"{count}.parquet", count)

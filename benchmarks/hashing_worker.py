@@ -34,7 +34,7 @@ def _strings(path: str, rows: int) -> list[pa.Table]:
 
 
 def _stream(encoder: HashEncoder, tables: Iterable[Any]) -> int:
-    """Hashes tables one after the other, and keeps none."""
+    """Hashes tables one after the other, without keeping any."""
     encode = encoder.stream()
     return sum(len(encode(table)) for table in tables)
 
@@ -74,7 +74,7 @@ def decode_parquet(path: str, rows: int) -> Callable[[], Any]:
 
 
 def feature_hasher(path: str, rows: int) -> Callable[[], Any]:
-    """scikit-learn's, with the strings `column=value` made on the way; end to end."""
+    """scikit-learn's `FeatureHasher` end to end, including its strings `column=value`."""
     from sklearn.feature_extraction import FeatureHasher
 
     frames = [table.to_pandas() for table in _strings(path, rows)]
@@ -90,7 +90,7 @@ def feature_hasher(path: str, rows: int) -> Callable[[], Any]:
 
 
 def prepared_feature_hasher(path: str, rows: int) -> Callable[[], Any]:
-    """scikit-learn's, with its lists of strings ready in memory."""
+    """scikit-learn's `FeatureHasher`, with its lists of strings ready in memory."""
     from sklearn.feature_extraction import FeatureHasher
 
     names = list(cardinalities())
@@ -103,7 +103,7 @@ def prepared_feature_hasher(path: str, rows: int) -> Callable[[], Any]:
 
 
 def keras_hashing(path: str, rows: int) -> Callable[[], Any]:
-    """keras.layers.Hashing, one index a value, from pandas to one array; end to end."""
+    """`keras.layers.Hashing` end to end, from pandas to one array, with one index for a value."""
     import keras
     import tensorflow as tf
 
@@ -127,7 +127,7 @@ def keras_hashing(path: str, rows: int) -> Callable[[], Any]:
 
 
 def recipe(path: str, rows: int) -> Callable[[], Any]:
-    """The recipe as it was published: pandas `apply`, value by value, and a loop over the rows."""
+    """The recipe as published: pandas `apply` for each value, and a loop over the rows."""
     frame = pa.concat_tables(_strings(path, rows)).to_pandas()
     codes = HashEncoder(cardinalities()).layout.codes
 

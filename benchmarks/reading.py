@@ -1,11 +1,11 @@
-"""How fast, and in how much memory, `HashedDataset` reads: quoted CSV, and many distinct values.
+"""The speed and memory of `HashedDataset` with quoted CSV, and with many distinct values.
 
     python -m benchmarks.reading
     python -m benchmarks.reading --rows 200000 --repeats 1
 
-Every measurement is a process of its own. The sides take turns, round by round; ratios are formed
-within a round. Time is the process's own on its processor, the best of three runs: others on the
-machine disturb it less. Progress goes to stderr, the tables to stdout. Memory needs Linux.
+Every measurement runs in a separate process. The sides take turns, round by round; ratios are
+computed within a round. Times are processor times, the best of three runs, so that other programs
+on the machine disturb them less. Progress goes to stderr, the tables to stdout. Memory needs Linux.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _CHUNK = 65_536
 _BATCH = 4096
 _CSV_COLUMNS = 8
 _REPEATS = 3
-_SMALL_ROWS = 1000  # of files that are read first, so that libraries are loaded
+_SMALL_ROWS = 1000  # of the files that are read first, to load the libraries
 _TIMEOUT_S = 900.0
-# name: the file, and how it is read
+# The name of a side: its file, and the function in `WAYS` that reads it.
 CSV_SIDES = {
     "pyarrow.csv, unquoted": ("unquoted.csv", "arrow_csv"),
     "pyarrow.csv, quoted": ("quoted.csv", "arrow_csv"),
@@ -54,7 +54,7 @@ PARQUET_SIDES = {
 
 
 def write_files(folder: pathlib.Path, rows: int) -> None:
-    """The files that are read; of `many`, every value is another one."""
+    """Writes the files; in `many`, all values are distinct."""
     folder.mkdir()
     draw = np.random.default_rng(0)
     label = draw.integers(0, 2, rows)
@@ -117,7 +117,7 @@ WAYS = {"arrow_csv": _arrow_csv, "arrow_parquet": _arrow_parquet, "ours": _ours}
 
 
 def measure(way: str, path: str, small: str, rows: int) -> dict[str, Any]:
-    """Rows per second of processor time, in a scan and in an epoch, and the memory they add."""
+    """Rows per second of processor time in a scan and in an epoch, and the memory that is added."""
     pa.set_cpu_count(1)
     for warm_up in WAYS[way](small, rows).values():
         warm_up()
@@ -134,7 +134,7 @@ def measure(way: str, path: str, small: str, rows: int) -> dict[str, Any]:
 
 
 def _reset_peak_mib() -> float:
-    """The memory of this process; its peak is measured from now on."""
+    """The memory of this process, after setting its peak back."""
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     return _memory_mib("VmRSS")
 
@@ -147,7 +147,7 @@ def _memory_mib(name: str) -> float:
 def _turns(
     sides: dict[str, tuple[str, str]], folder: pathlib.Path, rows: int, repeats: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """All measurements of each side, which take turns."""
+    """All measurements of each side; the sides take turns."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, (file, way) in sides.items():

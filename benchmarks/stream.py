@@ -1,12 +1,12 @@
-"""A wide model trained from Parquet files that are read, hashed and trained on chunk by chunk.
+"""Trains a wide model from Parquet files, which are read and hashed chunk by chunk.
 
     python -m benchmarks.stream --rows 1000000 4000000
     KERAS_BACKEND=jax python -m benchmarks.stream --rows 100000000
 
-Files are generated first, a million rows in each, in a temporary folder or in one that is
-named and kept (`--folder`); files that are there already are used. Each number of rows is a
-process of its own, which goes through its files once. Printed are the rate, the peak of the
-process's memory, which should not grow with the rows, and what 1.5 billion rows would take.
+The files are generated first, a million rows in each, in a temporary folder, or in `--folder`,
+which is kept; existing files are used again. Each number of rows runs in a separate process, which
+reads its files once. It prints the rate, the peak memory of the process, which should not grow
+with the rows, and the time that 1.5 billion rows would take.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TIMEOUT_S = 6 * 3600.0
 
 
 def train(folder: str, files: int) -> dict[str, Any]:
-    """One epoch of the linear model with logistic loss and Adam, in this process."""
+    """Trains the linear model for one epoch, with logistic loss and Adam, in this process."""
     from keras_multigpu.sparse import HashedDataset, HashEncoder
     from keras_multigpu.zoo.wide import wide
 
@@ -57,7 +57,7 @@ def train(folder: str, files: int) -> dict[str, Any]:
 
 
 def generate(folder: pathlib.Path, files: int) -> None:
-    """Writes the files that are not there yet."""
+    """Writes the files that don't exist yet."""
     for number in range(files):
         path = folder / f"{number:05}.parquet"
         if not path.exists():

@@ -1,11 +1,11 @@
-"""How fast wide models train: from indices, from dense rows, from SciPy CSR, and Vowpal Wabbit.
+"""The training speed of wide models: indices, dense rows, SciPy CSR, and Vowpal Wabbit.
 
     python -m benchmarks.wide --repeats 3
     KERAS_BACKEND=jax python -m benchmarks.wide --devices 1 2
 
-Every measurement is a process of its own (`wide_worker`). The sides take turns, round by round, so
-that what else the machine does meets them alike; ratios are formed within a round. Progress goes
-to stderr, the tables to stdout.
+Every measurement runs in a separate process (`wide_worker`). The sides take turns, round by round,
+so that other programs on the machine disturb all of them alike; ratios are computed within a
+round. Progress goes to stderr, the tables to stdout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.wide_worker import BATCH, COLUMNS
 
 _BACKEND = keras.backend.backend()
 _TIMEOUT_S = 900.0
-# Batches in an epoch: enough for a second or so.
+# Batches in an epoch: enough for about a second.
 _BATCHES = {"dense": 3, "csr": 8, "indices": 24, "sparse": 12, "vw": 24}
 _LINEAR_FACTOR = {"dense": 1, "csr": 2, "indices": 4, "sparse": 4, "vw": 2}
 _NAMES = {
@@ -40,7 +40,7 @@ Key = tuple[str, str, int]
 
 
 def keys(models: Sequence[str], devices: Sequence[int]) -> list[Key]:
-    """What a round measures: model, side, number of devices."""
+    """The measurements of a round: model, side, number of devices."""
     sides = ["dense", "csr", *(["sparse"] if _BACKEND == "tensorflow" else [])]
     found: list[Key] = []
     for model in models:
@@ -50,7 +50,7 @@ def keys(models: Sequence[str], devices: Sequence[int]) -> list[Key]:
 
 
 def measure(key: Key) -> dict[str, Any]:
-    """Takes one turn in a process of its own."""
+    """Runs one measurement in a separate process."""
     model, side, devices = key
     factor = _LINEAR_FACTOR[side] if model == "linear" else 1
     request = {
@@ -67,7 +67,7 @@ def measure(key: Key) -> dict[str, Any]:
 
 
 def report(rounds: Sequence[dict[Key, dict[str, Any]]], model: str) -> str:
-    """A Markdown table of one model: rates, memory, and how many times as fast indices are."""
+    """A Markdown table of one model: rates, memory, and the speed of indices beside the others."""
     rows = []
     for key in [key for key in rounds[0] if key[0] == model]:
         results = [found[key] for found in rounds]

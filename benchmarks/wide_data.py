@@ -1,4 +1,4 @@
-"""Tables of categorical columns whose values repeat as words do: for `hashing` and `wide`."""
+"""Tables of categorical columns with Zipf-distributed values, for `hashing` and `stream`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _ROW_GROUP = 2**17
 
 
 def cardinalities(largest: int = 100_000) -> dict[str, int]:
-    """How many values each column has: from 10 to the largest, in equal ratios."""
+    """The number of values of each column: from 10 to the largest, in equal ratios."""
     counts = np.geomspace(10, largest, COLUMNS).round().astype(int)
     return {f"column_{number}": int(count) for number, count in enumerate(counts)}
 
 
 def make_table(rows: int, seed: int) -> pa.Table:
-    """Rows of strings, drawn by Zipf's law, and a label that some of the columns decide."""
+    """Rows of strings, drawn from Zipf's law, and a label that depends on them."""
     rng = np.random.default_rng(seed)
     columns: dict[str, pa.Array] = {}
     score = np.zeros(rows)
@@ -35,7 +35,7 @@ def make_table(rows: int, seed: int) -> pa.Table:
 
 
 def write_parquet(path: pathlib.Path, rows: int, seed: int = 0) -> pathlib.Path:
-    """Writes such a table, some rows at a time."""
+    """Writes `make_table` to a file, some rows at a time."""
     writer = None
     for number, first in enumerate(range(0, rows, _ROW_GROUP)):
         table = make_table(min(_ROW_GROUP, rows - first), seed + number)

@@ -25,7 +25,7 @@ _EPOCHS = 3
 
 
 def make_rows(rows: int) -> tuple[Any, np.ndarray]:
-    """Numbers of values, drawn by Zipf's law, of shape `(rows, COLUMNS)`; and labels 0 and 1."""
+    """Values drawn from Zipf's law, of shape `(rows, COLUMNS)`, and labels 0 and 1."""
     rng = np.random.default_rng(0)
     chances = 1 / np.arange(1, CARDINALITY + 1)
     bounds = np.cumsum(chances / chances.sum())
@@ -49,7 +49,8 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
 
     import keras_multigpu
     from keras_multigpu.layers import MultiHotDense
-    from keras_multigpu.sparse import HashEncoder, outputs
+    from keras_multigpu.sparse import HashEncoder
+    from keras_multigpu.sparse.settings import make_output
 
     keras_multigpu.use_virtual_devices(devices)
     keras.utils.set_random_seed(0)
@@ -60,14 +61,14 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
     units = 32 if model == "hidden" else 1
 
     class DenseBatches(keras.utils.PyDataset):
-        """The dense rows of a batch, made when it is asked for."""
+        """Batches whose dense rows are made on request."""
 
         def __len__(self) -> int:
             return rows // BATCH
 
         def __getitem__(self, number: int) -> Any:
             part = slice(number * BATCH, (number + 1) * BATCH)
-            return outputs.make("dense", indices[part], encoder.width), labels[part]
+            return make_output("dense", indices[part], encoder.width), labels[part]
 
     first: Any
     if side == "dense":
@@ -75,7 +76,7 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
         data: dict[str, Any] = {"x": DenseBatches()}
     elif side == "csr":
         x, first = keras.Input((encoder.width,), sparse=True), keras.layers.Dense(units)
-        data = {"x": outputs.make("csr", indices, encoder.width), "y": labels, "batch_size": BATCH}
+        data = {"x": make_output("csr", indices, encoder.width), "y": labels, "batch_size": BATCH}
     else:
         x = keras.Input((encoder.ones,), dtype="int32")
         first = MultiHotDense(units, encoder.width, sparse_gradient=side == "sparse")
@@ -85,7 +86,7 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
     if devices > 1:
         trained = keras_multigpu.make_parallel(trained, devices)
     optimizer: Any = keras.optimizers.Adam() if model == "hidden" else keras.optimizers.Ftrl(0.2)
-    # What is fastest for each side, on processors: XLA for indices.
+    # The fastest setting for each side on processors: XLA for indices.
     trained.compile(optimizer, "mse", jit_compile=True if side == "indices" else "auto")
     losses, rates = [], []
     for epoch in range(_EPOCHS + 1):
@@ -97,7 +98,7 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
 
 
 def vowpal_wabbit(rows: int) -> dict[str, Any]:
-    """Times one pass of Vowpal Wabbit's own driver over its text format, linear, by Ftrl."""
+    """Times one pass of Vowpal Wabbit's driver over its text format: linear, Ftrl."""
     import vowpalwabbit
 
     ranks, labels = make_rows(rows)
@@ -117,7 +118,7 @@ def vowpal_wabbit(rows: int) -> dict[str, Any]:
 
 
 def measure(side: str, **request: Any) -> dict[str, Any]:
-    """The figures of one side, Vowpal Wabbit's or Keras's, and the process's peak memory."""
+    """The figures of one side, and the process's peak memory."""
     is_peer = side == "vw"
     result = vowpal_wabbit(request["rows"]) if is_peer else train(side, **request)
     result["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -66,3 +66,20 @@ def check_choice(name: str, value: Any, *choices: str | None) -> None:
         words = ["None" if choice is None else f'"{choice}"' for choice in choices]
         expected = " or ".join([", ".join(words[:-1]), words[-1]])
         raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}.")
+
+
+def non_negative_integer(name: str, value: Any) -> int:
+    """The Python integer that an argument stands for, 0 or more."""
+    return 0 if as_integer(value) == 0 else positive_integer(name, value, expected=", or 0")
+
+
+def positive_integers(name: str, values: Any) -> list[int]:
+    """A list of positive integers, such as the units of layers; it may be empty."""
+    try:
+        if isinstance(values, (str, bytes)):
+            raise TypeError("a text is no list")
+        return [positive_integer(name, value) for value in values]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"`{name}` must be a list of positive integers. Received: {name}={values!r}."
+        ) from None

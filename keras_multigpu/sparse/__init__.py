@@ -1,4 +1,4 @@
-"""Wide sparse data: categorical columns, hashed, streamed, and never dense."""
+"""Wide sparse data: categorical columns, hashed and streamed, and stored as indices."""
 
 try:
     import pyarrow
@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from keras_multigpu.layers import MultiHotDense
-from keras_multigpu.sparse.collisions import collision_probability, expected_collisions
+from keras_multigpu.sparse.code import collision_probability, expected_collisions
 from keras_multigpu.sparse.dataset import HashedDataset
 from keras_multigpu.sparse.encoder import HashEncoder
 

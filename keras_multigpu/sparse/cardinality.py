@@ -1,4 +1,4 @@
-"""How many different values a stream has, in bounded memory: HyperLogLog.
+"""The number of distinct values of a stream, estimated in bounded memory: HyperLogLog.
 
 Flajolet, Fusy, Gandouet and Meunier, "HyperLogLog: the analysis of a near-optimal cardinality
 estimation algorithm" (2007), with the estimator of Ertl, "New cardinality estimation algorithms
@@ -18,10 +18,9 @@ _RANK_BITS = 64 - _INDEX_BITS
 
 
 class Cardinality:
-    """Estimates how many distinct hashes it was given, to about 0.8%, in 16 KiB.
+    """Estimates the number of distinct hashes with an error of about 0.8%, in 16 KiB.
 
-    Equal hashes count once, whatever their order and however they are spread over calls; `merge`
-    joins the estimates of two streams.
+    The order of the hashes, and how they are divided among calls, makes no difference.
 
     Example:
         >>> import numpy as np
@@ -37,23 +36,19 @@ class Cardinality:
         self._ranks = np.zeros(_REGISTERS, "uint8")
 
     def add(self, hashes: np.ndarray) -> None:
-        """Counts hashes.
-
-        Args:
-            hashes: uint64 hashes of 64 good bits, of shape `(values,)`.
-        """
+        """Counts uint64 hashes, all 64 bits of which are well mixed."""
         registers = (hashes >> np.uint64(_RANK_BITS)).astype("int64")
         rest = hashes & np.uint64(2**_RANK_BITS - 1)
-        # The place of the first one among the remaining bits: exact, for a float64 has 53.
+        # The position of the first one among the other 50 bits; exact, because a float64 has 53.
         _, exponents = np.frexp(rest.astype("float64"))
         np.maximum.at(self._ranks, registers, (_RANK_BITS + 1 - exponents).astype("uint8"))
 
     def merge(self, other: Cardinality) -> None:
-        """Counts what another one has counted."""
+        """Adds what another estimator has counted."""
         np.maximum(self._ranks, other._ranks, out=self._ranks)
 
     def estimate(self) -> int:
-        """The estimate: 0 if nothing was added."""
+        """The estimate; 0 if nothing was added."""
         counts = np.bincount(self._ranks, minlength=_RANK_BITS + 2).astype("float64")
         total = _REGISTERS * _tau(1 - counts[_RANK_BITS + 1] / _REGISTERS)
         for count in counts[_RANK_BITS:0:-1]:
@@ -63,7 +58,7 @@ class Cardinality:
 
 
 def _sigma(x: float) -> float:
-    """The part of registers that are still empty: `x + sum_k x^(2^k) 2^(k-1)`."""
+    """The contribution of the empty registers: `x + sum_k x^(2^k) 2^(k-1)`."""
     if x == 1:
         return math.inf
     total, weight, before = x, 1.0, -1.0
@@ -75,7 +70,7 @@ def _sigma(x: float) -> float:
 
 
 def _tau(x: float) -> float:
-    """The part of registers that are full: `(1 - x - sum_k (1 - x^(2^-k))^2 2^-k) / 3`."""
+    """The contribution of the full registers: `(1 - x - sum_k (1 - x^(2^-k))^2 2^-k) / 3`."""
     if x in (0, 1):
         return 0.0
     total, weight, before = 1 - x, 1.0, -1.0

@@ -1,20 +1,30 @@
-"""The code of a value: which columns of the multi-hot row are one.
+"""The hash code of a value, and where in the multi-hot row the codes of all columns are.
 
-A column of a table is given `bucket` columns of the row, in `splits` groups of equal width. The
-xxh64 hash of the value's text (UTF-8, seed 0), written as sixteen hexadecimal digits, is cut into
-as many groups of digits; each, modulo the group's width, says where in its group the one is.
+A column of a table occupies `bucket` columns of the multi-hot row, in `splits` groups of equal
+width. The xxh64 hash of the value's text (UTF-8, seed 0) is written as sixteen hexadecimal digits
+and cut into as many groups of digits. Each group of digits, modulo the width, is the position of
+the one in its group.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import hashlib
+import json
 import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-SPLITS = (1, 2, 4)
+from keras_multigpu.arguments import positive_integer
+
+RECIPE = "xxh64 of UTF-8, seed 0, groups of hexadecimal digits"
+_SPLITS = (1, 2, 4)
 _LEAST_BUCKET = 32
 _HASH_BITS = 64
+_WIDEST = 2.0**64  # wider than any group; the exact width may be infinite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +34,7 @@ class Code:
     Attributes:
         start: the column's first index in the row.
         group: how many indices a group has.
-        splits: how many groups there are, and so how many ones a value has: 1, 2 or 4.
+        splits: how many groups, and therefore ones, a value has: 1, 2 or 4.
 
     Example:
         >>> import numpy as np, xxhash
@@ -47,90 +57,238 @@ class Code:
         return self.group * self.splits
 
     def indices(self, hashes: np.ndarray) -> np.ndarray:
-        """The indices of values, from their hashes.
-
-        Args:
-            hashes: xxh64 hashes, uint64, of shape `(values,)`.
-
-        Returns:
-            int32, of shape `(values, splits)`, rising in each row.
-        """
+        """The indices of uint64 hashes: int32 of shape `(values, splits)`, ascending in a row."""
         bits = _HASH_BITS // self.splits
         shifts = np.arange(self.splits - 1, -1, -1, dtype="uint64") * np.uint64(bits)
         digits = hashes[:, None] >> shifts
         if self.splits > 1:
-            digits &= np.uint64(2**bits - 1)
-            digits = digits.astype("uint32")  # its division is the faster one
+            digits = (digits & np.uint64(2**bits - 1)).astype("uint32")  # divides faster
         # NumPy divides by a constant faster than it takes the remainder.
-        remainders = digits - digits // digits.dtype.type(self.group) * digits.dtype.type(
-            self.group
-        )
+        group = digits.dtype.type(self.group)
+        remainders = digits - digits // group * group
         starts = self.start + self.group * np.arange(self.splits, dtype="int32")
         return remainders.astype("int32") + starts
 
 
+class Place(NamedTuple):
+    """What an index stands for.
+
+    Attributes:
+        column: the table's column.
+        split: the group of the column, from 0.
+        position: the position in the group, from 0: the group's digits modulo its width.
+    """
+
+    column: str
+    split: int
+    position: int
+
+    @property
+    def name(self) -> str:
+        """The place as one word, such as `city:2:17`."""
+        return f"{self.column}:{self.split}:{self.position}"
+
+    @classmethod
+    def parse(cls, name: str) -> Place:
+        """The place with a name; the column's own name may contain colons."""
+        parts = name.rsplit(":", 2)
+        if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
+            raise ValueError(
+                "The name of a place must be column:split:position, for example `city:2:17`. "
+                f"Received: {name!r}."
+            )
+        return cls(parts[0], int(parts[1]), int(parts[2]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The codes of all columns, one after the other in the row, and the text of missing values."""
+
+    codes: Mapping[str, Code]
+    splits: int
+    missing: str
+
+    @classmethod
+    def of(cls, groups: Mapping[str, int], splits: int, missing: str) -> Layout:
+        """Lays out columns, given the width of each column's groups."""
+        codes, start = {}, 0
+        for name, group in groups.items():
+            codes[name] = Code(start, group, splits)
+            start += codes[name].bucket
+        if start > 2**31 - 1:
+            raise ValueError(
+                f"Indices are int32, so a row has at most {2**31 - 1} of them. Received: columns "
+                f"that need {start}. Use fewer columns, lower cardinalities, or a higher "
+                "`collision_probability`."
+            )
+        return cls(codes, splits, missing)
+
+    @property
+    def width(self) -> int:
+        """How many indices there are."""
+        return sum(code.bucket for code in self.codes.values())
+
+    @property
+    def ones(self) -> int:
+        """How many ones a row has."""
+        return self.splits * len(self.codes)
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits, different for layouts that can give different indices."""
+        groups = [[name, code.group] for name, code in self.codes.items()]
+        parts: list[Any] = [RECIPE, self.splits, self.missing, groups]
+        text = json.dumps(parts, ensure_ascii=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+
+    def place(self, index: int) -> Place:
+        """What an index stands for."""
+        if not 0 <= index < self.width:
+            raise ValueError(
+                f"An index must be from 0 to {self.width - 1}. Received: index={index!r}."
+            )
+        starts = [code.start for code in self.codes.values()]
+        name = list(self.codes)[bisect.bisect_right(starts, index) - 1]
+        code = self.codes[name]
+        return Place(name, *divmod(index - code.start, code.group))
+
+    def index(self, place: Place) -> int:
+        """The index of a place."""
+        code = self.codes.get(place.column)
+        if code is None or place.split >= self.splits or place.position >= code.group:
+            groups = ", ".join(f"{name!r} {one.group}" for name, one in self.codes.items())
+            raise ValueError(
+                f"A place must be in one of the columns, in one of its {self.splits} splits, and "
+                f"below the width of the column's groups: {groups}. Received: {place.name!r}."
+            )
+        return code.start + place.split * code.group + place.position
+
+
 def group_width(cardinality: int, splits: int = 4) -> int:
-    """The width of a group by the published rule: `max(32, 4 * ceil(sqrt(cardinality))) / splits`.
+    """The published width of a group: `max(32, 4 * ceil(sqrt(cardinality))) / splits`.
 
-    The rule is that of the whole column, all groups together, and does not depend on `splits`.
-
-    Args:
-        cardinality: how many values the column has, 1 or more.
-        splits: how many groups the column has: 1, 2 or 4.
-
-    Raises:
-        ValueError: if an argument is none of these, or the hash has not the digits for it.
+    The width of the whole column does not depend on `splits`.
 
     Example:
         >>> group_width(10), group_width(100_000), group_width(100_000, splits=1)
         (8, 317, 1268)
     """
-    check_cardinality(cardinality)
-    check_splits(splits)
-    splits = int(splits)  # NumPy's integers are not written to JSON
+    cardinality, splits = check_cardinality(cardinality), check_splits(splits)
     root = math.isqrt(cardinality - 1) + 1  # the square root, rounded up, without rounding errors
-    return check_group(max(_LEAST_BUCKET, 4 * root) // splits, splits)
+    return _check_group(max(_LEAST_BUCKET, 4 * root) // splits, splits)
 
 
-def check_group(group: int, splits: int) -> int:
-    """A width that a group of digits can fill, and int32 can count.
+def expected_collisions(cardinality: int, group: int | None = None, splits: int = 4) -> float:
+    """How many pairs of a column's values share a code, on average over all sets of values.
+
+    There are `n (n - 1) / 2` pairs, each with the probability that two hashes agree in all groups
+    (the birthday problem). A group of digits modulo its width is not quite uniform; this is
+    taken into account.
+
+    Args:
+        cardinality: how many values the column has.
+        group: the width of a group; `None` for the published width.
+        splits: how many groups there are.
 
     Raises:
-        ValueError: if it can't.
+        ValueError: if an argument is not a positive integer, or `splits` is not 1, 2 or 4.
+
+    Example:
+        >>> round(expected_collisions(100_000), 3)
+        0.495
+        >>> round(expected_collisions(100_000, splits=1))
+        3943178
     """
-    limit = 2 ** min(_HASH_BITS // splits, 30)
-    if group > limit:
-        raise ValueError(
-            f"With splits={splits} a group is at most {limit} wide, which is what its digits of "
-            f"the hash, and int32 indices, can tell apart. Received: a group of width {group}. "
-            "Take a lower cardinality, a higher `collision_probability`, or other `splits`."
-        )
+    cardinality, splits = check_cardinality(cardinality), check_splits(splits)
+    width = group_width(cardinality, splits) if group is None else positive_integer("group", group)
+    numbers = 2 ** (_HASH_BITS // splits)
+    often, larger = divmod(numbers, width)
+    # `larger` of the remainders come up once more than the others.
+    squares = larger * (often + 1) ** 2 + (width - larger) * often**2
+    return cardinality * (cardinality - 1) / 2 * (squares / numbers**2) ** splits
+
+
+def collision_probability(cardinality: int, group: int | None = None, splits: int = 4) -> float:
+    """The probability that at least two values of a column share a code.
+
+    `1 - exp(-expected_collisions)`, the Poisson approximation of the birthday problem (Feller,
+    "An introduction to probability theory and its applications", 1968, II.3). With the published
+    width it is about 0.39 for every large cardinality: four columns in ten have a pair of values
+    that the model can't tell apart.
+
+    Args:
+        cardinality: how many values the column has.
+        group: the width of a group; `None` for the published width.
+        splits: how many groups there are.
+
+    Raises:
+        ValueError: if an argument is not a positive integer, or `splits` is not 1, 2 or 4.
+
+    Example:
+        >>> round(collision_probability(100_000), 2)
+        0.39
+        >>> round(collision_probability(100_000, group=840), 2)
+        0.01
+    """
+    return -math.expm1(-expected_collisions(cardinality, group, splits))
+
+
+def safe_group(cardinality: int, probability: float, splits: int = 4) -> int:
+    """The smallest width of a group, from the published one up, with so few collisions.
+
+    With four groups and a probability of 0.01 it is about `2.7 * sqrt(cardinality)`.
+
+    Example:
+        >>> safe_group(100_000, 0.01)
+        840
+    """
+    check_probability(probability)
+    least = group_width(cardinality, splits)
+    pairs = cardinality * (cardinality - 1) / 2
+    # Exact for uniform groups; for others, search from there.
+    exact = (pairs / -math.log1p(-probability)) ** (1 / splits)
+    group = _check_group(max(least, math.ceil(min(exact, _WIDEST))), splits)
+    while collision_probability(cardinality, group, splits) > probability:
+        group = _check_group(group + 1, splits)
+    while group > least and collision_probability(cardinality, group - 1, splits) <= probability:
+        group -= 1
     return group
 
 
-def check_cardinality(cardinality: object, name: str = "cardinality") -> None:
-    """Refuses what is not a positive integer.
-
-    Raises:
-        ValueError: if it is not.
-    """
-    is_integer = isinstance(cardinality, (int, np.integer)) and not isinstance(cardinality, bool)
-    if not is_integer or cardinality < 1:  # type: ignore[operator]
-        raise ValueError(
-            f"`{name}` must be a positive integer, the number of values that a column has. "
-            f"Received: {name}={cardinality!r}."
-        )
+def check_cardinality(cardinality: Any, name: str = "cardinality") -> int:
+    """A cardinality as Python's integer."""
+    return positive_integer(name, cardinality, expected=", the number of values that a column has")
 
 
-def check_splits(splits: object) -> None:
-    """Refuses a number of groups into which sixteen digits are not cut.
-
-    Raises:
-        ValueError: if it is one.
-    """
+def check_splits(splits: Any) -> int:
+    """A number of groups as Python's integer."""
     is_integer = isinstance(splits, (int, np.integer)) and not isinstance(splits, bool)
-    if not is_integer or splits not in SPLITS:
+    if not is_integer or splits not in _SPLITS:
         raise ValueError(
             "`splits` must be 4 (the published code), 2, or 1 (one-hot), an integer. "
             f"Received: splits={splits!r}."
         )
+    return int(splits)
+
+
+def check_probability(probability: Any) -> None:
+    """Refuses what is not a number between 0 and 1."""
+    is_number = isinstance(probability, (int, float)) and not isinstance(probability, bool)
+    if not is_number or not 0 < probability < 1:
+        raise ValueError(
+            "`collision_probability` must be a number between 0 and 1, the highest accepted "
+            "probability that two values of a column share a code, or None for the published "
+            f"width. Received: collision_probability={probability!r}."
+        )
+
+
+def _check_group(group: int, splits: int) -> int:
+    """Refuses a width that a group of digits can't fill, or that int32 can't count."""
+    limit = 2 ** min(_HASH_BITS // splits, 30)
+    if group > limit:
+        raise ValueError(
+            f"With splits={splits} a group is at most {limit} wide: its digits of the hash, and "
+            f"int32 indices, can't tell more apart. Received: a group of width {group}. Use a "
+            "lower cardinality, a higher `collision_probability`, or other `splits`."
+        )
+    return group

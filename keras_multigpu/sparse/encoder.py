@@ -1,4 +1,4 @@
-"""HashEncoder: the codes of a table's rows, without having seen the data before."""
+"""HashEncoder: hash codes of the rows of a table, without a pass over the data."""
 
 from __future__ import annotations
 
@@ -8,40 +8,37 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.sparse import outputs, settings
+from keras_multigpu.sparse import settings
 from keras_multigpu.sparse.cardinality import Cardinality
-from keras_multigpu.sparse.code import group_width
-from keras_multigpu.sparse.collisions import safe_group
-from keras_multigpu.sparse.estimator import Estimator
+from keras_multigpu.sparse.code import Layout, Place, group_width, safe_group
 from keras_multigpu.sparse.hashing import TableHasher, distinct, hashes
-from keras_multigpu.sparse.layout import Layout, Place
-from keras_multigpu.sparse.tables import column_names, is_table, to_columns
-from keras_multigpu.sparse.text import MISSING, texts
+from keras_multigpu.sparse.tables import MISSING, column_names, is_table, texts, to_columns
 
 
-class HashEncoder(Estimator):
+class HashEncoder:
     """Turns the rows of a table of categorical columns into multi-hot rows, by hashing.
 
-    Nothing is learned: a value's indices depend on its text, its column and the settings only, so
-    that any chunk of any file, on any machine, gives the same. The code is that of
-    `keras_multigpu.sparse.code`, the texts are those of `keras_multigpu.sparse.text`.
+    Nothing is learned: a value's indices depend only on its text, its column and the settings.
+    Every chunk of every file gives the same indices on every machine. `keras_multigpu.sparse.code`
+    describes the code, `keras_multigpu.sparse.tables` the text of a value.
 
-    It is an estimator of scikit-learn's kind: `fit`, `transform`, `get_params`, pipelines.
+    It is an estimator in the style of scikit-learn, with `fit`, `transform` and `get_params`, and
+    works in pipelines; scikit-learn itself is not needed.
 
     Args:
-        columns: how many values each column has, `{"city": 40_000, "age": 100}`, in the order of
-            the row; about is enough. `None` for a number, a list of names, or nothing at all
-            leaves the numbers to `fit`.
+        columns: how many values each column has, such as `{"city": 40_000, "age": 100}`, in the
+            order of the row. Approximate numbers are enough. Where the number is `None`, and for
+            a list of names or for no `columns` at all, `fit` estimates it.
         splits: how many ones a value has: 4 (the published code), 2, or 1 (one-hot).
-        collision_probability: the highest accepted probability that some two values of a column
-            have the same code; `None` for the published width, by which it is about 0.39.
+        collision_probability: the highest accepted probability that two values of a column share
+            a code; `None` for the published width, with which it is about 0.39.
         missing: the text that stands for a missing value.
-        output: what `transform` gives if not told otherwise: `"indices"`, `"csr"` or `"dense"`.
-        others: `"error"` to refuse a table with other columns, `"ignore"` to leave them out.
+        output: the default form of `transform`: `"indices"`, `"csr"` or `"dense"`.
+        others: `"error"` refuses a table with other columns, `"ignore"` leaves them out.
         num_threads: how many columns are hashed at a time.
 
     Raises:
-        ValueError: if an argument is not of that kind.
+        ValueError: if an argument is invalid.
 
     Example:
         >>> encoder = HashEncoder({"city": 40_000, "age": 100})
@@ -64,7 +61,7 @@ class HashEncoder(Estimator):
         others: str = "error",
         num_threads: int = 1,
     ):
-        # As they are given: scikit-learn's `clone` asks for that.
+        # Unchanged: scikit-learn's `clone` requires it.
         self.columns = columns
         self.splits = splits
         self.collision_probability = collision_probability
@@ -75,7 +72,7 @@ class HashEncoder(Estimator):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Checks the settings, and lays out the row where all cardinalities are known."""
+        """Checks the settings, forgets estimates, and lays out the row if nothing is missing."""
         settings.check(self.get_params())
         self._seen: dict[str, Cardinality] = {}
         self._layout: Layout | None = None
@@ -100,11 +97,7 @@ class HashEncoder(Estimator):
 
     @property
     def layout(self) -> Layout:
-        """Where each column has its indices.
-
-        Raises:
-            ValueError: if cardinalities are still to be estimated.
-        """
+        """Where each column has its indices; a `ValueError` before all cardinalities are known."""
         if self._layout is None:
             raise ValueError(
                 "The cardinalities of the columns must be known. Received: "
@@ -114,12 +107,12 @@ class HashEncoder(Estimator):
 
     @property
     def width(self) -> int:
-        """The columns of the multi-hot row."""
+        """The number of columns of a multi-hot row."""
         return self.layout.width
 
     @property
     def ones(self) -> int:
-        """The ones in a row: `splits` for each column."""
+        """The number of ones in a row: `splits` for each column."""
         return self.layout.ones
 
     @property
@@ -131,17 +124,17 @@ class HashEncoder(Estimator):
         """Estimates the cardinalities that were not given, in bounded memory.
 
         Args:
-            tables: a table, as `transform` takes it, or an iterable of tables, each read once.
+            tables: a table, as for `transform`, or an iterable of tables, each read once.
             y: ignored.
         """
         self._prepare()
         for table in [tables] if is_table(tables) else tables:
             self.partial_fit(table)
-        self.layout  # noqa: B018  an iterable without tables is told here
+        self.layout  # noqa: B018  refuses an iterable without tables
         return self
 
     def partial_fit(self, table: Any, y: Any = None) -> HashEncoder:
-        """Counts the values of one more table among those seen since the last `fit`."""
+        """Adds the values of one more table to those seen since the last `fit`."""
         given = self._given or dict.fromkeys(column_names(table))
         columns = to_columns(table, list(given), others=self.others)
         self.feature_names_in_ = np.array(list(given), dtype=object)
@@ -161,41 +154,41 @@ class HashEncoder(Estimator):
         Args:
             table: a pandas or polars DataFrame, a pyarrow Table, or a dict from names to arrays,
                 with at least one row.
-            output: `"indices"`: where the ones are, int32 of shape `(rows, ones)`, rising in each
-                row; `"csr"`: a SciPy CSR matrix of float32, of shape `(rows, width)`;
-                `"dense"`: such a NumPy array. `None` for what the encoder was created with.
+            output: `"indices"`: where the ones are, int32 of shape `(rows, ones)`, ascending in
+                each row; `"csr"`: a SciPy CSR matrix, float32 of shape `(rows, width)`;
+                `"dense"`: a NumPy array of that type and shape. `None` for the encoder's default.
 
         Raises:
             ValueError: if columns are missing or unknown, there are no rows, or cardinalities are
-                to be estimated first.
+                not known yet.
             TypeError: if it is no table, or a column is of mixed types or holds no categories.
         """
         output = self.output if output is None else output
-        outputs.check(output)
-        return outputs.make(output, self.stream()(table), self.width)
+        settings.check_output(output)
+        return settings.make_output(output, self.stream()(table), self.width)
+
+    def fit_transform(self, table: Any, y: Any = None) -> Any:
+        """`fit`, then `transform`."""
+        return self.fit(table).transform(table)
 
     def stream(self) -> Callable[[Any], np.ndarray]:
-        """A function from tables to indices, for tables that come one after the other.
+        """A function from a table to its indices, for many tables one after the other.
 
-        It gives what `transform` gives. A dictionary that a table shares with the one before it,
-        as those read from Parquet do, is hashed once for both.
+        It returns what `transform` returns. If a table has the same dictionary as the one before,
+        as chunks of a Parquet file do, the dictionary is hashed once for both.
         """
         layout, others = self.layout, self.others
         hasher = TableHasher(layout.codes, layout.missing, int(self.num_threads))
-
-        def encode(table: Any) -> np.ndarray:
-            return hasher(to_columns(table, list(layout.codes), others=others))
-
-        return encode
+        return lambda table: hasher(to_columns(table, list(layout.codes), others=others))
 
     def explain(self, index: int | str) -> Place | int:
-        """What an index stands for, or the index of what stands there by name.
+        """What an index stands for; or, given a name, its index.
 
         Args:
-            index: an index, or a name as `get_feature_names_out` gives it.
+            index: an index, or a name as in `get_feature_names_out`.
 
         Returns:
-            A `Place` of an index; an index of a name.
+            A `Place` for an index, an index for a name.
 
         Raises:
             ValueError: if there is no such index or name.
@@ -216,6 +209,26 @@ class HashEncoder(Estimator):
         places = map(self.layout.place, range(self.width))
         return np.array([place.name for place in places], dtype=object)
 
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The settings, by name."""
+        return {name: getattr(self, name) for name in settings.NAMES}
+
+    def set_params(self, **changes: Any) -> HashEncoder:
+        """Changes settings, and forgets estimated cardinalities.
+
+        Raises:
+            ValueError: if a setting is unknown or invalid.
+        """
+        for name, value in changes.items():
+            if name not in settings.NAMES:
+                raise ValueError(
+                    f"An encoder has the settings {', '.join(settings.NAMES)}. "
+                    f"Received: {name}={value!r}."
+                )
+            setattr(self, name, value)
+        self._prepare()
+        return self
+
     def to_json(self) -> str:
         """The settings and the cardinalities as JSON, with the fingerprint."""
         fingerprint = self.fingerprint
@@ -223,10 +236,11 @@ class HashEncoder(Estimator):
 
     @classmethod
     def from_json(cls, text: str) -> HashEncoder:
-        """The encoder that `to_json` wrote.
+        """The encoder that `to_json` described.
 
         Raises:
-            ValueError: if it was not written so, or gives other indices than it did.
+            ValueError: if the text is something else, or gives other indices than its fingerprint
+                says.
         """
         content, fingerprint = settings.parse(text)
         encoder = cls(**content)
@@ -234,7 +248,7 @@ class HashEncoder(Estimator):
             raise ValueError(
                 "An encoder's settings must give the fingerprint that was saved with them. "
                 f"Received: fingerprint={fingerprint!r}, and settings whose fingerprint is "
-                f"{encoder.fingerprint!r}. The file was changed: take the one that was saved."
+                f"{encoder.fingerprint!r}. The file was changed: use the one that was saved."
             )
         return encoder
 
@@ -248,3 +262,21 @@ class HashEncoder(Estimator):
         """Reads the encoder that `save` wrote."""
         with open(path, encoding="utf-8") as file:
             return cls.from_json(file.read())
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self.is_ready
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
+
+        return Tags(
+            estimator_type=None,
+            target_tags=TargetTags(required=False),
+            transformer_tags=TransformerTags(),
+            input_tags=InputTags(string=True, categorical=True, allow_nan=True),
+            requires_fit=False,
+        )
+
+    def __repr__(self) -> str:
+        given = (f"{name}={value!r}" for name, value in self.get_params().items())
+        return f"{type(self).__name__}({', '.join(given)})"

@@ -1,50 +1,63 @@
-"""Batches whose order changes from epoch to epoch, however Keras asks for them."""
+"""Batches whose order changes from epoch to epoch, however Keras asks for them.
+
+Only `fit` may shuffle, but Keras doesn't tell a dataset which loop is reading it: `fit`,
+`evaluate` or `predict`. Keras calls the dataset's hooks from the loop itself, so the loop is found
+among the callers.
+"""
 
 from __future__ import annotations
 
 import abc
+import functools
+import inspect
+import itertools
 import os
+import sys
 import threading
 from collections.abc import Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 import keras
 
-from keras_multigpu.sparse.loops import is_reset, running_loops
+_LOOPS = ("fit", "evaluate", "predict")
 
 
 class EpochDataset(keras.utils.PyDataset, abc.ABC):
-    """A dataset that shuffles itself in `fit`, and keeps its order elsewhere; abstract.
+    """A dataset that shuffles itself in `fit` and keeps its order elsewhere; abstract.
 
-    Keras asks for batches by their number, from other threads, ahead of the step that takes them,
-    and some of them only to look at. An epoch has ended once all its batches were asked for since
-    the iterator was made. What is asked for before that, to build the model, doesn't count.
+    Keras asks for batches by number, from other threads, ahead of the step that takes them, and
+    for some of them only to look at them. An epoch has ended when all of its batches were asked
+    for since the iterator was made. Requests before that, to build the model, don't count.
 
-    Keras is to start no workers: its queue begins before the epoch does, loses batches when it is
-    stopped, and copies this object with its open files into other processes.
-
-    Args:
-        **kwargs: those of `keras.utils.PyDataset`.
+    Keras must not start workers: its queue begins before the epoch does, loses batches when it
+    stops, and copies this object with its open files into other processes.
     """
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
-        self._start = 0
+        self._start = 0  # the first batch of this epoch of Keras, counted from the first epoch
         self._asked: set[int] | None = None  # since the iterator was made; None: nothing counts
         self._is_done = self._is_in_order = False
         self._reset_lock()
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """The batches of an epoch."""
+        """The number of batches in an epoch."""
 
     @abc.abstractmethod
     def _make_batch(self, epoch: int | None, number: int) -> tuple[Any, ...]:
-        """A batch of an epoch; of the data in their own order where the epoch is `None`."""
+        """A batch of an epoch; if the epoch is `None`, of the data in their own order."""
+
+    def _use_workers(self, workers: int, use_multiprocessing: bool) -> None:
+        """Prepares the workers that were asked for; a dataset in memory needs none."""
+
+    def _begin_reading(self) -> None:
+        """Called before an epoch is read."""
 
     @property
     def num_batches(self) -> int:
-        """The batches of an epoch."""
+        """The number of batches in an epoch."""
         return len(self)
 
     @property
@@ -54,28 +67,22 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
 
     @property
     def workers(self) -> int:
-        """1, whatever was set: Keras then asks for the batches itself, in order."""
+        """Always 1: Keras then asks for the batches itself, in order."""
         return 1
 
     @workers.setter
     def workers(self, value: int) -> None:
         self._workers = value
-        self._begin_reading()
+        self._use_workers(self._workers, self._use_multiprocessing)
 
     @property
     def use_multiprocessing(self) -> bool:
-        """False, whatever was set: Keras then asks for the batches itself."""
+        """Always False: Keras then asks for the batches itself."""
         return False
 
     @use_multiprocessing.setter
     def use_multiprocessing(self, value: bool) -> None:
         self._use_multiprocessing = value
-        self._begin_reading()
-
-    def _use_workers(self, workers: int, use_multiprocessing: bool) -> None:
-        """Prepares as many workers as were asked for; a dataset that is in memory needs none."""
-
-    def _begin_reading(self) -> None:
         self._use_workers(self._workers, self._use_multiprocessing)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
@@ -91,12 +98,13 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
             return self._make_batch(*divmod(self._start + index, len(self)))
 
     def on_epoch_begin(self) -> None:
-        """Goes on to the next epoch, if all batches of this one were asked for.
+        """Moves to the next epoch if all batches of this one were asked for.
 
         Raises:
-            ValueError: if `fit` is in the middle of an epoch of this same object, and `evaluate`
-                or `predict` is to read it too.
+            ValueError: if `fit` is in the middle of an epoch of this object, and `evaluate` or
+                `predict` begins to read it too.
         """
+        self._begin_reading()
         loops = running_loops()
         self._check_free(loops)
         with self._own_lock():
@@ -110,7 +118,8 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
             self._asked = self._asked or set()
 
     def on_epoch_end(self) -> None:
-        """Notes whether all batches of the epoch were asked for; outside of Keras, goes on."""
+        """Notes whether all batches were asked for; outside of Keras's loops, moves on."""
+        self._begin_reading()  # Keras may now look at the first batches
         loops = running_loops()
         self._check_free(loops)
         with self._own_lock():
@@ -124,11 +133,11 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
             self._is_in_order = False
 
     def resume(self, epoch: int, batch: int = 0) -> None:
-        """Goes to a batch of an epoch, to train on from there.
+        """Goes to a batch of an epoch, to continue a training, without reading those before it.
 
-        The batches that follow are those that would have followed, with the same data, seed and
-        batch size. An epoch of Keras then still has all its batches: it begins with the rest of
-        the one that was interrupted, and ends in the middle of the next.
+        With the same data, seed and batch size, the batches are the ones that would have followed.
+        An epoch of Keras still has all its batches: it begins with the rest of the interrupted
+        epoch, and ends in the middle of the next one.
 
         Args:
             epoch: the number of the epoch, from 0.
@@ -142,12 +151,13 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
                 f"An epoch has batches 0 to {len(self) - 1}. "
                 f"Received: epoch={epoch}, batch={batch}."
             )
+        self._begin_reading()
         with self._own_lock():
             self._start = epoch * len(self) + batch
             self._asked, self._is_done = None, False
 
     def _stream(self) -> Iterator[tuple[Any, ...]]:
-        """The batches of the current epoch; the next stream has those of the next one."""
+        """The batches of the current epoch; the next stream has the next epoch's."""
         start = self._start
         for number in range(len(self)):
             with self._own_lock():
@@ -161,12 +171,12 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
         return self._asked is not None and len(self._asked) == len(self)
 
     def _check_free(self, loops: list[tuple[str, Any]]) -> None:
-        """Refuses a second reader, whose batches can't be told from the first one's."""
+        """Refuses a second reader, whose requests can't be told apart from the first one's."""
         is_inside = any(name == "fit" and data is self for name, data in loops[1:])
         if is_inside and self._asked:
             raise ValueError(
                 f"A dataset is read by one loop at a time. Received: `{loops[0][0]}` of the same "
-                "dataset that `fit` is in the middle of. Give it a dataset of its own: "
+                "dataset that `fit` is in the middle of. Give it another dataset: "
                 "`copy.deepcopy(data)`."
             )
 
@@ -174,7 +184,7 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
         self._lock, self._process_id = threading.RLock(), os.getpid()
 
     def _own_lock(self) -> threading.RLock:
-        """The lock; a new one in a forked process, whose copy nobody may ever release."""
+        """The lock; a new one in a forked process, where nobody may ever release the copy."""
         if self._process_id != os.getpid():
             self._reset_lock()
         return self._lock
@@ -186,3 +196,40 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset_lock()
+
+
+def running_loops() -> list[tuple[str, Any]]:
+    """The loops among the callers and the data that they read, the innermost first.
+
+    `fit` contains an `evaluate` while it validates.
+    """
+    names = _loop_names()
+    return [
+        (names[frame.f_code], frame.f_locals.get("x"))
+        for frame in _callers()
+        if frame.f_code in names
+    ]
+
+
+def is_reset() -> bool:
+    """Whether Keras ends an epoch only to begin again; to be called from `on_epoch_end`.
+
+    Keras may take a batch to build the model. Then it resets its iterator, with a method of this
+    name, and the epoch begins again with its first batch.
+    """
+    loops = _loop_names()
+    inside = itertools.takewhile(lambda frame: frame.f_code not in loops, _callers())
+    return bool(running_loops()) and any(frame.f_code.co_name == "reset" for frame in inside)
+
+
+def _callers() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+@functools.cache
+def _loop_names() -> dict[CodeType, str]:
+    """The names of the loops by their code, without Keras's wrappers."""
+    return {inspect.unwrap(getattr(keras.Model, name)).__code__: name for name in _LOOPS}

@@ -1,4 +1,4 @@
-"""The codes of a column, chunk after chunk: each distinct value is hashed once."""
+"""The hash codes of a column's values, chunk by chunk; a distinct value is hashed once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 import xxhash
 
 from keras_multigpu.sparse.code import Code
-from keras_multigpu.sparse.text import is_text, texts
+from keras_multigpu.sparse.tables import is_text, texts
 
-# One number of as many bytes as a code has: NumPy moves it in one piece.
+# One number with as many bytes as a code has: NumPy copies it in one piece.
 _WHOLE: dict[int, Any] = {1: np.dtype("int32"), 2: np.dtype("int64"), 4: np.dtype("complex128")}
-# A dictionary so many times as long as the chunk that uses it is hashed as far as it is used.
+# If the dictionary has over 4 times the chunk's rows, hash only the entries in use.
 _MOSTLY_UNUSED = 4
 _TRIED_GROUP = 1_000_003
 
@@ -27,18 +27,13 @@ _TRIED_GROUP = 1_000_003
 class ColumnHasher:
     """Writes the codes of a column's values.
 
-    A column that comes as a dictionary, from Parquet or of categories, is never decoded, and a
-    dictionary that is that of the chunk before is not hashed again. All that is kept from chunk
-    to chunk is that dictionary.
-
-    Args:
-        code: the column's code.
-        missing: the text that stands for a missing value.
+    A column that comes as a dictionary is never decoded. Between chunks only the latest
+    dictionary is kept: if the next chunk has the same one, it is not hashed again.
 
     Example:
         >>> import numpy as np
         >>> out = np.empty((3, 4), "int32")
-        >>> hasher = ColumnHasher(Code(start=0, group=8, splits=4), "nan")
+        >>> hasher = ColumnHasher(Code(start=0, group=8, splits=4), missing="nan")
         >>> hasher.write(pa.array(["Rome", None, "Rome"]), out)
         >>> out.tolist()
         [[0, 13, 16, 28], [5, 9, 18, 31], [0, 13, 16, 28]]
@@ -52,16 +47,11 @@ class ColumnHasher:
         self._codes = np.empty((0, code.splits), "int32")
 
     def write(self, values: pa.Array, out: np.ndarray) -> None:
-        """Writes the codes of values.
-
-        Args:
-            values: an Arrow array, or one of dictionary type, whose values have a text.
-            out: int32 of shape `(values, splits)`, contiguous in each row.
-        """
+        """Writes the codes of an Arrow array into int32 of shape `(values, splits)`."""
         if pa.types.is_dictionary(values.type):
             self._write_encoded(values, out)
         elif is_text(values.type) and kernel() is not None:
-            _compiled_codes(values, self._code, out)
+            _write_compiled(values, self._code, out)
             if values.null_count:
                 out[_is_null(values)] = self._missing
         else:
@@ -72,28 +62,22 @@ class ColumnHasher:
         if len(dictionary) > _MOSTLY_UNUSED * len(values):
             encoded = indices.dictionary_encode()
             dictionary, indices = dictionary.take(encoded.dictionary.drop_null()), encoded.indices
-            codes = self._with_missing(self._codes_of(dictionary))
+            codes = self._with_missing(dictionary)
         else:
-            codes = self._remembered(dictionary)
+            if self._dictionary is None or not self._dictionary.equals(dictionary):
+                self._dictionary, self._codes = dictionary, self._with_missing(dictionary)
+            codes = self._codes
         if indices.null_count:
-            # A full type, 128 values in int8, has no number left for the missing one.
+            # A full index type, such as int8 with 128 values, has no number for the missing one.
             indices = indices.cast(pa.int64()).fill_null(len(dictionary))
         whole = _WHOLE[self._code.splits]
-        # Of one piece each: a fifth of the time that rows of integers take.
         out.view(whole)[:, 0] = codes.view(whole)[:, 0].take(indices.to_numpy())
 
-    def _remembered(self, dictionary: pa.Array) -> np.ndarray:
-        """The codes of a dictionary's values, and behind them that of a missing one."""
-        if self._dictionary is None or not self._dictionary.equals(dictionary):
-            self._codes = self._with_missing(self._codes_of(dictionary))
-            self._dictionary = dictionary
-        return self._codes
-
-    def _with_missing(self, codes: np.ndarray) -> np.ndarray:
-        return np.concatenate([codes, self._missing[None]])
+    def _with_missing(self, dictionary: pa.Array) -> np.ndarray:
+        """The codes of a dictionary's values, followed by the code of a missing value."""
+        return np.concatenate([self._codes_of(dictionary), self._missing[None]])
 
     def _codes_of(self, values: pa.Array) -> np.ndarray:
-        """The codes of distinct values, of which some may be null."""
         codes = np.empty((len(values), self._code.splits), "int32")
         if values.null_count:
             is_null = _is_null(values)
@@ -103,18 +87,12 @@ class ColumnHasher:
         strings = texts(values, self._missing_text)
         if kernel() is None:
             return self._code.indices(hashes(strings))
-        _compiled_codes(strings, self._code, codes)
+        _write_compiled(strings, self._code, codes)
         return codes
 
 
 class TableHasher:
-    """Writes the codes of tables that come one after the other.
-
-    Args:
-        codes: the code of each column, in the order of the row.
-        missing: the text that stands for a missing value.
-        num_threads: how many columns are hashed at a time.
-    """
+    """Computes the indices of tables that come one after the other, on `num_threads` threads."""
 
     def __init__(self, codes: Mapping[str, Code], missing: str, num_threads: int = 1):
         self._hashers = {name: ColumnHasher(code, missing) for name, code in codes.items()}
@@ -156,7 +134,7 @@ def hashes(strings: pa.Array) -> np.ndarray:
 
 
 def distinct(values: pa.Array) -> pa.Array:
-    """Each value of an array, or of its dictionary, once; without nulls."""
+    """The distinct values of an array, without nulls."""
     if pa.types.is_dictionary(values.type):
         used = values.indices.unique().drop_null()
         return values.dictionary.take(used).drop_null()
@@ -165,23 +143,19 @@ def distinct(values: pa.Array) -> pa.Array:
 
 @functools.cache
 def kernel() -> types.ModuleType | None:
-    """The compiled kernel, or `None` where numba is not installed, or doesn't work.
-
-    Warns:
-        UserWarning: if numba is installed and doesn't work; once.
-    """
+    """The compiled kernel; `None`, with one warning, if numba is installed but doesn't work."""
     try:
         from keras_multigpu.sparse import kernel as compiled
 
         _try(compiled)
-    except Exception as error:  # numba's, LLVM's and the file system's own
+    except Exception as error:  # numba, LLVM and the file system raise many kinds
         if isinstance(error, ModuleNotFoundError) and error.name == "numba":
             return None
         warnings.warn(
-            "numba is installed, but its compiled functions don't work, so the slower way without "
-            f"it is taken; the codes are the same. Received: {type(error).__name__}: "
+            "numba is installed, but its compiled functions don't work. Values are hashed without "
+            f"it: slower, with the same codes. Received: {type(error).__name__}: "
             f"{str(error)[:200]}. Repair or remove numba; if it finds no place for its cache, set "
-            "the environment variable NUMBA_CACHE_DIR to a folder that can be written to.",
+            "the environment variable NUMBA_CACHE_DIR to a writable folder.",
             stacklevel=2,
         )
         return None
@@ -189,11 +163,7 @@ def kernel() -> types.ModuleType | None:
 
 
 def _try(compiled: types.ModuleType) -> None:
-    """Compiles the kernel and compares a code.
-
-    Raises:
-        RuntimeError: if the code is another one.
-    """
+    """Compiles the kernel and compares a code."""
     text, out = b"Rome", np.empty((1, 1), "int32")
     ends = np.array([0, len(text)], "int32")
     compiled.write_codes(np.frombuffer(text, "uint8"), ends, out, 0, _TRIED_GROUP, 64)
@@ -202,7 +172,6 @@ def _try(compiled: types.ModuleType) -> None:
 
 
 def _encode(values: pa.Array) -> pa.DictionaryArray:
-    """Each distinct value once, and where it is."""
     if pa.types.is_null(values.type):
         values = values.cast(pa.string())
     return values.dictionary_encode()
@@ -212,8 +181,8 @@ def _is_null(values: pa.Array) -> np.ndarray:
     return pc.is_null(values).to_numpy(zero_copy_only=False)
 
 
-def _compiled_codes(strings: pa.Array, code: Code, out: np.ndarray) -> None:
-    """Writes the codes of Arrow strings or bytes, of nulls too; those are not to be used."""
+def _write_compiled(strings: pa.Array, code: Code, out: np.ndarray) -> None:
+    """Writes the codes of Arrow strings or bytes; those of nulls mean nothing."""
     is_large = strings.type in (pa.large_string(), pa.large_binary())
     _, offsets, data = strings.buffers()
     if offsets is None or not len(strings):

@@ -1,4 +1,4 @@
-"""Which rows are in which batch: shuffled by chunk and within, and shared among processes."""
+"""Which rows are in which batch: chunks and their rows are shuffled, and shared by processes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from keras_multigpu.sparse.sources import Chunk
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
-    """The rows of a chunk that are one process's own.
+class ChunkShare:
+    """The rows of a chunk that belong to one process: `rows` rows from `first` on.
 
-    Attributes:
-        chunk: the chunk's number in the data set.
-        unit: the part of a file that is read from its beginning on; pieces of a unit stay in order.
-        first: the first row.
-        rows: how many there are.
+    `chunk` is the chunk's number in the data set. Shares of the same `unit` of a file stay in
+    order, because a unit has to be read from its beginning.
     """
 
     chunk: int
@@ -34,11 +31,11 @@ class Order:
 
     Args:
         chunks: all chunks of the data set.
-        batch_size: the rows in a batch; the last one has what is left.
-        seed: of the random order; `None` for the order of the files.
-        process: which process this is, from 0.
-        processes: how many there are. Each has as many rows as the others: the data set's last
-            rows, fewer than there are processes, are left out.
+        batch_size: the rows in a batch; the last one has the rest.
+        seed: the seed of the random order; `None` for the order of the files.
+        process: the number of this process, from 0.
+        processes: how many there are. All get the same number of rows: the last rows of the data
+            set, fewer than there are processes, are left out.
 
     Example:
         >>> chunks = [Chunk(0, 0, rows=3, place=None), Chunk(0, 1, rows=4, place=None)]
@@ -63,15 +60,13 @@ class Order:
         self.num_batches = -(-self.rows // batch_size)
         self._batch_size = batch_size
         self._seed = seed
-        self._pieces = _share(chunks, process * self.rows, (process + 1) * self.rows)
+        self._shares = _share(chunks, process * self.rows, (process + 1) * self.rows)
         self._epoch: int | None = -1
 
     def batch(self, epoch: int | None, number: int) -> list[tuple[int, np.ndarray]]:
-        """The rows of a batch: numbers of chunks, and which of their rows, in order.
+        """The rows of a batch, in order: the number of a chunk, and which of its rows, and so on.
 
-        Args:
-            epoch: the epoch's number; `None` for the order of the files.
-            number: the batch's number in the epoch.
+        If the epoch is `None`, they are in the order of the files.
         """
         self._begin(epoch)
         first = number * self._batch_size
@@ -79,51 +74,51 @@ class Order:
         parts = []
         place = bisect.bisect_right(self._starts, first) - 1
         while first < last:
-            piece, start = self._sequence[place], self._starts[place]
-            stop = min(last, start + piece.rows)
-            parts.append((piece.chunk, self._rows_of(piece)[first - start : stop - start]))
+            share, start = self._sequence[place], self._starts[place]
+            stop = min(last, start + share.rows)
+            parts.append((share.chunk, self._rows_of(share)[first - start : stop - start]))
             first, place = stop, place + 1
         return parts
 
     def following(self, epoch: int | None, number: int, count: int) -> list[int]:
-        """The next chunks from a batch on, each once, in the order in which they are read."""
+        """The next `count` chunks from a batch on, in the order in which they are read."""
         self._begin(epoch)
         place = bisect.bisect_right(self._starts, number * self._batch_size) - 1
-        return [piece.chunk for piece in self._sequence[place : place + count]]
+        return [share.chunk for share in self._sequence[place : place + count]]
 
     def _begin(self, epoch: int | None) -> None:
-        """Draws the order of the pieces, once an epoch."""
+        """Draws the order of the chunks, once for an epoch."""
         if epoch == self._epoch:
             return
-        units = [list(group) for _, group in itertools.groupby(self._pieces, lambda p: p.unit)]
+        units = [list(group) for _, group in itertools.groupby(self._shares, lambda p: p.unit)]
         if self._seed is not None and epoch is not None:
             draw = np.random.default_rng([self._seed, epoch])
             units = [units[number] for number in draw.permutation(len(units))]
-        self._sequence = [piece for unit in units for piece in unit]
-        lengths = [piece.rows for piece in self._sequence]
+        self._sequence = [share for unit in units for share in unit]
+        lengths = [share.rows for share in self._sequence]
         self._starts = list(itertools.accumulate(lengths, initial=0))[:-1]
         self._epoch = epoch
         self._drawn: dict[int, np.ndarray] = {}
 
-    def _rows_of(self, piece: Piece) -> np.ndarray:
-        """The rows of a piece, in the order of this epoch."""
-        if piece.chunk not in self._drawn:
-            rows = np.arange(piece.first, piece.first + piece.rows)
+    def _rows_of(self, share: ChunkShare) -> np.ndarray:
+        """The rows of a chunk's share, in the order of this epoch."""
+        if share.chunk not in self._drawn:
+            rows = np.arange(share.first, share.first + share.rows)
             if self._seed is not None and self._epoch is not None:
-                draw = np.random.default_rng([self._seed, self._epoch, piece.chunk])
+                draw = np.random.default_rng([self._seed, self._epoch, share.chunk])
                 rows = draw.permutation(rows)
-            while len(self._drawn) > 1:  # a batch goes over few chunks: keep the latest
+            while len(self._drawn) > 1:  # a batch needs few chunks: keep the latest
                 self._drawn.pop(next(iter(self._drawn)))
-            self._drawn[piece.chunk] = rows
-        return self._drawn[piece.chunk]
+            self._drawn[share.chunk] = rows
+        return self._drawn[share.chunk]
 
 
-def _share(chunks: Sequence[Chunk], first: int, last: int) -> list[Piece]:
+def _share(chunks: Sequence[Chunk], first: int, last: int) -> list[ChunkShare]:
     """The parts of chunks that are among the rows `first` to `last` of the data set."""
-    pieces, start = [], 0
+    shares, start = [], 0
     for number, chunk in enumerate(chunks):
         begin, end = max(first, start), min(last, start + chunk.rows)
         if begin < end:
-            pieces.append(Piece(number, (chunk.file, chunk.unit), begin - start, end - begin))
+            shares.append(ChunkShare(number, (chunk.file, chunk.unit), begin - start, end - begin))
         start += chunk.rows
-    return pieces
+    return shares

@@ -1,51 +1,37 @@
-"""Parquet files: read in chunks, short dictionaries as they are stored, other text as it is."""
+"""Parquet files, read in chunks: short dictionaries as they are stored, other text decoded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from keras_multigpu.sparse.sources import (
-    BadDataError,
-    Block,
-    Schema,
-    Source,
-    are_finite,
-    hint_at,
-    to_numbers,
-)
-from keras_multigpu.sparse.tables import to_columns
-from keras_multigpu.sparse.text import is_text
+from keras_multigpu.sparse.sources import BadDataError, Block, Schema, Source
+from keras_multigpu.sparse.tables import is_text, to_columns
 
 # How much of a column is read together; Arrow would read whole row groups otherwise.
 _BUFFER_BYTES = 2**18
-# A stored dictionary of more bytes for each row of a chunk is taken to be longer than the chunk.
+# A dictionary with more bytes for each row of a chunk is assumed to be longer than the chunk.
 _LONG_BYTES = 4
 _DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _WITH_DICTIONARY = _DICTIONARY | {"PLAIN", "RLE", "BIT_PACKED"}
 
 
 class ParquetSource(Source):
-    """A Parquet file; a chunk is a part of a row group.
+    """A Parquet file; a chunk is a part of a row group. For the arguments, see `Source`.
 
-    Text that is stored as a dictionary is read as one, as long as the dictionary is not longer
-    than a chunk. Arrow keeps one dictionary for a row group, and adds to it what is stored without:
-    of many distinct values it would take more memory and time than the text itself.
-
-    Args:
-        path: the file.
-        schema: the columns to read.
-        chunk_rows: how many rows to read together.
-        skips: count and leave out bad rows; they are errors otherwise.
+    Text that is stored with a dictionary is read as one, unless the dictionary is longer than a
+    chunk. Arrow builds one dictionary for a row group, and adds the values that are stored without
+    one. With many distinct values that takes more memory and time than the text itself.
     """
 
     _kind = "Parquet file"
+    when_open = (*Source.when_open, "_metadata")
+    _metadata: pq.FileMetaData | None = None
     _reader: Iterator[pa.Table] | None = None
-    _next: tuple[int, int] = (-1, -1)
+    _next: tuple[int, int] = (-1, -1)  # the row group, and the chunk in it, that comes next
 
     def __init__(self, path: str, schema: Schema, chunk_rows: int, skips: bool):
         super().__init__(path, schema, chunk_rows, skips)
@@ -65,24 +51,29 @@ class ParquetSource(Source):
             self.position = self._state[0] * group // metadata.num_row_groups
             rows = metadata.row_group(group).num_rows
             for number, first in enumerate(range(0, rows, self.chunk_rows)):
-                # All columns are read, so that damage is found before training.
-                table = self._load(group, number, threads=True)
-                if len(table) != min(self.chunk_rows, rows - first):
-                    raise self._too_few_rows(group)
-                numbers = self._numbers(table)
-                is_good = self._good(table, numbers, group, first)
-                if is_good.any():
-                    yield group, int(is_good.sum()), (group, number)
+                good = self._count_good(group, number, min(self.chunk_rows, rows - first))
+                if good:
+                    yield group, good, (group, number)
         self.close()
+
+    def _count_good(self, group: int, number: int, rows: int) -> int:
+        """Reads a chunk of so many rows, all columns, to find damage before training."""
+        table = self._load(group, number, threads=True)
+        if len(table) != rows:
+            raise self._too_few_rows(group)
+        numbers, is_good = self.numbers_of(table)
+        if not is_good.all() and not self.skips:
+            row, problem = self.first_bad(table, numbers)
+            row += number * self.chunk_rows + 1
+            raise BadDataError(f"{self.path}, row group {group}, row {row}: {problem}")
+        good = int(is_good.sum())
+        if good < rows:
+            self.skipped["no finite label or weight"] += rows - good
+        return good
 
     def _read(self, place: tuple[int, int]) -> Block:
         table = self._load(*place, threads=False)
-        numbers = self._numbers(table)
-        is_good = are_finite(numbers)
-        features = table.select(list(self.schema.features))
-        if not is_good.all():
-            features, numbers = features.filter(pa.array(is_good)), numbers[is_good]
-        return Block(features, numbers.astype("float32"))
+        return self.good_rows(table, self.schema.features, *self.numbers_of(table))
 
     def _load(self, group: int, number: int, threads: bool) -> pa.Table:
         """A chunk of a row group."""
@@ -105,10 +96,12 @@ class ParquetSource(Source):
 
     def _open(self, group: int, threads: bool) -> Iterator[pa.Table]:
         """The chunks of a row group."""
+        if self._metadata is None:
+            self._metadata = _without_categories(self.path, self.schema.features)
         file = self.keep_open(
             pq.ParquetFile(
                 self.path,
-                metadata=_without_categories(self.path, self.schema.features),
+                metadata=self._metadata,
                 read_dictionary=self._encoded,
                 pre_buffer=False,
                 buffer_size=_BUFFER_BYTES,
@@ -122,7 +115,7 @@ class ParquetSource(Source):
 
     def _too_few_rows(self, group: int) -> BadDataError:
         return BadDataError(
-            f"{self.path} must have the rows that its metadata names. Received: fewer rows in row "
+            f"{self.path} must have as many rows as its metadata says. Received: fewer rows in row "
             f"group {group}. Write the file again."
         )
 
@@ -143,9 +136,9 @@ class ParquetSource(Source):
                 )
 
     def _stored_as_dictionaries(self, metadata: pq.FileMetaData) -> list[str]:
-        """The columns of text whose dictionaries in all row groups seem to be short."""
+        """The text columns whose dictionaries seem to be short in every row group."""
         schema = metadata.schema.to_arrow_schema()
-        kinds = {name: _plain(schema.field(name).type) for name in self.schema.features}
+        kinds = {name: _value_type(schema.field(name).type) for name in self.schema.features}
         names = {name for name, kind in kinds.items() if is_text(kind)}
         for group in range(metadata.num_row_groups):
             columns = metadata.row_group(group)
@@ -157,40 +150,26 @@ class ParquetSource(Source):
                     names.discard(column.path_in_schema)
         return [name for name in self.schema.features if name in names]
 
-    def _numbers(self, table: pa.Table) -> np.ndarray:
-        columns = [to_numbers(table.column(name)) for name in self.schema.numbers]
-        return np.stack(columns, axis=1) if columns else np.empty((len(table), 0))
-
-    def _good(self, table: pa.Table, numbers: np.ndarray, group: int, first: int) -> np.ndarray:
-        is_good = are_finite(numbers)
-        bad = np.flatnonzero(~is_good)
-        if len(bad) and not self.skips:
-            row = int(bad[0])
-            place = int(np.flatnonzero(~are_finite(numbers[row][:, None]))[0])
-            name = self.schema.numbers[place]
-            value = table.column(name)[row].as_py()
-            raise BadDataError(
-                f"{self.path}, row group {group}, row {first + row + 1}: {name!r} must be a finite "
-                f"number. Received: {value!r}. {hint_at(value)}Mend the file, or leave "
-                'such rows out: errors="skip".'
-            )
-        if len(bad):
-            self.skipped["no finite label or weight"] += len(bad)
-        return is_good
-
 
 def _chunks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Tables of so many rows; batches of Arrow may be shorter than it was asked for."""
+    """Tables of so many rows; Arrow's batches may have fewer than it was asked for."""
     kept: list[pa.RecordBatch] = []
     for batch in batches:
         kept.append(batch)
+        del batch  # what is alive here takes memory beside the next batch
         if sum(map(len, kept)) >= rows:
-            table = pa.Table.from_batches(kept)
-            yield table[:rows]
-            rest = table[rows:]
-            kept = rest.to_batches() if len(rest) else []  # empty ones keep the memory of all
+            chunk, kept = _split(kept, rows)
+            yield chunk
+            del chunk
     if kept:
         yield pa.Table.from_batches(kept)
+
+
+def _split(batches: list[pa.RecordBatch], rows: int) -> tuple[pa.Table, list[pa.RecordBatch]]:
+    """The first rows as a table, and the rest."""
+    table = pa.Table.from_batches(batches)
+    rest = table[rows:]
+    return table[:rows], rest.to_batches() if len(rest) else []  # empty ones keep all memory
 
 
 def _dictionary_length(table: pa.Table, name: str) -> int:
@@ -204,28 +183,28 @@ def _dictionary_bytes(column: pq.ColumnChunkMetaData) -> int:
     return column.data_page_offset - column.dictionary_page_offset if has_page else 0
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of a column's values."""
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a column's values, without their dictionary."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _without_categories(path: str, names: Iterable[str]) -> pq.FileMetaData | None:
-    """A file's metadata without the note that columns were categories; `None` if none was.
+def _without_categories(path: str, names: Iterable[str]) -> pq.FileMetaData:
+    """A file's metadata without the note that columns were categories.
 
-    Arrow reads such columns as dictionaries, whatever it is asked for. Where it can't write the
-    schema of the file (timestamps of type INT96, say), they stay so: right, but of many distinct
-    values slow and large.
+    Arrow reads such columns as dictionaries in any case. If Arrow can't write the file's schema
+    (with timestamps of type INT96, for example), the note stays: the result is right, but slow
+    and large with many distinct values.
     """
     metadata = pq.read_metadata(path)
     schema = metadata.schema.to_arrow_schema()
     if not any(pa.types.is_dictionary(schema.field(name).type) for name in names):
-        return None
+        return metadata
     sink = pa.BufferOutputStream()
-    fields = [field.with_type(_plain(field.type)) for field in schema]
+    fields = [field.with_type(_value_type(field.type)) for field in schema]
     pq.ParquetWriter(sink, pa.schema(fields), store_schema=False).close()
     plain = pq.read_metadata(pa.BufferReader(sink.getvalue()))
     try:
         plain.append_row_groups(metadata)
     except RuntimeError:  # the schemas differ
-        return None
+        return metadata
     return plain

@@ -1,35 +1,39 @@
-"""The chunks of a data set, read and hashed when they are asked for, or ahead by workers."""
+"""Reads and hashes the chunks of a data set: on request, or ahead, by workers.
+
+A worker is a thread or a process with its own copy of the loader, and therefore its own files.
+"""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import os
+import pickle
+import subprocess
+import sys
 import warnings
+import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from keras_multigpu.sparse.encoder import HashEncoder
 from keras_multigpu.sparse.sources import BadDataError, Chunk, Source
-from keras_multigpu.sparse.workers import Workers
 
+# The indices and the numbers of a chunk, int32 and float32, with a row for each good row.
 Hashed = tuple[np.ndarray, np.ndarray]
-"""The indices and the numbers of a chunk, int32 and float32, a row for each good row."""
-
 _KEPT_CHUNKS = 3
 _MANY_READS = 3
+_SERVE = "from keras_multigpu.sparse.reading import serve_chunks; serve_chunks()"
 
 
 class ChunkLoader:
     """Reads and hashes chunks by their number; one file at a time is open.
 
-    A copy has files of its own, whether it was copied, pickled, or forked with its process.
-
-    Args:
-        sources: the files.
-        chunks: all chunks of the data set.
-        encoder: how the columns are hashed.
+    A copy opens the files itself, whether it was copied, pickled, or forked with its process.
     """
 
     def __init__(self, sources: Sequence[Source], chunks: Sequence[Chunk], encoder: HashEncoder):
@@ -44,18 +48,14 @@ class ChunkLoader:
         self._process_id = os.getpid()
 
     def unit(self, number: int) -> tuple[int, int]:
-        """Which part of which file a chunk belongs to; a part is read from its beginning on."""
+        """The file of a chunk, and the part of it that has to be read from its beginning."""
         chunk = self._chunks[number]
         return chunk.file, chunk.unit
 
     def load(self, number: int) -> Hashed:
-        """A chunk.
-
-        Raises:
-            BadDataError: if it is not what it was when the file was scanned.
-        """
+        """A chunk; a `BadDataError` if the file has changed since it was scanned."""
         if self._process_id != os.getpid():
-            # The open files are shared with the process that was forked, and so is their position.
+            # A forked process shares the open files, and their position, with its parent.
             self._sources = copy.deepcopy(self._sources)
             self._begin()
         chunk = self._chunks[number]
@@ -70,11 +70,7 @@ class ChunkLoader:
             raise BadDataError(f"{source.path}: {error}") from error
 
     def __getstate__(self) -> dict[str, object]:
-        return {
-            "_sources": self._sources,
-            "_chunks": self._chunks,
-            "_encoder": self._encoder,
-        }
+        return {name: vars(self)[name] for name in ("_sources", "_chunks", "_encoder")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -82,13 +78,13 @@ class ChunkLoader:
 
 
 class ChunkReader:
-    """Chunks by their number; the latest are kept.
+    """Chunks by their number; the latest ones are kept.
 
     Args:
         loader: reads them.
-        workers: how many copies of the loader read ahead; none where there would be one.
-        in_processes: whether each is in a process of its own, and not in a thread.
-        ahead: how many chunks are read ahead, by all of them together.
+        workers: how many copies of the loader read ahead. A single thread does not read ahead.
+        in_processes: whether the workers are processes instead of threads.
+        ahead: how many chunks all workers together read ahead.
     """
 
     def __init__(self, loader: ChunkLoader, workers: int, in_processes: bool, ahead: int):
@@ -102,39 +98,33 @@ class ChunkReader:
         self._has_warned = False
         self._process_id = os.getpid()
         is_ahead = workers > 1 or (workers > 0 and in_processes)
-        self._workers = Workers(loader, workers, in_processes, ahead) if is_ahead else None
+        self._workers = _Workers(loader, workers, in_processes, ahead) if is_ahead else None
 
     def begin_epoch(self) -> None:
-        """Counts from now on how often a chunk is read."""
+        """Starts to count how often a chunk is read."""
         self._reads.clear()
 
     def read(self, number: int, following: Sequence[int] = ()) -> Hashed:
-        """A chunk.
-
-        Args:
-            number: the chunk.
-            following: those that will be asked for next, if that is known.
+        """A chunk. `following` are the chunks that will be needed next, if they are known.
 
         Warns:
             UserWarning: if a chunk is read several times in an epoch.
         """
         if self._process_id != os.getpid():
-            self._begin()  # forked, without the workers
+            self._begin()  # this process was forked; the workers' threads were not
         if number not in self._kept:
-            self._note(number)
-            self._kept[number] = self._load(number, following)
+            self._count(number)
+            if self._workers is None:
+                self._kept[number] = self._settings[0].load(number)
+            else:
+                wanted = [one for one in following if one not in self._kept]
+                self._kept[number] = self._workers.load(number, wanted)
             while len(self._kept) > _KEPT_CHUNKS:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(number)
         return self._kept[number]
 
-    def _load(self, number: int, following: Sequence[int]) -> Hashed:
-        loader = self._settings[0]
-        if self._workers is None:
-            return loader.load(number)
-        return self._workers.load(number, [one for one in following if one not in self._kept])
-
-    def _note(self, number: int) -> None:
+    def _count(self, number: int) -> None:
         self._reads[number] += 1
         if self._reads[number] == _MANY_READS and not self._has_warned:
             self._has_warned = True
@@ -151,3 +141,110 @@ class ChunkReader:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._begin()
+
+
+class _Workers:
+    """Copies of a loader that read chunks ahead.
+
+    All chunks of a unit, which has to be read from its beginning, go to one worker; the next unit
+    goes to the next worker.
+    """
+
+    def __init__(self, loader: ChunkLoader, count: int, in_processes: bool, ahead: int):
+        make = _ProcessLoader if in_processes else copy.deepcopy
+        self._loader = loader
+        self._loaders = [make(loader) for _ in range(count)]
+        # One thread for each: a worker does one thing at a time.
+        self._threads = [ThreadPoolExecutor(1) for _ in range(count)]
+        self._units: list[Any] = [None] * count
+        self._latest = 0
+        self._ahead = ahead
+        self._pending: dict[int, Future[Hashed]] = {}
+
+    def load(self, number: int, following: Sequence[int]) -> Hashed:
+        """A chunk; meanwhile the workers read those that follow."""
+        wanted = list(dict.fromkeys([number, *following]))[: self._ahead + 1]
+        for old in self._pending.keys() - set(wanted):
+            self._pending.pop(old).cancel()
+        for one in wanted:
+            if one not in self._pending:
+                worker = self._worker_of(one)
+                self._pending[one] = self._threads[worker].submit(self._loaders[worker].load, one)
+        return self._pending.pop(number).result()
+
+    def _worker_of(self, number: int) -> int:
+        unit = self._loader.unit(number)
+        if unit not in self._units:
+            self._latest = (self._latest + 1) % len(self._units)
+            self._units[self._latest] = unit
+        return self._units.index(unit)
+
+
+class _ProcessLoader:
+    """A loader in another process, which starts with the first chunk and ends with this object.
+
+    Fork would copy locks that other threads hold; the spawn of multiprocessing would run the
+    user's script once more. This process imports nothing of that script.
+    """
+
+    def __init__(self, loader: ChunkLoader):
+        self._loader = loader
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def load(self, number: int) -> Hashed:
+        """A chunk; the process's own error if it failed, a `RuntimeError` if it has ended."""
+        if self._process is None:
+            self._process = self._start()
+        try:
+            pickle.dump(number, self._process.stdin)  # type: ignore[arg-type]
+            self._process.stdin.flush()  # type: ignore[union-attr]
+            is_good, result = pickle.load(self._process.stdout)  # type: ignore[arg-type]
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            raise RuntimeError(
+                "A process that reads files must stay alive. Received: one that ended with exit "
+                f"code {self._process.wait()}. Its messages are on the standard error output. Use "
+                "fewer workers if memory ran out, or `use_multiprocessing=False`."
+            ) from error
+        if not is_good:
+            raise result
+        return result
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join(one for one in sys.path if one)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # The NumPy backend is enough to import the package, and occupies no GPU.
+            env={**os.environ, "KERAS_BACKEND": "numpy", "PYTHONPATH": path},
+            start_new_session=True,  # the user's interrupt must not end it
+        )
+        weakref.finalize(self, _end, process)
+        pickle.dump(self._loader, process.stdin)  # type: ignore[arg-type]
+        return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Closes the pipes; the process ends when it has nothing more to read."""
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and did not read everything
+            pipe.close()  # type: ignore[union-attr]
+    process.wait()
+
+
+def serve_chunks() -> None:
+    """The loop of a worker process: numbers of chunks come in, chunks or errors go out."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # anything else that is printed
+    loader = pickle.load(sys.stdin.buffer)
+    while True:
+        try:
+            number = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer = True, loader.load(number)
+        except Exception as error:  # the caller raises it
+            answer = False, error
+        pickle.dump(answer, answers, protocol=pickle.HIGHEST_PROTOCOL)
+        answers.flush()

@@ -1,14 +1,16 @@
-"""The settings of an encoder: what was asked for, and how it is written to a file."""
+"""The settings of an encoder and of a dataset: checks, the encoder's file, forms of its output."""
 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_multigpu.sparse import outputs
-from keras_multigpu.sparse.code import check_cardinality, check_splits
-from keras_multigpu.sparse.collisions import check_probability
+import numpy as np
+
+from keras_multigpu.arguments import check_choice, positive_integer
+from keras_multigpu.sparse.code import check_cardinality, check_probability, check_splits
 
 NAMES = (
     "columns",
@@ -20,67 +22,26 @@ NAMES = (
     "num_threads",
 )
 _FORMAT = 1
-
-
-def write(settings: Mapping[str, Any], fingerprint: str) -> str:
-    """Settings as JSON, with the encoder's fingerprint."""
-    content = {"format": _FORMAT, **settings, "fingerprint": fingerprint}
-    return json.dumps(content, indent=1, ensure_ascii=False, default=int)  # NumPy's integers
-
-
-def parse(text: str) -> tuple[dict[str, Any], str]:
-    """The settings and the fingerprint that `write` wrote.
-
-    Raises:
-        ValueError: if it did not write this.
-    """
-    try:
-        content = dict(json.loads(text))
-        fingerprint, number = content.pop("fingerprint"), content.pop("format")
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            "An encoder is loaded from the JSON that `to_json` or `save` wrote. "
-            f"Received: {text[:60]!r}: {error!r}."
-        ) from error
-    if number != _FORMAT or set(content) != set(NAMES):
-        raise ValueError(
-            f"An encoder's JSON has format {_FORMAT} and the settings {', '.join(NAMES)}. "
-            f"Received: format {number!r} and {', '.join(content)}. It was written by another "
-            "version of keras_multigpu."
-        )
-    return content, fingerprint
+_NO_DELIMITERS = '"\r\n\0'
 
 
 def check(settings: Mapping[str, Any]) -> None:
-    """Refuses settings, but for the columns, that are not of their kind.
-
-    Raises:
-        ValueError: if one is not.
-    """
+    """Refuses invalid settings; `named_columns` checks the columns."""
     check_splits(settings["splits"])
     if settings["collision_probability"] is not None:
         check_probability(settings["collision_probability"])
-    outputs.check(settings["output"])
-    missing, others, threads = (settings[name] for name in ("missing", "others", "num_threads"))
-    if not isinstance(missing, str):
+    check_output(settings["output"])
+    if not isinstance(settings["missing"], str):
         raise ValueError(
             "`missing` must be a string, the text that stands for a missing value. "
-            f"Received: missing={missing!r}."
+            f"Received: missing={settings['missing']!r}."
         )
-    if others not in ("error", "ignore"):
-        raise ValueError(f'`others` must be "error" or "ignore". Received: others={others!r}.')
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise ValueError(
-            f"`num_threads` must be a positive integer. Received: num_threads={threads!r}."
-        )
+    check_choice("others", settings["others"], "error", "ignore")
+    positive_integer("num_threads", settings["num_threads"])
 
 
 def named_columns(columns: Any) -> dict[str, int | None]:
-    """The columns that were named, with the cardinalities that are known, else `None`.
-
-    Raises:
-        ValueError: if that is not what was given.
-    """
+    """The names in `columns`, with their cardinalities, or `None` where these are not known."""
     if columns is None:
         return {}
     is_names = isinstance(columns, Sequence) and not isinstance(columns, (str, bytes))
@@ -93,12 +54,125 @@ def named_columns(columns: Any) -> dict[str, int | None]:
     for name, cardinality in given.items():
         if not isinstance(name, str):
             raise ValueError(
-                f"Columns are named by strings. Received: columns with the name {name!r}. Rename "
-                "the table's columns."
+                f"The names of columns must be strings. Received: columns with the name {name!r}. "
+                "Rename the table's columns."
             )
         if cardinality is not None:
-            check_cardinality(cardinality, f"columns[{name!r}]")
-            given[name] = int(cardinality)
+            given[name] = check_cardinality(cardinality, f"columns[{name!r}]")
     if len(given) < len(columns):
-        raise ValueError(f"Each column is named once. Received: columns={columns!r}.")
+        raise ValueError(f"The names of columns must be different. Received: columns={columns!r}.")
     return given
+
+
+def write(settings: Mapping[str, Any], fingerprint: str) -> str:
+    """Settings as JSON, with the encoder's fingerprint."""
+    content = {"format": _FORMAT, **settings, "fingerprint": fingerprint}
+    return json.dumps(content, indent=1, ensure_ascii=False, default=int)  # NumPy's integers
+
+
+def parse(text: str) -> tuple[dict[str, Any], str]:
+    """The settings and the fingerprint in the JSON that `write` returned."""
+    try:
+        content = dict(json.loads(text))
+        fingerprint, number = content.pop("fingerprint"), content.pop("format")
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            "An encoder is loaded from the JSON that `to_json` or `save` wrote. "
+            f"Received: {text[:60]!r}: {error!r}."
+        ) from error
+    if number != _FORMAT or set(content) != set(NAMES):
+        raise ValueError(
+            f"An encoder's JSON has format {_FORMAT} and the settings {', '.join(NAMES)}. "
+            f"Received: format {number!r} and {', '.join(content)}. Another version of "
+            "keras_multigpu wrote it: load it with that version."
+        )
+    return content, fingerprint
+
+
+def check_output(output: Any) -> None:
+    """Refuses a form of output that doesn't exist."""
+    check_choice("output", output, "indices", "csr", "dense")
+
+
+def make_output(output: str, indices: np.ndarray, width: int) -> Any:
+    """Multi-hot rows in one of the forms, from the indices of their ones.
+
+    Example:
+        >>> import numpy as np
+        >>> make_output("dense", np.array([[0, 2], [1, 2]]), 3)
+        array([[1., 0., 1.],
+               [0., 1., 1.]], dtype=float32)
+    """
+    if output == "indices":
+        return indices
+    rows, ones = indices.shape
+    if output == "dense":
+        dense = np.zeros((rows, width), "float32")
+        np.put_along_axis(dense, indices, 1.0, axis=1)
+        return dense
+    from scipy.sparse import csr_matrix
+
+    bounds = np.arange(rows + 1) * ones
+    values = np.ones(indices.size, "float32")
+    return csr_matrix((values, indices.ravel(), bounds), shape=(rows, width))
+
+
+def number_columns(label: Any, weight: Any) -> tuple[str, ...]:
+    """The columns of the labels, followed by that of the weight."""
+    labels = [label] if isinstance(label, str) else label
+    labels = [] if labels is None else labels
+    if not isinstance(labels, Sequence) or not all(isinstance(name, str) for name in labels):
+        raise ValueError(
+            "`label` must be the name of a column, a list of names, or None. "
+            f"Received: label={label!r}."
+        )
+    if weight is not None and not isinstance(weight, str):
+        raise ValueError(
+            f"`weight` must be the name of a column, or None. Received: weight={weight!r}."
+        )
+    names = (*labels, *([] if weight is None else [weight]))
+    if len(set(names)) < len(names):
+        raise ValueError(
+            "The labels and the weight must be different columns. "
+            f"Received: label={label!r}, weight={weight!r}."
+        )
+    if weight is not None and not labels:
+        raise ValueError(
+            f"`weight` needs a `label` to weigh. Received: label={label!r}, weight={weight!r}."
+        )
+    return names
+
+
+def check_delimiter(delimiter: Any) -> None:
+    """Refuses what can't stand between the fields of a CSV file."""
+    is_character = isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii()
+    if not is_character or delimiter in _NO_DELIMITERS:
+        raise ValueError(
+            "`delimiter` must be one ASCII character, and no quotation mark, line end or NUL. "
+            f"Received: delimiter={delimiter!r}."
+        )
+
+
+def process_number(process: Any, processes: int) -> int:
+    """The number of one of several processes, as Python's integer."""
+    if isinstance(process, bool) or process not in range(processes):
+        raise ValueError(
+            f"`process` must be an integer from 0 to {processes - 1}, one less than "
+            f"`processes`. Received: process={process!r}."
+        )
+    return int(process)
+
+
+def is_shuffled(shuffle: Any, has_label: bool) -> bool:
+    """Whether to shuffle; by default, only data with labels."""
+    if shuffle not in (None, True, False):
+        raise ValueError(f"`shuffle` must be True, False or None. Received: shuffle={shuffle!r}.")
+    if shuffle and not has_label:
+        warnings.warn(
+            "A dataset without labels is shuffled in `fit`, and where its batches are asked for "
+            "one by one: these are not in the order of the files. `predict` and `evaluate` keep "
+            f"that order. Received: shuffle={shuffle!r}, label=None. Leave `shuffle` out to keep "
+            "it everywhere.",
+            stacklevel=3,
+        )
+    return has_label if shuffle is None else bool(shuffle)

@@ -1,9 +1,10 @@
-"""A file as chunks that are read one at a time: what CSV and Parquet have in common."""
+"""Data files as chunks that are read one at a time: what CSV and Parquet have in common."""
 
 from __future__ import annotations
 
 import abc
 import collections
+import contextlib
 import dataclasses
 import os
 import weakref
@@ -15,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 _TOO_LARGE = 2**53
-# What reading damaged bytes raises: a name in a Parquet file may be no UTF-8 any more.
+# What reading damaged bytes raises; a name in a Parquet file may no longer be UTF-8.
 _UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError)
 
 
 class BadDataError(ValueError):
-    """A file, or a row of a file, that can't be used; the text names it."""
+    """A file, or a row of a file, that can't be used; the message names it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +30,10 @@ class Chunk:
 
     Attributes:
         file: the file's number in the data set.
-        unit: the number, within the file, of the part that is read from its beginning on: a row
-            group of Parquet, a compressed file, or the chunk itself.
+        unit: the number, within the file, of the part that has to be read from its beginning: a
+            row group of Parquet, a compressed file, or the chunk itself.
         rows: how many good rows it has.
-        place: where it is; the source knows what that means.
+        place: where it is; its meaning is private to the source.
     """
 
     file: int
@@ -43,30 +44,20 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The columns to read.
-
-    Attributes:
-        features: those to hash.
-        numbers: the labels and the weight, which must be finite.
-    """
+    """The columns to read: `features` to hash, and `numbers`, the labels and the weight."""
 
     features: tuple[str, ...]
     numbers: tuple[str, ...]
 
     @property
     def names(self) -> list[str]:
-        """All of them, each once."""
+        """All columns, without repetition."""
         return list(dict.fromkeys((*self.features, *self.numbers)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """The good rows of a chunk.
-
-    Attributes:
-        table: the columns to hash.
-        numbers: float32, of shape `(rows, len(schema.numbers))`.
-    """
+    """The good rows of a chunk: the columns to hash, and float32 numbers of shape `(rows, n)`."""
 
     table: pa.Table
     numbers: np.ndarray
@@ -79,18 +70,19 @@ class Source(abc.ABC):
         path: the file.
         schema: the columns to read.
         chunk_rows: about how many rows to read together.
-        skips: count and leave out bad rows; they are errors otherwise.
+        skips: leave out and count bad rows; otherwise they are errors.
 
     Attributes:
-        skipped: how many rows were left out in `scan`, by reason.
+        skipped: how many rows `scan` left out, by reason.
         position: how many bytes of the file `scan` has read.
     """
 
     position = 0
     _kind = "file"
-    _state: tuple[int, int] | None = None
+    _state: tuple[int, int] | None = None  # the file's size and time, when it was scanned
     _closer: weakref.finalize | None = None
-    _when_open = ("_closer", "_file", "_reader", "_next")  # attributes that a copy doesn't share
+    # Attributes that a copy doesn't share.
+    when_open: tuple[str, ...] = ("_closer", "_file", "_reader", "_next")
 
     def __init__(self, path: str, schema: Schema, chunk_rows: int, skips: bool):
         self.path = path
@@ -103,26 +95,22 @@ class Source(abc.ABC):
         """The unit, the number of good rows and the place of each chunk, in order.
 
         Raises:
-            BadDataError: if the file can't be read, or bad rows are not to be skipped.
+            BadDataError: if the file can't be read, or a row is bad and `skips` is false.
         """
-        try:
+        with self._readable():
             self._state = self._current_state()
             yield from self._scan()
-        except _UNREADABLE as error:
-            raise self._unreadable(error) from error
         self._check_unchanged()
 
     def read(self, chunk: Chunk) -> Block:
-        """The good rows of a chunk; the chunks of a unit are read fastest in order.
+        """The good rows of a chunk; reading the chunks of a unit in order is fastest.
 
         Raises:
-            BadDataError: if the file is not what it was when it was scanned.
+            BadDataError: if the file has changed since it was scanned.
         """
         self._check_unchanged()
-        try:
+        with self._readable():
             block = self._read(chunk.place)
-        except _UNREADABLE as error:
-            raise self._unreadable(error) from error
         self._check_unchanged()
         if len(block.numbers) != chunk.rows:
             raise self._changed(f"{len(block.numbers)} rows where there were {chunk.rows}")
@@ -135,6 +123,17 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def _read(self, place: Any) -> Block:
         """The good rows of the chunk at a place."""
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Names the file in errors about damaged bytes."""
+        try:
+            yield
+        except _UNREADABLE as error:
+            raise BadDataError(
+                f"{self.path} must be a readable {self._kind}. "
+                f"Received: {type(error).__name__}: {error}."
+            ) from error
 
     def _current_state(self) -> tuple[int, int]:
         found = os.stat(self.path)
@@ -158,32 +157,22 @@ class Source(abc.ABC):
             f"Received: {received}. Write new data to new files, and create the dataset again."
         )
 
-    def _unreadable(self, error: BaseException) -> BadDataError:
-        return BadDataError(
-            f"{self.path} must be a readable {self._kind}. "
-            f"Received: {type(error).__name__}: {error}."
-        )
-
     def keep_open(self, file: Any) -> Any:
-        """Keeps a file open until `close`, or until there is no more use for this source."""
+        """Keeps a file open until `close`, or until this source is garbage."""
         # Not `__del__`: Python may collect the file before the source, with a warning.
         self._closer = weakref.finalize(self, file.close)
         return file
 
     def close(self) -> None:
-        """Lets go of the file; `read` opens it again."""
+        """Closes the file; `read` opens it again."""
         if self._closer is not None:
             self._closer()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in self._when_open}
+        return {name: value for name, value in vars(self).items() if name not in self.when_open}
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Refuses a file that lacks a column, or has it several times.
-
-        Raises:
-            BadDataError: if it does.
-        """
+        """Refuses a file that lacks a column, or has it several times."""
         missing = [name for name in self.schema.names if name not in names]
         if missing:
             raise BadDataError(
@@ -199,11 +188,40 @@ class Source(abc.ABC):
                 f"{', '.join(map(repr, names))}. Rename or remove one of them."
             )
 
+    def numbers_of(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+        """The labels and the weight of each row, and which rows have only usable ones."""
+        columns = [to_numbers(table.column(name)) for name in self.schema.numbers]
+        numbers = np.stack(columns, axis=1) if columns else np.empty((len(table), 0))
+        return numbers, are_finite(numbers)
+
+    def first_bad(self, table: pa.Table, numbers: np.ndarray) -> tuple[int, str]:
+        """The first row with an unusable number, and what is wrong with it."""
+        row = int(np.argmin(are_finite(numbers)))
+        name = self.schema.numbers[int(np.argmin(are_finite(numbers[row][:, None])))]
+        value = table.column(name)[row].as_py()
+        if table.column(name).type == pa.binary():  # a field of a CSV file
+            value = (value or b"").decode("utf-8", errors="replace")
+        hint = "Integers must be below 2**53 to be exact as floats. " if _is_integer(value) else ""
+        return row, (
+            f"{name!r} must be a finite number. Received: {value!r}. {hint}Fix the file, or "
+            'leave such rows out: errors="skip".'
+        )
+
+    @staticmethod
+    def good_rows(
+        table: pa.Table, features: Sequence[str], numbers: np.ndarray, is_good: np.ndarray
+    ) -> Block:
+        """The features and the numbers of the good rows."""
+        table = table.select(list(features))
+        if not is_good.all():
+            table, numbers = table.filter(pa.array(is_good)), numbers[is_good]
+        return Block(table, numbers.astype("float32"))
+
 
 def to_numbers(column: pa.ChunkedArray) -> np.ndarray:
     """The numbers of a column as float64; not-a-number where there is none.
 
-    Infinite where an integer is not below 2**53: from there on, several share one float.
+    Integers from 2**53 up become infinite: several of them share one float.
     """
     array = column.combine_chunks()
     kind = array.type
@@ -211,7 +229,8 @@ def to_numbers(column: pa.ChunkedArray) -> np.ndarray:
         array = array.dictionary_decode()
     if pa.types.is_integer(kind):
         integers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return np.where(np.abs(integers) >= _TOO_LARGE, np.inf, integers)
+        is_large = np.abs(integers) >= _TOO_LARGE
+        return np.where(is_large, np.inf, integers) if is_large.any() else integers
     if pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return array.cast(pa.float64()).to_numpy(zero_copy_only=False)
     try:
@@ -221,22 +240,16 @@ def to_numbers(column: pa.ChunkedArray) -> np.ndarray:
     large = np.flatnonzero(np.abs(numbers) >= _TOO_LARGE)
     integers = [int(row) for row in large if _is_integer(array[int(row)].as_py())]
     if integers:
-        numbers = numbers.copy()  # Arrow's own can't be written to
+        numbers = numbers.copy()  # Arrow's memory is read-only
         numbers[integers] = np.inf
     return numbers
 
 
-def hint_at(value: Any) -> str:
-    """A sentence for the message about a number that can't be used, where it needs one."""
-    if not _is_integer(value):
-        return ""
-    return "Integers must be below 2**53, up to which floats tell them apart. "
-
-
 def are_finite(numbers: np.ndarray) -> np.ndarray:
-    """Which rows are finite in the type in which they are trained on, float32."""
+    """Which rows are finite as float32, the type in which they are trained on."""
     with np.errstate(over="ignore"):
-        return np.isfinite(numbers.astype("float32")).all(axis=1)
+        is_finite = np.isfinite(numbers.astype("float32"))
+    return np.logical_and.reduce(is_finite.T, axis=0)  # faster than along short rows
 
 
 def _is_integer(value: Any) -> bool:
@@ -245,6 +258,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _number(value: Any) -> float:
+    """A number as Arrow reads it; Python also accepts underscores and other digits."""
     is_other = isinstance(value, (str, bytes)) and ("_" in str(value) or not str(value).isascii())
     try:
         return float("nan" if is_other else value)

@@ -1,4 +1,22 @@
-"""A table of any kind as columns of Arrow: pandas, polars, pyarrow, or a dict of arrays."""
+"""Tables of any kind as Arrow columns, and the text of a value, which is what is hashed.
+
+The text is Python's `str` of the value, made the same for every library:
+
+| value | text |
+|---|---|
+| string | itself |
+| integer, of any width | its decimal digits: `7`, `-7` |
+| float64 | Python's `str`: `7.0`, `0.1`, `1e+16`, `inf`; -0.0 equals 0.0 and has its text |
+| float32, float16 | the shortest decimal that rounds to it: `0.1`, as for float64 |
+| boolean | `True`, `False` |
+| bytes | hashed as they are: UTF-8 bytes have the hash of their text |
+| missing: `None`, not-a-number, `NaT`, `pandas.NA`, a null | `nan`, or the text that you choose |
+| category | the text of its value |
+
+pandas turns integers with missing values into floats, whose texts are `7.0`, not `7`. Read such a
+column as `Int64`, or fill it, to get the texts of integers. Other types (dates, decimals, lists)
+are refused: their texts differ between libraries.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +26,70 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from keras_multigpu.sparse.text import has_text
-
-Columns = dict[str, pa.ChunkedArray]
-"""The columns of a table, by name; each has a text, or is a dictionary of values that have."""
-
+MISSING = "nan"
 _KINDS = "a pandas or polars DataFrame, a pyarrow Table, or a dict from names to arrays"
+Columns = dict[str, pa.ChunkedArray]
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of an Arrow type are hashed as they are stored."""
+    types = pa.types
+    rules = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(rule(kind) for rule in rules)
+
+
+def has_text(kind: pa.DataType) -> bool:
+    """Whether values of an Arrow type have a text."""
+    types = pa.types
+    rules = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
+    return is_text(kind) or any(rule(kind) for rule in rules)
+
+
+def texts(values: pa.Array, missing: str = MISSING) -> pa.Array:
+    """The texts of values without nulls; `missing` is the text of not-a-number.
+
+    Pass distinct values where speed counts: floats are converted one by one.
+
+    Example:
+        >>> texts(pa.array([0.1, 1e16, float("nan")])).to_pylist()
+        ['0.1', '1e+16', 'nan']
+        >>> texts(pa.array([0.1], pa.float32())).to_pylist()
+        ['0.1']
+        >>> texts(pa.array([True, False])).to_pylist(), texts(pa.array([7, -7])).to_pylist()
+        (['True', 'False'], ['7', '-7'])
+    """
+    kind = values.type
+    if is_text(kind):
+        return values
+    if pa.types.is_boolean(kind):
+        return pc.if_else(values, "True", "False")
+    if pa.types.is_floating(kind):
+        to_double = float if pa.types.is_float64(kind) else _shortest
+        doubles = map(to_double, values.to_numpy(zero_copy_only=False))
+        return pa.array((missing if x != x else str(x + 0.0) for x in doubles), pa.string())
+    return values.cast(pa.string())
+
+
+def _shortest(number: np.floating) -> float:
+    """The shortest decimal that rounds to a number of fewer bits, as a float64."""
+    return float(np.format_float_scientific(number, unique=True))
 
 
 def is_table(value: Any) -> bool:
-    """Whether a value is a table, and not a stream of them."""
+    """Whether a value is one table, rather than a stream of tables."""
     frames = [_loaded("pandas", "DataFrame"), _loaded("polars", "DataFrame")]
     return isinstance(value, (pa.Table, pa.RecordBatch, Mapping, *filter(None, frames)))
 
 
 def column_names(table: Any) -> list[str]:
-    """The names of a table's columns, in order.
-
-    Raises:
-        TypeError: if it is no table.
-
-    Example:
-        >>> column_names({"city": ["Rome"], "age": [3]})
-        ['city', 'age']
-    """
+    """The names of a table's columns, in order."""
     if not is_table(table):
         raise TypeError(
             f"A table must be {_KINDS}. Received: table={_shorten(table)} (of type "
             f"{type(table).__module__}.{type(table).__name__}). Name the columns: "
-            '`{"city": array, ...}`; of a polars LazyFrame, `collect()` it.'
+            '`{"city": array, ...}`. Call `collect()` on a polars LazyFrame.'
         )
     if isinstance(table, (pa.Table, pa.RecordBatch)):
         return list(table.schema.names)
@@ -45,30 +97,21 @@ def column_names(table: Any) -> list[str]:
 
 
 def to_columns(table: Any, names: Sequence[str], *, others: str = "error") -> Columns:
-    """Some columns of a table, as Arrow arrays.
+    """The named columns of a table as Arrow arrays of plain text or numbers, or dictionaries.
 
-    Args:
-        table: a pandas or polars DataFrame, a pyarrow Table or RecordBatch, or a dict from names
-            to arrays (NumPy, pandas, polars, pyarrow) or lists.
-        names: the columns to take, in this order.
-        others: `"error"` to refuse a table with other columns, `"ignore"` to leave them out.
+    `others="ignore"` accepts a table with other columns.
 
     Raises:
         ValueError: if columns are missing, unknown or of different length, or there are no rows.
         TypeError: if it is no table, or a column's values are of mixed types or have no text.
 
     Example:
-        >>> to_columns({"city": ["Rome", None], "age": [3, 4]}, ["age"], others="ignore")["age"]
-        ... # doctest: +ELLIPSIS
-        <pyarrow.lib.ChunkedArray object at ...>
-        [
-          [
-            3,
-            4
-          ]
-        ]
+        >>> columns = to_columns({"city": ["Rome", None], "age": [3, 4]}, ["age"], others="ignore")
+        >>> columns["age"].to_pylist()
+        [3, 4]
     """
-    _check_names(column_names(table), names, others)
+    found = column_names(table)
+    _check_names(found, names, others)
     columns = {name: _to_arrow(_column(table, name), name) for name in names}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -124,7 +167,7 @@ def _from_python(values: Any, name: str) -> Any:
     if polars_series is not None and isinstance(values, polars_series):
         if values.dtype != sys.modules["polars"].Object:
             return values.to_arrow()
-        values = values.to_numpy()  # Python's objects, of which Arrow would be given addresses
+        values = values.to_numpy()  # `to_arrow` would give the addresses of Python's objects
     array = _as_vector(values, name)
     if _has_inner_nul(array):
         array = array.astype(object)  # Arrow ends NumPy's texts at the first NUL
@@ -133,11 +176,11 @@ def _from_python(values: Any, name: str) -> Any:
     except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
         raise TypeError(
             "The values of a column must be of one type that Arrow has. Received: column "
-            f"{name!r} with {_types_in(array)}: {error}. Cast it: to strings, say, by "
+            f"{name!r} with {_types_in(array)}: {error}. Cast it, for example with "
             "`.astype(str)`."
         ) from error
     if array.dtype == object and pa.types.is_floating(arrow.type):
-        # Arrow takes integers among floats to be floats, whose text is another one.
+        # Arrow converts integers among floats to floats, whose texts differ.
         kinds = {type(value) for value in array}
         if any(issubclass(kind, (int, np.integer)) for kind in kinds):
             raise TypeError(
@@ -148,7 +191,7 @@ def _from_python(values: Any, name: str) -> Any:
 
 
 def _as_vector(values: Any, name: str) -> Any:
-    """A column of NumPy or pandas, or a list as an array of objects."""
+    """An array of NumPy or pandas; a list becomes an array of objects."""
     array = values
     if not hasattr(values, "dtype"):
         if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
@@ -161,14 +204,14 @@ def _as_vector(values: Any, name: str) -> Any:
         array[:] = rows
     if array.ndim != 1:
         raise TypeError(
-            "A column must have one axis, that of the rows. Received: column "
-            f"{name!r} of shape {tuple(array.shape)}. Make each of its columns one of the table."
+            "A column must have one axis, the rows. Received: column "
+            f"{name!r} of shape {tuple(array.shape)}. Make each of its columns a separate one."
         )
     return array
 
 
 def _has_inner_nul(array: Any) -> bool:
-    """Whether a text of a NumPy array has a NUL before its last character."""
+    """Whether a text of a NumPy array has a NUL before other characters."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "US" or not array.itemsize:
         return False
     unit = "uint32" if array.dtype.kind == "U" else "uint8"
@@ -177,7 +220,7 @@ def _has_inner_nul(array: Any) -> bool:
 
 
 def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """A column whose values have a text, in one of the layouts that are hashed."""
+    """A column in one of the Arrow layouts that can be hashed."""
     kind = column.type
     is_dictionary = pa.types.is_dictionary(kind)
     values = kind.value_type if is_dictionary else kind
@@ -193,7 +236,7 @@ def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         raise TypeError(
             "A column must hold strings, integers, floats, booleans, bytes or categories of "
             f"these. Received: column {name!r} of type {kind}. Cast it to strings first, in the "
-            "form that it is to be hashed in."
+            "form that you want to hash."
         )
     return column
 
@@ -209,5 +252,5 @@ def _shorten(value: Any) -> str:
 
 
 def _loaded(module: str, name: str) -> Any:
-    """A class of a library that is not imported for it: what is of that class has imported it."""
+    """A class of a library, if that library has been imported: else nothing can be of it."""
     return getattr(sys.modules.get(module), name, None)

@@ -1,7 +1,7 @@
-"""The reference models, with readers for the files that they are trained on.
+"""Reference models, with readers for their data.
 
 `autorec` (users' ratings), `deepconn` (reviews) and `wide` (hashed columns) are ordinary Keras
-models, compiled as they were published, for `make_parallel` like any other.
+models, compiled as they were published. Use them with `make_parallel` like any other model.
 """
 
 from keras_multigpu.zoo.autorec import ObservedError, autorec, recommend

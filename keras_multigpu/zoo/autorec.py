@@ -8,21 +8,21 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu.arguments import positive_integer, positive_integers
 from keras_multigpu.zoo.ratings import Ratings
-from keras_multigpu.zoo.shuffled import check_batch_size
 
 _LEARNING_RATE = 0.03
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class ObservedError(keras.losses.Loss):
-    """The squared errors of the ratings that there are: what is 0 in the targets is not rated.
+    """The squared errors of the observed ratings: a 0 in the targets is an item without a rating.
 
     A user's loss is the sum over the user's ratings (equation 2 of Sedhain et al., 2015).
 
     Args:
         name: the loss's name.
-        **kwargs: those of `keras.losses.Loss`.
+        **kwargs: passed to `keras.losses.Loss`.
 
     Targets and predictions are of shape `(rows, items)`.
 
@@ -54,19 +54,19 @@ def autorec(
 ) -> keras.Model:
     """A compiled autoencoder of users' rows of ratings.
 
-    The idea is that of Sedhain, Menon, Sanner and Xie, "AutoRec: autoencoders meet collaborative
-    filtering" (WWW 2015), with one hidden layer (`hidden=(500,), l2=...`) and the loss of the
-    observed ratings. The default layers and the optimizer are those of a published experiment on
-    several GPUs, whose times `reports.ScalingReport.from_figures` has as its example: sigmoid
-    layers of 10, 5 and 10 units, and RMSprop at 0.03. Its loss was `"mse"`: the mean squared error
-    of all items, where an item without a rating counts as rated 0. A model trained so learns to
-    predict which items were rated, and recommends the wrong ones: it is for comparing times.
+    Sedhain, Menon, Sanner and Xie, "AutoRec: autoencoders meet collaborative filtering" (WWW
+    2015), has one hidden layer (`hidden=(500,), l2=...`) and the loss of the observed ratings. The
+    default layers and optimizer, sigmoid layers of 10, 5 and 10 units and RMSprop at 0.03, are
+    from a published experiment on several GPUs; its times are the example of
+    `reports.ScalingReport.from_figures`. Its loss was `"mse"`, the mean squared error of all
+    items, where a missing rating counts as 0. Such a model learns which items were rated, and
+    recommends the wrong ones: use it only to compare times.
 
     Args:
         items: how many items there are.
         hidden: the units of the layers between a user's ratings and their reconstruction.
-        activation: of all layers, the last one too: ratings are in [0, 1].
-        loss: `"observed"` (`ObservedError`), or whatever `compile` takes.
+        activation: the activation of all layers, the last one included: ratings are in [0, 1].
+        loss: `"observed"` (`ObservedError`), or a loss for `compile`.
         optimizer: as for `compile`; `None` for `RMSprop(0.03)`.
         metrics: as for `compile`.
         l2: the penalty on the squares of the kernels.
@@ -76,7 +76,7 @@ def autorec(
         `ratings.batches()`.
 
     Raises:
-        ValueError: if an argument is not of its kind.
+        ValueError: if an argument is invalid.
 
     Example:
         >>> import scipy.sparse
@@ -89,14 +89,8 @@ def autorec(
         >>> [len(found) for found in recommend(model, ratings, users=[3, 4], count=2).values()]
         [2, 2]
     """
-    sizes = [*hidden] if isinstance(hidden, Sequence) and not isinstance(hidden, str) else [hidden]
-    for name, values in {"items": [items], "hidden": sizes}.items():
-        if not all(type(size) is int and size > 0 for size in values):
-            received = items if name == "items" else hidden
-            raise ValueError(
-                f"`{name}` must be positive integers, numbers of units. Received: "
-                f"{name}={received!r}."
-            )
+    items = positive_integer("items", items)
+    sizes = positive_integers("hidden", hidden if isinstance(hidden, Sequence) else [hidden])
     penalty = keras.regularizers.L2(l2) if l2 else None
     layers = [
         keras.layers.Dense(size, activation, kernel_regularizer=penalty) for size in [*sizes, items]
@@ -117,22 +111,22 @@ def recommend(
     batch_size: int = 250,
     verbose: int = 0,
 ) -> dict[Any, list[tuple[Any, float]]]:
-    """The items that a model expects a user to rate highest, of those not rated yet.
+    """The items without a rating that a model expects a user to rate highest.
 
     Args:
         model: an autoencoder of rows of `ratings`, on one device or several.
-        ratings: who has rated what.
+        ratings: the ratings.
         users: the users to recommend to, as in `ratings.users`; `None` for all.
-        count: how many items for each, at most.
-        batch_size: how many users to predict together: only their rows are in memory.
+        count: the largest number of items for a user.
+        batch_size: how many users to predict together; only their rows are in memory.
         verbose: 1 for a progress bar, 0 for silence.
 
     Returns:
         For each user the items, the best first, each with the model's output in [0, 1]; fewer than
-        `count` for a user who has rated almost all of them.
+        `count` if the user has rated almost all items.
 
     Raises:
-        ValueError: if a user is not known, or a number is not a positive integer.
+        ValueError: if a user is unknown, or a number is not a positive integer.
 
     Example:
         >>> import scipy.sparse
@@ -142,9 +136,8 @@ def recommend(
         >>> sorted(item for item, score in found["ann"]), [item for item, score in found["bob"]]
         ([20, 30], [10])
     """
-    check_batch_size(batch_size)
-    if type(count) is not int or count < 1:
-        raise ValueError(f"`count` must be a positive integer. Received: count={count!r}.")
+    batch_size = positive_integer("batch_size", batch_size)
+    count = positive_integer("count", count)
     wanted = ratings.users.tolist() if users is None else list(users)
     rows = _find_rows(ratings, wanted)
     bar = keras.utils.Progbar(max(len(rows), 1), verbose=verbose, unit_name="user")
@@ -152,7 +145,7 @@ def recommend(
     for first in range(0, len(rows), batch_size):
         chosen = ratings.matrix[rows[first : first + batch_size]]
         scores = np.array(model.predict_on_batch(chosen.toarray()), "float64")
-        scores[chosen.nonzero()] = -np.inf  # seen
+        scores[chosen.nonzero()] = -np.inf  # rated
         best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
         for row, places in enumerate(best):
             left = [place for place in places if scores[row, place] > -np.inf]

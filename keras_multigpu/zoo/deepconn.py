@@ -1,4 +1,4 @@
-"""DeepCoNN: a user's text and an item's text, read by two branches that meet at the end."""
+"""DeepCoNN: two branches read a user's text and an item's text, and meet at the end."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.arguments import check_choice, positive_integer
+
 _SIDES = ("user", "item")
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class FactorizationMachine(keras.layers.Layer):
-    """All numbers of a row, alone and in pairs: `b + x w + sum over i < j of <v_i, v_j> x_i x_j`.
+    """The sum of a row's numbers and of their pairs: `b + x w + sum_(i<j) <v_i, v_j> x_i x_j`.
 
-    Rendle, "Factorization machines" (ICDM 2010), equation 1; the pairs are summed in linear time
-    by his lemma 3.1.
+    Rendle, "Factorization machines" (ICDM 2010), equation 1. Lemma 3.1 sums the pairs in linear
+    time.
 
     Args:
         factors: the size of the vectors `v`.
-        **kwargs: those of `keras.layers.Layer`.
+        **kwargs: passed to `keras.layers.Layer`.
 
     Input: of shape `(rows, size)`. Output: of shape `(rows, 1)`.
 
@@ -34,8 +36,7 @@ class FactorizationMachine(keras.layers.Layer):
 
     def __init__(self, factors: int = 8, **kwargs: Any):
         super().__init__(**kwargs)
-        _check_sizes(factors=factors)
-        self.factors = factors
+        self.factors = positive_integer("factors", factors)
 
     def build(self, input_shape: Any) -> None:
         """Makes the weights."""
@@ -76,37 +77,36 @@ def deepconn(
     loss: Any = "mse",
     metrics: Any = None,
 ) -> keras.Model:
-    """A compiled model of a rating from two texts.
+    """A compiled model that predicts a rating from two texts.
 
-    By Zheng, Noroozi and Yu, "Joint deep modeling of users and items using reviews for
+    Zheng, Noroozi and Yu, "Joint deep modeling of users and items using reviews for
     recommendation" (WSDM 2017): each text goes through an embedding, a convolution, the maximum
-    over the text and a dense layer; the two results meet in a factorization machine. The paper's
-    embedding is a pretrained one of 300 numbers: put its weights into `user_embedding` and
-    `item_embedding`. Smaller variants that were published for experiments on two GPUs have 10
-    filters with `"tanh"`, linear units, and a dot product (`head="dot"`) at the end.
+    over the text and a dense layer; a factorization machine combines the two results. The paper
+    uses a pretrained embedding of 300 numbers: assign its weights to `user_embedding` and
+    `item_embedding`. Smaller variants, published for experiments on two GPUs, have 10 filters with
+    `"tanh"`, linear units, and a dot product (`head="dot"`) at the end.
 
     Args:
-        vocabulary: how many numbers of words there are: `len(reviews.vocabulary)`. 0 stands for no
-            word.
-        length: the words of a text.
-        embedding: the numbers that stand for a word.
-        filters: of the convolution.
-        width: the words that the convolution sees at once.
-        units: of the dense layer.
-        activation: of the convolution.
-        unit_activation: of the dense layer; `None` for a linear one.
-        head: `"fm"`, a factorization machine of 8 factors on both results; or `"dot"`.
+        vocabulary: the number of words, `len(reviews.vocabulary)`; word 0 stands for no word.
+        length: the number of words in a text.
+        embedding: the size of the vector of a word.
+        filters: the filters of the convolution.
+        width: how many words the convolution sees at once.
+        units: the units of the dense layer.
+        activation: the activation of the convolution.
+        unit_activation: the activation of the dense layer; `None` for a linear one.
+        head: `"fm"`, a factorization machine with 8 factors; or `"dot"`, a dot product.
         optimizer: as for `compile`.
         loss: as for `compile`.
         metrics: as for `compile`.
 
     Returns:
         A model of the inputs `"user"` and `"item"`, int32 of shape `(rows, length)`, whose output
-        has the shape `(rows, 1)`. Its layers are named `user_...`, `item_...` and `match`, so
-        that mode `"model"` puts a branch on a device by `{"user_.*": 0, "item_.*": 1}`.
+        has the shape `(rows, 1)`. Its layers are named `user_...`, `item_...` and `match`: in mode
+        `"model"`, the placement `{"user_.*": 0, "item_.*": 1}` puts each branch on a device.
 
     Raises:
-        ValueError: if an argument is not of its kind.
+        ValueError: if an argument is invalid.
 
     Example:
         >>> model = deepconn(1000, length=40, embedding=8, filters=4, units=3)
@@ -116,9 +116,11 @@ def deepconn(
         ['user', 'user_embedding', 'user_conv', 'user_max', 'user_dense']
     """
     sizes = {"vocabulary": vocabulary, "length": length, "embedding": embedding}
-    _check_sizes(**sizes, filters=filters, width=width, units=units)
-    if head not in ("fm", "dot"):
-        raise ValueError(f'`head` must be "fm" or "dot". Received: head={head!r}.')
+    vocabulary, length, embedding, filters, width, units = (
+        positive_integer(name, size)
+        for name, size in {**sizes, "filters": filters, "width": width, "units": units}.items()
+    )
+    check_choice("head", head, "fm", "dot")
     if width > length:
         raise ValueError(
             f"`width` must not be above `length`. Received: width={width}, length={length}."
@@ -141,9 +143,3 @@ def deepconn(
     model = keras.Model(dict(zip(_SIDES, inputs)), output, name="deepconn")
     model.compile(optimizer, loss, metrics=metrics)
     return model
-
-
-def _check_sizes(**sizes: Any) -> None:
-    for name, size in sizes.items():
-        if type(size) is not int or size < 1:
-            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={size!r}.")

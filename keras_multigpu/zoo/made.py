@@ -1,6 +1,6 @@
-"""Made-up data in the form of the real files, for where there is no download.
+"""Artificial data in the form of the real files, for use without a download.
 
-What is to be learned from them is known: whom the made-up users like.
+The pattern to learn is known: what the artificial users like.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _TOPICS = (
 def make_ratings(
     path: str | os.PathLike[str], users: int = 900, items: int = 400, seed: int = 0
 ) -> str:
-    """Writes a file of ratings from 1 to 5, in the form that its name has at MovieLens.
+    """Writes a file of ratings from 1 to 5, in the form of MovieLens's file with this suffix.
 
-    Item i is of genre i % 5. User u likes genre u % 5: the user has seen more of it, and rates it
-    higher. Some items are seen more often than others. A user has rated about 12% of the items.
+    Item i has genre i % 5. User u likes genre u % 5, has seen more of it, and rates it higher.
+    Some items are seen more often than others. A user has rated about 12% of the items.
 
     Args:
         path: a name that ends in `.data` or `.tsv` (tabs, the second with a header), `.dat`
             (`::`) or `.csv`.
         users: how many users.
         items: how many items.
-        seed: of the draw.
+        seed: the seed of the draw.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: if the name ends otherwise.
+        ValueError: if the name has another suffix.
 
     Example:
         >>> import os, pathlib, tempfile
@@ -86,23 +86,23 @@ def make_reviews(
     items: int = 100,
     seed: int = 0,
 ) -> str:
-    """Writes a file of reviews as Amazon's are, one JSON object in a line.
+    """Writes a file of reviews in the form of Amazon's, one JSON object on each line.
 
-    An item has one of five topics, and a user likes one or two of them: of these the ratings are 4
-    and 5, of others 1 to 3. What is written praises or blames what belongs to the topic.
+    An item has one of five topics, and a user likes one or two topics: their ratings are 4 and 5,
+    those of other topics 1 to 3. The text praises or blames things that belong to the topic.
 
     Args:
         path: a name that ends in `.json`, `.jsonl`, `.json.gz` or `.jsonl.gz`.
         reviews: how many reviews.
         users: how many users.
         items: how many items.
-        seed: of the draw.
+        seed: the seed of the draw.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: if the name ends otherwise.
+        ValueError: if the name has another suffix.
 
     Example:
         >>> import json, os, pathlib, tempfile
@@ -142,21 +142,21 @@ def _reviews(reviews: int, users: int, items: int, seed: int) -> Iterator[dict[s
 
 
 def make_clicks(path: str | os.PathLike[str], rows: int = 20_000, seed: int = 0) -> str:
-    """Writes a table of clicks: text columns of many values, and a label that depends on them.
+    """Writes a table of clicks: text columns with many values, and a label that depends on them.
 
-    The columns are `site` (20,000 values), `city` (2,000) and `device` (50), in which a few values
-    make up most of the rows, `hour` (24), and `clicked`, 0 or 1.
+    The columns are `site` (20,000 values), `city` (2,000), `device` (50), `hour` (24) and
+    `clicked`, 0 or 1. A few values make up most of the rows.
 
     Args:
         path: a name that ends in `.csv` or `.parquet`.
         rows: how many rows.
-        seed: of the draw. What is clicked depends on the same values for every seed.
+        seed: the seed of the draw. Clicks depend on the same values with every seed.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: if the name ends otherwise.
+        ValueError: if the name has another suffix.
 
     Example:
         >>> import os, pathlib, tempfile
@@ -184,15 +184,11 @@ def make_clicks(path: str | os.PathLike[str], rows: int = 20_000, seed: int = 0)
 
 
 def _suffix(path: str, known: Any) -> str:
-    """How a name ends.
-
-    Raises:
-        ValueError: if no form is known by that.
-    """
+    """The suffix of a path."""
     found = [suffix for suffix in known if pathlib.PurePath(path).name.endswith(suffix)]
     if not found:
         raise ValueError(
-            f"`path` must end in one of {', '.join(known)}. Received: path={path!r}. Name the file "
-            "after the form that you want."
+            f"`path` must end in one of {', '.join(known)}. Received: path={path!r}. The suffix "
+            "chooses the form of the file."
         )
     return found[0]

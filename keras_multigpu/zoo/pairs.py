@@ -1,4 +1,4 @@
-"""Batches of two texts and a rating: what a user wrote, and what was written about an item."""
+"""Batches of a user's text, an item's text, and a rating."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_multigpu.zoo.shuffled import ShuffledRows
+from keras_multigpu.arguments import positive_integer
+from keras_multigpu.zoo.batches import ShuffledRows
 
 if TYPE_CHECKING:
     from keras_multigpu.zoo.reviews import Reviews
@@ -15,25 +16,26 @@ if TYPE_CHECKING:
 class ReviewPairs(ShuffledRows):
     """Batches for `fit`, `evaluate` and `predict` of a DeepCoNN; made by `Reviews.pairs`.
 
-    A user's text is all that the user wrote, an item's all that was written about it, up to
-    `length` words, without the review whose rating is to be found: that one would tell it, and is
-    not there yet when a rating is predicted.
+    A user's text is everything that the user wrote; an item's text is everything that was written
+    about it; both up to `length` words. The review whose rating is predicted is left out: it would
+    reveal the rating, and does not exist yet when a rating is predicted.
 
     Args:
         reviews: the reviews.
-        rows: the numbers of the reviews whose ratings are to be found.
-        known: the numbers of those from which the texts are taken.
-        length: how many words of each text are given; shorter ones are padded with 0.
+        rows: the numbers of the reviews whose ratings are predicted.
+        known: the numbers of the reviews that the texts are taken from.
+        length: the words of each text; shorter texts are padded with 0.
         batch_size: ratings in a batch.
-        shuffle: draw another order for every epoch of `fit`; that of `rows` is kept elsewhere.
-        seed: of that order.
-        **kwargs: those of `keras.utils.PyDataset`. One worker makes the batches, whatever they say.
+        shuffle: draw another order for every epoch of `fit`; `evaluate` and `predict` keep the
+            order of `rows`.
+        seed: the seed of that order.
+        **kwargs: passed to `keras.utils.PyDataset`; one worker makes the batches in any case.
 
     Item `i` is `({"user": words, "item": words}, ratings)`: int32 of shape `(batch_size, length)`
     and float32 of shape `(batch_size, 1)`; the last batch of an epoch may have fewer rows.
 
     Raises:
-        ValueError: if an argument is not of its kind, or there are no rows, or none known.
+        ValueError: if an argument is invalid, or `rows` or `known` is empty.
 
     Example:
         >>> import os, tempfile
@@ -56,13 +58,11 @@ class ReviewPairs(ShuffledRows):
         seed: int = 0,
         **kwargs: Any,
     ):
-        if type(length) is not int or length < 1:
-            raise ValueError(f"`length` must be a positive integer. Received: length={length!r}.")
         count = len(reviews.ratings)
         rows, known = _check("rows", rows, count), _check("known", known, count)
         super().__init__(rows, batch_size, shuffle, seed, **kwargs)
         self.reviews = reviews
-        self.length = length
+        self.length = positive_integer("length", length)
         self._texts = {
             "user": (reviews.user_rows, _by(reviews.user_rows, known)),
             "item": (reviews.item_rows, _by(reviews.item_rows, known)),
@@ -88,18 +88,14 @@ class ReviewPairs(ShuffledRows):
 
 
 def _check(name: str, rows: Any, count: int) -> np.ndarray:
-    """The numbers of some reviews.
-
-    Raises:
-        ValueError: if there are none, or they are no numbers of reviews.
-    """
+    """The numbers of some reviews as an array."""
     numbers = np.asarray(rows)
     if not numbers.size:
         raise ValueError(f"`{name}` must name at least one review. Received: none.")
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
         raise ValueError(
             f"`{name}` must be the numbers of reviews, integers in a list or an array of one axis. "
-            f"Received: {name}={rows!r}. Of a mask, take `np.flatnonzero(mask)`."
+            f"Received: {name}={rows!r}. For a mask, use `np.flatnonzero(mask)`."
         )
     wrong = numbers[(numbers < 0) | (numbers >= count)]
     if len(wrong):
@@ -110,7 +106,7 @@ def _check(name: str, rows: Any, count: int) -> np.ndarray:
 
 
 def _by(owners: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The known reviews, grouped by owner, and where each owner's begin."""
+    """The known reviews, grouped by owner, and where each owner's group begins."""
     grouped = known[np.argsort(owners[known], kind="stable")]
     counts = np.bincount(owners[known], minlength=owners.max() + 1)
     return grouped, np.concatenate([[0], np.cumsum(counts)])

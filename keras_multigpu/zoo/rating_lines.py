@@ -1,4 +1,4 @@
-"""How a file of ratings is written, and its lines as columns."""
+"""The lines of a file of ratings: their form, their columns, and their errors."""
 
 from __future__ import annotations
 
@@ -18,19 +18,12 @@ _NAMES = {
     "item": ("item", "itemid", "movie", "movieid", "asin", "parentasin", "productid"),
     "rating": ("rating", "overall", "score"),
 }
-# `::` is read as a `:` with an empty field behind it: Arrow's delimiters are one character.
+# Delimiters of Arrow are one character: `::` is read as `:` with an empty field after it.
 _DELIMITERS = {"::": ":", "\t": "\t", ",": ",", ";": ";"}
 
 
 class Form(NamedTuple):
-    """How the lines of a file are written.
-
-    Attributes:
-        delimiter: the character between fields.
-        places: where the user, the item and the rating are.
-        fields: how many fields a line has.
-        has_header: whether the first line names the fields.
-    """
+    """The form of a file's lines; `places` are those of the user, the item and the rating."""
 
     delimiter: str
     places: tuple[int, ...]
@@ -46,14 +39,10 @@ class Form(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The good lines of a block.
+    """The good lines of a block, with users and items as they are written, and float64 ratings.
 
-    Attributes:
-        users: as they are written, as a dictionary of Arrow.
-        items: alike.
-        ratings: float64.
-        malformed: how many lines had another number of fields.
-        unusable: how many lines had no user, no item, or no rating that is allowed.
+    `malformed` lines had too few or too many fields. `unusable` ones had no user, no item, or no
+    allowed rating.
     """
 
     users: pa.DictionaryArray
@@ -64,16 +53,7 @@ class Columns(NamedTuple):
 
 
 def find_form(path: str, block: bytes, skips: bool) -> Form:
-    """The form of a file, from its first line.
-
-    Args:
-        path: the file, for the message.
-        block: its beginning.
-        skips: whether the first line may be a bad one: then it is the first that makes sense.
-
-    Raises:
-        BadDataError: if no line tells it.
-    """
+    """The form of a file from its first line, or, if bad lines are skipped, its first good line."""
     lines = [line for line in block.splitlines() if line.strip()] or [b""]
     for number, line in enumerate(lines[: 100 if skips else 1]):
         text = line.decode("utf-8", errors="replace")
@@ -88,7 +68,7 @@ def find_form(path: str, block: bytes, skips: bool) -> Form:
 
 
 def _form(mark: str, line: bytes) -> Form | None:
-    """The form of a file in whose first line a delimiter is, if the line makes sense."""
+    """The form that a line with a delimiter has; `None` if the line makes no sense with it."""
     step = len(mark)
     fields = Form(_DELIMITERS[mark], (), 0, False).split(line)
     names = [name.strip().lower().replace("_", "") for name in fields]
@@ -104,18 +84,9 @@ def _form(mark: str, line: bytes) -> Form | None:
 
 
 def parse(path: str, form: Form, line: int, data: bytes, limit: float, skips: bool) -> Columns:
-    """The lines of a block.
+    """The columns of a block that begins with line number `line`.
 
-    Args:
-        path: the file, for messages.
-        form: how its lines are written.
-        line: the number of the block's first line.
-        data: the block.
-        limit: the highest rating that is allowed.
-        skips: leave out bad lines; they are errors otherwise.
-
-    Raises:
-        BadDataError: for the first bad line, if such lines are not to be left out.
+    Ratings above `limit` are bad. The first bad line is a `BadDataError`, unless `skips`.
     """
     if line == 1 and form.has_header:
         data = data.partition(b"\n")[2]
@@ -138,14 +109,14 @@ def parse(path: str, form: Form, line: int, data: bytes, limit: float, skips: bo
 
 
 def _closed(form: Form, data: bytes) -> bytes:
-    """The lines of a block without those that would take in the next ones: a quote is open."""
+    """The lines without those that have an open quote, which would swallow the next lines."""
     if form.delimiter != "," or b'"' not in data:
         return data
     return b"\n".join(line for line in data.split(b"\n") if not line.count(b'"') % 2)
 
 
 def _read(form: Form, data: bytes, malformed: list[object]) -> pa.Table:
-    """The columns as they are written; lines with another number of fields go to `malformed`."""
+    """The columns as bytes; lines with too few or too many fields are added to `malformed`."""
 
     def skip(row: object) -> str:
         malformed.append(row)
@@ -174,20 +145,20 @@ def _read(form: Form, data: bytes, malformed: list[object]) -> pa.Table:
 
 
 def _first_bad(path: str, form: Form, first: int, data: bytes, limit: float) -> BadDataError:
-    """The error of the first bad line of a block; the lines are read once more, slowly."""
+    """The error for the first bad line of a block, whose lines are read again one by one."""
     found = (
         (number, problem)
         for number, line in enumerate(data.split(b"\n"), first)
         if line.rstrip(b"\r") and (problem := _find_problem(form, line, limit))
     )
-    number, problem = next(found, (first, "these lines have a number that can't be read."))
+    number, problem = next(found, (first, "a number in these lines can't be read."))
     return BadDataError(
-        f'{path}, line {number}: {problem} Mend the file, or leave such lines out: errors="skip".'
+        f'{path}, line {number}: {problem} Fix the file, or leave such lines out: errors="skip".'
     )
 
 
 def _find_problem(form: Form, line: bytes, limit: float) -> str:
-    """What is wrong with a line; nothing if it is good."""
+    """What is wrong with a line; an empty text if it is good."""
     start = line[:60]
     if _closed(form, line) != line:
         return f"a line must not have a quotation mark that is not closed. Received: {start!r}."
@@ -199,7 +170,7 @@ def _find_problem(form: Form, line: bytes, limit: float) -> str:
 
 
 def _problem(fields: Sequence[str], places: Sequence[int], limit: float) -> str:
-    """What is wrong with a line of the right number of fields; nothing if it is good."""
+    """What is wrong with a line that has all its fields; an empty text if it is good."""
     user, item, rating = (fields[place] for place in places)
     if not user or not item:
         return f"the user and the item must not be empty. Received: user={user!r}, item={item!r}."
@@ -210,7 +181,7 @@ def _problem(fields: Sequence[str], places: Sequence[int], limit: float) -> str:
 
 
 def _is_number(text: str) -> bool:
-    """As Arrow reads numbers: Python takes other digits too, and underscores."""
+    """Whether Arrow reads a text as a number; Python also accepts underscores and other digits."""
     try:
         return text.isascii() and "_" not in text and bool(np.isfinite(float(text)))
     except ValueError:

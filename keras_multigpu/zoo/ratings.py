@@ -1,4 +1,4 @@
-"""Files of ratings, MovieLens's and those like them, as one sparse matrix."""
+"""Files of ratings, such as MovieLens's, as one sparse matrix."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pyarrow as pa
 import scipy.sparse
 
 from keras_multigpu.sparse.sources import BadDataError
-from keras_multigpu.zoo.lines import check_errors, check_path, read_blocks
+from keras_multigpu.zoo.batches import ShuffledRows, check_file, read_blocks
 from keras_multigpu.zoo.rating_lines import Columns, find_form, parse
-from keras_multigpu.zoo.shuffled import ShuffledRows
 
 
 def read_ratings(
@@ -26,26 +25,26 @@ def read_ratings(
 ) -> Ratings:
     r"""Reads a file of ratings.
 
-    MovieLens's forms are known by their first line: `u.data` (tabs), `ratings.dat` (`::`),
-    `ratings.csv`, and files with tabs and a header; with `.gz` at the end of the name, they are
-    decompressed. Other columns than the user, the item and the rating are left out. The file is
-    read some megabytes at a time; in memory stay the ratings, as numbers. If a user has rated an
-    item several times, the last rating in the file counts.
+    The first line shows the form, which may be one of MovieLens's: `u.data` (tabs), `ratings.dat`
+    (`::`), `ratings.csv`, or tabs with a header. A file whose name ends in `.gz` is decompressed.
+    Columns other than the user, the item and the rating are ignored. The file is read some
+    megabytes at a time; only the ratings stay in memory, as numbers. If a user has rated an item
+    several times, the last rating in the file counts.
 
     Args:
         path: the file.
-        highest: the highest rating that can be given, by which ratings are scaled to [0, 1];
-            `None` for the highest in the file. Higher ones are then bad lines.
+        highest: the highest possible rating, which scales ratings to [0, 1]; a line with a higher
+            one is bad. `None` for the highest rating in the file.
         errors: `"raise"`, or `"skip"` to leave out and count lines with too few or too many
-            fields, and those whose rating is no number above 0.
+            fields, and lines whose rating is not a number above 0.
         verbose: 1 for a progress bar, 0 for silence.
 
     Returns:
         The ratings.
 
     Raises:
-        ValueError: if the file can't be read or has no ratings, an argument is not of its kind;
-            and, unless errors are skipped, for the first bad line, with its number.
+        ValueError: if an argument is invalid, or the file can't be read or has no ratings; and,
+            unless errors are skipped, for the first bad line, with its number.
 
     Example:
         >>> import os, tempfile
@@ -58,7 +57,7 @@ def read_ratings(
         >>> ratings.matrix.toarray().tolist(), ratings.users.tolist()
         ([[0.0, 0.800000011920929], [0.6000000238418579, 0.0]], [186, 196])
     """
-    path, skips = check_path(path), check_errors(errors)
+    path, skips = check_file(path, errors)
     if highest is not None and not (isinstance(highest, (int, float)) and 0 < highest < np.inf):
         raise ValueError(f"`highest` must be a number above 0. Received: highest={highest!r}.")
     limit = np.inf if highest is None else float(highest)
@@ -73,14 +72,14 @@ def read_ratings(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ratings:
-    """Who has rated what; made by `read_ratings`.
+    """A sparse matrix of ratings; made by `read_ratings`.
 
     Args:
         matrix: the ratings divided by `highest`, a `scipy.sparse.csr_matrix` of float32 and of
-            shape `(users, items)`. What is not in it has not been rated.
-        users: the users, in the order of the rows: as integers if all are written as integers
-            are, as the texts in the file otherwise (`034` is no integer).
-        items: the items', in the order of the columns.
+            shape `(users, items)`. An item that is not in it has not been rated.
+        users: the users, in the order of the rows: integers if all are written as integers, else
+            the texts in the file (`034` is not an integer).
+        items: the items, in the order of the columns.
         highest: the rating that is 1 in the matrix.
         skipped: how many lines were left out, by reason.
         repeated: how many ratings were replaced by a later one of the same user and item.
@@ -109,12 +108,12 @@ class Ratings:
         )
 
     def batches(self, batch_size: int = 250, shuffle: bool = True, seed: int = 0) -> RatingBatches:
-        """What an autoencoder is trained on: users' rows, as inputs and as targets.
+        """Users' rows as inputs and as targets, to train an autoencoder.
 
         Args:
             batch_size: users in a batch. Only the rows of a batch are ever dense.
-            shuffle: draw another order of the users for every epoch.
-            seed: of that order.
+            shuffle: draw another order of the users for every epoch of `fit`.
+            seed: the seed of that order.
         """
         return RatingBatches(self.matrix, batch_size, shuffle, seed)
 
@@ -125,10 +124,10 @@ class RatingBatches(ShuffledRows):
     Args:
         matrix: a SciPy CSR matrix of shape `(users, items)`.
         batch_size: users in a batch.
-        shuffle: draw another order of the users for every epoch of `fit`; the order of the matrix
-            is kept elsewhere.
-        seed: of that order.
-        **kwargs: those of `keras.utils.PyDataset`. One worker makes the batches, whatever they say.
+        shuffle: draw another order of the users for every epoch of `fit`; `evaluate` and
+            `predict` keep the order of the matrix.
+        seed: the seed of that order.
+        **kwargs: passed to `keras.utils.PyDataset`; one worker makes the batches in any case.
 
     Item `i` is `(rows, rows)`, float32 of shape `(batch_size, items)`; the last batch of an epoch
     may have fewer.
@@ -160,7 +159,7 @@ def _gather(parts: list[Columns], highest: float | None) -> Ratings:
     item_columns, items = _number([part.items for part in parts])
     ratings = np.concatenate([part.ratings for part in parts])
     scale = float(ratings.max() if highest is None else highest)
-    # Of equal pairs the last in the file is the last here too: the sort is stable.
+    # The sort is stable: of equal pairs, the last in the file stays the last.
     keys = user_rows.astype("int64") * len(items) + item_columns
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
@@ -170,17 +169,14 @@ def _gather(parts: list[Columns], highest: float | None) -> Ratings:
     matrix = scipy.sparse.csr_matrix(
         (values, (user_rows[kept], item_columns[kept])), shape=(len(users), len(items))
     )
-    skipped = collections.Counter(
-        {
-            "another number of fields": sum(part.malformed for part in parts),
-            "no user, item or rating": sum(part.unusable for part in parts),
-        }
-    )
+    skipped: collections.Counter[str] = collections.Counter()
+    skipped["another number of fields"] = sum(part.malformed for part in parts)
+    skipped["no user, item or rating"] = sum(part.unusable for part in parts)
     return Ratings(matrix, users, items, scale, +skipped, len(ratings) - len(kept))
 
 
 def _number(parts: list[pa.DictionaryArray]) -> tuple[np.ndarray, np.ndarray]:
-    """For each line the place of its value among the sorted distinct values, and these."""
+    """For each line, the place of its value among the sorted distinct values; and these values."""
     column = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
     values = _plain(column.dictionary)
     order = np.argsort(values, kind="stable")
@@ -190,9 +186,9 @@ def _number(parts: list[pa.DictionaryArray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _plain(dictionary: pa.Array) -> np.ndarray:
-    """Integers, if all values are written as integers are; texts otherwise, so that none changes.
+    """Integers if all values are written as integers, else texts, so that no value changes.
 
-    Bytes that are not UTF-8 stay apart, as they do in Python's names of files.
+    Bytes that are not UTF-8 become surrogates, as in Python's file names.
     """
     names = [value.decode("utf-8", "surrogateescape") for value in dictionary.to_pylist()]
     texts = np.array(names)

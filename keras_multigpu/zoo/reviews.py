@@ -1,23 +1,32 @@
-"""Amazon's reviews, as JSON lines: who wrote which words about what, and the rating."""
+"""Amazon's reviews, as JSON lines: the user, the item, the words and the rating."""
 
 from __future__ import annotations
 
 import array
 import collections
 import dataclasses
+import json
 import os
 import re
 from typing import Any
 
 import numpy as np
 
+from keras_multigpu.arguments import positive_integer
 from keras_multigpu.sparse.sources import BadDataError
-from keras_multigpu.zoo.lines import check_errors, check_path, read_blocks
+from keras_multigpu.zoo.batches import check_file, read_blocks
 from keras_multigpu.zoo.pairs import ReviewPairs
-from keras_multigpu.zoo.review_lines import parse_review
 
 _WORD = re.compile(r"\w+(?:'\w+)*")
-_UNKNOWN = 1  # 0 is what texts are padded with
+_UNKNOWN = 1  # 0 pads short texts
+_HIGHEST = float(np.finfo("float32").max)
+# The names in the collections of 2014 and 2018, and in the one of 2023.
+_FIELDS = {
+    "user": ("reviewerID", "user_id"),
+    "item": ("asin", "parent_asin"),
+    "text": ("reviewText", "text"),
+    "rating": ("overall", "rating"),
+}
 
 
 def read_reviews(
@@ -28,29 +37,28 @@ def read_reviews(
     errors: str = "raise",
     verbose: int = 1,
 ) -> Reviews:
-    r"""Reads Amazon's reviews: one JSON object in a line, gzipped if the name ends in `.gz`.
+    r"""Reads Amazon's reviews: one JSON object on each line, gzipped if the name ends in `.gz`.
 
-    Known are the names of fields of the collections of 2014 and 2018 (`reviewerID`, `asin`,
-    `reviewText`, `overall`) and of 2023 (`user_id`, `asin`, `text`, `rating`). The file is read
-    some megabytes at a time. In memory stay the numbers of the words, 4 bytes each, and every
-    distinct word once.
+    The fields may have the names of the collections of 2014 and 2018 (`reviewerID`, `asin`,
+    `reviewText`, `overall`) or of 2023 (`user_id`, `asin`, `text`, `rating`). The file is read
+    some megabytes at a time. Only the numbers of the words, 4 bytes each, and the distinct words
+    stay in memory.
 
     Args:
         path: the file.
-        vocabulary: how many words are kept, the most frequent ones; all others have one number
-            together.
-        max_words: how many words of a review are kept, the first ones.
-        errors: `"raise"`, or `"skip"` to leave out and count lines that are no JSON objects, that
-            lack a field, or whose rating is no finite number. A review without a text is one
-            with no words.
+        vocabulary: how many of the most frequent words are kept; all others share one number.
+        max_words: how many words of a review are kept, from its beginning.
+        errors: `"raise"`, or `"skip"` to leave out and count lines that are not JSON objects, that
+            lack a field, or whose rating is not a finite number. A review without a text counts
+            as one with no words.
         verbose: 1 for a progress bar, 0 for silence.
 
     Returns:
         The reviews.
 
     Raises:
-        ValueError: if the file can't be read or has no reviews, an argument is not of its kind;
-            and, unless errors are skipped, for the first bad line, with its number.
+        ValueError: if an argument is invalid, or the file can't be read or has no reviews; and,
+            unless errors are skipped, for the first bad line, with its number.
 
     Example:
         >>> import os, tempfile
@@ -64,11 +72,9 @@ def read_reviews(
         >>> reviews.words_of(0).tolist(), reviews.vocabulary
         ([2, 2], ['', '?', 'good'])
     """
-    path, skips = check_path(path), check_errors(errors)
-    for name, value in {"vocabulary": vocabulary, "max_words": max_words}.items():
-        if type(value) is not int or value < 1:
-            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}.")
-    gathered = _Gathered(max_words)
+    path, skips = check_file(path, errors)
+    vocabulary = positive_integer("vocabulary", vocabulary)
+    gathered = _Gathered(positive_integer("max_words", max_words))
     for line, block in read_blocks(path, verbose):
         for number, text in enumerate(block.split(b"\n"), line):
             if text.strip():
@@ -83,15 +89,15 @@ class Reviews:
     """Reviews as numbers; made by `read_reviews`.
 
     Args:
-        user_rows: for each review the place of its user in `users`, int32.
-        item_rows: that of its item in `items`, int32.
+        user_rows: for each review, the place of its user in `users`, int32.
+        item_rows: the place of its item in `items`, int32.
         ratings: float32.
-        words: the words of all reviews, one after the other, int32: places in `vocabulary`.
-        starts: where each review's words begin in `words`, and, as the last, where they end.
-        users: the users' names, in the order in which they come.
-        items: the items'.
-        vocabulary: the words, the most frequent first, behind `""` for no word and `"?"` for all
-            others.
+        words: the words of all reviews, one after the other: places in `vocabulary`, int32.
+        starts: where each review's words begin in `words`, and where the last one's end.
+        users: the names of the users, in the order in which they first appear.
+        items: the names of the items, in that order.
+        vocabulary: `""` for no word, `"?"` for all rare words, then the words, the most frequent
+            first.
         skipped: how many lines were left out, by reason.
 
     Example:
@@ -132,11 +138,11 @@ class Reviews:
         return self.words[self.starts[review] : self.starts[review + 1]]
 
     def split(self, share: float = 0.1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of the reviews to train on, and of those to test on.
+        """The numbers of the reviews to train on, and of the reviews to test on.
 
         Args:
             share: the part to test on.
-            seed: of the draw.
+            seed: the seed of the draw.
 
         Raises:
             ValueError: if the share is not between 0 and 1, or leaves no review on one side.
@@ -158,13 +164,13 @@ class Reviews:
         known: np.ndarray | None = None,
         **options: Any,
     ) -> ReviewPairs:
-        """What a DeepCoNN is trained on: a user's text, an item's text, and the rating.
+        """A user's text, an item's text, and the rating, to train a DeepCoNN.
 
         Args:
-            rows: the numbers of the reviews whose ratings are to be found; `None` for all.
-            known: those from which the texts are taken: to test on other reviews than those
-                trained on, give here those trained on. `None` for `rows`.
-            **options: those of `ReviewPairs`: `length`, `batch_size`, `shuffle`, `seed`.
+            rows: the numbers of the reviews whose ratings are predicted; `None` for all.
+            known: the numbers of the reviews that the texts are taken from; `None` for `rows`. To
+                test on other reviews, pass those that the model was trained on.
+            **options: `length`, `batch_size`, `shuffle` and `seed`, as for `ReviewPairs`.
         """
         every = np.arange(len(self.ratings))
         rows = every if rows is None else rows
@@ -172,7 +178,7 @@ class Reviews:
 
 
 class _Gathered:
-    """What has been read so far."""
+    """The reviews that have been read so far."""
 
     def __init__(self, max_words: int):
         self.max_words = max_words
@@ -185,13 +191,13 @@ class _Gathered:
         self.skipped: collections.Counter[str] = collections.Counter()
 
     def add(self, path: str, line: int, data: bytes, skips: bool) -> None:
-        """Takes in a line."""
+        """Adds a line."""
         try:
             user, item, text, rating = parse_review(data)
         except ValueError as error:
             if not skips:
                 raise BadDataError(
-                    f"{path}, line {line}: {error} Mend the file, or leave such lines out: "
+                    f"{path}, line {line}: {error} Fix the file, or leave such lines out: "
                     'errors="skip".'
                 ) from error
             self.skipped["no review"] += 1
@@ -204,7 +210,7 @@ class _Gathered:
         self.starts.append(len(self.words))
 
     def finish(self, size: int) -> Reviews:
-        """The reviews, with the most frequent words only."""
+        """The reviews, with only the `size` most frequent words."""
         found = np.asarray(self.words, "int32")
         counts = np.bincount(found, minlength=len(self.known))
         kept = np.argsort(-counts, kind="stable")[:size]
@@ -222,3 +228,44 @@ class _Gathered:
             ["", "?", *(texts[number] for number in kept)],
             self.skipped,
         )
+
+
+def parse_review(data: bytes) -> tuple[str, str, str, float]:
+    """The user, the item, the text and the rating of a line; a `ValueError` if one is missing.
+
+    The text may be missing.
+
+    Example:
+        >>> parse_review(b'{"user_id": "A1", "asin": "B7", "text": "Good.", "rating": 5}')
+        ('A1', 'B7', 'Good.', 5.0)
+    """
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"a line must be a JSON object. Received: {data[:60]!r}.")
+    user, item, text, rating = (
+        next((found[name] for name in names if name in found), None) for names in _FIELDS.values()
+    )
+    for field, value in {"user": user, "item": item}.items():
+        if not isinstance(value, str) or not value:
+            raise ValueError(
+                f"a review must have its {field} as a text named {_either(field)}. Received: "
+                f"{value!r}."
+            )
+    if not _is_number(rating):
+        raise ValueError(
+            f"a review must have its rating as a finite number named {_either('rating')}. "
+            f"Received: {rating!r}."
+        )
+    return str(user), str(item), text if isinstance(text, str) else "", float(rating or 0)
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and abs(value) < _HIGHEST  # false for not-a-number
+
+
+def _either(field: str) -> str:
+    return " or ".join(map(repr, _FIELDS[field]))

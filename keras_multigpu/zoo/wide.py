@@ -1,7 +1,7 @@
-"""The wide model: categorical columns, hashed, into a linear or almost linear model.
+"""The wide model: a linear or almost linear model of hashed categorical columns.
 
-The encoder belongs to the model. It is saved with it, so that what is served hashes its own
-input, and its fingerprint is compared wherever indices come from elsewhere.
+The model contains its encoder. It is saved with the model, which can therefore hash its own input
+when it is served. Where indices come from elsewhere, the encoders' fingerprints are compared.
 """
 
 from __future__ import annotations
@@ -12,37 +12,42 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu.arguments import (
+    non_negative_integer,
+    positive_integer,
+    positive_integers,
+)
 from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.sparse import HashEncoder
-from keras_multigpu.sparse.dataset_checks import copy_encoder
+from keras_multigpu.sparse.dataset import copy_encoder
 
 _MIDDLE_EXPONENT = 0.3
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class WideModel(keras.Model):
-    """A model on the indices that an encoder gives; made by `wide`.
+    """A model of the indices that an encoder gives; made by `wide`.
 
     Args:
         encoder: the encoder, which is copied, or its JSON.
-        units: how many outputs there are. They are linear: of a logistic model they are logits.
-        middle: how many layers of `round(width ** 0.3)` units, with ReLU, stand between the
-            multi-hot row and the output; none for a linear model.
-        deep: the units of the layers of a deep part beside the wide one, whose outputs are added
-            (Cheng et al., "Wide & deep learning for recommender systems", 2016); its first layer
-            is the sum of embeddings, one for each index.
+        units: the number of outputs. They are linear; a logistic model's are logits.
+        middle: the number of layers with `round(width ** 0.3)` units and ReLU between the
+            multi-hot row and the output; 0 for a linear model.
+        deep: the units of the layers of a deep part beside the wide one; the outputs of both are
+            added (Cheng et al., "Wide & deep learning for recommender systems", 2016). Its first
+            layer sums embeddings, one for each index.
         sparse_gradient: as for `keras_multigpu.layers.MultiHotDense`.
-        **kwargs: those of `keras.Model`.
+        **kwargs: passed to `keras.Model`.
 
-    Input: indices, int32 of shape `(rows, encoder.ones)`: what `encoder.transform(table)` gives.
+    Input: indices, int32 of shape `(rows, encoder.ones)`, as `encoder.transform(table)` returns.
     Output: a tensor of shape `(rows, units)`.
 
     Attributes:
-        encoder: the model's own encoder: the input must come from one like it. The one that the
-            model was made with can be fitted anew, without a change to the model.
+        encoder: the model's encoder. Indices must come from an encoder with its fingerprint. It
+            is a copy: a later `fit` of the original doesn't change the model.
 
     Raises:
-        ValueError: if an argument is not of that kind.
+        ValueError: if an argument is invalid.
 
     Example:
         >>> encoder = HashEncoder({"city": 1000, "age": 100})
@@ -62,13 +67,14 @@ class WideModel(keras.Model):
     ):
         if isinstance(encoder, str):
             encoder = HashEncoder.from_json(encoder)
-        _check(units, middle, deep)
         encoder = copy_encoder(encoder)
+        units, middle = positive_integer("units", units), non_negative_integer("middle", middle)
+        hidden = positive_integers("deep", deep)
         reduced = round(encoder.width**_MIDDLE_EXPONENT)
         inputs = keras.Input((encoder.ones,), dtype="int32", name="indices")
 
         def part(name: str, hidden: list[int], use_bias: bool) -> Any:
-            """Layers of so many units, and the output."""
+            """Hidden layers and the output."""
             tensor: Any = inputs
             sizes = [*hidden, units]
             for number, size in enumerate(sizes):
@@ -86,23 +92,23 @@ class WideModel(keras.Model):
             return tensor
 
         outputs = part("wide", [reduced] * middle, use_bias=True)
-        if deep:
-            outputs = keras.layers.Add(name="sum")([outputs, part("deep", [*deep], False)])
+        if hidden:
+            outputs = keras.layers.Add(name="sum")([outputs, part("deep", hidden, False)])
         super().__init__(inputs, outputs, **{"name": "wide", **kwargs})
         self.encoder = encoder
         self._settings = {
             "units": units,
             "middle": middle,
-            "deep": list(deep),
+            "deep": hidden,
             "sparse_gradient": sparse_gradient,
         }
 
     def predict_table(self, table: Any, **kwargs: Any) -> np.ndarray:
-        """Predicts the rows of a table, which the model hashes itself.
+        """Hashes the rows of a table, and predicts them.
 
         Args:
-            table: as `HashEncoder.transform` takes it.
-            **kwargs: those of `predict`.
+            table: a table, as for `HashEncoder.transform`.
+            **kwargs: passed to `predict`.
 
         Returns:
             An array of shape `(rows, units)`.
@@ -110,34 +116,34 @@ class WideModel(keras.Model):
         return self.predict(self.encoder.transform(table, output="indices"), **kwargs)
 
     def check_encoder(self, encoder: Any) -> None:
-        """Refuses an encoder that gives other indices than the model's own.
+        """Refuses an encoder whose indices differ from those of the model's encoder.
 
         Args:
             encoder: an encoder, or a dataset that has one.
 
         Raises:
-            ValueError: if its fingerprint is another one.
+            ValueError: if the fingerprints differ.
         """
         _compare(encoder.fingerprint, self.encoder.fingerprint)
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains the model, as Keras does, on indices of its own encoder.
+        """Trains the model, as Keras does, on indices of its encoder.
 
-        A `HashedDataset`, and its `to_tf_data()`, are read in their own order. Of another
-        `tf.data.Dataset` no encoder is known: its indices must be those of this model's encoder.
+        A `HashedDataset` and its `to_tf_data()` are read in their own order. The encoder of any
+        other `tf.data.Dataset` is unknown: make sure that it is this model's.
         """
         self._check_data(x, kwargs.get("validation_data"))
-        if _encoder_of(x):  # it shuffles itself
+        if _encoder_of(x):  # the dataset shuffles itself
             kwargs.setdefault("shuffle", False)
         return super().fit(x, *args, **kwargs)
 
     def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates the model, as Keras does, on indices of its own encoder."""
+        """Evaluates the model, as Keras does, on indices of its encoder."""
         self._check_data(x)
         return super().evaluate(x, *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Predicts, as Keras does, from indices of its own encoder."""
+        """Predicts, as Keras does, from indices of its encoder."""
         self._check_data(x)
         return super().predict(x, *args, **kwargs)
 
@@ -149,15 +155,15 @@ class WideModel(keras.Model):
                 self._check_range(int(one.min()), int(one.max()))
 
     def _check_range(self, least: int, largest: int) -> None:
-        """Refuses what no encoder gives: XLA would take it for another index, and say nothing."""
+        """Refuses indices that don't exist: XLA would use other ones without a warning."""
         if least < 0 or largest >= self.encoder.width:
             raise ValueError(
                 f"Indices must be from 0 to {self.encoder.width - 1}. Received: indices from "
-                f"{least} to {largest}. Give what `model.encoder.transform(table)` returns."
+                f"{least} to {largest}. Use those that `model.encoder.transform(table)` returns."
             )
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, and the encoder as JSON."""
+        """The arguments, with the encoder as JSON."""
         own = {"encoder": self.encoder.to_json(), **self._settings}
         return {**own, "name": self.name, "dtype": self.dtype_policy.name}
 
@@ -195,23 +201,23 @@ def wide(
     """A compiled wide model, as it was published: hashed columns, Ftrl or Adam, MSE or logistic.
 
     Args:
-        encoder: how the columns are hashed; the model keeps a copy.
-        units: how many outputs there are.
-        middle: how many layers of `round(width ** 0.3)` units stand in between; 0 for a linear
-            model.
+        encoder: hashes the columns; the model keeps a copy.
+        units: the number of outputs.
+        middle: the number of layers with `round(width ** 0.3)` units before the output; 0 for a
+            linear model.
         deep: the units of the layers of a deep part beside the wide one.
-        optimizer: `"ftrl"`: `Ftrl(0.2)` with the L1 and L2 penalties of 1.0 (McMahan et al., "Ad
-            click prediction: a view from the trenches", 2013); `"adam"`: `Adam(0.002)`; or
-            whatever `compile` takes.
-        loss: `"mse"`; `"logistic"`, for labels 0 and 1, of which the outputs are the logits; or
-            whatever `compile` takes.
+        optimizer: `"ftrl"`: `Ftrl(0.2)` with L1 and L2 penalties of 1.0 (McMahan et al., "Ad
+            click prediction: a view from the trenches", 2013); `"adam"`: `Adam(0.002)`; or an
+            optimizer for `compile`.
+        loss: `"mse"`; `"logistic"`, for labels 0 and 1 and outputs that are logits; or a loss for
+            `compile`.
         metrics: as for `compile`.
         sparse_gradient: as for `keras_multigpu.layers.MultiHotDense`.
         jit_compile: as for `compile`; `None` compiles with XLA, which is about twice as fast,
             unless the gradients are sparse.
 
     Raises:
-        ValueError: if an argument is not of that kind.
+        ValueError: if an argument is invalid.
 
     Example:
         >>> encoder = HashEncoder({"city": 1000, "age": 100})
@@ -238,7 +244,7 @@ def wide(
 
 
 def _encoder_of(data: Any) -> HashEncoder | None:
-    """The encoder of a `HashedDataset`, of its `to_tf_data()`, or of other data that have one."""
+    """The encoder of data that have one: a `HashedDataset`, its `to_tf_data()`, and others."""
     encoder = getattr(data, "encoder", None)
     return encoder if isinstance(encoder, HashEncoder) else None
 
@@ -247,20 +253,6 @@ def _compare(found: str, own: str) -> None:
     if found != own:
         raise ValueError(
             "The indices must come from the encoder that the model was made with, whose "
-            f"fingerprint is {own!r}. Received: fingerprint={found!r}. Take `model.encoder`, or "
-            "make a model with the other encoder and train it anew."
-        )
-
-
-def _check(units: Any, middle: Any, deep: Any) -> None:
-    for name, value, least in (("units", units, 1), ("middle", middle, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(
-                f"`{name}` must be an integer of {least} or more. Received: {name}={value!r}."
-            )
-    is_list = isinstance(deep, Sequence) and not isinstance(deep, str)
-    if not is_list or not all(type(size) is int and size > 0 for size in deep):
-        raise ValueError(
-            "`deep` must be a list of positive integers, the units of each layer. "
-            f"Received: deep={deep!r}."
+            f"fingerprint is {own!r}. Received: fingerprint={found!r}. Use `model.encoder`, or "
+            "make and train a model with the other encoder."
         )

@@ -8,11 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sparse_tables import plain_codes
+from support.sparse_tables import plain_codes
 
 from keras_multigpu.sparse import HashedDataset, HashEncoder
 from keras_multigpu.sparse.parquet_source import ParquetSource
 from keras_multigpu.sparse.sources import BadDataError, Chunk, Schema
+
+pytestmark = pytest.mark.backend_free
 
 CARDINALITIES = {"city": 300, "age": 50}
 ENCODER = HashEncoder(CARDINALITIES)
@@ -195,6 +197,17 @@ def test_few_values_are_hashed_once(tmp_path, monkeypatch):
     assert hashed.count(2) <= 4  # row groups
 
 
+def test_metadata_are_read_once_for_all_row_groups(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", cities("few"))
+    read, calls = pq.read_metadata, []
+    monkeypatch.setattr(pq, "read_metadata", lambda *args: calls.append(args) or read(*args))
+    data = dataset(path, batch_size=ROWS)
+    for _ in range(2):
+        data.on_epoch_begin()
+        data[0]
+    assert len(calls) == 2  # to scan, and to read
+
+
 def test_batches_that_are_shorter_than_chunks(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", cities("few, then many"))
     batches = pq.ParquetFile.iter_batches
@@ -236,13 +249,14 @@ def test_damaged_pages(tmp_path, column, options):
     assert (data.rows, data.skipped) == (ROWS, {"unreadable files": 1})
 
 
-def test_random_damage_is_found_or_gives_other_values_only(tmp_path):
+@pytest.mark.parametrize("files", [50, pytest.param(200, marks=pytest.mark.slow)])
+def test_random_damage_is_found_or_gives_other_values_only(tmp_path, files):
     draw = random.Random(1)
     path = write(tmp_path / "a.parquet", cities("few, then many"), dictionary_pagesize_limit=500)
     whole = path.read_bytes()
     footer = int.from_bytes(whole[-8:-4], "little") + 8
     outcomes = set()
-    for _ in range(200):
+    for _ in range(files):
         data = bytearray(whole)
         for _ in range(draw.choice([1, 10])):
             data[draw.randrange(len(whole) - footer)] = draw.randrange(256)
@@ -293,7 +307,7 @@ def test_a_row_group_without_all_its_rows(tmp_path, monkeypatch):
         lambda *args, **options: list(batches(*args, **options))[:-1],
     )
     for chunk_rows in (30, 299, 300):
-        with pytest.raises(ValueError, match="a.parquet must have the rows .* in row group 0"):
+        with pytest.raises(ValueError, match="a.parquet must have as many rows .* in row group 0"):
             dataset(path, chunk_rows=chunk_rows)
 
 

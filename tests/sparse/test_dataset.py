@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from parity import difference
-from sparse_tables import plain_codes
+from support.sparse_tables import plain_codes
 
 from keras_multigpu import make_parallel
 from keras_multigpu.sparse import HashedDataset, HashEncoder
@@ -172,10 +172,10 @@ def test_line_ends_blank_lines_and_long_rows(tmp_path, monkeypatch):
 
 
 def model_of(**options):
-    return wide(ENCODER, optimizer="adam", loss="mse", **options)
+    return wide(ENCODER, optimizer="adam", loss="mse", jit_compile=False, **options)
 
 
-@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize("devices", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_fit(tmp_path, devices):
     """As on the arrays."""
     files = two_files(tmp_path, "parquet" if devices else "csv")
@@ -390,10 +390,10 @@ def test_files_that_are_not_there(tmp_path):
         ({"batch_size": 0}, "`batch_size` must be a positive integer. Received: batch_size=0"),
         ({"chunk_rows": 1.5}, "`chunk_rows` must be.*chunk_rows=1.5"),
         ({"processes": True}, "`processes` must be.*processes=True"),
-        ({"seed": -1}, "`seed` must be an integer from 0 up. Received: seed=-1"),
+        ({"seed": -1}, "`seed` must be a positive integer, or 0. Received: seed=-1"),
         ({"errors": "ignore"}, '`errors` must be "raise" or "skip".*errors=\'ignore\''),
         ({"process": 2, "processes": 2}, "`process` must be an integer from 0 to 1.*process=2"),
-        ({"workers": -1}, "`workers` must be an integer from 0 up. Received: workers=-1"),
+        ({"workers": -1}, "`workers` must be a positive integer, or 0. Received: workers=-1"),
         ({"max_queue_size": 0}, "`max_queue_size` must be a positive.*max_queue_size=0"),
         ({"shuffle": "yes"}, "`shuffle` must be True, False or None. Received: shuffle='yes'"),
         ({"label": 3}, "`label` must be the name of a column, a list.*Received: label=3"),
@@ -416,6 +416,15 @@ def test_files_that_are_not_there(tmp_path):
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         HashedDataset("x.csv", **{"encoder": ENCODER, "label": "label", **options})
+
+
+def test_integers_of_numpy(files):
+    numbers = {"batch_size": 50, "chunk_rows": 15, "seed": 3, "process": 1, "processes": 2}
+    own = {name: np.int64(number) for name, number in numbers.items()}
+    data, same = dataset(files, **own), dataset(files, **numbers)
+    assert labels_of(data).tolist() == labels_of(same).tolist()
+    encoder = HashEncoder({"age": np.int64(50)}, splits=np.int8(2), num_threads=np.int64(2))
+    assert HashEncoder.from_json(encoder.to_json()).fingerprint == encoder.fingerprint
 
 
 @pytest.mark.parametrize("twice", ["label", "city", "other"])

@@ -56,7 +56,7 @@ def test_the_loss_of_what_is_rated(rng):
     assert float(ObservedError()(targets, outputs)) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["mse", "observed"])
+@pytest.mark.parametrize("loss", [pytest.param("mse", marks=pytest.mark.slow), "observed"])
 def test_autorec_on_several_devices(ratings, loss):
     alone, template = (autorec(items=30, loss=loss, l2=1e-3) for _ in range(2))
     template.set_weights(alone.get_weights())
@@ -84,6 +84,7 @@ def test_recommendations_are_the_best_of_what_was_not_seen(ratings, capsys):
     assert "70/70" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_default_recommends_what_users_like(tmp_path):
     """Made-up users like one genre of five."""
     keras.utils.set_random_seed(0)
@@ -182,6 +183,7 @@ def test_deepconn_as_described(rng, head):
     assert isinstance(model.optimizer, keras.optimizers.RMSprop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["data", "model"])
 def test_deepconn_on_two_devices(reviews, mode, tmp_path):
     def build():

@@ -11,10 +11,12 @@ import re
 
 import numpy as np
 import pytest
-from sparse_tables import plain_codes
+from support.sparse_tables import plain_codes
 
 from keras_multigpu.sparse import HashedDataset, HashEncoder, csv_rows
 from keras_multigpu.sparse.csv_rows import count_lines, find_rows, read_rows
+
+pytestmark = pytest.mark.backend_free
 
 CARDINALITIES = {"city": 300, "age": 50}
 ENCODER = HashEncoder(CARDINALITIES)
@@ -71,12 +73,13 @@ def plain_rows(data):
     return rows + ([(start, at, False)] if start < at else [])
 
 
+@pytest.mark.parametrize("texts", [60, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("few", [1, 2, 64])
 @pytest.mark.parametrize("weights", [[1, 1, 1, 1, 1, 1], [6, 1, 1, 5, 0, 1], [10, 1, 0, 4, 0, 4]])
-def test_rows_of_any_text(few, weights, monkeypatch):
+def test_rows_of_any_text(few, weights, texts, monkeypatch):
     monkeypatch.setattr(csv_rows, "_FEW", few)
     draw = random.Random(few)
-    for _ in range(1000):
+    for _ in range(texts):
         tokens = [b"a", b'"', b"\r", b",", b"\n", b'","']
         data = b"".join(draw.choices(tokens, weights, k=draw.choice([5, 20, 60, 200])))
         expected = plain_rows(data)
@@ -156,7 +159,9 @@ def odd_file(draw):
     return data.encode(), [row for row in rows[1:] if row]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))]
+)
 def test_files_as_pythons_csv_reads_them(tmp_path, seed, monkeypatch):
     draw = random.Random(seed)
     for number in range(60):

@@ -78,11 +78,27 @@ def plain(rows, y, optimizer, loss):
     return model.fit(rows, y, batch_size=32, epochs=4, shuffle=False, verbose=0), model
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
-@pytest.mark.parametrize(("optimizer", "loss"), [("ftrl", "mse"), ("adam", "logistic")])
+@pytest.mark.parametrize(
+    ("optimizer", "loss", "devices"),
+    [
+        ("ftrl", "mse", 4),
+        ("adam", "logistic", 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("ftrl", "mse", 1),
+                ("ftrl", "mse", 2),
+                ("adam", "logistic", 1),
+                ("adam", "logistic", 4),
+            ]
+        ),
+    ],
+)
 def test_data_mode_equals_dense_rows_on_one_device(data, optimizer, loss, devices):
     table, y = data
-    model = wide(encoder(), optimizer=optimizer, loss=loss)
+    model = wide(
+        encoder(), optimizer=optimizer, loss=loss, jit_compile=(optimizer, devices) == ("adam", 4)
+    )
     model.set_weights([np.zeros(w.shape) for w in model.get_weights()])
     parallel = make_parallel(model, devices)
     x = encoder().transform(table)
@@ -96,23 +112,27 @@ def test_data_mode_equals_dense_rows_on_one_device(data, optimizer, loss, device
     assert difference(predicted, reference.predict(rows, verbose=0)) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", ["shared", "independent"])
 def test_tower_mode(data, replicas):
     table, y = data
-    model = wide(encoder(), middle=1, optimizer="adam", loss="logistic")
+    model = wide(encoder(), middle=1, optimizer="adam", loss="logistic", jit_compile=False)
     tower = make_parallel(model, 2, mode="tower", replicas=replicas)
     x = encoder().transform(table)
-    losses = tower.fit(x, y, epochs=5, verbose=0).history["loss"]
+    losses = tower.fit(x, y, epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     members = np.stack(tower.predict_replicas(x, verbose=0))
     assert difference(members.mean(axis=0), tower.predict_table(table, verbose=0)) < 1e-5
     assert (difference(members[0], members[1]) > 1e-3) is (replicas == "independent")
 
 
-@pytest.mark.parametrize("mode", ["alone", "data", "tower"])
+@pytest.mark.parametrize(
+    "mode", ["data", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("alone", "tower"))]
+)
 def test_saved_with_its_encoder(data, tmp_path, mode):
     table, y = data
-    model = wide(encoder(missing="?", splits=2), deep=[4], optimizer="adam")
+    own = encoder(missing="?", splits=2)
+    model = wide(own, deep=[4], optimizer="adam", jit_compile=False)
     if mode != "alone":
         model = make_parallel(model, 2, mode=mode)
     model.fit(model.encoder.transform(table), y, verbose=0)
@@ -151,7 +171,7 @@ def test_indices_that_no_encoder_gives(data):
     table, y = data
     indices = encoder().transform(table)
     model = wide(encoder())
-    for wrong, message in ((-1, "from -1 to"), (model.encoder.width, "to 104. Give")):
+    for wrong, message in ((-1, "from -1 to"), (model.encoder.width, "to 104. Use")):
         indices[3, 2] = wrong
         with pytest.raises(ValueError, match=f"must be from 0 to 103. Received: .*{message}"):
             make_parallel(model, 2).fit(indices, y)
@@ -162,8 +182,8 @@ def test_the_encoder_is_the_models_own(tmp_path):
     rng = np.random.default_rng(0)
     tables = [{"a": [f"v{i}" for i in rng.integers(count, size=500)]} for count in (400, 90)]
     given = HashEncoder(["a"]).fit(tables[0])
-    model = wide(given, optimizer="adam")
-    model.fit(given.transform(tables[0]), rng.random((500, 1)), epochs=3, verbose=0)
+    model = wide(given, optimizer="adam", jit_compile=False)
+    model.fit(given.transform(tables[0]), rng.random((500, 1)), batch_size=250, verbose=0)
     before = model.predict_table(tables[0], verbose=0), model.encoder.fingerprint
     path = str(tmp_path / "table.csv")
     with open(path, "w") as file:
@@ -194,14 +214,15 @@ def test_streams_of_tensorflow(data, tmp_path):
     path.write_text("city,age,y\n" + "".join(f"{c},{a},{label}\n" for c, a, label in rows))
     files = HashedDataset(str(path), encoder(), label="y", batch_size=32, shuffle=False)
     plain = tf.data.Dataset.from_tensor_slices(batches_of(table, y)).batch(32)
-    model = wide(encoder(), optimizer="adam", loss="logistic")
-    for stream in (files.to_tf_data(), plain, plain.map(lambda x, y: (x, y)).prefetch(2)):
+    model = wide(encoder(), optimizer="adam", loss="logistic", jit_compile=False)
+    parallel = make_parallel(wide(encoder(), optimizer="adam", jit_compile=False), 2)
+    for stream in (files.to_tf_data(), plain.map(lambda x, y: (x, y)).prefetch(2)):
         model.fit(stream, validation_data=stream, shuffle=False, verbose=0)
         expected = model.evaluate(*batches_of(table, y), batch_size=32, verbose=0)
         assert model.evaluate(stream, verbose=0) == pytest.approx(expected, rel=1e-5)
         expected = model.predict_table(table, verbose=0)
         assert difference(model.predict(stream, verbose=0), expected) < 1e-5
-        make_parallel(wide(encoder(), optimizer="adam"), 2).fit(stream, shuffle=False, verbose=0)
+        parallel.fit(stream, shuffle=False, verbose=0)
     model.fit(files.to_tf_data(), verbose=0)  # without a warning of Keras's
     other = HashEncoder({"city": 100, "age": 10})
     wrong = HashedDataset(str(path), other, label="y").to_tf_data()
@@ -217,8 +238,8 @@ class _Marked(np.ndarray):
     ("arguments", "message"),
     [
         ({"encoder": None}, "`encoder` must be a .*HashEncoder`. Received: encoder=None"),
-        ({"units": 0}, "`units` must be an integer of 1 or more. Received: units=0"),
-        ({"middle": -1}, "`middle` must be an integer of 0 or more. Received: middle=-1"),
+        ({"units": 0}, "`units` must be a positive integer. Received: units=0"),
+        ({"middle": -1}, "`middle` must be a positive integer, or 0. Received: middle=-1"),
         ({"middle": True}, "middle=True"),
         ({"deep": 3}, "`deep` must be a list of positive integers.*deep=3"),
         ({"deep": [4, 0]}, r"deep=\[4, 0\]"),

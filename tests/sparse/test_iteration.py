@@ -15,6 +15,8 @@ from keras_multigpu.sparse import HashedDataset, HashEncoder
 ROWS, BATCH = 200, 32
 BATCHES = -(-ROWS // BATCH)
 ENCODER = HashEncoder({"name": 1000})
+# The size of a batch, and whether Keras shuffles.
+SETTINGS = [(BATCH, False), (BATCH, True), (150, False), (ROWS, True)]
 
 
 @pytest.fixture(params=["csv", "parquet"])
@@ -95,18 +97,30 @@ def rows_from(path, epoch, batch, count, **options):
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("is_built", [True, False])
-@pytest.mark.parametrize(("suffix", "workers"), [("csv", 1), ("csv", 4), ("parquet", 4)])
+@pytest.mark.parametrize(
+    ("suffix", "workers", "is_built", "settings"),
+    [
+        ("csv", 1, True, SETTINGS[2:3]),
+        ("parquet", 4, False, SETTINGS[1:2]),
+        ("csv", 4, False, SETTINGS[3:]),
+        *(
+            pytest.param(suffix, workers, is_built, SETTINGS, marks=pytest.mark.slow)
+            for suffix, workers in (("csv", 1), ("csv", 4), ("parquet", 4))
+            for is_built in (True, False)
+        ),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:The batches of a HashedDataset are asked for in disorder")
-def test_each_row_once_in_every_epoch(tmp_path, suffix, workers, is_built):
+def test_each_row_once_in_every_epoch(tmp_path, suffix, workers, is_built, settings):
     path = write(tmp_path, suffix)
-    for batch_size, shuffle in ((BATCH, False), (BATCH, True), (150, False), (ROWS, True)):
+    for batch_size, shuffle in settings:
         data = dataset(path, workers=workers, batch_size=batch_size)
         counts = train(data, is_built, epochs=3, shuffle=shuffle)
         assert counts.tolist() == [[1] * ROWS] * 3
         assert data.epoch == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_built", [True, False])
 def test_each_row_once_with_processes(tmp_path, is_built):
     path = write(tmp_path)
@@ -120,8 +134,10 @@ def test_each_row_once_with_processes(tmp_path, is_built):
         np.testing.assert_array_equal(data[number][0], plain[number][0])
 
 
-@pytest.mark.parametrize("is_built", [True, False])
-@pytest.mark.parametrize(("workers", "batch"), [(1, 5), (3, 5), (3, 0)])
+@pytest.mark.parametrize(
+    ("workers", "batch", "is_built"),
+    [(1, 5, True), (3, 5, False), pytest.param(3, 0, True, marks=pytest.mark.slow)],
+)
 def test_resumed(tmp_path, workers, is_built, batch):
     path = write(tmp_path)
     data = dataset(path, workers=workers)
@@ -141,14 +157,12 @@ def test_resumed_where_an_epoch_is_one_batch(tmp_path, is_built):
     assert data.epoch == 5
 
 
-@pytest.mark.parametrize("is_built", [True, False])
+@pytest.mark.parametrize(("is_built", "shuffle"), [(True, False), (False, True)])
 @pytest.mark.filterwarnings("ignore:The batches of a HashedDataset are asked for in disorder")
-def test_epochs_of_keras_that_are_parts(tmp_path, is_built):
-    path = write(tmp_path)
-    for shuffle in (False, True):
-        data = dataset(path, batch_size=25)  # 8 batches
-        counts = train(data, is_built, epochs=6, steps_per_epoch=4, shuffle=shuffle)
-        assert counts.reshape(3, 2, ROWS).sum(axis=1).tolist() == [[1] * ROWS] * 3
+def test_epochs_of_keras_that_are_parts(tmp_path, is_built, shuffle):
+    data = dataset(write(tmp_path), batch_size=25)  # 8 batches
+    counts = train(data, is_built, epochs=6, steps_per_epoch=4, shuffle=shuffle)
+    assert counts.reshape(3, 2, ROWS).sum(axis=1).tolist() == [[1] * ROWS] * 3
 
 
 def test_one_fit_after_the_other(tmp_path):
@@ -206,8 +220,7 @@ def test_a_second_loop_in_the_middle_of_an_epoch(tmp_path, loop):
     assert (np.array(model.counts) == counts - 1).all()
 
 
-@pytest.mark.parametrize("label", ["row", None])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("label", "workers"), [("row", 3), (None, 1)])
 def test_predictions_are_in_the_order_of_the_files(path, label, workers):
     data = dataset(path, label=label, workers=workers)
     model = keras.Sequential([keras.layers.Lambda(lambda x: x * 1.0)])  # not built
@@ -270,16 +283,24 @@ children = []
 for child in range(3):
     read, write = os.pipe()
     if os.fork() == 0:
-        rows = np.concatenate([data[number][1][:, 0] for _ in range(20) for number in range(7)])
-        os.write(write, b"1" if (rows == np.tile(np.arange(200), 20)).all() else b"0")
+        rows = np.concatenate([data[number][1][:, 0] for _ in range(5) for number in range(7)])
+        os.write(write, b"1" if (rows == np.tile(np.arange(200), 5)).all() else b"0")
         os._exit(0)
     children.append(read)
 print([os.read(read, 1) for read in children])
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("suffix", "workers"),
+    [
+        ("csv", 2),
+        pytest.param("csv", 1, marks=pytest.mark.slow),
+        pytest.param("parquet", 1, marks=pytest.mark.slow),
+        pytest.param("parquet", 2, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.backend_free
 def test_forked_processes_share_no_open_file(tmp_path, suffix, workers):
     command = [sys.executable, "-c", FORKED, write(tmp_path, suffix), str(workers)]
     env = {**os.environ, "KERAS_BACKEND": "numpy"}
@@ -287,24 +308,29 @@ def test_forked_processes_share_no_open_file(tmp_path, suffix, workers):
     assert done.stdout.strip() == str([b"1"] * 3), done.stderr
 
 
-def test_an_error_in_a_worker_is_the_readers(tmp_path):
+@pytest.mark.backend_free
+def test_the_rows_and_the_errors_of_a_worker_process(tmp_path):
     path = write(tmp_path)
-    for options in ({"workers": 2}, {"workers": 1, "use_multiprocessing": True}):
-        data = dataset(path, shuffle=False, **options)
-        with open(path) as file:
-            text = file.read()
-        with open(path, "w") as file:
-            file.write(text.replace("value 60,60", "value 60,xx"))
-        with pytest.raises(ValueError, match="rows.csv.*(must stay as it was|line 62)"):
-            [data[number] for number in range(BATCHES)]
-        with open(path, "w") as file:
-            file.write(text)
-
-
-def test_a_process_that_ends(tmp_path):
-    data = dataset(write(tmp_path), shuffle=False, workers=1, use_multiprocessing=True)
-    data[0]
+    data, plain = dataset(path, workers=1, use_multiprocessing=True), dataset(path)
+    for number in range(BATCHES):
+        for ours, theirs in zip(data[number], plain[number]):
+            np.testing.assert_array_equal(ours, theirs)
     (loader,) = data._reader._workers._loaders
+    assert loader._process.poll() is None
+    data.resume(1)
+    check_that_a_change_is_told(data, tmp_path / "rows.csv")
+    for ahead in data._reader._workers._pending.values():
+        ahead.exception()  # waits until the process has nothing to do
     loader._process.kill()
     with pytest.raises(RuntimeError, match="must stay alive. Received: one that ended with .*-9"):
+        loader.load(0)
+
+
+def test_an_error_in_a_thread_is_the_readers(tmp_path):
+    check_that_a_change_is_told(dataset(write(tmp_path), workers=2), tmp_path / "rows.csv")
+
+
+def check_that_a_change_is_told(data, path):
+    path.write_text(path.read_text().replace("value 60,60", "value 60,xx"))
+    with pytest.raises(ValueError, match="rows.csv.*(must stay as it was|line 62)"):
         [data[number] for number in range(BATCHES)]

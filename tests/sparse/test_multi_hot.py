@@ -151,6 +151,12 @@ OPTIMIZERS = {
 }
 
 
+def pairs_of_cases(devices, quick):
+    """All pairs of an optimizer and a number of devices; those that are not quick are slow."""
+    pairs = [(optimizer, number) for optimizer in OPTIMIZERS for number in devices]
+    return [pytest.param(*pair, marks=() if pair in quick else pytest.mark.slow) for pair in pairs]
+
+
 def train(inputs, first, optimizer, y, devices=None, jit=None, hidden=True):
     keras.utils.set_random_seed(1)
     x = keras.Input(inputs.shape[1:], dtype=inputs.dtype.name)
@@ -187,8 +193,9 @@ def reference(problem):
     return of
 
 
-@pytest.mark.parametrize("devices", [None, 1, 2, 4])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "devices"), pairs_of_cases([None, 1, 2, 4], quick=[("adam", 4)])
+)
 def test_training_equals_that_of_the_dense_form(problem, reference, optimizer, devices):
     indices, _, y = problem
     ours = train(indices, lambda units: MultiHotDense(units, WIDTH), optimizer, y, devices)
@@ -196,8 +203,7 @@ def test_training_equals_that_of_the_dense_form(problem, reference, optimizer, d
 
 
 @tensorflow_only
-@pytest.mark.parametrize("devices", [None, 2])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "devices"), pairs_of_cases([None, 2], quick=[("adam", 2)]))
 def test_training_by_sparse_gradients(problem, reference, optimizer, devices):
     indices, _, y = problem
 
@@ -208,7 +214,7 @@ def test_training_by_sparse_gradients(problem, reference, optimizer, devices):
     assert difference(list(ours), list(reference(optimizer))) < 2e-5
 
 
-@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize("devices", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_compiled_and_linear(problem, reference, devices):
     indices, _, y = problem
     first = lambda units: MultiHotDense(units, WIDTH)  # noqa: E731
@@ -307,7 +313,7 @@ class OwnGradient(keras.Model):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tapes are TensorFlow's")
-@pytest.mark.parametrize("device", ["cpu:0", "cpu:1"])
+@pytest.mark.parametrize("device", [pytest.param("cpu:0", marks=pytest.mark.slow), "cpu:1"])
 def test_a_tape_within_the_template(device, rng):
     x, y = rng.integers(20, size=(8, 4)).astype("int32"), rng.normal(size=(8, 3))
     plain, template = OwnGradient(), OwnGradient()
@@ -320,7 +326,10 @@ def test_a_tape_within_the_template(device, rng):
     assert difference(plain.get_weights(), parallel.get_weights()) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", ["int16", "uint8", "uint32"])
+@pytest.mark.parametrize(
+    "dtype",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("int16", "uint32")), "uint8"],
+)
 def test_indices_of_other_types(dtype, rng):
     x, y = rng.integers(20, size=(7, 4)), rng.normal(size=(7, 3))
 
