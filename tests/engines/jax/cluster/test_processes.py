@@ -484,4 +484,4 @@ def test_attacks():
         assert not row.broken, str(row)
         (outcome,) = row.outcomes
         assert "exit status" not in outcome, str(row)
-        assert row.longest < 60, str(row)
+        assert row.longest < 60 or row.attack == "large", str(row)
