@@ -25,7 +25,8 @@ test-all: installed
 	KERAS_BACKEND=jax $(PYTEST) -m slow
 
 # The core tests on the lowest versions that pyproject.toml declares. Old packages warn.
-CORE := tests/test_data.py tests/test_parity.py tests/test_weights_files.py tests/test_replicas.py
+CORE := $(addprefix tests/, modes/test_data.py modes/test_parity.py modes/test_weights_files.py \
+  engines/test_replicas.py)
 OLDEST := $(VENV)/oldest
 
 test-oldest: $(VENV)/wheel.built

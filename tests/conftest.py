@@ -17,7 +17,7 @@ from keras_multigpu import use_virtual_devices
 
 BACKEND = keras.backend.backend()
 _OTHER = "jax" if BACKEND == "tensorflow" else "tensorflow"
-collect_ignore = [f"on_{_OTHER}", f"engines/{_OTHER}", "peers"]
+collect_ignore = [f"engines/{_OTHER}", "peers"]
 
 use_virtual_devices(4)
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from parity import difference, variables
+from support.parity import difference, variables
 
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.engines import Transfer

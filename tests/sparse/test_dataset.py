@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from parity import difference
+from support.parity import difference
 from support.sparse_tables import plain_codes
 
 from keras_multigpu import make_parallel

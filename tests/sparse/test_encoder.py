@@ -194,7 +194,7 @@ def test_parameters_and_clones():
         ({"collision_probability": 1.0}, "collision_probability=1.0"),
         ({"collision_probability": "low"}, "collision_probability='low'"),
         ({"missing": None}, "`missing` must be a string.*missing=None"),
-        ({"output": "sparse"}, '`output` must be "indices" or "csr" or "dense".*output=\'sparse\''),
+        ({"output": "sparse"}, '`output` must be "indices", "csr" or "dense".*output=\'sparse\''),
         ({"output": None}, "output=None"),
         ({"others": "drop"}, '`others` must be "error" or "ignore".*others=\'drop\''),
         ({"num_threads": 0}, "`num_threads` must be a positive integer.*num_threads=0"),

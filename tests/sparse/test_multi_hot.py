@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from parity import difference, variables
+from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
 from keras_multigpu.layers import MultiHotDense

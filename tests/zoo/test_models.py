@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import scipy.sparse
-from parity import difference, variables
+from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
 from keras_multigpu.zoo import (

@@ -15,8 +15,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from parity import difference
 from support.cluster_attacks.network import Proxy
+from support.parity import difference
 from support.worker_processes import SECONDS, Process, Worker, free_port
 
 from keras_multigpu import cluster, make_parallel

@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 from keras import layers
-from parity import difference, variables
+from support.parity import difference, variables
 
 from keras_multigpu import cluster, engines, list_devices, make_parallel, reports
 from keras_multigpu.layers import MultiHotDense

@@ -1,0 +1,123 @@
+"""What is written is run: the docstrings' examples, the demo, the command line."""
+
+import doctest
+import functools
+import importlib
+import pathlib
+import pkgutil
+import re
+import subprocess
+import sys
+
+import keras
+import pytest
+
+import keras_multigpu
+from keras_multigpu.__main__ import main
+
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(
+        keras_multigpu.__path__, "keras_multigpu.", onerror=lambda name: None
+    )
+)
+
+
+OTHER = "engines.jax" if keras.backend.backend() == "tensorflow" else "engines.tensorflow"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in MODULES if not name.endswith("__main__") and OTHER not in name]
+)
+def test_examples(name):
+    module = importlib.import_module(name)
+    assert module.__doc__, f"{name} has no docstring"
+    assert doctest.testmod(module).failed == 0
+
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md"])
+
+
+@functools.cache
+def written():
+    """The names of all tests, and the text of the tables of cases."""
+    texts = [path.read_text() for path in ROOT.glob("tests/**/*.py")]
+    names = {name for text in texts for name in re.findall(r"def (test_\w+)\(", text)}
+    return names, "".join(texts)
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_tests_that_are_named_exist(path):
+    names, text = written()
+    page, _, _ = path.read_text().partition("## Keras's own tests")  # which are not ours
+    named = re.findall(r"`(?:tests/[\w/]+\.py::)?(test_\w+)`", page)
+    named = [name for name in named if not hasattr(keras.Model, name)]
+    assert [name for name in named if name not in names] == []
+    for cases in re.findall(r"\(cases? ([^)]+)\)", page):
+        for case in re.findall(r"`(\w+)`", cases):
+            assert re.search(rf"\b{case}\b", text), case
+    assert {"peers.md": 100, "cluster_jax.md": 9}.get(path.name, 0) < len(named) + 1
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_no_page_for_users_names_a_file_within_the_package(path):
+    if path.name not in ("design.md", "api.md"):
+        assert re.findall(r"keras_multigpu/\w+/\w+\.py", path.read_text()) == []
+
+
+@pytest.mark.backend_free
+def test_launchers_give_arguments_that_there_are():
+    folder = ROOT / "docs" / "launchers"
+    known = set(re.findall(r'"(--[a-z]+)"', (folder / "tensorflow_train.py").read_text()))
+    for name in ("tensorflow_kubernetes.yaml", "tensorflow_slurm.sh", "tensorflow_ssh.sh"):
+        text = (folder / name).read_text()
+        _, _, arguments = text.rpartition("tensorflow_train.py")
+        given = set(re.findall(r"--[a-z]+", arguments))
+        assert "--workers" in given
+        assert given <= known, (name, given - known)
+
+
+def _rows_of_demo(printed):
+    """The rows of one device and of four, in the table that the demo ends with."""
+    rows = [line.split() for line in printed.splitlines()]
+    header = next(row for row in rows if row[:1] == ["devices"])
+    assert header == ["devices", "time", "loss", "accuracy", "largest", "weight", "difference"]
+    one, four = (row for row in rows[rows.index(header) :] if row and row[0] in "14")
+    assert (one[0], four[0]) == ("1", "4")
+    assert float(four[4]) < 1e-4
+    assert abs(float(four[2]) - float(one[2])) < 1e-4
+    return one, four
+
+
+def test_an_epoch_of_the_demo(capsys):
+    main(["demo", "--epochs", "1"])
+    _rows_of_demo(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_demo():
+    done = subprocess.run(
+        [sys.executable, "-m", "keras_multigpu", "demo"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    _, four = _rows_of_demo(done.stdout)
+    assert float(four[3]) > 0.9
+    assert "Epoch 5/5" in done.stdout
+
+
+def test_devices(capsys):
+    main(["devices"])
+    assert capsys.readouterr().out.split() == list(keras_multigpu.list_devices())
+
+
+def test_an_unknown_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["trian"])
+    assert ended.value.code == 2
+    assert "invalid choice: 'trian'" in capsys.readouterr().err

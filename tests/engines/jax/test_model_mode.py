@@ -1,0 +1,192 @@
+"""Model mode on JAX: large layers spread over the devices."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from support.cases import CASES, build_equal, compile_case
+from support.parity import difference, take, variables
+
+from keras_multigpu import make_parallel, reports
+
+
+def _spec(variable):
+    """The axes of a variable that are spread."""
+    spec = getattr(variable.value.sharding, "spec", ())
+    return [axis for axis, name in enumerate(spec) if name is not None]
+
+
+def _part(variable):
+    """The share of a variable that the first device holds."""
+    return variable.value.addressable_shards[0].data.size / variable.value.size
+
+
+NAMES = {
+    *("mlp", "unbuilt_sequential", "attention", "embedding_lstm_masked", "subclassed_add_loss"),
+    *("regularized", "dict_inputs_and_outputs", "clipped_accumulated_ema", "scipy_csr_input"),
+    *("in_batch_contrastive", "nested_structures"),
+}
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in NAMES], ids=str)
+def test_trains_like_one_device(case, rng, tmp_path):
+    x, y = case.data(rng, 70)
+    plain, template = build_equal(case)
+    parallel = make_parallel(template, 2, mode="model")
+    histories = []
+    for model in (plain, parallel):
+        compile_case(case, model)
+        histories.append(model.fit(x, y, 32, 2, shuffle=False, verbose=0).history)
+    assert parallel.placement
+    assert difference(*histories) < case.tolerance
+    assert difference(variables(plain), variables(parallel)) < case.tolerance
+    outputs = [model.predict(take(x, 5), verbose=0) for model in (plain, parallel, template)]
+    assert difference(*outputs[:2]) < case.tolerance
+    assert difference(*outputs[1:]) < case.tolerance
+    parallel.save_weights(tmp_path / "model.weights.h5")
+    plain.load_weights(tmp_path / "model.weights.h5")
+    assert difference(plain.get_weights(), parallel.get_weights()) == 0
+
+
+def _transformer():
+    x = inputs = keras.Input((12,), dtype="int32")
+    x = layers.Embedding(100, 32, name="words")(x)
+    x = x + layers.MultiHeadAttention(4, 8, name="attention")(x, x)
+    x = layers.Dense(128, "relu", name="wide")(layers.LayerNormalization()(x))
+    x = layers.Dense(32, name="narrow")(x)
+    return keras.Model(inputs, layers.Dense(3, name="head")(layers.GlobalAveragePooling1D()(x)))
+
+
+def test_weights_and_slots_stay_spread(rng):
+    x, y = rng.integers(0, 100, (32, 12)), rng.normal(size=(32, 3))
+    parallel = make_parallel(_transformer(), 4, mode="model")
+    axes = {path.partition("/")[0]: axis for path, axis in parallel.placement.items()}
+    del axes["attention"]
+    assert axes == {"words": 1, "wide": 1, "narrow": 0}
+    heads = {path.split("/")[1]: axis for path, axis in parallel.placement.items() if "att" in path}
+    assert heads == {"query": 1, "key": 1, "value": 1, "attention_output": 0}
+    parallel.compile("adam", "mse")
+    for step in (lambda: None, lambda: parallel.fit(x, y, verbose=0)):
+        step()
+        for variable in parallel.variables:
+            if variable.path in parallel.placement:
+                assert _spec(variable) == [parallel.placement[variable.path]]
+                assert _part(variable) == 1 / 4
+    spread = [path.replace("/", "_") for path in parallel.placement]
+    slots = [s for s in parallel.optimizer.variables if any(path in s.path for path in spread)]
+    assert len(slots) == 2 * len(spread)
+    assert {_part(slot) for slot in slots} == {1 / 4}
+
+
+def test_the_template_goes_on_by_itself(rng):
+    x, y = rng.integers(0, 100, (32, 12)), rng.normal(size=(32, 3))
+    template = _transformer()
+    parallel = make_parallel(template, 4, mode="model")
+    parallel.compile("sgd", "mse")
+    parallel.fit(x, y, verbose=0)
+    assert difference(parallel.predict(x, verbose=0), np.asarray(template(x))) < 1e-5
+    data = make_parallel(template, 2)
+    data.compile("sgd", "mse")
+    data.fit(x, y, verbose=0)
+    assert difference(parallel.predict(x, verbose=0), data.predict(x, verbose=0)) < 1e-5
+
+
+def test_what_cannot_be_spread_is_refused():
+    model = keras.Sequential([keras.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.Flatten()])
+    with pytest.raises(ValueError, match="spreads the weights of large .*(?s:.)*there is no such"):
+        make_parallel(model, 2, mode="model")
+    odd = keras.Sequential([keras.Input((5,)), layers.Dense(7, name="odd")])
+    with pytest.raises(ValueError, match=r"divided by 4 \(odd/kernel \(5, 7\)\)|odd/kernel"):
+        make_parallel(odd, 4, mode="model")
+
+
+def test_a_placement_is_refused():
+    with pytest.raises(ValueError, match="must be None .* one program .* Received: placement"):
+        make_parallel(_transformer(), 2, mode="model", placement={"wide": 1})
+
+
+def test_weights_are_spread_again_when_they_come_from_elsewhere(rng, tmp_path):
+    x, y = rng.integers(0, 100, (32, 12)), rng.normal(size=(32, 3))
+    parallel = make_parallel(_transformer(), 2, mode="model")
+    parallel.compile("adam", "mse")
+    parallel.fit(x, y, verbose=0)
+    parallel.save(tmp_path / "model.keras")
+    parallel.save_weights(tmp_path / "model.weights.h5")
+
+    def spread(model):
+        return [path for path in model.placement if _part(_named(model, path)) == 1 / 2]
+
+    for change in (
+        lambda: parallel.set_weights(parallel.get_weights()),
+        lambda: parallel.load_weights(tmp_path / "model.weights.h5"),
+        lambda: reports.transfers(parallel, (x, y)),
+    ):
+        change()
+        parallel.train_on_batch(x, y)
+        assert spread(parallel) == list(parallel.placement)
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded.fit(x, y, verbose=0)
+    assert spread(loaded) == list(loaded.placement)
+    slots = [slot for slot in loaded.optimizer.variables if _part(slot) == 1 / 2]
+    assert len(slots) >= 2 * len(loaded.placement)
+
+
+def _named(model, path):
+    return next(variable for variable in model.variables if variable.path == path)
+
+
+def test_what_is_sent_for_spread_weights_is_counted(rng):
+    x, y = rng.integers(0, 100, (32, 12)), rng.normal(size=(32, 3))
+    parallel = make_parallel(_transformer(), 2, mode="model")
+    parallel.compile("adam", "mse")
+    report = reports.transfers(parallel, (x, y))
+    assert report.bytes("training", "cpu:0", "cpu:1").get("activations", 0) > 0
+    assert report.bytes("prediction", "cpu:0", "cpu:1").get("activations", 0) > 0
+
+
+def test_a_model_that_was_compiled_and_not_trained_is_loaded(rng, tmp_path):
+    parallel = make_parallel(_transformer(), 2, mode="model")
+    parallel.compile("muon", "mse")  # looks at whole weights, which are whole here: no warning
+    parallel.save(tmp_path / "model.keras")
+    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert difference(parallel.get_weights(), loaded.get_weights()) == 0
+
+
+class Block(layers.Layer):
+    """A layer around one that was made elsewhere."""
+
+    def __init__(self, dense, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = dense
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def test_weights_of_equal_paths(rng):
+    first, second = layers.Dense(16, name="same"), layers.Dense(6, name="same")
+    first.build((None, 6))
+    second.build((None, 16))
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, Block(second)(Block(first)(inputs)))
+    x = rng.normal(size=(8, 6))
+    before = model.predict(x, verbose=0)
+    parallel = make_parallel(model, 4, mode="model")
+    assert parallel.placement == {"same/kernel": 1, "same/kernel (2)": 0}
+    assert [_spec(v) for v in (first.kernel, second.kernel)] == [[1], [0]]
+    assert difference(before, parallel.predict(x, verbose=0)) < 1e-6
+
+
+def test_a_file_is_loaded_where_fewer_devices_divide_the_weights(rng, tmp_path, monkeypatch):
+    template = keras.Sequential([keras.Input((8,)), layers.Dense(16), layers.Dense(4)])
+    parallel = make_parallel(template, 4, mode="model")
+    x = rng.normal(size=(8, 8))
+    before = parallel.predict(x, verbose=0)
+    parallel.save(tmp_path / "model.keras")
+    three = ("cpu:0", "cpu:1", "cpu:2")
+    monkeypatch.setattr("keras_multigpu.modes.saving.choose_devices", lambda *args: three)
+    with pytest.warns(UserWarning, match=r"on 4 devices, and 3 are here: .*, of which 2 can be"):
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.devices == three[:2]
+    assert difference(before, loaded.predict(x, verbose=0)) < 1e-6

@@ -1,0 +1,258 @@
+"""Training loops, calls, sparse tensors and settings of the user's own."""
+
+import subprocess
+import sys
+
+import jax
+import keras
+import numpy as np
+import pytest
+import scipy.sparse
+from jax.experimental import sparse
+from keras import layers, ops
+from support.parity import difference, variables
+
+from keras_multigpu import make_parallel
+from keras_multigpu.layers import BatchMerge, BatchSlice
+
+
+def _build():
+    keras.utils.set_random_seed(3)
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(2)]
+    )
+
+
+def test_a_training_loop_of_ones_own(rng):
+    x, y = rng.normal(size=(22, 6)).astype("float32"), rng.normal(size=(22, 2)).astype("float32")
+    plain, parallel = _build(), make_parallel(_build(), 4)
+    parallel.compile("sgd", "mse")
+    parallel.predict(x, verbose=0)  # the weights have been on all devices, and are back
+    for model in (plain, parallel):
+        optimizer = keras.optimizers.Adam(0.05)
+        optimizer.build(model.trainable_variables)
+
+        def loss(trainable, fixed, a, b, model=model):
+            outputs, fixed = model.stateless_call(trainable, fixed, a, training=True)
+            return ops.mean((outputs - b) ** 2), fixed
+
+        @jax.jit
+        def step(trainable, fixed, slots, a, b, loss=loss, optimizer=optimizer):
+            gradients, fixed = jax.grad(loss, has_aux=True)(trainable, fixed, a, b)
+            trainable, slots = optimizer.stateless_apply(slots, gradients, trainable)
+            return trainable, fixed, slots
+
+        parts = model.trainable_variables, model.non_trainable_variables, optimizer.variables
+        state = [[variable.value for variable in part] for part in parts]
+        for begin, end in [(0, 8), (8, 16), (16, 22)]:
+            state = step(*state, x[begin:end], y[begin:end])
+        assert len(state[0][0].sharding.device_set) == (1 if model is plain else 4)
+        for variable, value in zip(model.trainable_variables, state[0]):
+            variable.assign(value)
+    assert difference(plain.get_weights(), parallel.get_weights()) < 2e-5
+
+
+def test_called_eagerly(rng):
+    x = rng.normal(size=(7, 6)).astype("float32")
+    plain, parallel = _build(), make_parallel(_build(), 4)
+    assert difference(np.asarray(plain(x)), np.asarray(parallel(x))) < 1e-6
+    parallel.predict(x, verbose=0)
+    assert difference(np.asarray(plain(x)), np.asarray(parallel(x))) < 1e-6
+
+
+def _sparse_model():
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([keras.Input((30,), sparse=True), layers.Dense(2)])
+
+
+def test_sparse_tensors(rng):
+    dense = rng.normal(size=(32, 30)) * (rng.random((32, 30)) < 0.1)
+    y = rng.normal(size=(32, 2))
+
+    def batches():
+        for begin, end in [(0, 8), (8, 24), (24, 29), (29, 32)]:
+            yield sparse.BCOO.fromdense(dense[begin:end].astype("float32")), y[begin:end]
+
+    plain, parallel = _sparse_model(), make_parallel(_sparse_model(), 4)
+    for model in (plain, parallel):
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        for batch in batches():
+            model.train_on_batch(*batch)
+        model.fit(scipy.sparse.csr_matrix(dense), y, batch_size=12, shuffle=False, verbose=0)
+    assert difference(variables(plain), variables(parallel)) < 2e-5
+    for inputs, _ in batches():
+        outputs = [model.predict_on_batch(inputs) for model in (plain, parallel)]
+        assert difference(*outputs) < 2e-5
+        assert difference(*(np.asarray(model(inputs)) for model in (plain, parallel))) < 2e-5
+
+
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_slicing_and_merging_sparse_tensors(rows):
+    dense = scipy.sparse.random(rows, 5, 0.4, random_state=1, dtype="float32").toarray()
+    whole = sparse.BCOO.fromdense(dense)
+    slices = BatchSlice(4)(whole)
+    assert [part.shape[0] for part in slices] == [
+        max(1, len(part)) for part in np.array_split(np.arange(rows), 4)
+    ]
+    assert difference(BatchMerge()(slices, whole=whole).todense(), dense) == 0
+
+
+def test_a_distribution_of_the_users_is_refused():
+    template = _build()
+    parallel = make_parallel(_build(), 4)
+    parallel.compile("sgd", "mse")
+    with keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"]).scope():
+        with pytest.raises(ValueError, match=r"Received.*DataParallel.*set_distribution\(None\)"):
+            make_parallel(template, 4)
+        with pytest.raises(ValueError, match=r"Received.*DataParallel.*set_distribution\(None\)"):
+            parallel.fit(np.zeros((8, 6)), np.zeros((8, 2)), verbose=0)
+    assert keras.distribution.distribution() is None
+
+
+def test_the_wires_type_is_the_compilers_choice():
+    with pytest.raises(ValueError, match="None on the Keras backend 'jax'.*wire_dtype='bfloat16'"):
+        make_parallel(_build(), 4, wire_dtype="bfloat16")
+    config = {**make_parallel(_build(), 4).get_config(), "wire_dtype": "bfloat16"}
+    parallel = make_parallel(_build(), 4)
+    with pytest.warns(UserWarning, match=r"saved with wire_dtype='bfloat16'.*'jax'.*own type"):
+        loaded = type(parallel).from_config(config)
+    assert loaded._parallel_options["wire_dtype"] is None
+
+
+class Pairs(layers.Layer):
+    """Compares the rows of a batch with each other."""
+
+    def call(self, inputs):
+        return ops.matmul(inputs, ops.transpose(inputs))
+
+
+def _fixed():
+    inputs = keras.Input(batch_shape=(8, 6))
+    return keras.Model(inputs, layers.Dense(2)(inputs))
+
+
+def _stateful():
+    inputs = keras.Input(batch_shape=(8, 2, 3))
+    return keras.Model(inputs, layers.Dense(2)(layers.GRU(4, stateful=True)(inputs)))
+
+
+def _pairs():
+    return keras.Sequential([keras.Input((6,)), Pairs()])
+
+
+@pytest.mark.parametrize("build", [_fixed, _stateful, _pairs])
+def test_what_only_slicing_could_not_do(build, rng):
+    models = []
+    for n in (None, 4):
+        keras.utils.set_random_seed(3)
+        models.append(make_parallel(build(), n) if n else build())
+    x = rng.normal(size=(16, *models[0].input_shape[1:]))
+    outputs = []
+    for model in models:
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        for begin in (0, 8):
+            batch = x[begin : begin + 8]
+            outputs.append(model.predict(batch, batch_size=8, verbose=0))
+        model.fit(x, np.zeros((16, outputs[0].shape[1])), 8, shuffle=False, verbose=0)
+        outputs.append(model.predict(x[:8], batch_size=8, verbose=0))
+    assert difference(outputs[:3], outputs[3:]) < 2e-5
+
+
+def _run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+
+
+def test_tensorflow_is_never_imported(tmp_path):
+    code = (
+        "import sys, keras, numpy as np, keras_multigpu as k\n"
+        "k.use_virtual_devices(2)\n"
+        "m = k.make_parallel(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))\n"
+        "m.compile('adam', 'mse')\n"
+        "m.fit(np.ones((5, 3)), np.ones((5, 1)), verbose=0)\n"
+        f"m.save_weights({str(tmp_path / 'model.weights.h5')!r})\n"
+        f"m.load_weights({str(tmp_path / 'model.weights.h5')!r})\n"
+        "imported = 'tensorflow' in sys.modules\n"
+        "class Hide:\n"  # Keras looks for it when it writes a whole model
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'tensorflow':\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+        f"m.save({str(tmp_path / 'model.keras')!r})\n"
+        f"m = keras.saving.load_model({str(tmp_path / 'model.keras')!r})\n"
+        "m.predict(np.ones((5, 3)), verbose=0)\n"
+        "print(m.devices, imported)\n"
+    )
+    done = _run(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("('cpu:0', 'cpu:1') False")
+
+
+def test_devices_are_listed_before_the_runtime_starts():
+    code = (
+        "import jax, keras_multigpu as k\n"
+        "before = k.list_devices()\n"
+        "k.use_virtual_devices(3)\n"
+        "print(before, k.list_devices())\n"
+        "jax.numpy.zeros(1)\n"
+        "print(len(jax.devices('cpu')), k.list_devices())\n"
+        "k.use_virtual_devices(3)\n"
+        "k.use_virtual_devices(2)\n"
+    )
+    done = _run(code)
+    assert done.stdout.splitlines() == [
+        "('cpu:0',) ('cpu:0', 'cpu:1', 'cpu:2')",
+        "3 ('cpu:0', 'cpu:1', 'cpu:2')",
+    ]
+    assert "started with 3 CPU devices. Received: n=2" in done.stderr
+
+
+def test_an_older_keras():
+    code = (
+        "import keras\nkeras.__version__ = '3.11.3'\nimport keras_multigpu as k\nk.list_devices()\n"
+    )
+    done = _run(code)
+    assert "needs Keras 3.12 or later on the Keras backend 'jax'" in done.stderr
+    assert "keras.__version__='3.11.3'" in done.stderr
+
+
+class OwnState(keras.Model):
+    """Has a weight and a seed that are made when it is compiled, beside its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def compile(self, *args, **kwargs):
+        super().compile(*args, **kwargs)
+        self.seed = keras.random.SeedGenerator(1)
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        noise = keras.random.normal(ops.shape(y_pred), seed=self.seed)
+        return ops.mean((self.scale * y_pred - y + 0.1 * noise) ** 2)
+
+
+def test_state_of_the_parallel_model_itself(rng):
+    x, y = rng.normal(size=(22, 6)), rng.normal(size=(22, 2))
+    results = []
+    for n in (None, 4):
+        keras.utils.set_random_seed(3)
+        model = OwnState() if n is None else make_parallel(OwnState(), n)
+        model.compile(keras.optimizers.SGD(0.1))  # Keras takes no new state once it is built
+        model(x[:1])
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+        assert float(model.scale.value) != 1
+        results.append([history, model.scale, model.seed.state, model.dense.kernel])
+    assert difference(*results) < 1e-5
+
+
+def test_batches_that_are_never_divided_are_told(rng):
+    parallel = make_parallel(_build(), 4)
+    parallel.compile("sgd", "mse")
+    x, y = rng.normal(size=(42, 6)), rng.normal(size=(42, 2))
+    parallel.fit(x, y, batch_size=8, epochs=11, verbose=0)  # the last of each epoch has 2 rows
+    with pytest.warns(UserWarning, match=r"The 4 devices do not divide.*10 batches.*of 6 rows"):
+        make_parallel(parallel.template, 4).predict(x[:30].repeat(2, 0), batch_size=6, verbose=0)

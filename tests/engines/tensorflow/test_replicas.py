@@ -1,0 +1,301 @@
+"""Where the replicas run, how often they are traced, what they share and what they don't."""
+
+import collections
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from support.parity import difference
+
+from keras_multigpu import make_parallel, reports
+
+
+class Probe(layers.Layer):
+    """Counts how often it is traced, and notes the rows it is given."""
+
+    traces = 0
+
+    def call(self, inputs):
+        type(self).traces += 1
+        tf.debugging.assert_positive(tf.shape(inputs)[0], "an empty slice")
+        return inputs
+
+
+def _step_graph(parallel, x, y):
+    """The operations of a training step, with those of the functions it calls."""
+    parallel.make_train_function()
+    step = tf.function(lambda a, b: parallel.train_step((a, b))).get_concrete_function(x, y)
+    return step.graph.as_graph_def()
+
+
+def _assert_on_all_devices(graph):
+    """Each device has the replica, and its gradient; returns those calls."""
+    calls = [node for node in graph.node if "PartitionedCall" in node.op]
+    places = sorted(node.device for node in calls)
+    here = "/job:localhost/replica:0/task:0"
+    assert places == sorted(2 * [f"{here}/device:CPU:{index}" for index in range(4)])
+    return calls
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_replica_on_every_device_forwards_and_backwards(jit_compile):
+    template = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    parallel = make_parallel(template, 4)
+    parallel.compile("sgd", "mse", jit_compile=jit_compile)
+    graph = _step_graph(parallel, tf.zeros((8, 3)), tf.zeros((8, 2)))
+    calls = _assert_on_all_devices(graph)
+    bodies = {function.signature.name: function for function in graph.library.function}
+    compiled = {bodies[node.attr["f"].func.name].attr["_XlaMustCompile"].b for node in calls}
+    assert compiled == {jit_compile}
+    assert parallel.jit_compile is jit_compile
+
+
+def _operations(model, x, y):
+    """How often each kind of operation is in a training step, with the functions that it calls."""
+    model.compile("adam", "mse", jit_compile=False)
+    model.train_on_batch(x, y)
+    graph = _step_graph(model, tf.constant(x), tf.constant(y))
+    bodies = [body.node_def for body in graph.library.function]
+    return collections.Counter(node.op for nodes in (graph.node, *bodies) for node in nodes)
+
+
+@pytest.mark.parametrize("layer", [layers.Dense, layers.LSTM, layers.SimpleRNN])
+def test_one_device_takes_keras_own_step(layer, rng):
+    """Operation by operation: it can't be slower. On another device it is a replica's."""
+    x = rng.normal(size=(8, 4, 3)).astype("float32")
+    plain = keras.Sequential([keras.Input((4, 3)), layer(5), layers.Flatten(), layers.Dense(2)])
+    own, elsewhere = (keras.models.clone_model(plain) for _ in range(2))
+    y = rng.normal(size=(8, 2)).astype("float32")
+    expected = _operations(plain, x, y)
+    assert _operations(make_parallel(own, 1), x, y) == expected
+    assert _operations(make_parallel(elsewhere, devices=["cpu:1"]), x, y) != expected
+
+
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+def test_xla_is_chosen_where_keras_would(kind, monkeypatch):
+    """On a host with a GPU; and not lost by going parallel."""
+    plain = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    parallel = make_parallel(keras.models.clone_model(plain), 4)
+    devices = [tf.config.PhysicalDevice(f"/physical_device:{kind}:0", kind)]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *args: devices)
+    for model in (plain, parallel):
+        model.compile("sgd", "mse")
+        assert model.jit_compile is (kind == "GPU")
+
+
+def test_traced_once_for_all_devices_and_batch_sizes():
+    Probe.traces = 0
+    template = keras.Sequential([keras.Input((3,)), Probe(), layers.Dense(2)])
+    built = Probe.traces
+    parallel = make_parallel(template, 4)
+    parallel.compile("sgd", "mse")
+    x, y = np.zeros((70, 3)), np.zeros((70, 2))
+    parallel.fit(x, y, batch_size=32, epochs=2, verbose=0)
+    assert Probe.traces - built == 1
+    for rows in (1, 2, 3, 5, 33):
+        parallel.fit(x[:rows], y[:rows], verbose=0)
+    assert Probe.traces - built == 1
+
+
+def _traces(model):
+    """How often the probe in a model is traced over fifty batches of five sizes, and all calls."""
+    built = Probe.traces
+    model.compile("adam", "mse")
+    for start in range(0, 50, 10):
+        sizes = [1, 2, 5, 8, 33] * 2
+        batches = [(np.ones((size, 3)), np.ones((size, 2))) for size in sizes]
+        generator = (batch for batch in batches)
+        model.fit(generator, steps_per_epoch=len(batches), shuffle=False, verbose=0)
+        assert model.optimizer.iterations == start + 10
+    for x, y in batches[:5]:
+        model.evaluate(x, y, verbose=0)
+        model.predict(x, verbose=0)
+    return Probe.traces - built
+
+
+def test_traced_as_often_as_on_one_device(monkeypatch):
+    functions = []
+    plain_function = tf.function
+
+    def function(*args, **kwargs):
+        made = plain_function(*args, **kwargs)
+        functions.extend([made] if hasattr(made, "experimental_get_tracing_count") else [])
+        return made
+
+    monkeypatch.setattr(tf, "function", function)
+    template = keras.Sequential([keras.Input((3,)), Probe(), layers.Dense(2)])
+    plain = _traces(keras.models.clone_model(template))
+    assert _traces(make_parallel(template, 4)) == plain
+    counts = [one.experimental_get_tracing_count() for one in functions]
+    assert len(counts) >= 4  # a step of each call, and the replicas
+    assert max(counts) <= 2
+
+
+def test_no_empty_slice_and_finite_batch_normalization():
+    template = keras.Sequential([keras.Input((3,)), Probe(), layers.BatchNormalization()])
+    parallel = make_parallel(template, 4)
+    parallel.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    for rows in (1, 2, 3, 5):
+        x = rng.normal(size=(rows, 3))
+        loss = parallel.train_on_batch(x, x)
+        assert np.isfinite(loss)
+        assert np.isfinite(parallel.evaluate(x, x, verbose=0))
+    assert all(np.isfinite(weight).all() for weight in parallel.get_weights())
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 6, 33])
+def test_moving_statistics_are_the_mean_over_the_rows(rows):
+    norm = layers.BatchNormalization(momentum=0.5)
+    template = keras.Sequential([keras.Input((3,)), norm])
+    parallel = make_parallel(template, 4)
+    parallel.compile("sgd", "mse")
+    x = np.random.default_rng(rows).normal(size=(rows, 3)).astype("float32")
+    parallel.train_on_batch(x, x)
+    parts = [part for part in np.array_split(x, 4) if len(part)]
+    mean = sum(len(part) / rows * part.mean(axis=0) for part in parts)
+    variance = sum(len(part) / rows * part.var(axis=0) for part in parts)
+    assert difference(norm.moving_mean.numpy(), 0.5 * mean) < 1e-6
+    assert difference(norm.moving_variance.numpy(), 0.5 + 0.5 * variance) < 1e-6
+
+
+def test_every_replica_draws_its_own_numbers_and_every_step_anew():
+    template = keras.Sequential([keras.Input((50,)), layers.Dropout(0.5)])
+    parallel = make_parallel(template, 4)
+    step = tf.function(lambda x: parallel(x, training=True))
+    x = tf.ones((8, 50))
+    first, second = step(x).numpy(), step(x).numpy()
+    assert len(np.unique(np.concatenate([first, second]), axis=0)) == 16
+    assert 0.3 < (first == 0).mean() < 0.7
+
+
+def test_made_within_a_device_scope_or_loaded_it_runs_on_all_devices(tmp_path):
+    with tf.device("/cpu:1"):
+        parallel = make_parallel(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), 4)
+        parallel.compile("sgd", "mse")
+        _assert_on_all_devices(_step_graph(parallel, tf.zeros((8, 3)), tf.zeros((8, 2))))
+    parallel.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    _assert_on_all_devices(_step_graph(loaded, tf.zeros((8, 3)), tf.zeros((8, 2))))
+
+
+def test_the_gradient_reaches_the_inputs_and_goes_through_twice():
+    template = keras.Sequential(
+        [keras.Input((3,)), layers.Dense(4, activation="tanh"), layers.Dense(1)]
+    )
+    parallel = make_parallel(template, 4)
+
+    @tf.function
+    def penalty(model, x):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = model(x)
+            slope = inner.gradient(y, x)
+            loss = tf.reduce_mean(tf.reduce_sum(slope**2, axis=1))
+        weights = [variable.value for variable in model.trainable_variables[:3]]
+        return slope, outer.gradient(loss, weights)
+
+    x = tf.constant(np.random.default_rng(0).normal(size=(7, 3)), tf.float32)
+    assert difference(penalty(template, x), penalty(parallel, x)) < 1e-6
+    eager = penalty.python_function
+    assert difference(eager(template, x), eager(parallel, x)) < 1e-6
+
+
+def test_a_persistent_tape_gives_gradients_again():
+    template = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    parallel = make_parallel(template, 2)
+
+    def twice(model, x):
+        with tf.GradientTape(persistent=True) as tape:
+            y = model(x)
+            losses = tf.reduce_sum(y**2), tf.reduce_sum(y)
+        kernel = template.trainable_variables[0].value
+        return [tape.gradient(loss, kernel) for loss in losses]
+
+    x = tf.constant(np.random.default_rng(0).normal(size=(5, 3)), tf.float32)
+    for run in (twice, tf.function(twice)):
+        assert difference(run(template, x), run(parallel, x)) < 1e-5
+
+
+def test_an_embeddings_gradient_stays_the_rows_it_touches():
+    template = keras.Sequential([keras.Input((2,), dtype="int32"), layers.Embedding(1000, 3)])
+    parallel = make_parallel(template, 4)
+
+    @tf.function
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(parallel(x) ** 2)
+        return tape.gradient(loss, template.trainable_variables[0].value)
+
+    slices = gradient(tf.constant([[1, 2], [3, 4], [5, 6], [1, 7], [1, 1]]))
+    assert isinstance(slices, tf.IndexedSlices)
+    assert sorted(slices.indices.numpy()) == [1, 1, 1, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_weights_cross_in_the_wires_type():
+    def build(wire_dtype):
+        keras.utils.set_random_seed(1)
+        template = keras.Sequential([keras.Input((6,)), layers.Dense(4)])
+        return make_parallel(template, 4, wire_dtype=wire_dtype)
+
+    x = np.random.default_rng(0).normal(size=(9, 6)).astype("float32")
+    exact, rounded = build(None), build("bfloat16")
+    kernel = exact.get_weights()[0]
+    expected = x @ tf.cast(tf.cast(kernel, "bfloat16"), "float32").numpy()
+    assert difference(rounded.predict(x, verbose=0), expected) < 1e-5
+    assert difference(exact.predict(x, verbose=0), x @ kernel) < 1e-5
+    assert 1e-4 < difference(expected, x @ kernel) < 0.1
+    for model in (exact, rounded):
+        model.compile("sgd", "mse")
+        model.fit(x, np.ones((9, 4)), verbose=0)
+    assert 0 < difference(exact.get_weights(), rounded.get_weights()) < 1e-2
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "tower", "replicas": "independent"}], ids=str)
+def test_models_that_are_dropped_are_freed(options):
+    template = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    parallel = make_parallel(template, 2, **options)
+    parallel.compile("sgd", "mse")
+    parallel.fit(np.ones((8, 3)), np.ones((8, 2)), verbose=0)
+    parallel.predict(np.ones((8, 3)), verbose=0)
+    alive = [weakref.ref(template), weakref.ref(parallel)]
+    del template, parallel
+    keras.utils.clear_session()
+    gc.collect()
+    assert [one() for one in alive] == [None, None]
+
+
+def test_the_values_of_a_loop_stay_on_their_device(rng):
+    """Of a recurrent layer cross what of any other does: nothing that the loop keeps."""
+    x, y = rng.integers(0, 50, (8, 12)), rng.normal(size=(8, 3))
+    model = keras.Sequential(
+        [keras.Input((12,), dtype="int32"), layers.Embedding(50, 4), layers.GRU(5), layers.Dense(3)]
+    )
+    parallel = make_parallel(model, 2)
+    parallel.compile("sgd", "mse")
+    report = reports.transfers(parallel, (x, y))
+    back = [one for one in report.training if (one.source, one.target) == ("cpu:1", "cpu:0")]
+    # The output, and the gradients of the weights; the embedding's is rows and their places.
+    assert len(back) <= 1 + len(parallel.trainable_variables) + 1
+    assert sum(one.kind == "activations" for one in back) == 1
+    there = [one for one in report.training if (one.source, one.target) == ("cpu:0", "cpu:1")]
+    assert sum(one.kind == "gradients" for one in there) == 1
+
+
+def test_weights_that_are_cut_among_devices(rng):
+    """They are put together again, and their gradients, as if they had crossed whole."""
+    x, y = rng.normal(size=(30, 64)).astype("float32"), rng.normal(size=(30, 4))
+    template = keras.Sequential([keras.Input((64,)), layers.Dense(512, "tanh"), layers.Dense(4)])
+    plain = keras.models.clone_model(template)
+    plain.set_weights(template.get_weights())
+    parallel = make_parallel(template, 4)
+    for model in (plain, parallel):
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(x, y, batch_size=12, shuffle=False, verbose=0)
+    for one, other in zip(plain.get_weights(), parallel.get_weights()):
+        assert np.abs(one - other).max() < 2e-6

@@ -1,0 +1,62 @@
+"""Heads that saturate, in tower and model mode: the loss is taken from logits, as on one device."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from support.parity import difference, variables
+
+from keras_multigpu import make_parallel
+
+MODES = {
+    "tower": {"mode": "tower"},
+    "tower of one": {"mode": "tower", "replicas": "independent", "num_replicas": 1},
+    "model": {"mode": "model"},
+    "model on two": {"mode": "model", "placement": {"hidden": 1, "head": 0}},
+}
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("options", MODES.values(), ids=MODES)
+def test_heads_that_saturate(options, activation, rng):
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    x, y = rng.normal(size=(24, 6)) * 100, np.eye(3)[rng.integers(0, 3, 24)]
+    loss = "categorical_crossentropy" if activation == "softmax" else "binary_crossentropy"
+    results = []
+    for is_parallel in (False, True):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                layers.Dense(4, name="hidden"),
+                layers.Dense(3, activation=activation, name="head"),
+            ]
+        )
+        if is_parallel:
+            model = make_parallel(model, 2, **options)
+        model.compile(keras.optimizers.SGD(0.01), loss)
+        losses = model.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0).history["loss"]
+        results.append((losses, variables(model), model.evaluate(x, y, verbose=0)))
+    assert difference(*results) < 1e-10
+
+
+def test_members_trained_apart_have_logits(rng):
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    x, y = rng.normal(size=(24, 6)) * 100, rng.integers(0, 3, 24)
+
+    def build():
+        return keras.Sequential([keras.Input((6,)), layers.Dense(3, activation="softmax")])
+
+    options = {"mode": "tower", "replicas": "independent", "loss_of": "replicas"}
+    committee = make_parallel(build(), 2, **options)
+    before = [replica.get_weights() for replica in committee.replicas]
+    committee.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+    committee.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0)
+    for replica, weights in zip(committee.replicas, before):
+        plain = build()
+        plain.set_weights(weights)
+        plain.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+        plain.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0)
+        assert difference(plain.get_weights(), replica.get_weights()) < 1e-10

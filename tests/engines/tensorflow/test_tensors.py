@@ -1,0 +1,103 @@
+"""Data as TensorFlow has it: `tf.data`, sparse and ragged tensors."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from support.parity import difference, variables
+
+from keras_multigpu import make_parallel
+
+ROWS, BATCH = 70, 16
+
+
+def _build():
+    keras.utils.set_random_seed(3)
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(2)]
+    )
+
+
+def _pair(build=_build, n=4):
+    models = build(), make_parallel(build(), n)
+    for model in models:
+        model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse")
+    return models
+
+
+def _arrays():
+    rng = np.random.default_rng(5)
+    return rng.normal(size=(ROWS, 6)).astype("float32"), rng.normal(size=(ROWS, 2))
+
+
+def _dataset():
+    return tf.data.Dataset.from_tensor_slices(_arrays()).batch(BATCH)
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_datasets(repeated):
+    plain, parallel = _pair()
+    data = _dataset().repeat() if repeated else _dataset()
+    options = {"steps_per_epoch": 5} if repeated else {"validation_data": _dataset()}
+    histories = [
+        model.fit(data, shuffle=False, epochs=2, verbose=0, **options).history
+        for model in (plain, parallel)
+    ]
+    assert difference(*histories) < 2e-5
+    assert difference(variables(plain), variables(parallel)) < 2e-5
+    logs = [model.evaluate(_dataset(), verbose=0) for model in (plain, parallel)]
+    assert difference(*logs) < 2e-5
+    outputs = [model.predict(_dataset(), verbose=0) for model in (plain, parallel)]
+    assert difference(*outputs) < 2e-5
+    assert len(outputs[0]) == ROWS
+
+
+def test_sparse_tensors():
+    def build():
+        keras.utils.set_random_seed(3)
+        return keras.Sequential([keras.Input((30,), sparse=True), layers.Dense(2)])
+
+    rng = np.random.default_rng(5)
+    dense = rng.normal(size=(ROWS, 30)) * (rng.random((ROWS, 30)) < 0.1)
+    x, y = tf.sparse.from_dense(dense.astype("float32")), rng.normal(size=(ROWS, 2))
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    plain, parallel = _pair(build)
+    for model in (plain, parallel):
+        model.fit(dataset, epochs=2, shuffle=False, verbose=0)
+    assert difference(variables(plain), variables(parallel)) < 2e-5
+    outputs = [model.predict(dataset.map(lambda x, y: x), verbose=0) for model in (plain, parallel)]
+    assert difference(*outputs) < 2e-5
+    for rows in (1, 3, 5):
+        part = tf.sparse.slice(x, [0, 0], [rows, 30])
+        assert difference(np.asarray(plain(part)), np.asarray(parallel(part))) < 2e-5
+
+
+class MeanOfRagged(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, inputs):
+        if isinstance(inputs, tf.RaggedTensor):
+            inputs = tf.reduce_mean(inputs, axis=1)[:, None]
+        return self.dense(inputs[:, :1])
+
+
+def test_ragged_tensors():
+    def build():
+        keras.utils.set_random_seed(3)
+        return MeanOfRagged()
+
+    rng = np.random.default_rng(5)
+    x = tf.ragged.constant([rng.normal(size=n).tolist() for n in rng.integers(1, 5, ROWS)])
+    dataset = tf.data.Dataset.from_tensor_slices((x, _arrays()[1])).batch(BATCH)
+    plain, parallel = _pair(build)
+    for model in (plain, parallel):
+        model.fit(dataset, epochs=2, shuffle=False, verbose=0)
+    assert difference(variables(plain), variables(parallel)) < 2e-5
+    assert difference(*(model.evaluate(dataset, verbose=0) for model in (plain, parallel))) < 2e-5
+    inputs = dataset.map(lambda x, y: x)
+    outputs = [model.predict(inputs, verbose=0) for model in (plain, parallel)]
+    assert difference(*outputs) < 2e-5
+    assert len(outputs[1]) == ROWS

@@ -1,0 +1,85 @@
+"""Committees with what only TensorFlow has: text, metrics in layers, exports for serving."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+from support.parity import difference
+
+from keras_multigpu import make_parallel
+from keras_multigpu.layers import mixing
+from keras_multigpu.layers.outputs import hand_on_logits
+
+
+def test_vocabularies_and_statistics_that_were_adapted(rng):
+    words = layers.TextVectorization(output_sequence_length=3)
+    words.adapt(["red green", "blue red"])
+    scale = layers.Normalization()
+    scale.adapt(rng.normal(5.0, 3.0, size=(50, 2)))
+    text, numbers = keras.Input((), dtype="string"), keras.Input((2,))
+    x = layers.Flatten()(layers.Embedding(10, 2)(words(text)))
+    template = keras.Model([text, numbers], layers.Concatenate()([x, scale(numbers)]))
+    parallel = make_parallel(template, 2, mode="tower", replicas="independent")
+    inputs = [np.array(["red", "blue"], dtype=object), np.array([[5.0, 5.0], [8.0, 8.0]])]
+    data = [keras.ops.convert_to_tensor(inputs[0], "string"), inputs[1]]
+    first, second = parallel.predict_replicas(data, verbose=0)
+    assert difference(first[:, 6:], second[:, 6:]) == 0
+    assert parallel.replicas[1].layers[1].get_vocabulary() == words.get_vocabulary()
+
+
+def test_exported_for_serving(rng, tmp_path):
+    x = rng.normal(size=(5, 6)).astype("float32")
+    template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    parallel = make_parallel(template, 2, mode="tower", replicas="independent", mix="gated")
+    parallel.export(tmp_path / "serving", verbose=False)
+    layer = keras.layers.TFSMLayer(tmp_path / "serving", call_endpoint="serve")
+    assert difference(np.asarray(layer(x)), parallel.predict(x, verbose=0)) < 1e-6
+
+
+class Logged(layers.Layer):
+    """Keeps a metric of its inputs."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.mean = keras.metrics.Mean(name="input")
+
+    def call(self, inputs):
+        self.mean.update_state(ops.mean(inputs))
+        return inputs
+
+
+def test_a_metric_in_a_layer_is_reported_once(rng):
+    x, y = rng.normal(size=(70, 6)).astype("float32"), rng.normal(size=(70, 2))
+    template = keras.Sequential([keras.Input((6,)), Logged(), layers.Dense(2)])
+    parallel = make_parallel(template, 2, mode="tower", replicas="independent")
+    parallel.compile("sgd", "mse")
+    logs = parallel.evaluate(x + 5, y, batch_size=70, verbose=0, return_dict=True)
+    assert abs(logs["input"] - (x + 5).mean()) < 1e-4
+
+
+def test_a_checkpoint_of_tensorflows(rng, tmp_path):
+    models = []
+    for _ in range(2):
+        template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+        options = {"replicas": "independent", "mix": "weighted"}
+        models.append(make_parallel(template, 2, mode="tower", **options))
+    first, second = models
+    first.set_weights([rng.normal(size=weight.shape) for weight in first.get_weights()])
+    path = tf.train.Checkpoint(model=first).write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(model=second).read(path).assert_consumed()
+    assert difference(first.get_weights(), second.get_weights()) == 0
+    assert len(first.get_weights()) > 4  # of two replicas and the mix
+
+
+def test_the_mean_of_equal_probabilities_keeps_their_logits(rng):
+    logits = tf.constant(rng.normal(size=(5, 3)) * 100)
+    parts = [{"classes": keras.activations.softmax(logits), "other": logits} for _ in range(3)]
+    mixed = mixing.mean_mix()(parts)
+    assert not hasattr(mixed["classes"], "_keras_logits")
+    hand_on_logits(parts, mixed)
+    assert difference(np.array(mixed["classes"]._keras_logits), np.array(logits)) < 1e-12
+    assert not hasattr(mixed["other"], "_keras_logits")
+    for mix in (mixing.mean_mix(), mixing.WeightedMix(), mixing.GatedMix()):
+        assert mixing.is_average(mix)
+    for mix in (mixing.GaussianMix(), mixing.get_mix(sum), keras.layers.Average()):
+        assert not mixing.is_average(mix)

@@ -1,0 +1,157 @@
+"""Data in every form that Keras takes, whole and in order."""
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+from keras import layers
+from support.parity import difference, variables
+
+from keras_multigpu import make_parallel
+
+ROWS, BATCH = 70, 16
+
+
+def _build():
+    keras.utils.set_random_seed(3)
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(2)]
+    )
+
+
+def _pair(build=_build, n=4, **changes):
+    models = build(), make_parallel(build(), n)
+    for model in models:
+        model.compile(**{"optimizer": keras.optimizers.SGD(0.05), "loss": "mse", **changes})
+    return models
+
+
+def _arrays():
+    rng = np.random.default_rng(5)
+    return rng.normal(size=(ROWS, 6)).astype("float32"), rng.normal(size=(ROWS, 2))
+
+
+def _batches():
+    x, y = _arrays()
+    for begin in range(0, ROWS, BATCH):
+        yield x[begin : begin + BATCH], y[begin : begin + BATCH]
+
+
+class _Batches(keras.utils.PyDataset):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.batches = list(_batches())
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        return self.batches[index]
+
+
+FORMS = {
+    "arrays": lambda: (_arrays(), {"batch_size": BATCH}),
+    "pandas": lambda: ([pd.DataFrame(part) for part in _arrays()], {"batch_size": BATCH}),
+    "tensors": lambda: (map(keras.ops.convert_to_tensor, _arrays()), {"batch_size": BATCH}),
+    "generator": lambda: ([_batches()], {"steps_per_epoch": 5}),
+    "py_dataset": lambda: ([_Batches()], {}),
+    "py_dataset_with_workers": lambda: ([_Batches(workers=2)], {}),
+}
+
+
+def _form(name):
+    data, options = FORMS[name]()
+    return list(data), options
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_data(form):
+    plain, parallel = _pair()
+    histories = []
+    for model in (plain, parallel):
+        data, options = _form(form)
+        epochs = 1 if form == "generator" else 2
+        history = model.fit(*data, shuffle=False, epochs=epochs, verbose=0, **options)
+        histories.append(history.history)
+    assert difference(*histories) < 2e-5
+    assert difference(variables(plain), variables(parallel)) < 2e-5
+    logs, outputs = [], []
+    for model in (plain, parallel):
+        data, options = _form(form)
+        options = {"steps" if "steps" in name else name: v for name, v in options.items()}
+        logs.append(model.evaluate(*data, verbose=0, **options))
+        data, _ = _form(form)
+        outputs.append(model.predict(data[0], verbose=0, **options))
+    assert difference(*logs) < 2e-5
+    assert difference(*outputs) < 2e-5
+    assert len(outputs[0]) == ROWS
+
+
+def test_no_batch_is_drawn_and_dropped():
+    drawn = []
+
+    def counted():
+        for number, batch in enumerate(_batches()):
+            drawn.append(number)
+            yield batch
+
+    _, parallel = _pair()
+    seen = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+
+    parallel.fit(counted(), steps_per_epoch=5, shuffle=False, verbose=0, callbacks=[Watch()])
+    assert drawn == seen == [0, 1, 2, 3, 4]
+
+
+def test_validation_and_epochs():
+    x, y = _arrays()
+    plain, parallel = _pair(metrics=["mae"])
+    options = [
+        {"validation_split": 0.3},
+        {"validation_data": (x[:5], y[:5], np.linspace(0, 1, 5)), "validation_batch_size": 3},
+        {"validation_data": _Batches(), "validation_steps": 2},
+        {"initial_epoch": 2, "epochs": 4, "validation_data": (x, y), "validation_freq": 2},
+        {"sample_weight": np.linspace(0, 2, ROWS)},
+        {"class_weight": {0: 1.0, 1: 3.0}},
+    ]
+    for option in options:
+        histories = []
+        targets = np.eye(2)[(y[:, 0] > 0).astype(int)] if "class_weight" in option else y
+        for model in (plain, parallel):
+            history = model.fit(x, targets, BATCH, shuffle=False, verbose=0, **option)
+            histories.append(history.history)
+        assert difference(*histories) < 2e-5, option
+    assert difference(variables(plain), variables(parallel)) < 2e-5
+
+
+def test_batches_of_any_length():
+    def build():
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((None, 3))
+        return keras.Model(inputs, layers.Dense(2)(layers.GRU(4)(inputs)))
+
+    def batches():
+        rng = np.random.default_rng(5)
+        for rows, length in [(8, 3), (8, 7), (5, 4), (1, 2)]:
+            yield rng.normal(size=(rows, length, 3)), rng.normal(size=(rows, 2))
+
+    plain, parallel = _pair(build)
+    for model in (plain, parallel):
+        model.fit(batches(), steps_per_epoch=4, shuffle=False, verbose=0)
+    assert difference(variables(plain), variables(parallel)) < 2e-5
+
+
+def test_single_batches():
+    x, y = _arrays()
+    plain, parallel = _pair(metrics=["mae"])
+    for rows in (1, 5, 32):
+        batch = x[:rows], y[:rows], np.linspace(1, 2, rows)
+        for method in ("train_on_batch", "test_on_batch"):
+            logs = [getattr(m, method)(*batch, return_dict=True) for m in (plain, parallel)]
+            assert difference(*logs) < 2e-5
+        outputs = [model.predict_on_batch(x[:rows]) for model in (plain, parallel)]
+        assert difference(*outputs) < 2e-5
+        assert len(outputs[1]) == rows

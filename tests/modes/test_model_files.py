@@ -1,0 +1,276 @@
+"""Whole-model files, copies, exports: a parallel model survives them as a parallel model."""
+
+import copy
+import importlib
+import pickle
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from support.cases import CASES, build_equal, compile_case
+from support.parity import difference, variables
+
+from keras_multigpu import make_parallel, modes
+from keras_multigpu.modes import ParallelModel
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Configured(keras.Model):
+    """A subclassed model that can be saved whole."""
+
+    def __init__(self, units=3, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+        self.dense = layers.Dense(units)
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+    def call(self, inputs):
+        return self.dense(inputs) * self.scale
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+
+
+def _configured():
+    return Configured(2)
+
+
+def _functional():
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((6,), name="in")
+    return keras.Model(inputs, {"out": layers.Dense(2, name="out")(inputs)}, name="small")
+
+
+def _sequential():
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([keras.Input((6,)), layers.Dense(4), layers.Dense(2)])
+
+
+def _trained(build, rng, n=4, **options):
+    parallel = make_parallel(build(), n, **options)
+    parallel.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    x, y = rng.normal(size=(20, 6)), rng.normal(size=(20, 2))
+    y = {"out": y} if build is _functional else y
+    parallel.fit(x, y, verbose=0)
+    return parallel, x, y
+
+
+# An option that JAX does not have.
+WIRE = "bfloat16" if keras.backend.backend() == "tensorflow" else None
+
+every_build = pytest.mark.parametrize("build", [_sequential, _functional, _configured])
+
+
+@every_build
+def test_saved_and_loaded_in_safe_mode(build, rng, tmp_path):
+    parallel, x, y = _trained(build, rng, n=4, wire_dtype=WIRE)
+    parallel.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", safe_mode=True)
+    assert isinstance(loaded, ParallelModel)
+    assert isinstance(loaded, type(parallel.template))
+    assert (loaded.devices, loaded.mode, loaded._parallel_options) == (
+        parallel.devices,
+        "data",
+        {"wire_dtype": WIRE, "sync_batch_norm": False},
+    )
+    assert difference(variables(parallel), variables(loaded)) == 0
+    for model in (parallel, loaded):
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    assert difference(variables(parallel), variables(loaded)) < 1e-6
+
+
+@every_build
+def test_the_plain_model_reads_the_weights_in_it(build, rng, tmp_path):
+    parallel, *_ = _trained(build, rng)
+    parallel.save(tmp_path / "model.keras")
+    plain = build()
+    plain(np.zeros((1, 6), "float32"))
+    plain.load_weights(tmp_path / "model.keras")
+    assert difference(plain.get_weights(), parallel.get_weights()) == 0
+
+
+def test_on_fewer_devices(rng, tmp_path):
+    parallel, x, _ = _trained(_sequential, rng)
+    parallel.save(tmp_path / "model.keras")
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", parallel.predict(x, verbose=0))
+    code = (
+        "import sys, warnings, keras, numpy as np, keras_multigpu\n"
+        "if int(sys.argv[2]) > 1: keras_multigpu.use_virtual_devices(int(sys.argv[2]))\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    model = keras.saving.load_model(sys.argv[1] + '/model.keras')\n"
+        "told = [str(w.message) for w in caught if 'saved on' in str(w.message)]\n"
+        "gap = model.predict(np.load(sys.argv[1] + '/x.npy'), verbose=0)\n"
+        "gap = abs(gap - np.load(sys.argv[1] + '/y.npy')).max()\n"
+        "print(model.devices, len(told), told[:1], gap < 1e-6)\n"
+    )
+    for count, devices, text in [
+        (1, "('cpu:0',)", "saved on 4 devices, and 1 is here: cpu:0"),
+        (2, "('cpu:0', 'cpu:1')", "saved on 4 devices, and 2 are here: cpu:0, cpu:1"),
+    ]:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path), str(count)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"{devices} 1 ")
+        assert text in done.stdout
+        assert done.stdout.strip().endswith("True")
+
+
+def test_sharded_weights(rng, tmp_path):
+    def large():
+        return keras.Sequential([keras.Input((6,)), *(layers.Dense(60) for _ in range(4))])
+
+    parallel = make_parallel(large(), 4)
+    path = tmp_path / "model.weights.json"
+    parallel.save_weights(path, max_shard_size=2e-5)
+    assert len(list(tmp_path.glob("*.weights.h5"))) > 1
+    plain = large()
+    plain.load_weights(path)
+    assert difference(plain.get_weights(), parallel.get_weights()) == 0
+
+
+@pytest.mark.thin(3)
+@every_build
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies(build, copied, rng):
+    parallel, x, y = _trained(build, rng)
+    other = copied(parallel)
+    assert isinstance(other, ParallelModel)
+    assert other.devices == parallel.devices
+    assert difference(variables(parallel), variables(other)) == 0
+    other.fit(x, y, verbose=0)
+    assert difference(other.get_weights(), parallel.get_weights()) > 1e-5
+
+
+@every_build
+def test_configuration(build, rng):
+    parallel, x, _ = _trained(build, rng)
+    config = parallel.get_config()
+    kept = copy.deepcopy(config)
+    other = type(parallel).from_config(config)
+    assert config == kept
+    assert other.devices == parallel.devices
+    assert other.predict(x, verbose=0) is not None
+    cloned = keras.models.clone_model(parallel)
+    cloned(np.zeros((1, 6), "float32"))
+    cloned.set_weights(parallel.get_weights())
+    assert difference(cloned.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-6
+
+
+def test_as_a_part_of_another_model(rng, tmp_path):
+    parallel, x, _ = _trained(_sequential, rng)
+    inputs = keras.Input((6,))
+    whole = keras.Model(inputs, layers.Dense(3)(parallel(inputs)))
+    whole.compile("sgd", "mse")
+    before = parallel.template.get_weights()
+    whole.fit(x, np.zeros((20, 3)), verbose=0)
+    assert difference(before, parallel.template.get_weights()) > 0
+    whole.save(tmp_path / "whole.keras")
+    loaded = keras.saving.load_model(tmp_path / "whole.keras")
+    assert difference(loaded.predict(x, verbose=0), whole.predict(x, verbose=0)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "loss",
+    ["mse", keras.losses.Huber(), lambda y, p: (y - p) ** 2],
+    ids=["name", "object", "lambda"],
+)
+def test_a_compiled_and_trained_template_goes_on_where_it_stood(loss, rng):
+    x, y = rng.normal(size=(40, 6)), rng.normal(size=(40, 2))
+    plain, template = _sequential(), _sequential()
+    for model in (plain, template):
+        metrics = ["mae", keras.metrics.MeanSquaredError(name="square")]
+        model.compile(keras.optimizers.Adam(0.05, clipnorm=1.0), loss, metrics=metrics)
+        model.fit(x, y, shuffle=False, verbose=0)
+    state = variables(template)
+    parallel = make_parallel(template, 4)
+    assert parallel.compiled
+    assert parallel.optimizer is not template.optimizer
+    histories = [model.fit(x, y, shuffle=False, verbose=0).history for model in (plain, parallel)]
+    assert difference(*histories) < 2e-5
+    assert difference(variables(plain), variables(parallel)) < 2e-5
+    slots = len(template.weights)
+    assert difference(variables(template)[slots:], state[slots:]) == 0  # its own optimizer rests
+    template.fit(x, y, verbose=0)
+
+
+def test_a_template_with_a_compile_of_its_own_is_left_to_be_compiled():
+    class Own(keras.Model):
+        def compile(self, special, **kwargs):
+            super().compile(**kwargs)
+            self.special = special
+
+    inputs = keras.Input((6,))
+    template = Own(inputs, layers.Dense(2)(inputs))
+    template.compile([3], loss="mse")
+    parallel = make_parallel(template, 2)
+    assert not parallel.compiled
+    parallel.compile([4], loss="mse")
+    assert template.special == parallel.special == [4]  # set by `compile`: both have it
+    assert template.loss == parallel.loss == "mse"
+    assert template.optimizer is not parallel.optimizer
+
+
+def test_a_template_compiled_with_what_cannot_be_copied():
+    class Odd(keras.metrics.MeanSquaredError):
+        def __init__(self):
+            super().__init__(name="odd")
+
+    template = _sequential()
+    template.compile("sgd", "mse", metrics=[Odd()])
+    with pytest.warns(UserWarning, match=r"can't be copied.*TypeError.*not compiled") as told:
+        parallel = make_parallel(template, 2)
+    assert not parallel.compiled
+    assert told[0].filename == __file__
+
+
+@pytest.mark.slow
+def test_every_case_keeps_its_file(tmp_path, rng):
+    for case in CASES:
+        plain, template = build_equal(case)
+        parallel = make_parallel(template, 4)
+        x, y = case.data(rng, 8)
+        for model in (plain, parallel):
+            compile_case(case, model)
+            model.fit(x, y, shuffle=False, verbose=0)
+        parallel.save_weights(tmp_path / "case.weights.h5")
+        plain.load_weights(tmp_path / "case.weights.h5")
+        assert difference(variables(plain), variables(parallel)) == 0, case
+
+
+def test_the_legacy_format_is_refused(tmp_path):
+    parallel = make_parallel(_functional(), 2)
+    with pytest.raises(ValueError, match=r"format `.keras`.*model.h5.*model.template.save"):
+        parallel.save(tmp_path / "model.h5")
+    inputs = keras.Input((6,))
+    for model in (parallel, keras.Model(inputs, parallel(inputs), name="around")):
+        with pytest.raises(ValueError, match=r"format `.keras`.*'small'.*model.template.save"):
+            keras.models.save_model(model, tmp_path / "model.h5")
+        model.get_config()  # of no file, or of a newer one
+
+
+def test_a_compiled_templates_exclusions_from_weight_decay(rng):
+    template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    optimizer = keras.optimizers.SGD(0.01, weight_decay=1.0)
+    optimizer.exclude_from_weight_decay(var_names=["kernel"])
+    template.compile(optimizer, "mse")
+    parallel = make_parallel(template, 2)
+    x = rng.normal(size=(8, 6)).astype("float32")
+    before = template.get_weights()[0]
+    parallel.fit(x, parallel.predict(x, verbose=0), verbose=0)  # the gradient is zero
+    assert difference(template.get_weights()[0], before) < 1e-5
+
+
+def test_the_modules_that_earlier_files_name():
+    names = {"data": "DataParallel", "tower": "TowerParallel", "branch": "ModelParallel"}
+    for module, name in names.items():
+        found = importlib.import_module(f"keras_multigpu.models.{module}")
+        assert getattr(found, name) is getattr(modes, name)

@@ -1,0 +1,137 @@
+"""One device and several: the same logs, outputs and weights for every batch size."""
+
+import keras
+import numpy as np
+import pytest
+from support.cases import CASES, build_equal, compile_case
+from support.parity import difference, take, variables
+
+from keras_multigpu import make_parallel
+
+# JAX compiles for every size: one row, one that the devices don't divide, one that they do.
+SIZES = (1, 5, 8) if keras.backend.backend() == "jax" else (1, 2, 3, 5, 33)
+
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def _pair(case, n=4, **compile_changes):
+    plain, template = build_equal(case)
+    parallel = make_parallel(template, n)
+    for model in (plain, parallel):
+        compile_case(case, model, **compile_changes)
+    return plain, parallel
+
+
+# Where the batch is not sliced, the order of the rows is one device's in any case.
+ORDERS = {"in_order": False, "shuffled": True}
+if keras.backend.backend() == "jax":
+    del ORDERS["in_order"]
+
+
+@pytest.mark.thin(5)
+@every_case
+@pytest.mark.parametrize("shuffle", list(ORDERS.values()), ids=list(ORDERS))
+def test_fit_with_an_incomplete_batch(case, shuffle, rng):
+    x, y = case.data(rng, 70)
+    plain, parallel = _pair(case)
+    histories = []
+    for model in (plain, parallel):
+        keras.utils.set_random_seed(3)
+        sparse_order = shuffle and not hasattr(x, "tocsr")
+        history = model.fit(x, y, batch_size=32, epochs=2, shuffle=sparse_order, verbose=0)
+        histories.append(history.history)
+    assert difference(*histories) < case.tolerance
+    assert difference(variables(plain), variables(parallel)) < case.tolerance
+    assert any(gap > 1e-4 for gap in _movement(case, plain)), "the training changed nothing"
+
+
+def _movement(case, trained):
+    (fresh,) = build_equal(case, 1)
+    if not fresh.built:
+        return [1.0]
+    return [
+        np.abs(np.subtract(*pair)).max() for pair in zip(fresh.get_weights(), trained.get_weights())
+    ]
+
+
+@pytest.mark.thin(4)
+@every_case
+def test_every_batch_size(case, rng):
+    x, y = case.data(rng, 40)
+    plain, parallel = _pair(case)
+    for rows in SIZES:
+        part_x, part_y = take(x, rows), take(y, rows)
+        if not hasattr(x, "tocsr"):
+            logs = [m.train_on_batch(part_x, part_y, return_dict=True) for m in (plain, parallel)]
+            assert difference(*logs) < case.tolerance, rows
+        outputs = [m.predict(part_x, batch_size=rows, verbose=0) for m in (plain, parallel)]
+        assert difference(*outputs) < case.tolerance, rows
+        logs = [
+            m.evaluate(part_x, part_y, batch_size=rows, verbose=0, return_dict=True)
+            for m in (plain, parallel)
+        ]
+        assert difference(*logs) < case.tolerance, rows
+    assert difference(variables(plain), variables(parallel)) < case.tolerance
+
+
+def test_every_size_up_to_twice_the_devices(rng):
+    case = CASES[0]
+    x, y = case.data(rng, 9)
+    plain, parallel = _pair(case)
+    for rows in range(1, 10):
+        logs = [m.train_on_batch(x[:rows], y[:rows], return_dict=True) for m in (plain, parallel)]
+        assert difference(*logs) < case.tolerance, rows
+    assert difference(variables(plain), variables(parallel)) < case.tolerance
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_any_number_of_devices(n, rng):
+    case = CASES[0]
+    x, y = case.data(rng, 70)
+    plain, parallel = _pair(case, n)
+    histories = [m.fit(x, y, 32, 2, shuffle=False, verbose=0).history for m in (plain, parallel)]
+    assert difference(*histories) < case.tolerance
+    assert difference(variables(plain), variables(parallel)) < case.tolerance
+
+
+@pytest.mark.parametrize(
+    "option", [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 2}], ids=str
+)
+def test_options_of_compile(option, rng):
+    case = CASES[0]
+    x, y = case.data(rng, 70)
+    plain, parallel = _pair(case, **option)
+    histories = [m.fit(x, y, 32, 2, shuffle=False, verbose=0).history for m in (plain, parallel)]
+    assert difference(*histories) < case.tolerance
+    assert difference(variables(plain), variables(parallel)) < case.tolerance
+
+
+def test_sample_and_class_weights(rng):
+    case = next(case for case in CASES if case.name == "conv")
+    x, y = case.data(rng, 70)
+    plain, parallel = _pair(case, weighted_metrics=["accuracy"])
+    weights = {"class_weight": {0: 2.0, 1: 0.5, 2: 1.0, 3: 0.0, 4: 1.0}}
+    histories = [
+        m.fit(x, y, 32, shuffle=False, verbose=0, **weights).history for m in (plain, parallel)
+    ]
+    assert difference(*histories) < case.tolerance
+    logs = [
+        m.evaluate(x, y, 32, sample_weight=np.linspace(0, 1, 70), verbose=0, return_dict=True)
+        for m in (plain, parallel)
+    ]
+    assert difference(*logs) < case.tolerance
+    assert difference(variables(plain), variables(parallel)) < case.tolerance
+
+
+def test_the_template_shares_its_weights_at_any_time(rng):
+    case = CASES[0]
+    x, y = case.data(rng, 33)
+    (template,) = build_equal(case, 1)
+    parallel = make_parallel(template, 4)
+    compile_case(case, parallel)
+    parallel.fit(x, y, verbose=0)
+    assert difference(template.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-6
+    template.set_weights([2 * weight for weight in template.get_weights()])
+    assert difference(template.get_weights(), parallel.get_weights()) == 0
+    assert difference(template.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-6
+    assert difference(np.asarray(template(x)), np.asarray(parallel(x))) < 1e-6

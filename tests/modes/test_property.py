@@ -1,0 +1,74 @@
+"""Whatever the shape of the model, the batch and the epoch: one device's numbers."""
+
+import contextlib
+
+import keras
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.parity import difference, variables
+
+from keras_multigpu import make_parallel
+
+
+@st.composite
+def trainings(draw):
+    widths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    return {
+        "widths": [draw(st.integers(1, 5)), *widths],
+        "activation": draw(st.sampled_from(["tanh", "relu", "linear"])),
+        "n": draw(st.integers(1, 4)),
+        "rows": draw(st.integers(1, 40)),
+        "batch_size": draw(st.integers(1, 40)),
+        "epochs": draw(st.integers(1, 2)),
+    }
+
+
+def _build(training):
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential([keras.Input((training["widths"][0],))])
+    for width in training["widths"][1:]:
+        model.add(keras.layers.Dense(width, activation=training["activation"]))
+    return model
+
+
+@settings(
+    max_examples=8 if keras.backend.backend() == "jax" else 15,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
+@given(trainings())
+def test_in_double_precision_nothing_is_left_of_the_difference(training):
+    with _double_precision():
+        _compare(training)
+
+
+def _double_precision():
+    """JAX has float64 only where it is asked for."""
+    if keras.backend.backend() != "jax":
+        return contextlib.nullcontext()
+    import jax
+
+    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
+
+
+def _compare(training):
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(training["rows"], training["widths"][0]))
+    y = rng.normal(size=(training["rows"], training["widths"][-1]))
+    plain, parallel = _build(training), make_parallel(_build(training), training["n"])
+    histories = []
+    for model in (plain, parallel):
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
+        keras.utils.set_random_seed(4)
+        history = model.fit(
+            x, y, batch_size=training["batch_size"], epochs=training["epochs"], verbose=0
+        )
+        histories.append(history.history)
+    assert difference(variables(plain), variables(parallel)) < 1e-12
+    assert difference(*histories) < 1e-6  # Keras keeps its metrics in float32
+    outputs = [model.predict(x, verbose=0) for model in (plain, parallel)]
+    assert difference(*outputs) < 1e-12
