@@ -123,10 +123,10 @@ def advise(
     Example:
         >>> model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)])
         >>> advice = advise(
-        ...     model, 64, n_gpus=(2,), link="ethernet10", step_seconds={64: 0.008, 32: 0.004}
+        ...     model, 64, n_gpus=(2,), link="ethernet10", step_seconds={64: 0.002, 32: 0.001}
         ... )
         >>> advice.predictions[0].compute_s, advice.predictions[0].devices
-        (0.004, 2)
+        (0.001, 2)
         >>> advice.verdicts["data"].split(":")[0]
         'Stay on one device'
     """
