@@ -17,6 +17,8 @@ from keras_multigpu.layers import (
 )
 from keras_multigpu.layers.mixing import get_mix, mean_of_replicas
 
+pytestmark = pytest.mark.thin(5)
+
 tensorflow_only = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="a kind of tensor that only TensorFlow has"
 )

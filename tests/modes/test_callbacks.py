@@ -8,6 +8,8 @@ from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
 
+pytestmark = pytest.mark.thin(2)
+
 
 def _build():
     keras.utils.set_random_seed(3)
@@ -76,6 +78,7 @@ def _tensorboard(folder):
     return [keras.callbacks.TensorBoard(folder, write_graph=True, histogram_freq=1)]
 
 
+@pytest.mark.slow
 def test_callbacks_that_write(data, tmp_path):
     plain, parallel = _pair()
     epochs = []
@@ -97,6 +100,7 @@ def test_callbacks_that_write(data, tmp_path):
         assert list((tmp_path / "parallel").rglob("events.out*"))
 
 
+@pytest.mark.slow
 def test_swapped_averages(data):
     histories = []
     for model in _pair(lambda: keras.optimizers.SGD(0.05, use_ema=True)):
@@ -110,7 +114,6 @@ class _Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.thin(2)
 @pytest.mark.parametrize("resume_on", [4, 2])
 def test_an_interrupted_run_is_resumed_to_the_same_weights(data, tmp_path, resume_on):
     _, undisturbed = _pair()

@@ -8,6 +8,8 @@ from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
 
+pytestmark = pytest.mark.thin(5)
+
 OPTIMIZERS = {
     "sgd_momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.01, centered=True),
@@ -58,7 +60,6 @@ def _train(build=_build, rows=70, target=None, epochs=2, **arguments):
     return plain, parallel, histories
 
 
-@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer(name):
     plain, parallel, histories = _train(optimizer=OPTIMIZERS[name])
@@ -66,7 +67,6 @@ def test_every_optimizer(name):
     assert difference(variables(plain), variables(parallel)) < 2e-5
 
 
-@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("policy", "tolerance"), [("mixed_bfloat16", 2e-2), ("mixed_float16", 2e-3)]
 )
@@ -107,7 +107,6 @@ def _embedding():
     )
 
 
-@pytest.mark.thin(3)
 @pytest.mark.parametrize("build", [_build, _lstm, _embedding])
 def test_compiled_by_xla(build):
     plain, parallel, histories = _train(build, jit_compile=True)
@@ -128,7 +127,6 @@ def batch_mean(y_true, y_pred):
     return ops.mean(ops.abs(y_true - y_pred)) / ops.std(y_pred)
 
 
-@pytest.mark.thin(3)
 @pytest.mark.parametrize("loss", [in_batch_negatives, batch_mean, "cosine_similarity"])
 def test_losses_over_the_whole_batch(loss):
     plain, parallel, histories = _train(loss=loss)

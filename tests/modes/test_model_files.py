@@ -16,6 +16,8 @@ from support.parity import difference, variables
 from keras_multigpu import make_parallel, modes
 from keras_multigpu.modes import ParallelModel
 
+pytestmark = pytest.mark.thin(4)
+
 
 @keras.saving.register_keras_serializable(package="tests")
 class Configured(keras.Model):
@@ -92,6 +94,7 @@ def test_the_plain_model_reads_the_weights_in_it(build, rng, tmp_path):
     assert difference(plain.get_weights(), parallel.get_weights()) == 0
 
 
+@pytest.mark.slow
 def test_on_fewer_devices(rng, tmp_path):
     parallel, x, _ = _trained(_sequential, rng)
     parallel.save(tmp_path / "model.keras")
@@ -137,7 +140,6 @@ def test_sharded_weights(rng, tmp_path):
     assert difference(plain.get_weights(), parallel.get_weights()) == 0
 
 
-@pytest.mark.thin(3)
 @every_build
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies(build, copied, rng):

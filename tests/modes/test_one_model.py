@@ -15,6 +15,8 @@ from support.parity import difference, variables
 from keras_multigpu import make_parallel
 from keras_multigpu.modes.one_model import PER_COMPILED, PER_LAYER, own
 
+pytestmark = pytest.mark.thin(4)
+
 MODES = [("data", {}), ("tower", {}), ("tower", {"replicas": "independent"})]
 every_mode = pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
 

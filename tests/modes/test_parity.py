@@ -8,6 +8,8 @@ from support.parity import difference, take, variables
 
 from keras_multigpu import make_parallel
 
+pytestmark = pytest.mark.thin(10)
+
 # JAX compiles for every size: one row, one that the devices don't divide, one that they do.
 SIZES = (1, 5, 8) if keras.backend.backend() == "jax" else (1, 2, 3, 5, 33)
 
@@ -28,7 +30,6 @@ if keras.backend.backend() == "jax":
     del ORDERS["in_order"]
 
 
-@pytest.mark.thin(5)
 @every_case
 @pytest.mark.parametrize("shuffle", list(ORDERS.values()), ids=list(ORDERS))
 def test_fit_with_an_incomplete_batch(case, shuffle, rng):
@@ -54,7 +55,6 @@ def _movement(case, trained):
     ]
 
 
-@pytest.mark.thin(4)
 @every_case
 def test_every_batch_size(case, rng):
     x, y = case.data(rng, 40)

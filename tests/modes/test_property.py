@@ -4,6 +4,7 @@ import contextlib
 
 import keras
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.parity import difference, variables
@@ -32,16 +33,25 @@ def _build(training):
     return model
 
 
-@settings(
-    max_examples=8 if keras.backend.backend() == "jax" else 15,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=True,
-)
-@given(trainings())
-def test_in_double_precision_nothing_is_left_of_the_difference(training):
-    with _double_precision():
-        _compare(training)
+def in_double_precision(examples):
+    """A test of so many trainings."""
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )
+    @given(trainings())
+    def test(training):
+        with _double_precision():
+            _compare(training)
+
+    return test
+
+
+test_in_double_precision_nothing_is_left_of_the_difference = in_double_precision(4)
+test_the_same_in_more_trainings = pytest.mark.slow(in_double_precision(20))
 
 
 def _double_precision():

@@ -11,6 +11,8 @@ import pytest
 import keras_multigpu
 from keras_multigpu import list_devices, make_parallel, use_virtual_devices
 
+pytestmark = pytest.mark.thin(4)
+
 
 def _model():
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

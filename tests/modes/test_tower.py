@@ -13,6 +13,8 @@ import keras_multigpu
 from keras_multigpu import make_parallel
 from keras_multigpu.layers import MultiHotDense
 
+pytestmark = pytest.mark.thin(5)
+
 # The cases of which each shows something that the others don't.
 NAMES = {
     *("mlp", "unbuilt_sequential", "conv", "residual_shared_block", "embedding_lstm_masked"),

@@ -11,6 +11,8 @@ from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
 
+pytestmark = pytest.mark.thin(4)
+
 NAMES = ("plain", "two", "four")
 case_names = ["dict_inputs_and_outputs", "subclassed_add_loss"]
 some_cases = pytest.mark.parametrize("case", [c for c in CASES if c.name in case_names], ids=str)
@@ -24,7 +26,6 @@ def _three(case):
     return models
 
 
-@pytest.mark.thin(2)
 @some_cases
 def test_every_direction_with_the_optimizer(case, rng, tmp_path):
     x, y = case.data(rng, 33)
@@ -44,7 +45,6 @@ def test_every_direction_with_the_optimizer(case, rng, tmp_path):
         assert difference(*map(variables, pair)) < 2e-5
 
 
-@pytest.mark.thin(2)
 @some_cases
 def test_the_file_is_the_templates_own(case, rng, tmp_path):
     x, y = case.data(rng, 33)

@@ -186,6 +186,7 @@ def test_a_case_is_shrunk_to_what_shows_the_fault():
     assert len(small.actions) == 1
 
 
+@pytest.mark.slow
 def test_a_small_case_keeps_its_outcome(instead):
     instead(_scaled(1.01))
     small, outcome = worker.smallest(_CASE, run.run(_CASE), seconds=1.0)
@@ -193,6 +194,7 @@ def test_a_small_case_keeps_its_outcome(instead):
     assert small != _CASE
 
 
+@pytest.mark.slow
 def test_a_script_runs_and_prints_both(tmp_path):
     outcome = run.Outcome(run.DIFFERENT, "by much")
     path = worker.write_script(_CASE, outcome, tmp_path, ".py")

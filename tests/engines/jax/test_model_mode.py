@@ -9,6 +9,8 @@ from support.parity import difference, take, variables
 
 from keras_multigpu import make_parallel, reports
 
+pytestmark = pytest.mark.thin(5)
+
 
 def _spec(variable):
     """The axes of a variable that are spread."""

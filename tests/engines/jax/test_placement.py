@@ -12,6 +12,8 @@ from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
 
+pytestmark = pytest.mark.thin(4)
+
 
 class Watched(keras.Model):
     """Notes where the arrays are that its steps are given, and how often it is traced."""

@@ -10,6 +10,8 @@ from support.parity import difference
 from keras_multigpu import make_parallel
 from keras_multigpu.engines.jax.transfers import count_collectives
 
+pytestmark = pytest.mark.thin(5)
+
 
 class Apply(layers.Layer):
     """A function of the inputs and a square weight."""

@@ -9,6 +9,8 @@ from support.parity import difference
 
 from keras_multigpu import make_parallel
 
+pytestmark = pytest.mark.thin(4)
+
 
 def _template():
     return keras.Sequential([keras.Input((6,)), layers.Dense(8, "tanh"), layers.Dense(2)])

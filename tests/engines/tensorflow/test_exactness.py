@@ -12,6 +12,8 @@ from keras import layers, ops
 
 from keras_multigpu import make_parallel
 
+pytestmark = pytest.mark.thin(3)
+
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(22, 6)), RNG.normal(size=(22, 2))
 TOKENS = RNG.integers(1, 12, (22, 5))

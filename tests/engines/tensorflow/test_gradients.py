@@ -8,6 +8,8 @@ from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
 
+pytestmark = pytest.mark.thin(3)
+
 
 def _build():
     keras.utils.set_random_seed(3)

@@ -9,6 +9,8 @@ from support.parity import difference, variables
 from keras_multigpu import make_parallel
 from keras_multigpu.graphs.graph import read_graph
 
+pytestmark = pytest.mark.thin(8)
+
 
 @pytest.fixture(autouse=True)
 def _precise():

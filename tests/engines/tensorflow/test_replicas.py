@@ -13,6 +13,8 @@ from support.parity import difference
 
 from keras_multigpu import make_parallel, reports
 
+pytestmark = pytest.mark.thin(4)
+
 
 class Probe(layers.Layer):
     """Counts how often it is traced, and notes the rows it is given."""

@@ -8,6 +8,8 @@ from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
 
+pytestmark = pytest.mark.thin(4)
+
 MODES = {
     "tower": {"mode": "tower"},
     "tower of one": {"mode": "tower", "replicas": "independent", "num_replicas": 1},

@@ -7,6 +7,8 @@ from keras import layers
 
 from keras_multigpu import make_parallel, reports
 
+pytestmark = pytest.mark.thin(4)
+
 FEATURES, UNITS, ROWS = 7, 301, 32
 
 
