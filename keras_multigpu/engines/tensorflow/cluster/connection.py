@@ -36,7 +36,7 @@ class Connection:
 
     Args:
         workers: their addresses.
-        local: where they reach this process: a free port.
+        local: where they reach this process, with a free port.
         statuses: what the workers answered to `GetStatus`.
         timeout: seconds of silence after which a worker is lost.
 
@@ -87,10 +87,7 @@ class Connection:
             raise
 
     def close(self) -> None:
-        """Disconnects the workers, whether they still answer or not.
-
-        Later computations don't wait for them any more.
-        """
+        """Disconnects the workers, answering or not; later computations don't wait for them."""
         for guard in self._guards:
             guard.link.stop(0.1 * self.timeout)
         if runtime.has_started():
@@ -100,7 +97,7 @@ class Connection:
         self._watchdog.stop()
 
     def fault(self, error: tf.errors.OpError | None = None) -> ClusterError | None:
-        """The error for a worker that is lost, if one is; `error` is what TensorFlow raised."""
+        """The error for a lost worker, if there is one; `error` is TensorFlow's."""
         lost = self._lost()
         if lost is None and isinstance(error, tf.errors.UnavailableError):
             named = [short_name(one).partition("/")[0] for one in _DEVICE.findall(error.message)]
@@ -109,7 +106,7 @@ class Connection:
         return lost
 
     def _lost(self) -> ClusterError | None:
-        """The error for the first worker that is lost; asks all of them."""
+        """Asks all workers; returns the error for the first one that is lost."""
         with ThreadPoolExecutor(len(self._guards)) as pool:
             found = list(pool.map(Guard.check, self._guards))
         for guard, lost in zip(self._guards, found):
@@ -137,7 +134,7 @@ class Connection:
     def _prepare_round_trips(self) -> None:
         """Makes the functions that `Link` calls, and calls each once.
 
-        TensorFlow tells every new function to all workers, so none is made later.
+        TensorFlow sends every new function to all workers, so none is made later.
         """
         processors = [full_name(f"{worker.name}/cpu:0") for worker in self.workers]
         zero = tf.constant(0.0)

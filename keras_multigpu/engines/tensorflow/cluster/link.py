@@ -1,4 +1,4 @@
-"""Whether the connections that carry tensors still carry them."""
+"""Checks that the connections that carry tensors still work."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _WHILE_ASKING = 16384  # more bytes than a worker's answer to one `GetStatus`
 
 
 class Link:
-    """A thread that sends a number to a worker and back by the connections that training uses.
+    """A thread that sends a number to a worker and back on the connections that training uses.
 
-    A worker answers `GetStatus` on a connection of its own, so these answers tell nothing about
-    the connections that carry tensors, and a firewall may have dropped one of those.
+    `GetStatus` uses a separate connection, so its answers say nothing about the connections that
+    carry tensors: a firewall may have dropped one of them.
 
     Args:
         worker: where the worker is.
@@ -36,12 +36,12 @@ class Link:
         self._thread: threading.Thread | None = None
 
     def start(self, round_trip: Callable[[], Any], pause: float) -> None:
-        """Calls a function that sends a number there and back, with pauses of some seconds."""
+        """Starts the thread, which calls `round_trip` with pauses of some seconds."""
         self._thread = threading.Thread(target=self._run, args=(round_trip, pause), daemon=True)
         self._thread.start()
 
     def is_silent(self, seconds: float) -> bool:
-        """Whether nothing has come through for some seconds: to be asked at short intervals."""
+        """Whether nothing has come through for some seconds; call it at short intervals."""
         if self._silence() < seconds:
             return False
         # A number also waits while this process is too busy to compute. Then this waits as well,
@@ -50,7 +50,7 @@ class Link:
         return not self._stopped.wait(seconds / 10) and self._silence() > seconds
 
     def stop(self, seconds: float) -> None:
-        """Stops. The number that is on its way gets some seconds to come back."""
+        """Stops; a number on its way gets some seconds to come back."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(seconds)

@@ -71,7 +71,7 @@ class TensorFlowRemote(Remote):
         return self._connection.chosen
 
     def _check_start(self, local: Address | None) -> None:
-        """Raises an error if the first connection comes too late, or if `local` changes."""
+        """Raises an error if the first connection is too late, or if `local` changes."""
         if self._local is None and has_started():
             raise RuntimeError(
                 "The first `connect` must come before TensorFlow starts, that is before the first "
@@ -109,9 +109,9 @@ class TensorFlowRemote(Remote):
             raise fault from error
 
     def _check(self, remote: Sequence[str]) -> None:
-        """Raises an error for devices of machines that are not connected, or are lost.
+        """Raises an error for devices of machines that are lost or not connected.
 
-        A lost machine is disconnected in any case: TensorFlow sends every function to all.
+        Disconnects if any machine is lost: TensorFlow sends every function to all of them.
         """
         gone = [name for name in remote if name not in self.list_devices()]
         if gone:
@@ -128,7 +128,7 @@ class TensorFlowRemote(Remote):
                 raise fault
 
 
-REMOTE = TensorFlowRemote()  # TensorFlow's runtime, too, is one for the process
+REMOTE = TensorFlowRemote()  # one per process, like TensorFlow's runtime
 
 
 def _free_address(workers: Sequence[Address]) -> Address:

@@ -1,8 +1,8 @@
-"""What TensorFlow has no options for, done to the sockets that it opens in this process.
+"""Works on the sockets that TensorFlow opens in this process, where it has no options.
 
 TensorFlow's server listens on every address of its machine, whatever address it gets
 (https://github.com/tensorflow/tensorflow/issues/2925): a filter on the listening socket closes the
-others. And a call to a frozen process waits for ever: shutting its connections down makes it fail.
+others. A call to a frozen process waits forever: shutting its connections down makes it fail.
 """
 
 from __future__ import annotations
