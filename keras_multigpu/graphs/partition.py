@@ -67,7 +67,7 @@ def schedule(graph: Graph, count: int) -> tuple[list[int], float]:
         done[chain], device[chain] = min(ends)
         free[device[chain]] = done[chain]
         of_layer[layer] = device[chain]
-    # The loss is computed on the first device.
+    # The loss is computed on the first device, so the last call goes there.
     last = device[of_call[producers.get(id(graph.outputs[-1]), 0)]]
     swapped = {last: 0, 0: last}
     numbers = [swapped.get(number, number) for number in device]

@@ -35,9 +35,9 @@ class GatedMix(Mix):
             floating-point features, flattened per row; it begins as the mean.
         hidden: the units of the default gate's hidden layer.
         balance: the weight of the importance loss, which keeps the gate from always choosing the
-            same replicas: training adds `balance * CV^2`, with the coefficient of variation of
-            the weights' sums over the batch (Shazeer et al., "Outrageously large neural
-            networks", 2017).
+            same replicas: training adds `balance * CV^2` to the loss. CV is the coefficient of
+            variation of the weights' sums over the batch (Shazeer et al., "Outrageously large
+            neural networks", 2017).
         **kwargs: those of `keras.Layer`.
 
     Input: a list with one structure per replica, of tensors of shape `(rows, ...)`; and

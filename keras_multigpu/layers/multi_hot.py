@@ -16,8 +16,7 @@ class MultiHotDense(keras.Layer):
 
     Computes `activation(sum_j weights_j * kernel[index_j] + bias)`. Output, weights and gradients
     equal `keras.layers.Dense` on the multi-hot row, which has a one (or the weight) at each index,
-    and their sum where an index repeats. The row, of 100,000 columns and 80 ones, say, is never
-    made.
+    and their sum where an index repeats. The row, which may have 100,000 columns, is never made.
 
     Args:
         units: the number of outputs.

@@ -114,6 +114,7 @@ class Exchange:
         sums = [self._sum_on_host(gradients, variable, ways) for ways in self._ways[id(variable)]]
         with tf.device(_home(variable)):
             total = self._add([cast(part, dtype) for part in sums if part is not None], variable)
+            # Replicas may send only the touched rows although the optimizer wants a dense gradient.
             is_table = isinstance(total, tf.IndexedSlices)
             wants_dense = getattr(variable, "names_rows_once", None) is False
             return to_dense(total, variable.shape[0]) if is_table and wants_dense else total

@@ -1,4 +1,4 @@
-"""Model mode on TensorFlow: a model's graph cut into stages, each on one device."""
+"""Model mode on TensorFlow: cuts a graph into stages, and runs each on one device."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _TIMEOUT_SECONDS = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class Replica:
-    """Which replica a call is for.
+    """The replica that a call is for.
 
     Attributes:
         number: its index, an integer or a scalar tensor.

@@ -154,6 +154,7 @@ class Trace:
             tf.TensorSpec([], tf.float32),
         )
         touching = by_rows_touched() if self._touch_rows else nullcontext()
+        # Outside device scopes, so that the function can run on any device.
         with tf.device(None), touching:
             return traced.get_concrete_function(*specs, *more)
 

@@ -1,4 +1,4 @@
-"""One connection to workers: opened, tested, watched and closed."""
+"""Opens, tests, watches and closes one connection to workers."""
 
 from __future__ import annotations
 
@@ -32,20 +32,16 @@ _CURE = (
 
 
 class Connection:
-    """TensorFlow's runtime of this process, with the devices of workers.
+    """A connection of TensorFlow's runtime to workers, which reach this process at `local`.
 
-    Args:
-        workers: their addresses.
-        local: where they reach this process, with a free port.
-        statuses: what the workers answered to `GetStatus`.
-        timeout: seconds of silence after which a worker is lost.
+    A worker is lost after `timeout` seconds of silence.
 
     Attributes:
-        devices: the names of all their devices.
+        devices: the names of all workers' devices.
         chosen: the GPUs of each worker, or its CPU devices if it has none.
 
     Raises:
-        ClusterError: if they can't connect to each other.
+        ClusterError: if the machines can't connect to each other.
     """
 
     def __init__(
@@ -199,7 +195,7 @@ def _try_links(devices: Sequence[str]) -> None:
 
 
 def _round_trip(target: str, others: Sequence[str]) -> Any:
-    """A function that sends a number from here and from other workers to one, and back here."""
+    """A function that sends numbers from here and other workers to `target`, and back here."""
 
     @tf.function(autograph=False)
     def exchange(value: tf.Tensor) -> tf.Tensor:
@@ -216,7 +212,7 @@ def _round_trip(target: str, others: Sequence[str]) -> Any:
 
 
 def _close_to_others(local: Address) -> None:
-    """Closes the port at which workers reach this process to all other addresses."""
+    """Closes the port at which workers reach this process, except at the address `local`."""
     try:
         listen_only_at(local.ip, local.port)
     except OSError as error:

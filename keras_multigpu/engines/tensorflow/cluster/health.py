@@ -21,7 +21,7 @@ from keras_multigpu.engines.tensorflow.cluster.sockets import Handed, end_connec
 # The answer is a protocol buffer that contains the names of the devices as plain text.
 _DEVICE = re.compile(rb"/job:(\w+)/replica:0/task:0/device:(CPU|GPU):(\d+)")
 
-_PATIENCE = 0.7  # of the timeout; the rest of it is for raising the error
+_PATIENCE = 0.7  # of the timeout; the rest is for raising the error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +70,8 @@ class Guard:
 
     Otherwise a call to a frozen process would wait forever: its machine keeps the connection.
 
-    Args:
-        worker: where the worker is.
-        status: its first answer.
-        timeout: seconds of silence after which it is lost, at the latest.
-        hand_over: gives the connections to it to the watchdog.
-        link: the connections that carry its tensors.
+    The worker is lost after `timeout` seconds of silence at the latest. `hand_over` passes the
+    connections to the watchdog.
 
     Attributes:
         lost: a sentence about what happened to it; `None` while it answers.
@@ -124,7 +120,7 @@ class Guard:
         self._caller.close()
 
     def _run(self) -> None:
-        # If this process was suspended itself, its first calls time out: hence three misses.
+        # Three misses, because the first calls time out if this process itself was suspended.
         pause = self._timeout / 10
         while not self._stopped.wait(pause):
             if self.lost is not None:  # TensorFlow reconnects, and would wait again

@@ -22,10 +22,7 @@ class Link:
     `GetStatus` uses a separate connection, so its answers say nothing about the connections that
     carry tensors: a firewall may have dropped one of them.
 
-    Args:
-        worker: where the worker is.
-        own_port: the port of this process to which the worker connects.
-        compute_here: computes something in this process only, and waits for it.
+    The worker connects to `own_port`. `compute_here` computes something in this process only.
     """
 
     def __init__(self, worker: Address, own_port: int, compute_here: Callable[[], Any]):
@@ -44,8 +41,8 @@ class Link:
         """Whether nothing has come through for some seconds; call it at short intervals."""
         if self._silence() < seconds:
             return False
-        # A number also waits while this process is too busy to compute. Then this waits as well,
-        # and afterwards the number gets time to come back.
+        # A number also waits while this process is too busy to compute. Then this call waits as
+        # well, and gives the number time to come back afterwards.
         self._compute_here()
         return not self._stopped.wait(seconds / 10) and self._silence() > seconds
 

@@ -1,4 +1,4 @@
-"""The machines whose devices this process drives."""
+"""Connects to the machines whose devices this process drives."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ REMOTE = TensorFlowRemote()  # one per process, like TensorFlow's runtime
 
 
 def _free_address(workers: Sequence[Address]) -> Address:
-    """This machine's address on the way to the workers, and a free port.
+    """This machine's address for the workers, with a free port.
 
     Workers on other machines decide: those on this machine reach all its addresses.
     """
@@ -157,7 +157,7 @@ def greet(workers: Sequence[Address], timeout: float) -> list[Status]:
 def _greet(worker: Address, timeout: float) -> Status:
     caller = Caller(worker)
     try:
-        # The rest of the time is for finding out why there was no answer.
+        # The rest of the time is for finding out why a worker is silent.
         status = caller.ask(0.8 * timeout, patient=True)
     finally:
         caller.close()

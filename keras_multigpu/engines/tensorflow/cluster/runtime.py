@@ -1,4 +1,4 @@
-"""TensorFlow's runtime in this process: the machines that it knows, and its server."""
+"""TensorFlow's runtime in this process: its list of machines, and its server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def has_started() -> bool:
 
 
 def start(workers: dict[int, str], local: Address) -> None:
-    """Starts the runtime with other machines, by the numbers of their tasks."""
+    """Starts the runtime with other machines, by task number."""
     os.environ[_STREAMS] = "False"
     jobs = {LOCAL_JOB: {0: local.numeric}, REMOTE_JOB: workers}
     tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs))

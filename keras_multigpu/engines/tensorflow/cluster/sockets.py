@@ -26,9 +26,9 @@ _BYTES_RECEIVED = 128
 
 
 def listen_only_at(ip: str, port: int) -> None:
-    """Closes a port on which this process listens to all addresses but one.
+    """Makes a port on which this process listens reachable at one address only.
 
-    The kernel then drops what arrives at other addresses; earlier connections are ended.
+    The kernel drops packets to other addresses. Earlier connections are shut down.
 
     Raises:
         OSError: if this system has no such filters.
@@ -73,7 +73,7 @@ def bytes_moved(ip: str, port: int, own_port: int) -> int:
 
 
 class Handed:
-    """Connections that are passed to another process through a socket, each once."""
+    """Passes connections to another process through a socket, each once."""
 
     def __init__(self, target: socket.socket):
         self._target = target
@@ -129,5 +129,5 @@ def _own_sockets() -> Iterator[socket.socket]:
 
 
 def _plain(ip: str) -> str:
-    """An IPv4 address without the prefix that it has as an IPv6 address."""
+    """An IPv4 address without its IPv6 prefix."""
     return ip.removeprefix("::ffff:")

@@ -1,4 +1,4 @@
-"""A model's use of other machines: what goes wrong there raises a `ClusterError`."""
+"""Raises a `ClusterError` if a machine that a model uses fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Watched:
 
     def __init__(self, model: TrainedModel):
         self._model = model
-        self._used_in: int | None = None  # the number of the connection
+        self._used_in: int | None = None  # the connection's number
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
