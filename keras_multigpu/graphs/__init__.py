@@ -1,1 +1,1 @@
-"""A model as a graph of layer calls: reading it, what its calls cost, where to cut it."""
+"""Models as graphs of layer calls: reads them, estimates costs, and places the calls."""

@@ -1,4 +1,4 @@
-"""What the calls of a graph cost: estimates, by which the layers are placed."""
+"""Estimated costs of a graph's calls, for placing layers on devices."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import keras
 
 from keras_multigpu.graphs.graph import LayerCall
 
-# An axis of unknown length is taken to be as long as this.
+# The assumed length of unknown axes.
 _UNKNOWN = 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """A device and its links, as far as a placement depends on them. Only their ratios matter.
+    """The speeds of a device and its links. Only their ratios affect a placement.
 
     Attributes:
-        flops: operations on numbers, per second.
-        memory: bytes read or written, per second.
-        link: bytes between two devices, per second.
+        flops: floating-point operations per second.
+        memory: bytes read or written per second.
+        link: bytes between two devices per second.
     """
 
     flops: float = 1e13
@@ -32,15 +32,15 @@ class Hardware:
 
 
 HARDWARE = Hardware()
-# Rows of the batch that a placement is chosen for. Work and traffic both grow with them.
+# The batch size that a placement is chosen for; work and traffic both grow with it.
 ROWS = 128
 
 
 def flops(call: LayerCall) -> float:
     """Multiplications and additions of a call for one row of the batch.
 
-    Each kernel (a weight with two axes or more) is applied once at every position: an element of
-    a sequence, a point of an image. Embeddings look up, and are counted as copies.
+    Each kernel (a weight with two axes or more) is applied once per position: an element of a
+    sequence, a point of an image. Embeddings are counted as copies.
     """
     work = float(sum(map(_elements, call.outputs)))
     if isinstance(call.layer, keras.layers.Embedding):
@@ -50,27 +50,27 @@ def flops(call: LayerCall) -> float:
 
 
 def variables_bytes(variables: Iterable[keras.Variable]) -> int:
-    """The bytes of variables; one that is named twice counts once."""
+    """The bytes of variables; duplicates count once."""
     unique = {id(variable): variable for variable in variables}.values()
     return sum(_size(variable.dtype) * math.prod(variable.shape) for variable in unique)
 
 
 def row_bytes(tensor: Any) -> int:
-    """The bytes of one row of a tensor, a symbolic one or one with values."""
+    """The bytes of one row of a tensor, symbolic or not."""
     return _elements(tensor) * _size(tensor.dtype)
 
 
 def seconds(call: LayerCall, rows: int = ROWS, hardware: Hardware = HARDWARE) -> float:
-    """The estimated time of a call in a training step: forwards, backwards, and the update."""
-    # Backwards there are two products for one; an update reads and writes a weight, its gradient
-    # and two slots.
+    """The estimated time of a call in a training step: forward, backward and update."""
+    # The backward pass has two products for each forward one. An update reads and writes a weight,
+    # its gradient and two slots.
     computing = 3 * rows * flops(call) / hardware.flops
     updating = 6 * variables_bytes(call.variables) / hardware.memory
     return computing + updating
 
 
 def crossing(tensor: keras.KerasTensor, rows: int = ROWS, hardware: Hardware = HARDWARE) -> float:
-    """The estimated time that a tensor and its gradient take between two devices."""
+    """The estimated time to send a tensor and its gradient between two devices."""
     return 2 * rows * row_bytes(tensor) / hardware.link
 
 
@@ -91,6 +91,6 @@ def _known(shape: Any) -> list[int]:
 
 
 def _size(dtype: Any) -> int:
-    """The bytes of a number; of a text, whose length is not known, one."""
+    """The bytes of an element; 1 for a string, whose length is unknown."""
     digits = re.match(r"[a-z]+(\d+)", keras.backend.standardize_dtype(dtype))
     return max(int(digits[1]) // 8, 1) if digits else 1

@@ -1,4 +1,4 @@
-"""What a placement sends between devices, and how far it lets them work at once."""
+"""What a placement sends between devices, and how much of the work runs in parallel."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Crossing:
     """A tensor that is made on one device and used on another.
 
     Attributes:
-        maker: the place of the call that makes it; `None` for an input of the model.
-        takers: the places of the calls on the other device that use it.
-        target: the number of that device; the source is the maker's, and 0 for inputs.
-        row_bytes: the bytes of one row of it.
-        has_gradient: whether its gradient comes back.
+        maker: the index of the call that makes it; `None` for an input of the model.
+        takers: the indices of the calls on the other device that use it.
+        target: the other device's number; the source is the maker's device, or 0 for inputs.
+        row_bytes: the bytes of one of its rows.
+        has_gradient: whether its gradient is sent back.
     """
 
     maker: int | None
@@ -31,12 +31,12 @@ class Crossing:
     has_gradient: bool
 
     def bytes(self, rows: int) -> int:
-        """What crosses in a training step with so many rows, there and back."""
+        """The bytes sent in a training step on `rows` rows, including the gradient."""
         return rows * self.row_bytes * (2 if self.has_gradient else 1)
 
 
 def find_crossings(graph: Graph, numbers: Sequence[int]) -> list[Crossing]:
-    """What a placement has to send from device to device: each tensor once to each of them."""
+    """The transfers of a placement; each tensor goes to a device once."""
     producers = graph.producers()
     takers: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
     tensors: dict[int, keras.KerasTensor] = {}
@@ -59,9 +59,9 @@ def find_crossings(graph: Graph, numbers: Sequence[int]) -> list[Crossing]:
 
 
 def find_share(graph: Graph, numbers: Sequence[int]) -> float:
-    """The part of a step's time on one device that a placement takes, by estimate.
+    """The estimated step time of a placement, relative to one device.
 
-    Devices work at once as far as their calls don't wait for each other; copies take no time.
+    Calls on different devices run in parallel unless one waits for another. Copies take no time.
 
     Returns:
         1 for a chain, 1 / n for n equal branches on n devices.

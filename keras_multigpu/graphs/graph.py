@@ -1,4 +1,4 @@
-"""A model's graph: the calls of its layers, in order."""
+"""Reads a model's graph: the calls of its layers, in order."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class LayerCall:
     """One call of a layer, or of an operation of `keras.ops`, on symbolic tensors.
 
     Attributes:
-        layer: what is called.
-        path: its name, after the names of the models that it is in.
+        layer: the layer or operation.
+        path: the names of the models around it, then its own.
         arguments: `(args, kwargs)` of the call.
-        result: what it returns.
-        turn: its place in the order in which one device makes the calls.
+        result: the call's result.
+        turn: its index in the order of the model itself.
     """
 
     layer: Any
@@ -31,7 +31,7 @@ class LayerCall:
 
     @functools.cached_property
     def inputs(self) -> tuple[keras.KerasTensor, ...]:
-        """The tensors that the call is given."""
+        """The tensors that the call takes."""
         return _tensors(self.arguments)
 
     @functools.cached_property
@@ -47,13 +47,13 @@ class LayerCall:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """A model as calls of its layers. Models within it that are graphs are seen through.
+    """A model as calls of its layers; nested models that are graphs are expanded.
 
     Attributes:
         inputs: the model's inputs.
         outputs: its outputs, in order.
-        calls: every call comes after those whose outputs it takes, and right after them where
-            that is possible: a branch is finished before the next begins.
+        calls: the calls in depth-first order: a call follows those whose outputs it takes, and a
+            branch is finished before the next begins.
     """
 
     inputs: tuple[keras.KerasTensor, ...]
@@ -61,13 +61,13 @@ class Graph:
     calls: tuple[LayerCall, ...]
 
     def producers(self) -> dict[int, int]:
-        """The place of the call that returns a tensor, by the tensor's `id`."""
+        """The index of the call that returns a tensor, by the tensor's `id`."""
         return {id(tensor): n for n, call in enumerate(self.calls) for tensor in call.outputs}
 
     def ends(
         self, places: Iterable[int]
     ) -> tuple[list[keras.KerasTensor], list[keras.KerasTensor]]:
-        """The tensors that some calls take from elsewhere, and those they make for others."""
+        """The tensors that some calls take from outside, and those that are used outside."""
         inside = set(places)
         own = [self.calls[place] for place in sorted(inside)]
         others = [call for place, call in enumerate(self.calls) if place not in inside]
@@ -82,7 +82,7 @@ class Graph:
 
 
 def is_graph(model: Any) -> bool:
-    """Whether a model is nothing but the graph of its layers' calls."""
+    """Whether a model is a plain Sequential or functional model, with Keras's own `call`."""
     if isinstance(model, keras.Sequential):
         kind: Any = keras.Sequential
     else:
@@ -101,9 +101,9 @@ def symbolic_ends(model: keras.Model) -> tuple[Any, Any]:
 
 
 def read_graph(model: keras.Model) -> Graph:
-    """Reads the graph of a built model, for which `is_graph` holds.
+    """Reads the graph of a built model for which `is_graph` holds.
 
-    The layers are called once more, on symbolic inputs: Keras has no public list of the calls.
+    Calls the layers again on symbolic inputs, because Keras has no public list of the calls.
     """
     calls: list[LayerCall] = []
     inputs = keras.tree.map_structure(fresh_input, symbolic_ends(model)[0])
@@ -114,7 +114,7 @@ def read_graph(model: keras.Model) -> Graph:
 def _call_layers(
     model: keras.Model, inputs: Any, path: tuple[str, ...], calls: list[LayerCall]
 ) -> Any:
-    """Calls the layers of a model on symbolic inputs, and notes the calls."""
+    """Calls a model's layers on symbolic inputs, and records the calls."""
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         own_path = (*path, layer.name)
@@ -128,10 +128,10 @@ def _call_layers(
 
 
 def _call_functional(model: keras.Model, inputs: Any, call: Callable[..., Any]) -> Any:
-    """Calls the layers of a graph by a function, in order, and what computes their masks.
+    """Calls the layers of a graph, and what computes their masks, in order by a function.
 
-    Identity layers after the outputs capture them. When all are captured an exception stops the
-    cloning: Keras would go on to build a model, which it can't if the inputs are not new ones.
+    Identity layers after the outputs capture them; an exception then stops cloning before Keras
+    builds a model, which would fail unless the inputs are new.
     """
     own_inputs, own_outputs = symbolic_ends(model)
     # Named explicitly, so as not to shift Keras's automatic numbering of the user's layers.
@@ -151,7 +151,7 @@ def _call_functional(model: keras.Model, inputs: Any, call: Callable[..., Any]) 
         return layer(*args, **kwargs)
 
     behind = [layer(tensor) for layer, tensor in zip(ends, keras.tree.flatten(own_outputs))]
-    plain = keras.Model(own_inputs, behind, name="plain")  # not compiled, and of Keras's own class
+    plain = keras.Model(own_inputs, behind, name="plain")  # Keras's own class, not compiled
     with contextlib.suppress(_AllReachedError):
         keras.models.clone_model(
             plain,
@@ -164,11 +164,11 @@ def _call_functional(model: keras.Model, inputs: Any, call: Callable[..., Any]) 
 
 
 class _AllReachedError(Exception):
-    """All outputs of a model have been reached: there is nothing more to call."""
+    """All outputs of a model have been captured: stop cloning."""
 
 
 def _is_seen_through(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call is of a graph, on inputs that it takes as they are."""
+    """Whether a layer is a graph whose inputs match the arguments, so that it can be expanded."""
     is_plain = len(args) == 1 and not any(part is not None for part in keras.tree.flatten(kwargs))
     if not is_plain or not is_graph(layer):
         return False
@@ -188,9 +188,9 @@ def _is_seen_through(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _depth_first(
     outputs: Sequence[keras.KerasTensor], calls: Sequence[LayerCall]
 ) -> tuple[LayerCall, ...]:
-    """The calls, each after those that it needs itself: those that some tensors need come first.
+    """Orders calls depth first: those that the outputs need, then the others.
 
-    The others are made too: they may change the state of their layers.
+    The others are kept, because they may change the state of their layers.
     """
     producers = {id(tensor): call for call in calls for tensor in call.outputs}
     ordered: dict[int, LayerCall] = {}
@@ -209,7 +209,7 @@ def _depth_first(
 
 @functools.cache
 def _functional_class() -> type[keras.Model]:
-    """The class of functional models, which Keras does not name in public."""
+    """The class of functional models, which has no public name in Keras."""
     tensor = keras.Input((1,), name="tensor")
     return type(keras.Model(tensor, tensor, name="any"))
 

@@ -1,4 +1,4 @@
-"""Dividing a graph among devices: branches by a schedule, a chain by cuts."""
+"""Divides a graph among devices: schedules branches, or cuts a chain into stages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from keras_multigpu.graphs import costs
 from keras_multigpu.graphs.graph import Graph, LayerCall
 
-# How much above the smallest possible the largest stage may be, for a cheaper cut.
+# For a cheaper cut, the largest stage may exceed its smallest possible size by this factor.
 _SLACK = 1.1
 
 
 def _chains(graph: Graph) -> list[list[int]]:
-    """The graph's calls in chains: in one, each takes what the one before made, and none else."""
+    """Groups calls into chains: each call is the only user of the call before, its only source."""
     producers = graph.producers()
     before = [{producers[id(t)] for t in c.inputs if id(t) in producers} for c in graph.calls]
     after: dict[int, set[int]] = collections.defaultdict(set)
@@ -36,12 +36,12 @@ def _chains(graph: Graph) -> list[list[int]]:
 
 
 def schedule(graph: Graph, count: int) -> tuple[list[int], float]:
-    """A device for every call, and the time until the last is done: HEFT on the chains."""
+    """HEFT on the chains: a device for every call, and the time until the last call ends."""
     chains = _chains(graph)
     of_call = {place: number for number, chain in enumerate(chains) for place in chain}
     producers = graph.producers()
     work = [sum(costs.seconds(graph.calls[p]) for p in c) for c in chains]
-    # The links between chains, with the time they take across devices.
+    # The links between chains, with the time to send each between devices.
     links: list[dict[int, float]] = [{} for _ in chains]
     for place, call in enumerate(graph.calls):
         for tensor in {id(t): t for t in call.inputs if id(t) in producers}.values():
@@ -49,7 +49,7 @@ def schedule(graph: Graph, count: int) -> tuple[list[int], float]:
             if maker != taker:
                 spent = costs.crossing(tensor)
                 links[taker][maker] = links[taker].get(maker, 0.0) + spent
-    rank = list(work)  # of a chain: the time from its start to the end of everything
+    rank = list(work)  # the time from a chain's start to the end of all work
     for taker in reversed(range(len(chains))):
         for maker, spent in links[taker].items():
             rank[maker] = max(rank[maker], work[maker] + spent + rank[taker])
@@ -67,7 +67,7 @@ def schedule(graph: Graph, count: int) -> tuple[list[int], float]:
         done[chain], device[chain] = min(ends)
         free[device[chain]] = done[chain]
         of_layer[layer] = device[chain]
-    # The loss is computed on the first device.
+    # The loss is computed on the first device, so the last call goes there.
     last = device[of_call[producers.get(id(graph.outputs[-1]), 0)]]
     swapped = {last: 0, 0: last}
     numbers = [swapped.get(number, number) for number in device]
@@ -75,7 +75,7 @@ def schedule(graph: Graph, count: int) -> tuple[list[int], float]:
 
 
 def cut(graph: Graph, count: int) -> list[int]:
-    """Stages: consecutive calls, of about the same size, cut where the least crosses."""
+    """Cuts the calls into consecutive stages of similar size, where the fewest bytes cross."""
     sizes = _sizes(graph.calls)
     parts = min(count, len(sizes))
     crossing = _crossing_bytes(graph)
@@ -100,7 +100,7 @@ def cut(graph: Graph, count: int) -> list[int]:
 
 
 def _sizes(calls: Sequence[LayerCall]) -> list[float]:
-    """The shares of the calls in the model's work and weights, half and half."""
+    """The size of each call: its shares of the model's work and weights, added."""
     seen: set[int] = set()
     weights = []
     for call in calls:
@@ -112,7 +112,7 @@ def _sizes(calls: Sequence[LayerCall]) -> list[float]:
 
 
 def _crossing_bytes(graph: Graph) -> np.ndarray:
-    """For each place in the order of the calls the bytes of a row that a cut before it crosses."""
+    """For each call, the bytes per row that cross a cut before it."""
     last = {id(t): len(graph.calls) for t in graph.outputs}
     for place, call in enumerate(graph.calls):
         for tensor in call.inputs:
@@ -125,7 +125,7 @@ def _crossing_bytes(graph: Graph) -> np.ndarray:
 
 
 def _smallest_largest(before: np.ndarray, parts: int) -> float:
-    """The least size that the largest of so many consecutive parts can have."""
+    """The smallest possible size of the largest of `parts` consecutive parts."""
     count = len(before) - 1
     largest = before.copy()  # of the first i calls in one part
     for _ in range(1, parts):

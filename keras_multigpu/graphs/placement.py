@@ -1,4 +1,4 @@
-"""Which device each layer of a graph is on: as the user says, or chosen."""
+"""Places each layer of a graph on a device, as the user says or by estimated costs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ from keras_multigpu.graphs import costs
 from keras_multigpu.graphs.graph import Graph
 from keras_multigpu.graphs.partition import cut, schedule
 
-# Branches on several devices must save a tenth, by estimate; what saves less is not worth it.
+# Branches go to several devices only if that saves a tenth of the estimated time.
 _LEAST_GAIN = 0.9
 
 
 def check_placement(placement: object, count: int) -> None:
-    """Refuses what is no placement on so many devices.
-
-    Raises:
-        ValueError: if it is neither `None` nor a dict from names to device numbers.
-    """
+    """Raises a `ValueError` unless it is `None` or a dict from names to device numbers."""
     expected = (
         "`placement` must be None, or a dict from names of layers, or regular expressions, to "
         f"device numbers from 0 to {count - 1}."
@@ -47,17 +43,13 @@ def check_placement(placement: object, count: int) -> None:
 
 
 def place_by_names(graph: Graph, placement: Mapping[str, int]) -> list[int]:
-    """The device of every call, by the names of layers.
+    """The device of every call, by layer names or by regular expressions for whole names.
 
-    A name is a layer's own, that of a model it is in, or both with a slash between. Layers that
-    are not named are on device 0; operations that are no layers are where their inputs are made.
-
-    Args:
-        graph: the graph.
-        placement: the devices by names or regular expressions, which match whole names.
+    A name is a layer's, or the name of a model around it, or both joined by a slash. Layers that
+    nothing matches go to device 0; operations go beside the calls that make or use their tensors.
 
     Raises:
-        ValueError: if a name matches no layer, or a layer is matched twice.
+        ValueError: if an entry matches no layer, or a layer is matched twice.
     """
     numbers: dict[int, int] = {}
     unused = set(placement)
@@ -85,13 +77,13 @@ def place_by_names(graph: Graph, placement: Mapping[str, int]) -> list[int]:
 
 
 def choose_placement(graph: Graph, count: int) -> list[int]:
-    """The device of every call.
+    """Chooses the device of every call.
 
-    Branches go to different devices where that saves time by estimate: list scheduling of the
-    graph's chains by the length of the path that is left (HEFT: Topcuoglu, Hariri and Wu, 2002).
-    Otherwise the calls in their order are cut into stages of about the same work and weights,
-    where the least crosses: a chain partition by dynamic programming (as in Pinar and Aykanat,
-    2004). A layer that is called several times is on one device.
+    Branches go to different devices if the estimate saves time: list scheduling of the graph's
+    chains by the remaining path (HEFT: Topcuoglu, Hariri and Wu, 2002). Otherwise the calls are
+    cut into consecutive stages of similar work and weights, where the fewest bytes cross: chain
+    partitioning by dynamic programming (as in Pinar and Aykanat, 2004). All calls of a layer go to
+    one device.
     """
     if count == 1 or not graph.calls:
         return [0] * len(graph.calls)
@@ -108,7 +100,7 @@ def _matches(key: str, path: Sequence[str]) -> bool:
 
 
 def _with_operations(graph: Graph, numbers: dict[int, int]) -> list[int]:
-    """Places the calls that are not placed yet beside those that make or take their tensors."""
+    """Places the remaining calls beside those that make or take their tensors."""
     producers = graph.producers()
     consumers = {id(t): n for n, call in reversed([*enumerate(graph.calls)]) for t in call.inputs}
     for place, call in enumerate(graph.calls):

@@ -1,4 +1,4 @@
-"""Models made of parts of a graph."""
+"""Models made from parts of a graph."""
 
 from __future__ import annotations
 
@@ -11,26 +11,20 @@ from keras_multigpu.graphs.graph import LayerCall
 
 
 def part_of_graph(inputs: Any, outputs: Any, name: str, policy: Any) -> keras.Model:
-    """The model between tensors of a graph."""
+    """Makes a model of the layers between tensors of a graph."""
     model = keras.Model(inputs, outputs, name=name, dtype=policy)
-    # Its layers hand masks on; left to itself Keras would warn that the model doesn't.
+    # The layers pass masks on; by default Keras would warn that the model doesn't.
     model.supports_masking = True
     model.compute_mask = lambda inputs, previous_mask: None
     return model
 
 
 class SubGraph(keras.Model):
-    """Some calls of a graph.
+    """A model that makes some calls of a graph, in the given order.
 
-    Keras's own functional model of the same tensors may call the layers in another order than
-    the whole model does, and takes no tensors that two calls of one layer are on the way between.
-
-    Args:
-        calls: the calls, in the order in which they are made.
-        inputs: the tensors of the graph that the part takes, as a list.
-        outputs: those that it gives, as a list.
-        name: its name.
-        policy: its dtype policy.
+    A functional model of the same tensors may call the layers in another order than the whole
+    model does, and refuses tensors with a shared layer between them. Inputs and outputs are lists
+    of the graph's tensors.
     """
 
     def __init__(
@@ -42,7 +36,7 @@ class SubGraph(keras.Model):
         policy: Any,
     ):
         super().__init__(name=name, dtype=policy, autocast=False)
-        # Its layers hand masks on; left to itself Keras would warn that the model doesn't.
+        # The layers pass masks on; by default Keras would warn that the model doesn't.
         self.supports_masking = True
         self.parts = [call.layer for call in calls]
         self._calls = tuple(calls)
@@ -50,7 +44,7 @@ class SubGraph(keras.Model):
         self.built = True
 
     def call(self, inputs: list[Any], training: bool | None = None) -> list[Any]:
-        """Makes the calls with what the ones before gave."""
+        """Makes the calls, each on the results of earlier ones."""
         taken, given = self._ends
         tensors = dict(zip(taken, inputs))
         for call in self._calls:
@@ -58,7 +52,7 @@ class SubGraph(keras.Model):
                 lambda part: tensors[id(part)] if isinstance(part, keras.KerasTensor) else part,
                 call.arguments,
             )
-            # As a functional model does, for which Keras has no public question either.
+            # Functional models check this too; Keras has no public way.
             if training is not None and "training" in getattr(call.layer, "_call_context_args", ()):
                 kwargs["training"] = training
             made = keras.tree.flatten(call.layer(*args, **kwargs))
@@ -66,4 +60,4 @@ class SubGraph(keras.Model):
         return [tensors[key] for key in given]
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
-        """The layers have given the outputs their masks already."""
+        """Returns no mask: the layers have already set the outputs' masks."""

@@ -1,4 +1,4 @@
-"""The Keras layers that the modes are made of, each usable alone."""
+"""The Keras layers that the modes use; each also works by itself."""
 
 from keras_multigpu.layers.batch import BatchMerge, BatchSlice
 from keras_multigpu.layers.gated import GatedMix

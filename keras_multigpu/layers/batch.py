@@ -1,4 +1,4 @@
-"""Slicing and merging along the batch axis, the first axis of every tensor."""
+"""Layers that slice and merge batches along the first axis of every tensor."""
 
 from __future__ import annotations
 
@@ -12,15 +12,10 @@ from keras_multigpu.engines import count_rows, with_attributes
 
 
 def slice_bounds(rows: Any, index: int, num_slices: int) -> tuple[Any, Any]:
-    """Where slice `index` of a batch begins, and how many rows it has.
+    """The first row of slice `index`, and its number of rows.
 
-    Sizes differ by one row at most, the longer slices first; a slice beyond the last row is
-    empty.
-
-    Args:
-        rows: the rows of the batch, an integer or a scalar tensor.
-        index: which slice, from 0.
-        num_slices: how many slices there are.
+    Sizes differ by one row at most, and longer slices come first. A slice beyond the last row is
+    empty. `rows` is an integer or a scalar tensor.
 
     Example:
         >>> [slice_bounds(5, index, 4) for index in range(4)]
@@ -35,17 +30,17 @@ def slice_bounds(rows: Any, index: int, num_slices: int) -> tuple[Any, Any]:
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class BatchSlice(keras.Layer):
-    """Cuts a batch into slices of equal length, give or take a row.
+    """Cuts a batch into slices whose lengths differ by one row at most.
 
-    A batch with fewer rows than there are slices gives each slice beyond the last row a copy of
-    that row, so that no slice is ever empty; `BatchMerge` leaves those copies out again.
+    If a batch has fewer rows than slices, each slice beyond the last row gets a copy of that row,
+    so no slice is empty. `BatchMerge` removes the copies.
 
     Args:
-        num_slices: how many slices to make, 1 or more.
+        num_slices: the number of slices, 1 or more.
         **kwargs: those of `keras.Layer`.
 
     Input: a tensor (dense, sparse or ragged) of shape `(rows, ...)`, or a structure of tensors
-        with the same number of rows. A scalar goes into every slice as it is.
+        with the same number of rows. Scalars go into every slice unchanged.
     Output: a list of `num_slices` structures like the input.
 
     Raises:
@@ -94,14 +89,14 @@ class BatchSlice(keras.Layer):
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class BatchMerge(keras.Layer):
-    """Puts the slices of a batch together again, in order, with their Keras masks.
+    """Joins the slices of a batch in order, with their Keras masks.
 
     Args:
         **kwargs: those of `keras.Layer`.
 
     Input: a list with one structure of tensors per slice, each of shape `(rows, ...)`; and
-        `whole`, the batch that `BatchSlice` cut, by which the copies made for slices beyond
-        its last row are left out. Without `whole` all slices are kept.
+        `whole`, the batch that `BatchSlice` cut, which tells how many slices are copies of its
+        last row. Copies are removed. Without `whole` all slices are kept.
     Output: one structure of tensors of shape `(sum of rows, ...)`.
 
     Raises:
@@ -142,7 +137,7 @@ class BatchMerge(keras.Layer):
             if rows is not None:
                 # All of the slice's rows, or none: an output may have several rows per input.
                 is_real = _smaller(1, _larger(rows - index, 0))
-                # A copy is cut to nothing, not left out: its replica takes part in exchanges.
+                # Copies are cut to no rows, not dropped: their replicas take part in exchanges.
                 if not (isinstance(is_real, int) and is_real):
                     part = engine.take_rows(part, 0, count_rows(part) * is_real)
             kept.append(part)
@@ -159,11 +154,7 @@ class BatchMerge(keras.Layer):
 
 
 def batch_rows(structure: Any) -> Any:
-    """The rows that all tensors of a structure have: an integer where known, else a scalar tensor.
-
-    Raises:
-        ValueError: if no tensor has a batch axis, or two are known to have different rows.
-    """
+    """The common row count of a structure's tensors: an integer if known, else a scalar tensor."""
     tensors = [part for part in keras.tree.flatten(structure) if len(getattr(part, "shape", ()))]
     if not tensors:
         raise ValueError(

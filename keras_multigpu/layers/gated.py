@@ -1,4 +1,4 @@
-"""The mix that chooses by the inputs."""
+"""The mix whose weights depend on the inputs."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ class GatedMix(Mix):
     """A mixture of experts: a gating network on the inputs weights the replicas, row by row.
 
     `sum_i w_i(x) * output_i` with `w(x) = softmax(gate(x))` (Jacobs, Jordan, Nowlan and Hinton,
-    "Adaptive mixtures of local experts", 1991). It combines the outputs as they are, logits or
-    probabilities, and the two differ: see the example at the head of
+    "Adaptive mixtures of local experts", 1991). It combines the outputs as they are. Logits and
+    probabilities give different results: see the example at the head of
     `keras_multigpu.layers.mixing`.
 
     Args:
         gate: a Keras layer or model from the features to logits of shape `(rows, replicas)`.
             The default is `Dense(hidden, "tanh")` and `Dense(replicas)` on all dense
-            floating-point features, each row flattened; it begins as the mean.
+            floating-point features, flattened per row; it begins as the mean.
         hidden: the units of the default gate's hidden layer.
-        balance: how strongly the gate is kept from always choosing the same replicas: in
-            training, `balance * CV^2` is added to the loss, the squared coefficient of variation
-            of the weights' sums over the batch (Shazeer et al., "Outrageously large neural
-            networks", 2017, the importance loss).
+        balance: the weight of the importance loss, which keeps the gate from always choosing the
+            same replicas: training adds `balance * CV^2` to the loss. CV is the coefficient of
+            variation of the weights' sums over the batch (Shazeer et al., "Outrageously large
+            neural networks", 2017).
         **kwargs: those of `keras.Layer`.
 
     Input: a list with one structure per replica, of tensors of shape `(rows, ...)`; and
         `features`, the inputs of the model, which the gate reads.
-    Output: one such structure.
+    Output: one structure.
 
     Raises:
-        ValueError: if an argument is not of that kind, the layer is called on anything but such
-            a list, the gate can't read the features, or gives no logit per replica.
+        ValueError: if an argument or input is of another kind, or if the gate can't read the
+            features or does not return one logit per replica.
 
     Example:
         >>> import numpy as np
@@ -136,7 +136,7 @@ class GatedMix(Mix):
 
 
 def _flat_rows(features: Any, dtype: str) -> Any:
-    """All dense floating-point features beside each other, of shape `(rows, columns)`."""
+    """Concatenates all dense floating-point features, to shape `(rows, columns)`."""
     given = [leaf for leaf in keras.tree.flatten(features) if leaf is not None]
     leaves = [leaf for leaf in given if _is_dense(leaf) and is_float(leaf) and len(leaf.shape)]
     widths = [leaf.shape[1:] for leaf in leaves]
@@ -170,7 +170,7 @@ def _weigh_rows(parts: list[Any], weights: Any) -> Any:
 
 
 def _squared_variation(values: Any) -> Any:
-    """The squared coefficient of variation; 0 where all values are 0, as for a batch of no rows."""
+    """The squared coefficient of variation; 0 if all values are 0, as for an empty batch."""
     mean = keras.ops.mean(values)
     return keras.ops.divide_no_nan(keras.ops.var(values), mean * mean)
 

@@ -1,4 +1,4 @@
-"""Replicas that are Gaussians: their mixture, the loss that trains it, and a metric of its means.
+"""Gaussian replicas: their mixture, the loss that trains it, and a metric of its means.
 
 A tensor of Gaussians has shape `(..., 2 d)`: d columns of means, then d columns of variances.
 """
@@ -14,40 +14,40 @@ from keras_multigpu.arguments import check_flag, finite_number
 from keras_multigpu.layers.outputs import Mix, average, fit, mix_leaves
 
 LEAST_VARIANCE = 1e-6
-"""Added to a replica's own variance, so that its likelihood is bounded (as in deep ensembles)."""
+"""Added to a replica's own variance to bound the likelihood (as in deep ensembles)."""
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class GaussianMix(Mix):
-    """The mean and the variance of the replicas' outputs, each replica being a Gaussian.
+    """The mean and the variance of a mixture of Gaussians, one per replica.
 
-    With the replicas' means `m_i` and variances `v_i`, the mixture has the mean `m = mean(m_i)`
-    and, by the law of total variance, the variance `mean(v_i) + mean((m_i - m)^2)`: what the
-    replicas expect by themselves, and how far they disagree (Lakshminarayanan, Pritzel and
-    Blundell, "Simple and scalable predictive uncertainty estimation using deep ensembles", 2017;
-    mixtures of experts: Jacobs, Jordan, Nowlan and Hinton, 1991). Train it with `GaussianNLL`.
+    For means `m_i` and variances `v_i`, the mixture has the mean `m = mean(m_i)` and, by the law of
+    total variance, the variance `mean(v_i) + mean((m_i - m)^2)`: the replicas' own variance plus
+    their disagreement (Lakshminarayanan, Pritzel and Blundell, "Simple and scalable predictive
+    uncertainty estimation using deep ensembles", 2017; mixtures of experts: Jacobs, Jordan, Nowlan
+    and Hinton, 1991). Train it with `GaussianNLL`.
 
-    The means are of the outputs as they are, logits or probabilities, and the two differ: see
-    the example at the head of `keras_multigpu.layers.mixing`. In mixed precision, give the
-    replicas' last layer `dtype="float32"`: the mixture has the dtype of what it is given, and
-    float16 holds no square above 65504.
+    It averages the outputs as they are. Logits and probabilities give different results: see the
+    example at the head of `keras_multigpu.layers.mixing`. In mixed precision, give the replicas'
+    last layer `dtype="float32"`: the mixture has the dtype of its inputs, and float16 holds no
+    square above 65504.
 
     Args:
-        variance: the variance of every replica that does not give its own, positive.
-        own_variance: whether the replicas give their own. True: an output of shape
-            `(..., 2 d)` has d means, then d raw values of which the variances are
-            `softplus(raw) + 1e-6`. False: all columns are means. None: True for an output of
-            two columns, False for any other; say False where two columns are two means.
+        variance: the variance of replicas that don't output one, positive.
+        own_variance: whether replicas output their variance. True: an output of shape `(..., 2 d)`
+            has d means, then d raw values; the variances are `softplus(raw) + 1e-6`. False: all
+            columns are means. None: True for outputs of two columns, False for others; set False
+            if two columns are two means.
         **kwargs: those of `keras.Layer`.
 
     Input: a list with one structure per replica, of tensors of shape `(..., d)` or `(..., 2 d)`;
-        `(rows,)` is taken as `(rows, 1)`.
-    Output: one such structure, of tensors of shape `(..., 2 d)`: the means, then the variances.
+        `(rows,)` counts as `(rows, 1)`.
+    Output: one structure, of tensors of shape `(..., 2 d)`: the means, then the variances.
         A metric like `"mae"` would compare the targets with both: use `GaussianRMSE`.
 
     Raises:
-        ValueError: if an argument is not of that kind, the layer is called on anything but such
-            a list, or the number of columns does not fit or is not known.
+        ValueError: if an argument or input is of another kind, or if the number of columns does
+            not fit or is unknown.
 
     Example:
         >>> import numpy as np
@@ -71,7 +71,7 @@ class GaussianMix(Mix):
             parts = [keras.ops.expand_dims(part, 1) for part in parts]
         means, variances = zip(*(self._gaussian(part) for part in parts))
         mean = average(means)
-        # The mean of the squares less the square of the mean would cancel to nothing.
+        # `mean(m^2) - mean(m)^2` would lose its digits to cancellation.
         disagreement = average([keras.ops.square(part - mean) for part in means])
         return keras.ops.concatenate([mean, average(variances) + disagreement], axis=-1)
 
@@ -116,12 +116,12 @@ class GaussianNLL(keras.losses.Loss):
     Lakshminarayanan, Pritzel and Blundell, 2017, equation 1, there without `log(2 pi)`.
 
     Args:
-        reduction: that of `keras.losses.Loss`.
-        name: that of `keras.losses.Loss`.
-        dtype: that of `keras.losses.Loss`.
+        reduction: as for `keras.losses.Loss`.
+        name: as for `keras.losses.Loss`.
+        dtype: as for `keras.losses.Loss`.
 
-    Called with `y_true` of shape `(..., d)`, or `(...)` where d is 1, and `y_pred` of shape
-    `(..., 2 d)`, d means and then d positive variances, as `GaussianMix` gives them.
+    Called with `y_true` of shape `(..., d)`, or `(...)` if d is 1, and `y_pred` of shape
+    `(..., 2 d)`, d means and then d positive variances, as `GaussianMix` returns them.
 
     Raises:
         ValueError: if the shapes do not fit.
@@ -152,16 +152,16 @@ class GaussianNLL(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class GaussianRMSE(keras.metrics.RootMeanSquaredError):
-    """The root mean squared error of a Gaussian's means, without regard to its variances.
+    """The root mean squared error of a Gaussian's means; ignores its variances.
 
     A metric like `"mae"` would compare the targets with the variances too.
 
     Args:
-        name: that of `keras.metrics.Metric`.
-        dtype: that of `keras.metrics.Metric`.
+        name: as for `keras.metrics.Metric`.
+        dtype: as for `keras.metrics.Metric`.
 
-    Updated with `y_true` of shape `(..., d)`, or `(...)` where d is 1, and `y_pred` of shape
-    `(..., 2 d)`, d means and then d variances, as `GaussianMix` gives them.
+    Updated with `y_true` of shape `(..., d)`, or `(...)` if d is 1, and `y_pred` of shape
+    `(..., 2 d)`, d means and then d variances, as `GaussianMix` returns them.
 
     Raises:
         ValueError: if the shapes do not fit.
@@ -186,7 +186,7 @@ class GaussianRMSE(keras.metrics.RootMeanSquaredError):
 def _fit_targets(y_true: Any, y_pred: Any) -> tuple[Any, Any, Any]:
     """Targets, means and variances, all of shape `(..., d)`.
 
-    Shapes that would broadcast are refused: the mean over all pairs of rows trains to nothing.
+    Refuses shapes that would broadcast: a mean over all pairs of rows would train nothing.
     """
     columns = y_pred.shape[-1] if len(y_pred.shape) else None
     if columns is None or columns % 2 or not columns:

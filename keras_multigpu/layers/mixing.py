@@ -1,14 +1,13 @@
-"""Mixing: the outputs of several replicas become one prediction.
+"""Mixes: layers that turn the outputs of several replicas into one prediction.
 
-A mix is a Keras layer. It is called with a list that has one structure of outputs per replica, all
-alike, and returns one such structure. Outputs that are not floating point (ids, booleans, strings)
-and outputs that are `None` are those of the first replica: mix logits or probabilities, not
-classes. Every output carries the Keras mask of the first replica's, and has its dtype; sums are
-taken in float32 at least. A mix whose `call` has a second parameter named `features` is given the
-model's inputs too: `mix(outputs, features=inputs)`.
+A mix takes a list with one structure of outputs per replica, all alike, and returns one structure.
+Outputs that are `None` or not floating point (ids, booleans, strings) are copied from the first
+replica, so mix logits or probabilities, not classes. Every output has the first replica's Keras
+mask and dtype; sums are taken in float32 at least. If the mix's `call` has a second parameter named
+`features`, it also gets the model's inputs: `mix(outputs, features=inputs)`.
 
-A mix averages what the replicas give, whatever that is. The mean of logits is not the mean of
-probabilities: as probabilities, it is their normalised geometric mean.
+A mix averages the outputs as they are. The mean of logits is not the mean of probabilities: after
+a softmax, it is their normalised geometric mean.
 
     >>> import numpy as np
     >>> logits = [np.array([[0.0, 4.0]], "float32"), np.array([[0.0, 0.0]], "float32")]
@@ -39,29 +38,29 @@ from keras_multigpu.layers.outputs import (
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class MixLambda(Mix, keras.layers.Lambda):
-    """A `keras.layers.Lambda` of the list of outputs that keeps their dtypes and masks."""
+    """A `keras.layers.Lambda` on the list of outputs that keeps dtypes and masks."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any], **kwargs: Any) -> MixLambda:
-        # Keras's own writes into the dict that it is given, which could then be read only once.
+        # A copy, because Keras's method changes the dict, which could then be read only once.
         return super().from_config(dict(config), **kwargs)
 
 
 def mean_mix(**kwargs: Any) -> keras.layers.Lambda:
-    """A layer that gives the mean of the replicas' outputs.
+    """A layer that returns the mean of the replicas' outputs.
 
-    It averages the outputs as they are, logits or probabilities, and the two differ: see the
+    It averages the outputs as they are. Means of logits and of probabilities differ: see the
     example at the head of this module. The layer is a `keras.layers.Lambda` around a registered
-    function, so that a file with it is loaded in safe mode.
+    function, so files with it load in safe mode.
 
     Args:
         **kwargs: those of `keras.Layer`.
 
     Input: a list with one structure per replica, of tensors of any shape.
-    Output: one such structure.
+    Output: one structure.
 
     Raises:
-        ValueError: if the layer is called on anything but such a list.
+        ValueError: if the layer is called on anything else.
 
     Example:
         >>> import numpy as np
@@ -82,18 +81,18 @@ class WeightedMix(Mix):
     """A learned convex combination of the replicas' outputs, the same for all outputs and rows.
 
     `sum_i w_i * output_i` with `w = softmax(logits)`: the layer's one weight, `logits` of shape
-    `(replicas,)`, begins as zeros, which gives the mean. It combines the outputs as they are,
-    logits or probabilities, and the two differ: see the example at the head of this module.
+    `(replicas,)`, begins as zeros, which gives the mean. It combines the outputs as they are.
+    Logits and probabilities give different results: see the example at the head of this module.
 
     Args:
         **kwargs: those of `keras.Layer`.
 
     Input: a list with one structure per replica, of tensors of any shape.
-    Output: one such structure.
+    Output: one structure.
 
     Raises:
-        ValueError: if the layer is called on anything but such a list, or on another number of
-            replicas than it was built for.
+        ValueError: if the layer is called on anything else, or on another number of replicas than
+            it was built for.
 
     Example:
         >>> import numpy as np
@@ -125,19 +124,19 @@ class WeightedMix(Mix):
 
 
 def is_average(mix: keras.Layer) -> bool:
-    """Whether a mix is a mean, weighted or not, so that equal outputs stay what they are."""
+    """Whether a mix is a mean, weighted or not, which leaves equal outputs unchanged."""
     is_mean = isinstance(mix, keras.layers.Lambda) and mix.function is mean_of_replicas
     return is_mean or isinstance(mix, WeightedMix | GatedMix)
 
 
 def get_mix(mix: Any) -> keras.Layer:
-    """The Keras layer that a user means by `mix`.
+    """The Keras layer for the argument `mix`.
 
     Args:
         mix: `"mean"`, `"weighted"`, `"gaussian"` or `"gated"`; a Keras layer; or a function from
-            the list of outputs to one structure, which becomes a `keras.layers.Lambda`. A file
-            with a Python lambda or a local function in it can't be loaded in safe mode: give the
-            function a name and `keras.saving.register_keras_serializable`.
+            the list of outputs to one structure, which becomes a `keras.layers.Lambda`. Files
+            with a Python lambda or a local function don't load in safe mode: name the function
+            and register it by `keras.saving.register_keras_serializable`.
 
     Raises:
         ValueError: if it is none of these.

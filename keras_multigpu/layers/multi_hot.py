@@ -1,4 +1,4 @@
-"""A dense layer on multi-hot rows that are never made: only where their ones are is known."""
+"""A dense layer on multi-hot rows that are stored as indices only."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from keras_multigpu.arguments import check_flag, integer_or_none, positive_integ
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class MultiHotDense(keras.Layer):
-    """`Dense` on the multi-hot row whose ones are at given indices.
+    """`Dense` on a multi-hot row that is given by the indices of its ones.
 
-    The output, the weights and their gradients are those of `keras.layers.Dense` on the row that
-    has a one at each of its indices (two where an index is named twice), or the weight that goes
-    with the index: `activation(sum_j weights_j * kernel[index_j] + bias)`. The row itself, which
-    may have 100,000 columns and 80 ones, is never made.
+    Computes `activation(sum_j weights_j * kernel[index_j] + bias)`. Output, weights and gradients
+    equal `keras.layers.Dense` on the multi-hot row, which has a one (or the weight) at each index,
+    and their sum where an index repeats. The row, which may have 100,000 columns, is never made.
 
     Args:
-        units: how many outputs there are.
+        units: the number of outputs.
         width: the columns of the multi-hot row; indices are from 0 to `width - 1`.
         activation: a Keras activation or its name.
         use_bias: add a bias.
@@ -30,25 +29,25 @@ class MultiHotDense(keras.Layer):
         bias_regularizer: as for `keras.layers.Dense`.
         kernel_constraint: as for `keras.layers.Dense`.
         bias_constraint: as for `keras.layers.Dense`.
-        padding: an index that stands for nothing, to fill up rows with fewer ones: -1, say.
-        sparse_gradient: on TensorFlow, give the optimizer the rows of the kernel that the batch
-            touched, and not all: an update by `SGD` without momentum costs what those rows cost.
-            XLA can't compile such a model. Sparse gradients are exact if the layer is called once
-            per step: after a second call, Keras's optimizers square the two parts separately. JAX
-            has no sparse gradients, so there the option changes nothing.
+        padding: an index to ignore, which fills rows with fewer ones: -1, say.
+        sparse_gradient: on TensorFlow, give the optimizer only the kernel rows that the batch
+            touched: `SGD` without momentum then updates only those. XLA can't compile the model.
+            Sparse gradients are exact if the layer is called once per step: after a second call,
+            Keras's optimizers square the two parts separately. JAX has no sparse gradients, so
+            there the option changes nothing.
         **kwargs: those of `keras.Layer`.
 
     Input: integers of shape `(rows, ones)`; optionally `weights` of the same shape, as the second
-        argument; and a Keras mask of the same shape, by which indices are left out.
+        argument; and a Keras mask of the same shape, which leaves indices out.
     Output: a tensor of shape `(rows, units)`, without a mask.
 
-    An index outside of 0 to `width - 1` is an error on TensorFlow; where XLA compiles, which has no
-    errors, it is taken for the nearest one, and on JAX the output is not-a-number or that of a row
-    counted from the end. Derivatives are taken backwards, any number of times;
-    not forwards (`jax.jvp`) on JAX on processors, and once with `sparse_gradient=True`.
+    TensorFlow raises an error for an index outside of 0 to `width - 1`; compiled by XLA, it uses
+    the nearest index. On JAX, the output is not-a-number or uses a row counted from the end.
+    Reverse-mode derivatives of any order work, but only the first with `sparse_gradient=True`.
+    Forward mode (`jax.jvp`) does not work on JAX on CPUs.
 
     Raises:
-        ValueError: if an argument is not of that kind, or the input is no matrix of integers.
+        ValueError: if an argument is of another kind, or the input is no matrix of integers.
 
     Example:
         >>> import numpy as np
@@ -102,8 +101,7 @@ class MultiHotDense(keras.Layer):
             regularizer=self.kernel_regularizer,
             constraint=self.kernel_constraint,
         )
-        # Read by the engine, which adds up the gradients of several devices: rows, each once, or
-        # a dense gradient in the end.
+        # Tells the engine how to sum several devices' gradients: each row once, or dense.
         self.kernel.names_rows_once = self.sparse_gradient
         if self.use_bias:
             self.bias = self.add_weight(
@@ -150,7 +148,7 @@ class MultiHotDense(keras.Layer):
             )
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
-        """A row has no mask: its indices had."""
+        """Returns no mask: a mask belongs to the indices, not to the output."""
 
     def compute_output_shape(self, indices_shape: Any, weights_shape: Any = None) -> Any:
         return (indices_shape[0], self.units)

@@ -1,4 +1,4 @@
-"""What all mixing layers share: they work on a list with one structure of outputs per replica."""
+"""The base class and helpers of the mixes, which work on one structure of outputs per replica."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras_multigpu.engines.attributes import get_attributes, set_attributes
 
 
 class Mix(keras.Layer):
-    """What the mixes have in common; abstract."""
+    """The abstract base of the mixes."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{"autocast": False, **kwargs})
@@ -21,17 +21,15 @@ class Mix(keras.Layer):
         return None if previous_mask is None else previous_mask[0]
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        # A layer with `compute_output_shape` would take every output to be of its own dtype.
+        # With `compute_output_shape`, Keras would assume that outputs have the layer's dtype.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
 
 def mix_leaves(mix: Callable[[list[Any]], Any], outputs: list[Any]) -> Any:
-    """One structure of tensors from a list of structures.
+    """Mixes a list of structures, leaf by leaf, into one.
 
-    Args:
-        mix: from the replicas' tensors at one place, in float32 at least, to one tensor. Where
-            they are not floating point, the first replica's is taken instead.
-        outputs: a list with one structure of tensors per replica.
+    `mix` gets the replicas' tensors in float32 at least. Leaves that are not floating point come
+    from the first replica.
     """
     count_replicas(outputs)
     first = outputs[0]
@@ -47,7 +45,7 @@ def mix_leaves(mix: Callable[[list[Any]], Any], outputs: list[Any]) -> Any:
         if parts[0] is None or not is_float(parts[0]):
             return parts[0]
         wide = wide_dtype(parts[0].dtype)
-        # Keras takes the product of a symbolic tensor and a number to be sparse.
+        # Keras marks the product of a symbolic tensor and a number as sparse.
         dense = [keras.ops.convert_to_tensor(part, sparse=False) for part in parts]
         mixed = mix([keras.ops.cast(part, wide) for part in dense])
         return keras.ops.cast(mixed, parts[0].dtype)
@@ -56,13 +54,9 @@ def mix_leaves(mix: Callable[[list[Any]], Any], outputs: list[Any]) -> Any:
 
 
 def hand_on_logits(outputs: list[Any], mixed: Any) -> None:
-    """Gives an average of equal probabilities the logits that Keras computes their losses from.
+    """Attaches averaged logits to `mixed`, the average of equal outputs.
 
-    The mean of different probabilities has no logits: its loss is that of probabilities.
-
-    Args:
-        outputs: a list with one structure of tensors per replica, all equal.
-        mixed: their average.
+    Keras computes losses from them. A mean of different probabilities has no logits.
     """
     for whole, *parts in zip(*map(keras.tree.flatten, (mixed, *outputs))):
         logits = [get_attributes(part).get("logits") for part in parts]
@@ -71,7 +65,7 @@ def hand_on_logits(outputs: list[Any], mixed: Any) -> None:
 
 
 def count_replicas(outputs: Any) -> int:
-    """The length of a list of outputs, or of their shapes (Keras gives `None` for no tensor)."""
+    """The length of a list of outputs, or of their shapes (Keras passes `None` for no tensor)."""
     if isinstance(outputs, list) and outputs:
         return len(outputs)
     raise ValueError(
@@ -82,7 +76,7 @@ def count_replicas(outputs: Any) -> int:
 
 
 def average(parts: Sequence[Any]) -> Any:
-    """The mean of some tensors."""
+    """The mean of tensors."""
     return sum(parts[1:], parts[0]) / len(parts)
 
 
@@ -99,14 +93,14 @@ def wide_dtype(dtype: Any) -> str:
 
 
 def fit(shape: tuple[int | None, ...], other: tuple[int | None, ...]) -> bool:
-    """Whether two shapes can be the same, as far as they are known."""
+    """Whether two shapes can be equal; unknown lengths match any."""
     pairs = zip(shape, other)
     return len(shape) == len(other) and all(a == b or None in (a, b) for a, b in pairs)
 
 
 def softmax(logits: Any) -> Any:
     """Weights that add up to one along the last axis."""
-    # `keras.ops.softmax` warns of one logit, which is all that a committee of one has.
+    # `keras.ops.softmax` warns about a single logit, as in a committee of one.
     logits = keras.ops.cast(logits, wide_dtype(logits.dtype))
     return keras.ops.exp(logits - keras.ops.logsumexp(logits, axis=-1, keepdims=True))
 

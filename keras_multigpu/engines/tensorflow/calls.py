@@ -22,16 +22,10 @@ from keras_multigpu.engines.values import Tensor
 
 
 class ReplicaCalls:
-    """The calls of a step, and their gradients.
-
-    Args:
-        trace: the template's call.
-        links: the ways of the weights to the devices, and of their gradients back.
-        calls: each replica's arguments.
-        sizes: the rows of the batch that are each replica's own.
+    """Calls the replicas, and computes their gradients; `sizes` are the replicas' row counts.
 
     Attributes:
-        raws: what each replica returned, on its own device; after `run`.
+        raws: each replica's results, on its own device; filled by `run`.
     """
 
     def __init__(
@@ -46,7 +40,7 @@ class ReplicaCalls:
         self._used: set[int] = set()
 
     def run(self) -> Iterator[Tensor]:
-        """Calls the replicas; gives what gradients can come back to, on the first device."""
+        """Calls the replicas; returns the results that can get gradients, on the first device."""
         sources = [*map(read, self._links.watched), *floats(self._calls)]
         self._order = gradient_order(sources)
         if self._order:
@@ -80,7 +74,7 @@ class ReplicaCalls:
             return [tf.identity(result) for result in results]
 
     def _backward(self, *upstream: Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
-        """The gradients by the sources, and by variables of TensorFlow's own that `call` uses."""
+        """The gradients by the sources, and by any `tf.Variable`s that `call` uses."""
         arriving = enumerate(upstream)
         by_weights: list[dict[int, Tensor | None]] = []
         by_inputs: list[Tensor | None] = []
@@ -101,9 +95,9 @@ class ReplicaCalls:
         return (flat, [add(found) for found in by_others]) if variables else flat
 
     def _release(self) -> None:
-        """Lets go of the template, once no more gradients can be asked for.
+        """Frees the template once no more gradients can be asked for.
 
-        TensorFlow never forgets the gradient function of a graph, and with it what that holds.
+        TensorFlow keeps a graph's gradient functions forever, and whatever they refer to.
         """
         del self._trace, self._calls
         self.raws.clear()
@@ -115,7 +109,7 @@ class ReplicaCalls:
         arriving: Iterator[tuple[int, Tensor]],
         variables: Sequence[tf.Variable],
     ) -> list[Tensor | None]:
-        """One replica's gradient, by its copies of the weights, its inputs, and variables."""
+        """One replica's gradients by its copies of the weights, its inputs, and variables."""
         (tape, copies), raw = self._tapes[number], self.raws[number]
         results = floats(raw.differentiable)
         pairs = [next(arriving) for _ in results]
@@ -126,7 +120,7 @@ class ReplicaCalls:
         gradients = tape.gradient(results, sources, output_gradients=upstream)
         if raw.arguments is None or all(is_used):
             return gradients
-        # Not a comparison of tensors, which would be one of their values.
+        # By `id`, because `==` compares the tensors' values.
         places = {id(argument): place for place, argument in enumerate(raw.arguments)}
         reached = self._trace.reached(tuple(is_used))
         return [
@@ -136,10 +130,10 @@ class ReplicaCalls:
 
 
 def _note_use(result: Tensor, place: int, used: set[int]) -> Tensor:
-    """The same tensor, which notes that a gradient comes back to it.
+    """An identity that notes whether a gradient comes back.
 
-    A traced function gives zeros to the results that no loss uses, and hands on zeros where one
-    device has no gradient: an optimizer with weight decay or momentum tells the two apart.
+    For results that no loss uses, a traced function returns zeros where one device has no gradient.
+    Optimizers with weight decay or momentum treat the two differently.
     """
 
     @tf.custom_gradient

@@ -1,4 +1,4 @@
-"""Devices and tensors of TensorFlow."""
+"""The TensorFlow engine: devices, tensors and the modes' runners."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from keras_multigpu.engines.values import Call, Request, Tensor, Transfer
 
 
 class TensorFlowEngine(Engine):
-    """Keras on TensorFlow, as the modes see it."""
+    """The engine for Keras on TensorFlow."""
 
     name = "tensorflow"
     title = "TensorFlow"
@@ -58,7 +58,7 @@ class TensorFlowEngine(Engine):
             for _ in tf.config.get_logical_device_configuration(physical) or (None,)
         ]
         if local_name(name) is None or int(number) >= len(owners):
-            return "GPU"  # of another machine, say: its details are not known here
+            return "GPU"  # e.g. on another machine: its details are unknown here
         details = tf.config.experimental.get_device_details(owners[int(number)])
         return details.get("device_name", "GPU")
 
@@ -87,7 +87,7 @@ class TensorFlowEngine(Engine):
         return name.rpartition("/")[0]
 
     def check(self, request: Request) -> None:
-        """Nothing in TensorFlow's process keeps a mode from working."""
+        """No setting of a TensorFlow process prevents a mode."""
 
     def take_rows(self, tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
         if isinstance(tensor, tf.SparseTensor):
@@ -161,7 +161,7 @@ class TensorFlowEngine(Engine):
             lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), example
         )
         stream = tf.data.Dataset.from_generator(epoch, output_signature=signature)
-        # Keras warns of data that end before it knows how many batches they have.
+        # Without a known length, Keras warns when the data end.
         return stream.apply(tf.data.experimental.assert_cardinality(batches))
 
     @contextlib.contextmanager
@@ -181,14 +181,14 @@ class TensorFlowEngine(Engine):
                 model.make_predict_function(force=True)
                 model.predict_on_batch(batch[0])
 
-        # XLA hides shapes; it changes how each device computes, and not what crosses.
+        # XLA is off, because it hides shapes; the same tensors cross with it.
         like_it = traced_for_xla() if model.jit_compile else contextlib.nullcontext()
         with unchanged(model, "jit_compile", False), like_it:
             return count_transfers(run)
 
 
 def _with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> tf.SparseTensor:
-    """Tells a sparse tensor the part of its shape that slicing forgets."""
+    """Restores the static shape that slicing a sparse tensor loses."""
     rows = tf.cast(tensor.dense_shape[0], tf.int64)
     static = [rows if axis is None else axis for axis in shape]
     if any(axis is None for axis in shape[1:]):

@@ -1,8 +1,8 @@
-"""How weights get to the replicas' devices, and how their gradients get back.
+"""Sends weights to the replicas' devices, and their gradients back.
 
-The way of a weight: its variable's device, its *home* -> a hub -> every device. The way of its
-gradient: every device -> a hub, which sums -> the home. Each host has hubs of its own, so that a
-weight, and the sum of a host's gradients, crosses between two hosts once. A weight that
+A weight goes from its variable's device, its *home*, to a hub, and from there to every device. A
+gradient goes from every device to a hub, which sums, and the sum goes home. Each host has its
+hubs, so a weight, and the sum of a host's gradients, crosses between two hosts once. A weight that
 one replica uses and stores on its own device is not sent.
 """
 
@@ -22,17 +22,17 @@ from keras_multigpu.engines.tensorflow.tensors import add, cast, is_watched, to_
 from keras_multigpu.engines.values import Tensor
 
 ONCE = "once"
-"""The rule for a gradient that names each row once, however often the batch takes it."""
+"""The rule for a gradient in which each row occurs once, however often the batch uses it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ways:
-    """How a weight and its replicas on one host are connected.
+    """The routes between a weight and its replicas on one host.
 
     Attributes:
-        replicas: the numbers of the replicas.
-        out: the parts in which the weight is passed on.
-        back: the parts in which its gradients are summed.
+        replicas: the replicas' numbers.
+        out: the parts of the weight that hubs pass on.
+        back: the parts of its gradients that hubs sum.
     """
 
     replicas: tuple[int, ...]
@@ -44,15 +44,14 @@ class Exchange:
     """Sends the values of variables to the replicas that use them, and sums their gradients.
 
     Args:
-        states: each replica's variables, in the order of the template's.
+        states: each replica's variables, in the template's order.
         devices: each replica's device.
-        wire_dtype: the type in which watched weights and their gradients cross between
-            devices, `None` for their own.
-        rules: how gradients are put together that are not plain sums, by the variable's `id`.
+        wire_dtype: the type in which watched weights and their gradients are sent; `None` keeps
+            their own.
+        rules: how to merge gradients that are not plain sums, by the variable's `id`.
 
     Attributes:
-        watched: the variables by which tapes take gradients: the trainable ones, and others that
-            a tape was told to watch.
+        watched: trainable variables, and others that a tape watches.
     """
 
     def __init__(
@@ -81,13 +80,12 @@ class Exchange:
     def send(
         self, weights: dict[int, Tensor], hide: Callable[[Tensor], Tensor]
     ) -> list[dict[int, Tensor]]:
-        """The value of every variable for each of its replicas, by the variable's `id`.
+        """Every variable's value for each of its replicas, by the variable's `id`.
 
-        Args:
-            weights: the watched ones' values, by `id`; the others are read here.
-            hide: called with each of these values, on its device, before it is sent.
+        `weights` has the values of the watched variables. `hide` is applied to them before they
+        are sent. The other variables are read here.
         """
-        # In a graph TensorFlow sends a device what it uses, once; eagerly, once for each use.
+        # In a graph TensorFlow sends a tensor to a device once; eagerly, once for each use.
         keep = tf.identity if tf.executing_eagerly() else tf.convert_to_tensor
         states: list[dict[int, Tensor]] = [{} for _ in self.devices]
         for key, variable in self._variables.items():
@@ -105,12 +103,8 @@ class Exchange:
         return states
 
     def sum(self, gradients: Sequence[dict[int, Tensor | None]]) -> list[Tensor | None]:
-        """The sum over the replicas of every watched weight's gradient, on the weight's device.
-
-        Args:
-            gradients: each replica's, by the variable's `id`.
-        """
-        with tf.name_scope("gradients"):  # so that reports tell them
+        """Sums the replicas' gradients of every watched weight, on the weight's device."""
+        with tf.name_scope("gradients"):  # reports recognize gradients by this name
             return [self._sum(gradients, variable) for variable in self.watched]
 
     def _sum(
@@ -120,6 +114,7 @@ class Exchange:
         sums = [self._sum_on_host(gradients, variable, ways) for ways in self._ways[id(variable)]]
         with tf.device(_home(variable)):
             total = self._add([cast(part, dtype) for part in sums if part is not None], variable)
+            # Replicas may send only the touched rows although the optimizer wants a dense gradient.
             is_table = isinstance(total, tf.IndexedSlices)
             wants_dense = getattr(variable, "names_rows_once", None) is False
             return to_dense(total, variable.shape[0]) if is_table and wants_dense else total
@@ -130,7 +125,7 @@ class Exchange:
         variable: keras.Variable,
         ways: _Ways,
     ) -> Tensor | None:
-        """The gradient's sum over a host's replicas, in the wire type."""
+        """Sums a gradient over a host's replicas, in the wire type."""
         sent = self._sum_on_devices(gradients, variable, ways)
         if len(sent) < 2:
             return next(iter(sent.values()), None)
@@ -157,7 +152,7 @@ class Exchange:
         variable: keras.Variable,
         ways: _Ways,
     ) -> dict[str, Tensor]:
-        """The gradient's sum over the replicas of each device, on that device, in the wire type."""
+        """Sums a gradient over each device's replicas, on that device, in the wire type."""
         found: dict[str, list[Tensor]] = {}
         for replica in ways.replicas:
             gradient = gradients[replica][id(variable)]
@@ -170,7 +165,7 @@ class Exchange:
         return sums
 
     def _add(self, gradients: list[Tensor], variable: keras.Variable) -> Tensor | None:
-        """One gradient from several replicas': their sum, or merged by the weight's rule."""
+        """Sums replicas' gradients, or merges them by the weight's rule."""
         rule = self._rules.get(id(variable))
         if len(gradients) < 2 or (rule in (None, ROWS) and not _names_rows_once(variable)):
             return add(gradients)
@@ -187,7 +182,7 @@ class Exchange:
         return self.wire_dtype if self.wire_dtype and len(self.devices) > 1 else dtype_of(variable)
 
     def _find_ways(self) -> dict[int, list[_Ways]]:
-        """The hubs of every variable, chosen so that all devices pass on about the same bytes."""
+        """Every variable's hubs, chosen to balance the devices' traffic."""
         groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for key, variable in self._variables.items():
             hosts: dict[str, list[int]] = {}
@@ -224,7 +219,7 @@ def _pass_on(value: Tensor, parts: Sequence[Part], home: str) -> list[Tensor]:
 
 
 def _cut(value: Tensor, parts: Sequence[Part]) -> list[Tensor]:
-    """The flattened parts of a tensor; the tensor itself if it has only one part."""
+    """Cuts a tensor into flat parts; returns it unchanged if there is only one."""
     if len(parts) == 1:
         return [value]
     return tf.split(tf.reshape(value, [-1]), [part.stop - part.start for part in parts])
@@ -238,18 +233,15 @@ def _join(pieces: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
 def read(variable: keras.Variable) -> Tensor:
     """A variable's value, in its own type, on its own device.
 
-    `Variable.value` would give it in the type of the layer that is being called; Keras has no
-    public way round that, hence `_value`.
+    `Variable.value` casts to the type of the calling layer, and Keras has no public way to avoid
+    that, hence `_value`.
     """
     with tf.device(_home(variable)):
         return tf.identity(variable._value)
 
 
 def dtype_of(variable: keras.Variable) -> str:
-    """A variable's own type.
-
-    `Variable.dtype` would be that of the layer which is being called, under mixed precision.
-    """
+    """A variable's own type; under mixed precision `Variable.dtype` is the calling layer's."""
     return variable._value.dtype.name
 
 

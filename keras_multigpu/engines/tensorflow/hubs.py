@@ -1,9 +1,8 @@
-"""Which device passes on which part of the weights.
+"""Divides weights among *hubs*: devices that pass weights on and sum their gradients.
 
-Of n devices the *home* of the weights sends every byte of them once, and receives every sum of
-gradients. What is left to do is passed on by *hubs*, and with the shares given here no device
-sends or receives more than P (2n - 3) / (n - 1) bytes in a step, for weights of P bytes: at most an
-eighth above 2 P (n - 1) / n, the least that any way of summing on n devices can do with.
+The *home* of the weights sends every byte once and receives every sum of gradients. Hubs do the
+rest. For n devices and weights of P bytes, no device sends or receives more than
+P (2n - 3) / (n - 1) bytes in a step: at most an eighth above 2 P (n - 1) / n, the minimum.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-# No part has fewer elements; a multiple of what TensorFlow aligns tensors to, so that it cuts a
-# tensor without copying it.
+# The unit of cuts, in elements: a multiple of TensorFlow's tensor alignment, so that cutting
+# copies nothing.
 _GRAIN = 1024
-# A share may be exceeded by this part of the mean share: fewer weights are cut.
+# Hubs may exceed their share by this part of the mean share, so that fewer weights are cut.
 _SLACK = 0.05
 
 
@@ -24,8 +23,8 @@ class Part:
 
     Attributes:
         hub: the device that passes it on.
-        start: its first element in the flattened weight.
-        stop: the element behind its last one.
+        start: the index of its first element in the flattened weight.
+        stop: the index after its last element.
     """
 
     hub: str
@@ -34,9 +33,9 @@ class Part:
 
 
 def shares_out(devices: Sequence[str], home: str) -> dict[str, float]:
-    """The part of the weights that each device passes on to the others.
+    """The share of the weights that each device passes on to the others.
 
-    The home does not, where others can: it sends all of them already.
+    The home passes on nothing if there are other devices: it already sends all weights.
 
     Example:
         >>> shares_out(["a", "b", "c"], home="a")
@@ -47,7 +46,7 @@ def shares_out(devices: Sequence[str], home: str) -> dict[str, float]:
 
 
 def shares_back(devices: Sequence[str], home: str) -> dict[str, float]:
-    """The part of the gradients that each device sums.
+    """The share of the gradients that each device sums.
 
     The home sums a larger share: it has to receive the other sums anyway, while the other devices
     have to receive weights.
@@ -66,14 +65,9 @@ def shares_back(devices: Sequence[str], home: str) -> dict[str, float]:
 
 
 def divide(sizes: Mapping[int, int], shares: Mapping[str, float]) -> dict[int, tuple[Part, ...]]:
-    """Divides weights among hubs, and cuts them where they don't come out even.
+    """The parts of each weight, in order, divided among hubs by their shares.
 
-    Args:
-        sizes: the number of elements of each weight, by any key.
-        shares: the part of the whole that each hub is to have; they add up to 1.
-
-    Returns:
-        The parts of each weight, in order.
+    Weights, of `sizes` elements, are cut if they don't fit. The shares add up to 1.
 
     Example:
         >>> divide({1: 30_000, 2: 10_000}, {"a": 0.5, "b": 0.5})[1]

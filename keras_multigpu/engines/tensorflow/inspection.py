@@ -1,8 +1,8 @@
-"""What a traced function shows of itself: why its batch can't be sliced, if it can't.
+"""Searches a traced graph for operations that rule out slicing the batch.
 
-TensorFlow's own state would change once for each replica, random numbers that don't come from
-Keras's seeds would be equal on all devices, and some custom gradients lose the weights of a
-replica. Each is an operation in the traced graph, and its name begins with its layer's.
+TensorFlow's own state would change once per replica, random numbers without Keras's seeds would be
+equal on all devices, and some custom gradients lose a replica's weights. An operation's name
+begins with its layer's, so messages can name the layer.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def find_obstacle(forward: Any, number: Tensor) -> str | None:
 
 
 def layer_of(name: str) -> str:
-    """The layer to which an operation belongs, by its name."""
+    """The layer of an operation, from the operation's name."""
     scope = name.rpartition("/")[0]
     return f"layer {scope!r}" if scope else "the model's `call`"
 
 
 def _outer_rows(forward: Any) -> Iterator[str]:
-    """Tensors of the calling function, used without being an argument: they are not sliced."""
+    """Tensors captured from the calling function: not being arguments, they are not sliced."""
     for outer in forward.captured_inputs:
         is_value = outer.dtype not in (tf.resource, tf.variant)
         symbolic = not tf.is_tensor(outer) or not hasattr(outer, "numpy")
@@ -57,7 +57,7 @@ def _axes(tensor: Tensor) -> list[int | None]:
 
 
 def _state(graph: Any) -> Iterator[str]:
-    """Operations that keep a state of TensorFlow's, or run Python code."""
+    """Operations that have a TensorFlow state, or run Python code."""
     has_stateful_calls = False
     for operation in graph.get_operations():
         if operation.op_def is not None and operation.op_def.is_stateful:
@@ -89,7 +89,7 @@ def _told(kind: str, name: str) -> str:
 
 
 def _fixed_draws(graph: Any, number: Tensor) -> Iterator[str]:
-    """Random numbers for each row whose seed does not differ from device to device."""
+    """Random numbers per row whose seed is the same on all devices."""
     for operation in graph.get_operations():
         if not _DRAW.fullmatch(operation.type):
             continue
@@ -103,7 +103,7 @@ def _fixed_draws(graph: Any, number: Tensor) -> Iterator[str]:
 
 
 def _shuffles(graph: Any) -> Iterator[str]:
-    """Rows put in an order that is drawn: those of a slice would meet only each other."""
+    """Random orders of the rows: in a slice, rows would mix only with each other."""
     for operation in graph.get_operations():
         if operation.type != "TopKV2" or operation.inputs[0].shape.rank != 1:
             continue
@@ -112,14 +112,14 @@ def _shuffles(graph: Any) -> Iterator[str]:
 
 
 def _lost(forward: Any) -> Iterator[str]:
-    """Custom gradients that use weights which are none of their arguments."""
+    """Custom gradients that use weights which are not among their arguments."""
     arguments = {id(one.op) for one in forward.inputs if one.dtype.is_floating}
     used = {id(one) for op in forward.graph.get_operations() for one in op.inputs}
     used |= {id(one) for one in forward.outputs}
     for operation in forward.graph.get_operations():
         if operation.type != "IdentityN" or "_gradient_op_type" not in operation.node_def.attr:
             continue
-        # Of the inputs the results come first; only they are used by others.
+        # The results come first; other operations use only these.
         pairs = list(zip(operation.inputs, operation.outputs))
         given = {id(end) for end, out in pairs if id(out) not in used}
         between = ancestors([end for end, out in pairs if id(out) in used], stop=given)
@@ -131,12 +131,7 @@ def _lost(forward: Any) -> Iterator[str]:
 
 
 def ancestors(tensors: Iterable[Tensor], stop: Iterable[int] = ()) -> set[Any]:
-    """The operations of a graph that tensors depend on.
-
-    Args:
-        tensors: the tensors.
-        stop: `id`s of tensors that are not followed.
-    """
+    """The operations that tensors depend on; tensors whose `id` is in `stop` are not followed."""
     stops, reached = set(stop), set()
     waiting = [tensor.op for tensor in tensors if id(tensor) not in stops]
     while waiting:

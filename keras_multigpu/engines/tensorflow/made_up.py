@@ -1,4 +1,4 @@
-"""Rows made for a model's inputs, on which it can be tried without its data."""
+"""Made-up input rows, to try a model without its data."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _WORDS = ("red", "green", "blue", "a", "0", "42", "the quick fox", "of")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What made-up rows are like.
+    """Settings of made-up rows.
 
     Attributes:
-        rows: how many.
-        axis: the length of axes that are not known.
-        high: integers are below it.
+        rows: the number of rows.
+        axis: the length of unknown axes.
+        high: integers are below this.
         scale: the size of floating-point numbers.
-        positive: make no negative ones.
-        device: where to compute with them.
+        positive: make no negative numbers.
+        device: where to compute.
     """
 
     rows: int = 3
@@ -33,7 +33,7 @@ class Settings:
 
 
 def make_up(tensor: Any, settings: Settings, rng: np.random.Generator) -> Any:
-    """Rows of a tensor's type, all different; of a tensor without rows, one value."""
+    """Makes different rows of a tensor's type; one value if it has no rows."""
     shape = [settings.axis if axis is None else axis for axis in _shape(tensor)]
     shape[:1] = [settings.rows] * len(shape[:1])
     if isinstance(tensor, tf.SparseTensor):
@@ -46,7 +46,7 @@ def make_up(tensor: Any, settings: Settings, rng: np.random.Generator) -> Any:
 
 
 def take_part(value: Any, start: int, size: int, rows: int) -> Any:
-    """Some rows of a made-up tensor; all of one that has no rows."""
+    """Some rows of a made-up tensor; returns values without rows unchanged."""
     if not tf.is_tensor(value) or not value.shape.rank or value.shape[0] != rows:
         return value
     if isinstance(value, tf.SparseTensor):
@@ -56,7 +56,7 @@ def take_part(value: Any, start: int, size: int, rows: int) -> Any:
 
 
 def perturb(value: Any, rng: np.random.Generator) -> Any:
-    """A weight near another one, but not zero: what is zero at first shows nothing."""
+    """Changes a weight a little: initial zeros would hide what it does."""
     if not value.dtype.is_floating:
         return value
     factor = tf.cast(rng.uniform(0.6, 1.4, value.shape), value.dtype)
@@ -82,16 +82,13 @@ def _values(
         return tf.cast(_with_holes(integers, rng), dtype)
     numbers = rng.normal(size=shape) * settings.scale
     numbers = np.abs(numbers) + 0.05 * settings.scale if settings.positive else numbers
-    if len(shape) == 3 and not settings.positive:  # time steps that a `Masking` layer leaves out
+    if len(shape) == 3 and not settings.positive:  # zero time steps, for `Masking` layers
         numbers = _with_holes(numbers, rng)
     return tf.cast(numbers, dtype)
 
 
 def _with_holes(numbers: Any, rng: np.random.Generator) -> Any:
-    """Zeros at the end of some rows, which layers may take for padding.
-
-    The first rows differ decidedly: none, nearly all, and about half of the row.
-    """
+    """Ends rows with zeros, like padding: the first three by none, all but one, and about half."""
     if numbers.ndim > 1 and numbers.shape[1] > 1:
         length = numbers.shape[1]
         kept = [length, 1, (length + 1) // 2, *rng.integers(1, length + 1, len(numbers))]
@@ -101,7 +98,7 @@ def _with_holes(numbers: Any, rng: np.random.Generator) -> Any:
 
 
 def _lengths(count: int, longest: int, rng: np.random.Generator) -> np.ndarray:
-    """Lengths of rows; one of the first part of them is longer than all the others."""
+    """Random row lengths; the longest is in the first part of the rows."""
     lengths = rng.integers(1, longest - 1, count)
     lengths[min(1, count - 1)] = longest
     return lengths

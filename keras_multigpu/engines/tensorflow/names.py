@@ -1,10 +1,9 @@
-"""Names of devices: those of this process, those of other machines, and TensorFlow's own.
+"""Device names: the short ones of this library, and TensorFlow's full ones.
 
     gpu:0                   /job:localhost/replica:0/task:0/device:GPU:0
     gpu7:2222/gpu:0         /job:worker/replica:0/task:3/device:GPU:0
 
-A machine keeps its task's number as long as this process lives, so that a name means the same
-device whatever else is connected.
+A machine keeps its task number while this process lives, so a name always means the same device.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _tasks: dict[str, int] = {}
 
 
 def task_of(worker: str) -> int:
-    """The number of a machine's task."""
+    """A machine's task number."""
     return _tasks.setdefault(worker, len(_tasks))
 
 
@@ -39,7 +38,7 @@ def full_name(device: str) -> str:
 
 
 def short_name(device: str) -> str:
-    """A device's name as `list_devices` gives it, from one of TensorFlow's."""
+    """The short name for one of TensorFlow's names."""
     spec = tf.DeviceSpec.from_string(device)
     if spec.device_type is None:
         return device
@@ -51,13 +50,13 @@ def short_name(device: str) -> str:
 
 
 def local_name(device: str) -> str | None:
-    """The short name of a device of this process, however it is written; else `None`."""
+    """The short name of a device of this process, from either form; else `None`."""
     match = _LOCAL.fullmatch(device.lower())
     return f"{match[1]}:{int(match[2])}" if match else None
 
 
 def remote_name(device: str) -> str | None:
-    """The short name of a device of another machine, of its own or TensorFlow's; else `None`."""
+    """The short name of a device of another machine, from either form; else `None`."""
     if _REMOTE.fullmatch(device):
         return device
     if not device.startswith("/job:"):
@@ -75,10 +74,10 @@ def list_devices(kind: str) -> tuple[str, ...]:
 
 
 def is_default(device: str) -> bool:
-    """Whether TensorFlow itself would compute on the device of this short name."""
+    """Whether TensorFlow uses the device of this short name by default."""
     return device == ("gpu:0" if list_devices("gpu") else "cpu:0")
 
 
 def host_of(device: str) -> str:
-    """The part of one of TensorFlow's names that is common to the devices of one process."""
+    """The part of a TensorFlow name that all devices of a process share."""
     return device.rpartition("/")[0]

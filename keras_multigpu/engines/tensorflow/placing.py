@@ -1,4 +1,4 @@
-"""Variables on other devices; an optimizer whose slots are with them, and are updated there."""
+"""Moves variables between devices, and makes optimizers update each where it is stored."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from keras_multigpu.engines.values import Tensor
 
 
 def place_updates(optimizer: keras.Optimizer) -> None:
-    """Has an optimizer make and update the slots of a variable on that variable's device.
+    """Makes an optimizer create and update a variable's slots on the variable's device.
 
-    Its own methods would make all of them on the first device, and send the gradients and the
-    weights there in every step.
+    Unpatched, it keeps all slots on the first device, and sends gradients and weights there.
     """
     if "update_step" in vars(optimizer):
         return  # placed already
@@ -40,7 +39,7 @@ def place_updates(optimizer: keras.Optimizer) -> None:
 def clip_by_member(
     optimizer: keras.Optimizer, members: Callable[[], Sequence[Sequence[keras.Variable]]]
 ) -> None:
-    """Has an optimizer clip the gradients of each member of a committee by themselves."""
+    """Makes an optimizer clip the gradients of each committee member separately."""
     if "_clip_gradients" in vars(optimizer):
         return  # done already
     original, build = optimizer._clip_gradients, optimizer.build
@@ -59,7 +58,7 @@ def clip_by_member(
 
     def build_all(variables: Sequence[keras.Variable]) -> None:
         build(variables)
-        for inner in inner_optimizers(optimizer):  # some are made by the building
+        for inner in inner_optimizers(optimizer):  # `build` creates some of them
             clip_by_member(inner, members)
 
     clip_by(optimizer, clip)
@@ -69,11 +68,10 @@ def clip_by_member(
 
 
 def move_variable(variable: keras.Variable, device: str) -> bool:
-    """Moves a variable to a device, with its value; whether it was elsewhere.
+    """Moves a variable and its value to a device; returns whether it was elsewhere.
 
-    TensorFlow has no such operation: Keras's variable is given another one of TensorFlow's.
-    What was traced with the old one fails from then on: its resource is taken away, so that
-    nothing goes on with values that are no longer the variable's.
+    TensorFlow can't move a variable, so Keras's variable gets a new `tf.Variable`. The old one is
+    destroyed: functions traced with it fail, instead of using stale values.
     """
     old = variable._value
     if old.device == full_name(device):
@@ -92,22 +90,22 @@ def move_variable(variable: keras.Variable, device: str) -> bool:
 
 
 def move_variables(homes: Sequence[tuple[keras.Variable, str]], model: keras.Model) -> None:
-    """Moves variables, each to the device beside it; drops what their model traced before."""
+    """Moves each variable to the device beside it; drops what their model traced before."""
     moved = [move_variable(variable, full_name(device)) for variable, device in homes]
     if any(moved):
         use_moved(model)
 
 
 def knows_others(model: Any) -> bool:
-    """Whether a model's optimizer knows variables that have moved since it was built."""
+    """Whether variables of a model's optimizer have moved since it was built."""
     return any(map(_knows_others, _optimizers(model)))
 
 
 def use_moved(model: Any) -> None:
-    """Has a model, and its optimizer, use variables that were moved."""
+    """Makes a model and its optimizer use moved variables."""
     model.train_function = model.test_function = model.predict_function = None
     for optimizer in _optimizers(model):
-        # Keras knows variables by TensorFlow's, which are others now.
+        # Keras's keys come from the `tf.Variable`s, which have been replaced.
         optimizer._trainable_variables_indices = {
             optimizer._var_key(variable): place
             for place, variable in enumerate(optimizer._trainable_variables)
@@ -115,7 +113,7 @@ def use_moved(model: Any) -> None:
 
 
 def _optimizers(model: Any) -> Iterator[keras.Optimizer]:
-    """A model's optimizer, if it has been built, and the one within it."""
+    """A model's optimizer and its inner ones, if built."""
     optimizer = getattr(model, "optimizer", None)
     while optimizer is not None and optimizer.built:
         yield optimizer
@@ -133,9 +131,9 @@ def _device_of(variable: Any) -> str:
 
 
 def _before_reduction(gradient: Any) -> Any:
-    """A gradient as it was before the optimizer summed it over the one replica it knows of.
+    """A gradient before the optimizer's sum over its single replica.
 
-    That sum is an operation without effect, but one for all gradients, on one device.
+    That sum has no effect, but it is one operation for all gradients, on one device.
     """
     if tf.executing_eagerly():
         return gradient

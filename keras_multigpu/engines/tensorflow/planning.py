@@ -1,4 +1,4 @@
-"""Whether the batch of a template can be sliced, and how the results of slices are merged."""
+"""Plans a call: can its batch be sliced, and how are the slices' results merged?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from keras_multigpu.engines.values import Call, Plan
 
 _PREFERRED = (kinds.SAME, kinds.MEAN, kinds.SUM, kinds.MAXIMUM, kinds.MINIMUM)
 
-# Operations with a gradient of rows, and those that may have such ones in them.
+# Operations whose gradient has rows, and those that may contain one.
 _TAKING_ROWS = ("Gather", "Segment", "Call", "While", "If")
 
 
@@ -31,13 +31,13 @@ class _ObstacleError(Exception):
 
 
 def make_plan(trace: Trace) -> Plan:
-    """Finds out whether the batch of a traced template can be sliced, and how it is merged."""
-    # Losses look for the operation that ended an output, which merging hides: it is put back.
+    """Decides whether the batch of a traced template can be sliced, and how it is merged."""
+    # Losses look for an output's last operation, which merging hides, so it is applied again.
     plan = Plan(trace=trace, finish=lambda outputs: trace.activate(take_apart(outputs)[0]))
     try:
         if not tf.executing_eagerly():
             _check(trace)
-        # `BatchNormalization` lets rows see each other, and is taken care of by other means.
+        # `BatchNormalization` mixes rows, and is handled separately.
         tried = _without_statistics(trace)
         _check(tried)
         try:
@@ -56,7 +56,7 @@ def make_plan(trace: Trace) -> Plan:
 
 
 def signature(template: keras.Model, call: Call) -> Any:
-    """What a plan depends on, for calls that are not traced anew."""
+    """What a plan depends on: the key under which eager calls reuse it."""
     args, kwargs = call
     flat = keras.tree.flatten((args, kwargs))
     specs = [for_any_rows(one) if tf.is_tensor(one) else repr(one) for one in flat]
@@ -65,7 +65,7 @@ def signature(template: keras.Model, call: Call) -> Any:
 
 
 class _AsksForTraining(keras.Layer):
-    """Tells whether the layers that are called now are in training."""
+    """Finds out whether layers that are called now are in training."""
 
     answer: bool | None = None
 
@@ -101,7 +101,7 @@ def _without_statistics(trace: Trace) -> Trace:
         return lambda inputs, training=None, mask=None: call(inputs, training=False, mask=mask)
 
     with replaced_calls(layers, make):
-        plain.forward  # noqa: B018  traced in this scope
+        plain.forward  # noqa: B018  trace in this scope
     return plain
 
 
@@ -129,7 +129,7 @@ def _find_rules(plan: Plan, probe: Probe, tried: Trace) -> None:
 def _loss_rule(found: set[str], loss: Any) -> str:
     if kinds.ROWS in found:
         return kinds.ROWS
-    # Where all rules fit, gradients come from all the replicas.
+    # If all rules fit, prefer the mean, which gives all replicas gradients.
     rule = kinds.MEAN if kinds.MEAN in found else _first(found - {kinds.SAME})
     if rule is None:
         operation = loss.op
@@ -152,7 +152,7 @@ def _first(found: set[str]) -> str | None:
 
 
 def _gradient_rules(probe: Probe, tried: Trace) -> dict[int, str]:
-    """How gradients are added up that are not plain sums: rows of tables, and new values."""
+    """How to merge gradients that are not plain sums: table rows, and overwritten values."""
     every = enumerate(tried.variables)
     special = {place: v for place, v in every if _is_special(v, place, tried)}
     if not special:
@@ -181,7 +181,7 @@ def _is_special(variable: keras.Variable, place: int, tried: Trace) -> bool:
         return False
     if variable.overwrite_with_gradient:
         return True
-    # A gradient names rows where they were taken of the variable itself.
+    # The gradient has rows if an operation takes rows of the variable itself.
     waiting = [tried.forward.inputs[place]]
     while waiting:
         for operation in waiting.pop().consumers():
@@ -193,7 +193,7 @@ def _is_special(variable: keras.Variable, place: int, tried: Trace) -> bool:
 
 
 def _table_rule(whole: Any, parts: Sequence[Any]) -> str | None:
-    """How gradients of rows are put together, by the rows that they name."""
+    """The rule for gradients of table rows, from the rows in them."""
     named = [np.sort(part.indices.numpy()) for part in (whole, *parts)]
     joined = np.sort(np.concatenate(named[1:]))
     if all(np.array_equal(one, named[0]) for one in named[1:]):

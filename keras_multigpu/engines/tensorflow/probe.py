@@ -1,9 +1,9 @@
-"""What a template makes of made-up rows: of all of them together, and of two parts of them.
+"""Tries a template on made-up rows: on all of them together, and on two parts of them.
 
-A batch can be sliced if every row's outputs are the same in both. The losses that the template
-adds, the states that it assigns and the gradients that name rows of a table are put together by
-the rule that fits on these rows (`engines/kinds.py`). Weights are changed for it, so that none is
-zero; random numbers are replaced by constants; nothing that is computed here leaves a trace.
+A batch can be sliced if every row's outputs are the same in both. Added losses, assigned states and
+gradients of table rows are merged by the rule that fits on these rows (`engines/kinds.py`). The
+probe uses changed weights, so that none is zero, and constants in place of random numbers. It
+leaves the model unchanged.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from keras_multigpu.engines.values import Tensor
 
 _AXES = (32, 16, 64, 128)
 _HIGHS = (8, 2, 1)
-# Rows and scales to try beside the first ones: what holds for few rows and small numbers by
-# chance, or because a threshold is not reached, does not hold for all.
+# More rows and scales to try: on few rows and small numbers a rule may fit by chance, or because
+# a threshold is not reached.
 _MORE = ((9, 30.0), (3, 1000.0))
 
 
@@ -39,13 +39,13 @@ class ProbeError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
-    """What a template made of some rows and of two parts of them.
+    """A template's results on made-up rows and on two parts of them.
 
     Attributes:
-        counts: the rows of the two parts.
+        counts: the row counts of the two parts.
         state: the values of the template's variables.
-        calls: the arguments of the three calls: all the rows, and the two parts.
-        results: the values of the traced function's outputs in each.
+        calls: the arguments of the three calls: all rows, and the two parts.
+        results: the traced function's outputs in each call.
     """
 
     counts: tuple[int, int]
@@ -55,11 +55,7 @@ class Tried:
 
 
 class Probe:
-    """Calls of a traced template on made-up rows.
-
-    Args:
-        trace: the template's trace.
-    """
+    """Calls a traced template on made-up rows."""
 
     def __init__(self, trace: Trace):
         self._trace = trace
@@ -83,7 +79,7 @@ class Probe:
             try:
                 self._every.append(self._try([first]))
             except ProbeError:
-                continue  # numbers of this size overflow, or the number of rows is given
+                continue  # such numbers overflow, or the row count is fixed
         made = self._trace.forward.structured_outputs
         places = _places(self._trace.forward, (made["outputs"], made["attributes"]))
         for tried, place in itertools.product(self._every, places):
@@ -92,7 +88,7 @@ class Probe:
         return None
 
     def find_rules(self) -> tuple[list[set[str]], dict[str, set[str]]]:
-        """The rules that fit each loss, and those that fit each state that is assigned."""
+        """The rules that fit each loss, and those that fit each assigned state."""
         forward = self._trace.forward
         losses = forward.structured_outputs["losses"]
         updates = forward.structured_outputs["updates"]
@@ -108,7 +104,7 @@ class Probe:
         return kinds[: len(losses)], dict(zip(updates, kinds[len(losses) :]))
 
     def gradients(self, places: Sequence[int]) -> Iterator[tuple[Any, list[Any], tuple[int, int]]]:
-        """Gradients by some variables: of all the rows, of the two parts, and the parts' rows."""
+        """Some variables' gradients: on all rows, on the two parts; and the parts' row counts."""
         tried, forward, found = self._every[0], self._trace.forward, []
         structured = forward.structured_outputs
         results = floats((structured["outputs"], structured["attributes"]))
@@ -138,7 +134,7 @@ class Probe:
                 with tf.device(self._settings.device):
                     found.append(function(list(tried.state), call, upstream))
 
-        in_fresh_thread(run)  # within `init_scope` no tape would record
+        in_fresh_thread(run)  # in `init_scope` no tape would record
         for whole_gradient, *parts in zip(*found):
             yield whole_gradient, parts, tried.counts
 
@@ -147,7 +143,7 @@ class Probe:
         return find_kinds(whole, parts, tried.counts, before, self._is_half)
 
     def _try(self, choices: Iterable[Settings]) -> Tried:
-        """Calls the template on the first made-up rows that it takes."""
+        """Calls the template on the first made-up rows that it accepts."""
         problem: Exception | None = None
         for settings in choices:
             counts = _parts(settings.rows)
@@ -156,7 +152,7 @@ class Probe:
                     calls = self._calls(settings)
                     state = [perturb(read(v), self._rng) for v in self._trace.variables]
                     whole = self._stilled(state, calls[0])
-            except Exception as error:  # whatever the template raises on rows that don't suit it
+            except Exception as error:  # the template may raise anything on unsuitable rows
                 problem = problem or error
                 continue
             try:
@@ -172,13 +168,13 @@ class Probe:
         raise ProbeError(_first_line(problem))
 
     def _candidates(self) -> Iterator[Settings]:
-        """Kinds of rows, from the likeliest on."""
+        """Settings to try, the likeliest first."""
         tensors, _ = self._trace.arguments
         shapes = [one.shape.as_list()[1:] for one in tensors if one.shape.rank]
         inner = {axis for shape in shapes for axis in shape if axis and 1 < axis <= 64}
         axes = _AXES if any(None in shape for shape in shapes) else _AXES[:1]
         highs = _HIGHS if any(one.dtype.is_integer for one in tensors) else _HIGHS[:1]
-        # Some of what is traced on a host with GPUs (cuDNN's recurrent layers) runs there only.
+        # Operations traced on a host with GPUs (cuDNN's recurrent layers) may run only there.
         devices = ("cpu:0", "gpu:0") if tf.config.list_physical_devices("GPU") else ("cpu:0",)
         choices = itertools.product(devices, (3, *sorted(inner)[:4]), axes, highs, (False, True))
         for device, rows, axis, high, positive in choices:
@@ -217,16 +213,16 @@ class Probe:
 
 
 class DependenceError(Exception):
-    """Rows depend on each other: a part of them can't be computed without the others."""
+    """Rows depend on each other: a part of a batch fails without the others."""
 
 
 def _parts(rows: int) -> tuple[int, int]:
-    """The rows of two parts of different sizes; the second of three rows is a single one."""
+    """The row counts of two parts: 2 and 1 for three rows."""
     return rows - rows // 2, rows // 2
 
 
 def _places(forward: Any, structure: Any) -> list[int]:
-    """Where the tensors of a traced function's outputs stand among its flat outputs."""
+    """The indices of tensors among a traced function's flat outputs."""
     numbers = {id(one): number for number, one in enumerate(forward.outputs)}
     flat = tf.nest.flatten(structure, expand_composites=True)
     return [numbers[id(one)] for one in flat]

@@ -1,4 +1,4 @@
-"""Replicas on TensorFlow: one traced function, called on every device in the graph of the step."""
+"""Replicas on TensorFlow: one traced function, called on every device in the step's graph."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from keras_multigpu.engines.values import Call, Plan, Result, Tensor
 
 
 class Replicas:
-    """The call of the template as one function, called once per replica.
+    """The template's call as one function, called once per replica.
 
-    It takes the values of the variables as arguments, so that models which are built alike run
-    by it with values of their own.
+    It takes the variables' values as arguments, so clones can run it with their own weights.
 
     Args:
         models: the model whose weights each replica uses; the template first.
         devices: TensorFlow's name of each replica's device.
-        wire_dtype: the type in which trainable weights and their gradients cross between devices.
-        synchronized: which `BatchNormalization` layers see all the replicas' rows: `"none"`,
+        wire_dtype: the type in which trainable weights and their gradients are sent.
+        synchronized: which `BatchNormalization` layers see the whole batch: `"none"`,
             `"marked"` (those with `synchronized=True`) or `"all"`.
     """
 
@@ -58,15 +57,15 @@ class Replicas:
         self._plans: dict[Any, Plan] = {}
 
     def plan(self, call: Call, *, compiled: bool) -> Plan:
-        """Finds out whether the batch of a call can be sliced, and how the results are merged."""
+        """Decides whether the batch of a call can be sliced, and how the results are merged."""
         if not tf.executing_eagerly():
             return self._plan(call, compiled)
-        # Without a tape a plan has no rules for gradients.
+        # Plans made without a tape have no gradient rules.
         key = signature(self.template, call), self._order() > 0
         if key not in self._plans:
             try:
                 self._plans[key] = self._plan(call, compiled)
-            except Exception as error:  # whatever code raises that runs eagerly only
+            except Exception as error:  # anything: the code may run eagerly only
                 self._plans[key] = Plan(obstacle=f"it can't be traced ({message_of(error)})")
         return self._plans[key]
 
@@ -84,7 +83,7 @@ class Replicas:
         compiled: bool = False,
         plan: Plan | None = None,
     ) -> list[Result]:
-        """Calls each replica: on a slice of one batch by its `plan`, or on a whole batch."""
+        """Calls each replica: with a `plan` on a slice of one batch, else on a whole batch."""
         trace = plan.trace if plan else self._trace(calls[0], compiled)
         states = [_unique(model.variables) for model in self.models]
         check_alike(states)
@@ -92,7 +91,7 @@ class Replicas:
         passes = ReplicaCalls(trace, links, [split_call(call)[0] for call in calls], sizes)
         gathered = passes.run()
         if tf.executing_eagerly() and len(_unique(self.template.variables)) != len(states[0]):
-            # Layers were built in this call: now their variables are known.
+            # This call has built layers, so run again with their variables.
             return self.run(calls, sizes, compiled=compiled, plan=plan)
         raws = list(passes.raws)
         return [
@@ -107,23 +106,23 @@ class Replicas:
             call,
             layers,
             len(self.devices),
-            compiled and not layers,  # XLA knows no collective operations
+            compiled and not layers,  # XLA does not support collective operations
             touch_rows=not (compiled or is_for_xla()) and order == 1,
             with_penalties=self._has_own_weights,
         )
         trace.is_differentiated = order > 0
         if tf.executing_eagerly():
             return trace
-        trace.forward  # noqa: B018  may build layers, whose variables then belong to the state
+        trace.forward  # noqa: B018  may build layers, and so add variables to the state
         is_whole = len(_unique(self.template.variables)) == len(trace.variables)
         return trace if is_whole else self._trace(call, compiled)
 
     def _order(self) -> int:
-        """How often the tapes around the call may differentiate by the weights."""
+        """The highest derivative by the weights that active tapes may take."""
         return gradient_order([read(v) for v in _unique(self.template.trainable_variables)])
 
     def _batch_normalizations(self) -> list[keras.Layer]:
-        """Those that see all the replicas' rows: on devices of this process only."""
+        """The layers that see the whole batch; refuses them on other machines' devices."""
         layers = batch_normalizations(self.template, self.synchronized)
         away = [short_name(device) for device in self.devices if local_name(device) is None]
         if layers and away:
@@ -143,7 +142,7 @@ class Replicas:
         trace: Trace,
         is_slice: bool,
     ) -> Result:
-        """One replica's results, the outputs and losses on the first device."""
+        """One replica's results; outputs and losses are on the first device."""
         outputs, attributes, losses = substitute(raw.differentiable, gathered)
         with tf.device(self.devices[0]):
             outputs, attributes = tf.nest.map_structure(
@@ -151,7 +150,7 @@ class Replicas:
             )
             tensors = [set_attributes(*pair) for pair in zip(outputs, attributes)]
             whole = trace.rebuild(tensors) if is_slice else trace.activate(tensors)
-        # The traced function knows the template's variables; the replica has others in their place.
+        # The traced function assigns the template's variables: map them to the replica's.
         own = dict(zip(map(id, trace.variables), state))
         updates = []
         for key, value in raw.updates.items():
@@ -162,7 +161,7 @@ class Replicas:
         return Result(whole, losses, updates)
 
     def _may_share(self, variable: keras.Variable, own: dict[int, keras.Variable]) -> bool:
-        """Whether it is in its place in all replicas, or replicas may have it in common."""
+        """Whether each replica has its own version of a variable, or all may share it."""
         in_metrics = any(variable is one for one in self.template.metrics_variables)
         return id(variable) in own or in_metrics or variable.name == SEED
 

@@ -1,4 +1,4 @@
-"""What a replica is given, and what it returns, on its own device."""
+"""A replica's arguments and results, on its own device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from keras_multigpu.engines.values import Call, Tensor
 
 @dataclasses.dataclass
 class LocalResult:
-    """What a replica returns, on its own device.
+    """A replica's results, on its own device.
 
     Attributes:
         outputs: the tensors of the template's outputs.
-        attributes: what Keras hung on each of them.
+        attributes: what Keras attached to each output.
         losses: the tensors given to `add_loss`.
-        updates: the new values of the variables assigned, by their keys.
+        updates: the new values of assigned variables, by key.
         arguments: the tensors that the traced function was called with; `None` eagerly.
     """
 
@@ -33,22 +33,22 @@ class LocalResult:
 
     @property
     def differentiable(self) -> Any:
-        """What gradients can come back to."""
+        """The results that can get gradients."""
         return self.outputs, self.attributes, self.losses
 
 
 Arguments = tuple[list[Tensor], list[dict[str, Tensor]]]
-"""The tensors of a call, and what Keras hung on each of them."""
+"""The tensors of a call, and what Keras attached to each."""
 
 
 def split_call(call: Call) -> tuple[Arguments, Callable[[Sequence[Tensor]], Any]]:
-    """The tensors of a call, with their attributes, and what makes it of others."""
+    """Splits a call into its tensors and a function that rebuilds it from other tensors."""
     tensors, restore = split_tensors(call, tf.is_tensor)
     return (tensors, [get_attributes(tensor) for tensor in tensors]), restore
 
 
 def tensors_of(structure: Any) -> list[Tensor]:
-    """The tensors of a structure, and the parts of sparse ones."""
+    """The tensors of a structure, including the parts of sparse ones."""
     return [
         part for part in tf.nest.flatten(structure, expand_composites=True) if tf.is_tensor(part)
     ]

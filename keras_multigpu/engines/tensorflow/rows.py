@@ -1,4 +1,4 @@
-"""Sums of rows of a table, with a gradient that is dense or holds only the touched rows."""
+"""Sums of table rows, with a gradient that is dense or has only the touched rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_multigpu.engines.tensorflow.tensors import gradient_order
 from keras_multigpu.engines.values import Tensor
 
-# Of a row's indices, so many are taken at a time; but in no more than so many turns.
+# The columns of indices in a block, and the largest number of blocks.
 _COLUMNS, _MOST_BLOCKS = 16, 16
 
 _by_rows_touched = contextvars.ContextVar("_by_rows_touched", default=False)
@@ -36,18 +36,17 @@ def sum_rows(
 ) -> Tensor:
     """`sum_j weights[:, j] * table[indices[:, j]]`, of shape `(rows, units)`.
 
-    TensorFlow's own gradient of `tf.gather` names a row as often as it was taken, and Keras's
-    optimizers take the square of each part where they should take that of the sum. Here each
-    row comes once.
+    TensorFlow's gradient of `tf.gather` repeats a row for every use, and Keras's optimizers
+    would square each part instead of the sum. Here each row comes once.
     """
     if indices.dtype not in (tf.int32, tf.int64):
         indices = tf.cast(indices, tf.int64)
-    # Parts in half precision are summed in float32: here, then. And second derivatives, which a
-    # tape within the template asks for, are those of the dense gradient.
+    # Dense for half precision, which is summed in float32 here, and for a tape in the template,
+    # which may ask for second derivatives.
     may_touch = _by_rows_touched.get() and table.dtype.size >= 4
     sparse_gradient = sparse_gradient or (may_touch and not gradient_order([table]))
     if weights is None and sparse_gradient:
-        # The fast way, which makes no tensor of all the rows taken.
+        # Faster: makes no tensor of all the rows taken.
         rows, ones = tf.shape(indices)[0], tf.shape(indices)[1]
         of_row = tf.repeat(tf.range(rows), ones)
         taken = tf.reshape(indices, [-1])
@@ -76,7 +75,7 @@ def sum_rows(
 
 
 def merge_rows(gradient: Any) -> Any:
-    """A sparse gradient that names each row once."""
+    """Sums the repeated rows of a sparse gradient, so that each comes once."""
     rows, places = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
@@ -109,14 +108,14 @@ def _of_rows_touched(
 
 
 def _parts(upstream: Tensor, indices: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The rows' numbers, and what to add to each: of shape `(rows * ones, units)`."""
+    """What to add to the table, of shape `(rows * ones, units)`, and to which rows."""
     parts = tf.repeat(upstream[:, None], tf.shape(indices)[1], axis=1)
     parts = parts if weights is None else parts * weights[:, :, None]
     return tf.reshape(_wide(parts), [-1, parts.shape[2]]), tf.reshape(indices, [-1])
 
 
 def _blocks(indices: Tensor, weights: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """How many columns to take at a time, so that their rows stay in the processor's cache."""
+    """Blocks of columns, small enough for their rows to stay in the processor's cache."""
     ones = indices.shape[1]
     step = max(_COLUMNS, -(-ones // _MOST_BLOCKS)) if ones else None
     for first in range(0, ones or 1, step or 1):
@@ -125,5 +124,5 @@ def _blocks(indices: Tensor, weights: Tensor | None) -> Iterator[tuple[Tensor, T
 
 
 def _wide(values: Tensor) -> Tensor:
-    """The type for sums of many parts: float32 at least, as for products of matrices."""
+    """Casts to float32 at least, for sums of many parts, as in matrix products."""
     return tf.cast(values, tf.float32) if values.dtype.size < 4 else values

@@ -1,4 +1,4 @@
-"""Data mode and tower mode on TensorFlow: replicas, each on its device."""
+"""The runners of data mode and tower mode on TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keras_multigpu.engines.values import Call, Plan, Request, Result, Tensor
 
 
 class SliceRunner(DataRunner):
-    """Runs each slice on a replica, and what can't be sliced whole on the first device."""
+    """Runs each slice on a replica; runs a call that can't be sliced on the first device."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class SliceRunner(DataRunner):
 
 
 class CommitteeRunner(TowerRunner):
-    """Runs all models by the template's traced call, with the values of their own weights."""
+    """Runs the template's traced call once per model, with that model's weights."""
 
     def __init__(self, models: Sequence[keras.Model], devices: Sequence[str]):
         self._models = tuple(models)
@@ -105,7 +105,7 @@ class CommitteeRunner(TowerRunner):
 
 
 def _other_rows(tensors: Sequence[Tensor]) -> str | None:
-    """Why arguments can't be sliced together: they are known to have different row counts."""
+    """Why arguments can't be sliced together (known row counts differ), or `None`."""
     counts = {tensor.shape[0] for tensor in tensors if len(tensor.shape)} - {None}
     if len(counts) < 2:
         return None

@@ -1,4 +1,4 @@
-"""The scope of a replica's call: its own random numbers, and a record of what is assigned."""
+"""The scope of a replica's call: separate random numbers, and a record of assignments."""
 
 from __future__ import annotations
 
@@ -13,24 +13,19 @@ from keras_multigpu.engines.values import Tensor
 
 
 class HiddenStateError(NotImplementedError):
-    """A state is assigned where a replica can't hand it on."""
+    """A state is assigned in a loop or branch, from where a replica can't return it."""
 
 
 class ReplicaScope(keras.StatelessScope):
-    """A stateless scope in which a replica calls the template.
-
-    Args:
-        state: the template's variables and their values.
-        number: which replica it is, a scalar tensor.
+    """Stateless scope in which replica `number` calls the template.
 
     Attributes:
-        assigned: the variables that were assigned, by their `id`.
+        assigned: the assigned variables, by `id`.
     """
 
     def __init__(self, state: Iterable[tuple[keras.Variable, Tensor]], number: Tensor):
         super().__init__(collect_losses=True)
-        # Not by an argument: Keras would cast the values to the type of the layer that is being
-        # called, which under mixed precision is not the variables' own.
+        # As an argument, Keras would cast the values to the calling layer's mixed-precision type.
         self.state_mapping.update((id(variable), value) for variable, value in state)
         self._number = number
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -40,7 +35,7 @@ class ReplicaScope(keras.StatelessScope):
     def get_current_value(self, variable: keras.Variable) -> Tensor | None:
         value = super().get_current_value(variable)
         if variable.name == SEED and id(variable) not in self._seeded:
-            # The template's own generators are mapped; Keras's global one is met here first.
+            # The template's generators are in the mapping; Keras's global one is added here.
             self._seeded.add(id(variable))
             value = tf.identity(variable._value) if value is None else value
             shift = tf.cast(self._number, value.dtype) * tf.constant(SEED_STEP, value.dtype)
@@ -66,9 +61,8 @@ class ReplicaScope(keras.StatelessScope):
 
 @tf.custom_gradient
 def _assigned(value: Tensor, before: Tensor) -> Any:
-    """The value that a variable was assigned, as it is read afterwards.
+    """An assigned value, as it is read afterwards.
 
-    As on one device, its gradient is the variable's, and does not go on to what the value was
-    computed from.
+    As on one device, its gradient goes to the variable, not into what computed the value.
     """
     return tf.identity(value), lambda upstream: (None, upstream)

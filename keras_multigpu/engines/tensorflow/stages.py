@@ -1,4 +1,4 @@
-"""Model mode on TensorFlow: a model's graph cut into stages, each on one device."""
+"""Model mode on TensorFlow: cuts a graph into stages, and runs each on one device."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Stage:
     """A part of a graph that runs on one device.
 
     Attributes:
-        device: the number of its device.
-        inputs: the graph's tensors that it takes.
-        outputs: those that it makes for others.
-        replicas: its one replica.
+        device: the device's number.
+        inputs: its inputs, as tensors of the graph.
+        outputs: its outputs that are used elsewhere.
+        replicas: its single replica.
     """
 
     device: int
@@ -39,7 +39,7 @@ class Stage:
 
 
 class StageRunner(ModelRunner):
-    """Runs the stages of a graph one after the other; their outputs cross between devices."""
+    """Runs the stages of a graph in order, each on its device."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class StageRunner(ModelRunner):
             numbers = choose_placement(graph, len(self._devices))
         else:
             numbers = place_by_names(graph, self._placement)
+        # Reversed, so that a shared variable gets the device of its first call.
         homes = {
             id(variable): (variable, self._devices[number])
             for call, number in reversed([*zip(graph.calls, numbers)])
@@ -80,7 +81,7 @@ class StageRunner(ModelRunner):
         self._homes = tuple(homes.values())
         self.place()
         self._stages = Stages(graph, numbers, self._devices, template.dtype_policy)
-        # Takes the inputs as the template does, and gives them as a list.
+        # Maps the template's inputs to the graph's list of inputs.
         inputs, _ = symbolic_ends(template)
         self._entry = part_of_graph(inputs, template.inputs, "entry", template.dtype_policy)
 
@@ -125,18 +126,11 @@ class StageRunner(ModelRunner):
 
 
 class Stages:
-    """A graph cut where its calls change devices, as seldom as their order allows.
+    """A graph's calls, grouped into stages by level and device.
 
-    A stage's level is the number of changes on the way to it; the calls of one level and one
-    device are a stage. So stages come one after the other by their levels, and those of one
-    level run at once. A layer that is called several times, and may have a state, is called in
-    the order of one device.
-
-    Args:
-        graph: the graph.
-        numbers: the number of each call's device.
-        devices: the devices' names.
-        policy: the dtype policy of the model.
+    A call's level is the largest number of device changes on a path to it. Stages run in the order
+    of their levels; those of one level can run at once. Calls of the same layer keep their order,
+    because the layer may have a state. `numbers` holds each call's device number.
     """
 
     def __init__(self, graph: Graph, numbers: Sequence[int], devices: Sequence[str], policy: Any):
@@ -152,11 +146,7 @@ class Stages:
     def run(
         self, values: Sequence[Any], training: bool | None, compiled: bool
     ) -> tuple[list[Any], list[Any]]:
-        """Calls the stages one after the other, each on its device, and assigns their state.
-
-        Returns:
-            The graph's outputs, and the losses that the layers added.
-        """
+        """Runs the stages and assigns their state; returns the outputs and the added losses."""
         tensors = dict(zip(map(id, self.graph.inputs), values))
         losses: list[Any] = []
         for stage in self.stages:
@@ -170,13 +160,13 @@ class Stages:
         return [tensors[id(one)] for one in self.graph.outputs], losses
 
     def retrace(self) -> None:
-        """Has all stages traced anew."""
+        """Makes all stages trace again."""
         for stage in self.stages:
             stage.replicas.retrace()
 
     def _levels(self) -> list[int]:
         levels: dict[int, int] = {}
-        latest: dict[int, int] = {}  # the place of the latest call of each layer
+        latest: dict[int, int] = {}  # index of each layer's latest call
         producers = self.graph.producers()
         for place in sorted(range(len(self.graph.calls)), key=self._turn):
             call, number = self.graph.calls[place], self.numbers[place]
@@ -194,7 +184,7 @@ class Stages:
     def _stage(self, level: int, number: int, places: Sequence[int]) -> Stage:
         inputs, outputs = self.graph.ends(places)
         calls = [self.graph.calls[place] for place in sorted(places, key=self._turn)]
-        # A replica gives something, even where others need nothing of it.
+        # A replica needs an output, even if nothing uses it.
         outputs = outputs or list(calls[-1].outputs)
         model = SubGraph(calls, inputs, outputs, f"stage_{level}_on_{number}", self._policy)
         replicas = Replicas([model], [full_name(self._devices[number])])
@@ -202,7 +192,7 @@ class Stages:
 
 
 def _check_graph(template: keras.Model) -> None:
-    """Refuses a model whose layers can't be told apart without running its code."""
+    """Raises a `ValueError` unless a model is a plain graph without optional inputs."""
     if not is_graph(template):
         raise ValueError(
             "Model mode places the layers of a graph: of a Sequential or functional model without "

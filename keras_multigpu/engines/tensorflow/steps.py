@@ -1,4 +1,4 @@
-"""Keras's training on TensorFlow, with replicas in the graph of each step."""
+"""Hooks around Keras's loops and step functions on TensorFlow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_multigpu.engines.tensorflow.runners import SliceRunner
 
 
 class TensorFlowSteps(Steps):
-    """Makes steps that use variables where they are now, and watches other machines."""
+    """Turns off XLA for the outer step, drops stale traces, and watches other machines."""
 
     def __init__(self, model: TrainedModel, runner: Runner):
         self._model = model
@@ -56,9 +56,9 @@ class TensorFlowSteps(Steps):
             yield True
 
     def _drop_stale(self) -> None:
-        """Drops what the model has traced with variables that have moved since.
+        """Drops functions that were traced with variables that have moved since.
 
-        A layer that was built since, in the middle of a `fit` even, has moved nothing.
+        A layer may be built during `fit`; its variables are new, not moved.
         """
         before, model = self._traced_with, self._model
         now = {id(variable): (variable, variable._value) for variable in model.variables}

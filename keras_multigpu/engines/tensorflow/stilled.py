@@ -1,4 +1,4 @@
-"""A traced function without its random numbers: each draw gives the same value for all rows."""
+"""Replaces the random numbers of a traced function by constants, equal for all rows."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ _FILLS = {
     "StatelessTruncatedNormal": 0.5,
     "StatelessTruncatedNormalV2": 0.5,
 }
-# Which input has the least number: that is drawn.
+# Which input has the minimum, which replaces the draws.
 _INTEGERS = {"StatelessRandomUniformInt": 2, "StatelessRandomUniformIntV2": 4}
 
 
 class Stilled:
-    """A copy of a traced function that draws no random numbers.
-
-    Args:
-        forward: the traced function, of a state, the arguments of a call, and two numbers.
-    """
+    """A copy of a traced function that draws no random numbers."""
 
     def __init__(self, forward: Any):
         self._forward = forward
@@ -46,10 +42,9 @@ class Stilled:
         return self._run(self._function, state, call)
 
     def trace_rows(self, state: list[Tensor], calls: Any) -> Iterator[tuple[Any, ...]]:
-        """The values in several calls of every tensor that seems to have a row for each row.
+        """The name, and the value in each call, of every tensor that seems to have a batch axis.
 
-        Returns:
-            The tensor's name, and its value in each call; in the order of the computation.
+        They are in the order of the computation.
         """
         graph = self._wrapped.graph
         inputs = {one.op.name for one in self._forward.inputs}
@@ -82,7 +77,7 @@ def _array(value: Tensor) -> np.ndarray:
 
 
 def _made_up(captured: Tensor) -> Tensor:
-    """A captured tensor, or a value in its place if it is only computed later."""
+    """A captured tensor; ones in its place if its value is not known yet."""
     if hasattr(captured, "numpy"):
         return captured
     if captured.dtype in (tf.resource, tf.variant):
@@ -91,11 +86,9 @@ def _made_up(captured: Tensor) -> Tensor:
 
 
 def _still(nodes: Any, output: str) -> None:
-    """Makes the nodes that draw random numbers fill their tensors with a constant.
+    """Makes nodes that draw random numbers fill their tensors with a constant.
 
-    Args:
-        nodes: those of a graph, or of a function in its library.
-        output: what follows a node's name where it is an input: functions name outputs.
+    `output` is the suffix of a node's name as an input: in functions, outputs have names.
     """
     for node in list(nodes):
         if node.op not in _FILLS and node.op not in _INTEGERS:

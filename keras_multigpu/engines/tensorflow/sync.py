@@ -1,8 +1,7 @@
-"""BatchNormalization over the whole batch: its statistics are summed over the replicas.
+"""Synchronized BatchNormalization: statistics of the whole batch, across replicas.
 
-The formula is that of pairwise updates of mean and variance (Chan, Golub, LeVeque 1979): each
-replica has a count, a mean and a variance; all of them are exchanged, and combined in each. The
-exchange is a collective operation, whose gradient is the same exchange of the gradients.
+The replicas exchange counts, means and variances, and each combines them (Chan, Golub, LeVeque
+1979). The exchange is a collective all-reduce; its gradient is an all-reduce too.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _TIMEOUT_SECONDS = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class Replica:
-    """Which replica a call is for.
+    """The replica that a call is for.
 
     Attributes:
-        number: its place among the replicas, from 0; an integer, or a scalar tensor.
-        size: the rows of the batch that are its own: 0 for one beyond the last row.
-        count: how many replicas there are.
+        number: its index, an integer or a scalar tensor.
+        size: its number of rows; 0 for a replica beyond the last row of the batch.
+        count: the number of replicas.
     """
 
     number: Any
@@ -39,15 +38,10 @@ class Replica:
 
 
 def batch_normalizations(template: keras.Model, which: str) -> list[keras.Layer]:
-    """The template's layers whose statistics are to be those of the whole batch.
-
-    Args:
-        template: the model.
-        which: `"all"`, `"none"`, or `"marked"`: those with `synchronized=True`.
-    """
+    """The `BatchNormalization` layers: `"all"`, `"none"`, or `"marked"` (`synchronized=True`)."""
     if which == "none":
         return []
-    # Keras has no public walk over the layers within layers.
+    # Keras has no public list of nested layers.
     return [
         layer
         for layer in template._flatten_layers()
@@ -58,7 +52,7 @@ def batch_normalizations(template: keras.Model, which: str) -> list[keras.Layer]
 
 @contextlib.contextmanager
 def synchronized(layers: list[keras.Layer], replica: Replica) -> Iterator[None]:
-    """A scope in which some `BatchNormalization` layers see the whole batch."""
+    """Scope in which `BatchNormalization` layers see the whole batch."""
     if replica.count == 1:
         yield
         return
@@ -110,7 +104,9 @@ def _moments(
     deviation = x - tf.reshape(mean, shape)
     variance = tf.math.divide_no_nan(tf.reduce_sum(weight * deviation**2, axes), count)
 
+    # A replica beyond the last row runs on a copy of that row, which must not count.
     is_own = tf.cast(replica.size > 0, x.dtype)
+    # Each replica fills its own row of the matrix, so the sum is an all-gather.
     place = tf.one_hot(replica.number, replica.count, dtype=x.dtype)[:, None, None]
     mine = place * tf.stack([count * is_own, mean, variance])[None]
     counts, means, variances = tf.unstack(_all_reduce(mine, replica.count, group), axis=1)
@@ -121,7 +117,7 @@ def _moments(
 
 
 def _all_reduce(value: Tensor, count: int, group: int) -> Tensor:
-    """The sum of the replicas' values, in each of them; backwards likewise."""
+    """All-reduces (sums) a value over the replicas, and its gradient too."""
 
     @tf.custom_gradient
     def reduce(value: Tensor) -> Any:
@@ -150,16 +146,11 @@ def _collective(value: Tensor, count: int, group: int) -> Tensor:
 def replaced_calls(
     layers: Iterable[keras.Layer], make: Callable[[keras.Layer, Any], Any]
 ) -> Iterator[None]:
-    """A scope in which layers have another `call`.
-
-    Args:
-        layers: the layers.
-        make: gives the new `call` of a layer, from the layer and the `call` that it has.
-    """
+    """Scope in which layers use the `call` that `make(layer, call)` returns."""
     before = [(layer, vars(layer).get("call")) for layer in layers]
     try:
         for layer, _ in before:
-            # The instance's own attribute: Keras would track what is set the ordinary way.
+            # Bypasses Keras's `__setattr__`, which would track the value.
             object.__setattr__(layer, "call", make(layer, layer.call))
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Structures of tensors, and the floating-point parts that gradients run through."""
+"""Helpers for structures of tensors, and for their floating-point parts, which get gradients."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 import tensorflow as tf
 
-# What TensorFlow's own functions ask before they prepare for gradients; it has no public form.
+# TensorFlow's own check for tapes that watch a tensor; there is no public one.
 from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes  # noqa: TID251
 
 from keras_multigpu.engines.values import Tensor
 
 
 def is_float(value: Any) -> bool:
-    """Whether a gradient can run through it."""
+    """Whether a tensor can have a gradient."""
     return tf.is_tensor(value) and (value.dtype.is_floating or value.dtype.is_complex)
 
 
 def floats(structure: Any) -> list[Tensor]:
-    """The dense floating-point tensors of a structure, and those in its sparse ones."""
+    """The floating-point tensors of a structure, including the parts of sparse ones."""
     return [part for part in tf.nest.flatten(structure, expand_composites=True) if is_float(part)]
 
 
 def substitute(structure: Any, replacements: Iterator[Tensor]) -> Any:
-    """The structure with the tensors that `floats` finds replaced, in order."""
+    """Replaces the tensors that `floats` finds, in order."""
     return map_tensors(
         lambda part: next(replacements) if is_float(part) else part,
         structure,
@@ -33,7 +33,7 @@ def substitute(structure: Any, replacements: Iterator[Tensor]) -> Any:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
-    """The structure with a function applied to its tensors, and to the parts of sparse ones."""
+    """Applies a function to all tensors, including the parts of sparse ones."""
     return tf.nest.map_structure(
         lambda part: function(part) if tf.is_tensor(part) else part,
         structure,
@@ -42,7 +42,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
 
 
 def for_any_rows(value: Any) -> Any:
-    """A tensor's type without the number of its rows; anything else as it is."""
+    """A tensor's type with an unknown row count; returns other values unchanged."""
     if not tf.is_tensor(value):
         return value
     spec = tf.type_spec_from_value(value)
@@ -53,7 +53,7 @@ def for_any_rows(value: Any) -> Any:
 
 
 def cast(gradient: Tensor | None, dtype: str) -> Tensor | None:
-    """A dense or sparse gradient in another type."""
+    """Casts a dense or sparse gradient."""
     if isinstance(gradient, tf.IndexedSlices):
         values = tf.cast(gradient.values, dtype)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
@@ -61,7 +61,7 @@ def cast(gradient: Tensor | None, dtype: str) -> Tensor | None:
 
 
 def add(gradients: list[Tensor]) -> Tensor | None:
-    """The sum of dense gradients, or all the rows of sparse ones; `None` of none."""
+    """Sums dense gradients, or concatenates sparse ones; `None` for an empty list."""
     if not gradients:
         return None
     if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
@@ -72,23 +72,23 @@ def add(gradients: list[Tensor]) -> Tensor | None:
 
 
 def to_dense(gradient: tf.IndexedSlices, rows: int) -> Tensor:
-    """A sparse gradient as a dense one of so many rows."""
+    """Makes a sparse gradient dense."""
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
 
 
 def message_of(error: Exception) -> str:
-    """What an error says, without the arguments of the layers that Keras adds to it."""
+    """An error's message, without the layer arguments that Keras adds."""
     text = re.search(r"\x1b\[1m(.*)\x1b\[0m", str(error), flags=re.DOTALL)
     return text[1] if text else str(error)
 
 
 def is_watched(tensor: Tensor) -> bool:
-    """Whether a tape around the call may take a gradient by a tensor."""
+    """Whether an active tape may differentiate by a tensor."""
     return PossibleTapeGradientTypes([tensor]) > 0
 
 
 def gradient_order(tensors: list[Tensor]) -> int:
-    """How often the tapes around a call may differentiate by tensors: 0, 1, or 2 for more."""
+    """The highest derivative that active tapes may take: 0, 1, or 2 for two and more."""
     order = int(PossibleTapeGradientTypes(tensors))
-    # Eagerly a tape may be persistent without its being known here.
+    # In eager mode we can't see whether a tape is persistent.
     return 2 if order and tf.executing_eagerly() else order

@@ -1,8 +1,7 @@
-"""The template as a function of its state: traced once for a call, called on every device.
+"""Traces the template as a function of its state, to be called on every device.
 
-A trace lives as long as the call it is made for. Whatever a layer's code depends on (`training`,
-frozen layers, settings, Python values) is then what it would be for one device: nothing that was
-traced before is used again.
+No traced function outlives its call, so whatever a layer's code depends on (`training`, frozen
+layers, settings, Python values) has its current value, as on one device.
 """
 
 from __future__ import annotations
@@ -40,29 +39,28 @@ def traced_for_xla() -> Iterator[None]:
 
 
 def is_for_xla() -> bool:
-    """Whether this is the scope of `traced_for_xla`."""
+    """Whether `traced_for_xla` is active."""
     return _for_xla.get()
 
 
 class Trace:
-    """The call of a template with its variables' values as arguments.
+    """A template's call as a function of its variables' values.
 
     Args:
-        template: a model; what it builds while it is traced belongs to it from then on.
-        call: the arguments of the call; of tensors the types count, and not the rows.
+        template: the model; layers may be built while it is traced.
+        call: its arguments; the tensors' types matter, their row counts don't.
         layers: the `BatchNormalization` layers that see the whole batch.
-        count: how many replicas there are.
-        compiled: have XLA compile it.
-        touch_rows: have tables give gradients of the rows touched (`by_rows_touched`).
-        with_penalties: count the penalties of the weights' regularizers among the losses.
+        count: the number of replicas.
+        compiled: compile with XLA.
+        touch_rows: trace in the scope `by_rows_touched`.
+        with_penalties: add the regularizers' penalties to the losses.
 
     Attributes:
-        variables: the template's variables, each once: the order of a state.
-        assigned: the variables that it assigns, by their keys.
-        rebuild: makes the template's outputs of their tensors.
-        activations: for each output the operation that ended it, where losses look for that.
-        gradient_rules: how the replicas' gradients are put together that are not plain sums, by
-            the `id` of the variable.
+        variables: the template's variables, each once, in the order of a state.
+        assigned: the variables that the call assigns, by key.
+        rebuild: makes the template's outputs from their tensors.
+        activations: the type of the softmax or sigmoid that ended each output, or `None`.
+        gradient_rules: how to merge gradients that are not plain sums, by the variable's `id`.
         is_differentiated: whether a tape may ask for gradients.
     """
 
@@ -96,44 +94,38 @@ class Trace:
         can_be_apart = not (self.compiled or self.layers)
         apart = can_be_apart and _is_recurrent(self.template)
         forward = self._trace(self._run, self.compiled, apart=apart)
-        # Where TensorFlow makes a call a part of the calling graph, it has the intermediate
-        # values of loops go to the first device, and come back for the gradient. (Replicas
-        # that exchange statistics would wait for each other for ever in calls apart.)
+        # If TensorFlow inlines a call with a loop, it sends the loop's intermediate values to the
+        # first device, and back for the gradient. So calls with loops are not inlined. (Replicas
+        # that exchange statistics must be: else they would wait for each other forever.)
         if can_be_apart and has_flow(forward, "While") != apart:
             forward = self._trace(self._run, self.compiled, apart=not apart)
         return forward
 
     def alone(self) -> Trace:
-        """The call of one replica alone, to be traced again: no layer sees other replicas' rows."""
+        """A new trace for a single replica, without synchronized layers."""
         return Trace(self.template, self._call)
 
     def __call__(self, state: list[Tensor], call: Arguments, replica: Replica) -> LocalResult:
-        """Calls the template on the device of the current scope.
-
-        Args:
-            state: the value of each variable.
-            call: the arguments, as `split_call` gives them.
-            replica: which replica this is.
-        """
+        """Calls the template on the device of the current scope."""
         number, size = tf.constant(replica.number), tf.cast(replica.size, tf.float32)
         if tf.executing_eagerly():
             return LocalResult(**self._run(state, call, number, size))
         if self.compiled and has_flow(self.forward, "While", "If", "Case"):
-            # XLA can't hand the intermediate values of loops and branches from one cluster to
-            # another, so the gradient's cluster runs them once more.
+            # XLA can't pass intermediate values of loops and branches between clusters, so the
+            # gradient's cluster recomputes them.
             return self._recomputed(state, call, number, size)
         return self._raw(state, call, number, size)
 
     def activate(self, outputs: Sequence[Tensor]) -> Any:
-        """The template's outputs, each ended again by its own activation."""
+        """The template's outputs, with the activations that `_run` took off applied again."""
         ends = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
         pairs = itertools.zip_longest(outputs, self.activations)
         return self.rebuild([set_end(ends[end], one) if end else one for one, end in pairs])
 
     def reached(self, is_used: tuple[bool, ...]) -> list[bool]:
-        """Whether each argument gets a gradient from the results that are used.
+        """Whether each argument has a gradient from the results that are used.
 
-        A traced function gives one to each of its arguments that has one by any result.
+        A traced function returns gradients for the arguments that any result depends on.
         """
         if is_used in self._reached:
             return self._reached[is_used]
@@ -162,6 +154,7 @@ class Trace:
             tf.TensorSpec([], tf.float32),
         )
         touching = by_rows_touched() if self._touch_rows else nullcontext()
+        # Outside device scopes, so that the function can run on any device.
         with tf.device(None), touching:
             return traced.get_concrete_function(*specs, *more)
 
@@ -171,7 +164,7 @@ class Trace:
         @tf.custom_gradient
         def run(*sources: Tensor) -> Any:
             inner_state, inner_call = substitute((state, call), iter(sources))
-            # Unseen by any tape, which would have the loop keep its intermediate values.
+            # Hidden from tapes, for which the loop would keep its intermediate values.
             unseen = substitute((state, call), map(tf.stop_gradient, sources))
             raws.append(self._raw(*unseen, *rest))
 
@@ -228,12 +221,12 @@ class Trace:
 
 
 def set_end(end: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """A tensor ended by an activation, with Keras's attributes kept."""
+    """Applies an activation to a tensor and keeps Keras's attributes."""
     return set_attributes(end(tensor), get_attributes(tensor))
 
 
 def has_flow(function: Any, *kinds: str) -> bool:
-    """Whether a traced function has loops or branches."""
+    """Whether a traced function has operations of these kinds (loops, branches)."""
     graph = function.graph.as_graph_def()
     bodies = [body.node_def for body in graph.library.function]
     types = {node.op for node in itertools.chain(graph.node, *bodies)}
@@ -241,10 +234,10 @@ def has_flow(function: Any, *kinds: str) -> bool:
 
 
 def _end(output: Tensor) -> Any:
-    """The softmax or sigmoid that ends an output and has left no logits on it.
+    """The softmax or sigmoid operation that ends an output, unless the output has its logits.
 
-    Keras's losses of classes ask a tensor of a graph for the operation that made it, and take
-    what went into a softmax or sigmoid: merged outputs have to end by it too.
+    In a graph, Keras's classification losses take the logits from the operation that made the
+    output, so merged outputs must end in it too.
     """
     if not isinstance(output, tf.Tensor) or tf.executing_eagerly():
         return None
@@ -257,6 +250,6 @@ def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
 
 
 def _is_recurrent(template: keras.Model) -> bool:
-    """Whether to expect loops from this layer; other layers may have some too."""
-    # Keras has no public walk over the layers within layers.
+    """Whether to expect a loop; other layers may have loops too."""
+    # Keras has no public list of nested layers.
     return any(isinstance(layer, keras.layers.RNN) for layer in template._flatten_layers())

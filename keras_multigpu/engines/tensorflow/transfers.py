@@ -1,9 +1,8 @@
-"""What crosses between devices, counted from the graphs that TensorFlow makes for each of them.
+"""Counts the transfers between devices in TensorFlow's partitioned graphs.
 
-Before it runs a function TensorFlow optimizes its graph and cuts it into one graph per device,
-with a pair of operations, send and receive, for every tensor that crosses. `tf.summary.trace_on`
-shows these graphs. They hold no shapes; so the graphs are put together again, and TensorFlow
-infers the shapes from those of the function's arguments.
+Before TensorFlow runs a function, it optimizes the graph and cuts it into one graph per device,
+with a send and a receive for every tensor that crosses. `tf.summary.trace_on` exports these graphs
+without shapes. We merge them again, and TensorFlow infers the shapes from the function's arguments.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ _RECEIVES = ("_Recv", "_HostRecv")
 _PASS_ON = ("Identity", "Cast")
 # Large weights are sent in parts.
 _CUT = ("Reshape", "Slice", "SplitV", "StridedSlice")
-# Put before names, of which TensorFlow keeps some to itself when graphs are imported.
+# Prepended to node names, because TensorFlow reserves some names when it imports graphs.
 _PREFIX = "merged/"
-# What the trace of a step is called in the file of traces.
+# The step's name in the file of traces.
 _TAG = "step"
-# A gradient of oneDNN's that TensorFlow puts in place of two operations. Its shape function
-# does not know the shape of its second result, the gradient by the bias.
+# A fused gradient of oneDNN. Its shape function does not know the shape of its second result,
+# the gradient by the bias.
 _WITH_BIAS = "BackpropFilterWithBias"
 
 
 def count_transfers(run: Callable[[], object]) -> list[Transfer]:
-    """What crosses in a step."""
+    """The transfers of a step."""
     graphs = _function_graphs(run)
     return _Step(graphs.partition_graphs, graphs.post_optimization_graph.library).transfers()
 
@@ -42,13 +41,13 @@ def count_transfers(run: Callable[[], object]) -> list[Transfer]:
 def _function_graphs(run: Callable[[], object]) -> Any:
     """The graphs of the largest function that runs.
 
-    TensorFlow shows those that it calls as well, though they have become parts of it.
+    TensorFlow also exports the functions that it calls, although they were inlined.
     """
     with tempfile.TemporaryDirectory() as folder:
         writer = tf.summary.create_file_writer(folder)
         with writer.as_default():
             try:
-                # TensorFlow goes on collecting when a trace is over: that is let out first.
+                # TensorFlow keeps collecting after a trace: export what is left over first.
                 for name, step in (("before", lambda: None), (_TAG, run)):
                     tf.summary.trace_on(graph=True, profiler=False)
                     step()
@@ -72,12 +71,7 @@ def _metadata(file: pathlib.Path) -> Iterator[tf.compat.v1.RunMetadata]:
 
 
 class _Step:
-    """The graphs of one function's devices, as one graph.
-
-    Args:
-        partitions: the graphs.
-        library: the functions that they call.
-    """
+    """A function's graphs, one per device, merged into one; `library` has the called functions."""
 
     def __init__(self, partitions: Iterable[tf.compat.v1.GraphDef], library: Any):
         self._graphs = list(partitions)
@@ -92,7 +86,7 @@ class _Step:
         self._shapes = self._infer_shapes()
 
     def transfers(self) -> list[Transfer]:
-        """A transfer for every tensor that is sent, but for those that only set an order."""
+        """A transfer for every tensor sent, except those that only order operations."""
         return [
             self._transfer(node, node.input[0])
             for node in self._sends
@@ -111,11 +105,11 @@ class _Step:
         )
 
     def _inputs(self, node: tf.compat.v1.NodeDef) -> list[str]:
-        """The tensors that an operation takes; a receive takes what was sent."""
+        """The inputs of an operation; a receive's input is the tensor that was sent."""
         return [self._sent[_key(node)]] if node.op in _RECEIVES else list(node.input)
 
     def _is_control(self, tensor: str) -> bool:
-        """Whether nothing but the order of operations depends on it."""
+        """Whether a tensor only orders operations."""
         node = self._nodes[_node_name(tensor)]
         return tensor.startswith("^") or (node.op == "Const" and bool(node.input))
 
@@ -130,14 +124,14 @@ class _Step:
         return "activations" if self._is_used(tensor) else "other"
 
     def _origin(self, tensor: str, operations: Sequence[str]) -> tf.compat.v1.NodeDef:
-        """What a tensor comes from, before operations that leave its values as they are."""
+        """The node that a tensor comes from, before these operations and receives."""
         origin = self._nodes[_node_name(tensor)]
         while origin.op in (*operations, *_RECEIVES):
             origin = self._nodes[_node_name(self._inputs(origin)[0])]
         return origin
 
     def _is_input(self, node: tf.compat.v1.NodeDef) -> bool:
-        """Whether it is a part of the batch: what is made of the function's arguments alone."""
+        """Whether a node belongs to the batch: it depends on the function's data alone."""
         leaves = [one for one in self._walk(node.name, back=True) if not one.input]
         kinds = {one.op for one in leaves if one.op not in ("Const", "NoOp")}
         is_data = any(
@@ -150,7 +144,7 @@ class _Step:
         return any(one.op == "_Arg" and one.attr["T"].type == tf.resource for one in leaves)
 
     def _is_used(self, tensor: str) -> bool:
-        """Whether a gradient or a result depends on it, and not the state of the model alone."""
+        """Whether a gradient or a result depends on a tensor, not only the model's state."""
         return any(
             node.op == "_Retval" or _is_gradient(node.name)
             for node in self._walk(_node_name(tensor), back=False)
@@ -167,7 +161,7 @@ class _Step:
             waiting += fresh
 
     def _infer_shapes(self) -> dict[str, int | None]:
-        """The number of elements of every tensor, `None` where it is not known beforehand."""
+        """The number of elements of every tensor; `None` if unknown before the step."""
         merged = tf.compat.v1.GraphDef()
         merged.versions.CopyFrom(self._graphs[0].versions)
         merged.library.CopyFrom(self._library)
@@ -185,13 +179,13 @@ class _Step:
         return shapes
 
     def _add(self, merged: tf.compat.v1.GraphDef, node: tf.compat.v1.NodeDef) -> None:
-        """Adds a node, without its device; a receive becomes an identity."""
+        """Adds a node without its device; a receive becomes an identity."""
         added = merged.node.add()
         added.CopyFrom(node)
         added.name = _PREFIX + node.name
         added.device = ""
         if "_class" in added.attr:
-            del added.attr["_class"]  # where it is to be placed: beside others, by their names
+            del added.attr["_class"]  # colocation with nodes by their old names
         del added.input[:]
         added.input.extend(map(self._renamed, self._inputs(node)))
         if node.op in _RECEIVES:
@@ -206,7 +200,7 @@ class _Step:
             bias.attr["T"].CopyFrom(node.attr["T"])
 
     def _renamed(self, tensor: str) -> str:
-        """The name of a tensor in the graph that was put together."""
+        """A tensor's name in the merged graph."""
         if tensor.startswith("^"):
             return f"^{_PREFIX}{tensor[1:]}"
         name, _, number = tensor.partition(":")

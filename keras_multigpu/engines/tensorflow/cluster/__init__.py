@@ -1,1 +1,1 @@
-"""Devices of other machines, which this process drives through TensorFlow's runtime."""
+"""Drives the devices of other machines through TensorFlow's runtime."""

@@ -1,4 +1,4 @@
-"""One connection to workers: opened, tested, watched and closed."""
+"""Opens, tests, watches and closes one connection to workers."""
 
 from __future__ import annotations
 
@@ -32,20 +32,16 @@ _CURE = (
 
 
 class Connection:
-    """TensorFlow's runtime of this process, with the devices of workers.
+    """A connection of TensorFlow's runtime to workers, which reach this process at `local`.
 
-    Args:
-        workers: their addresses.
-        local: where they reach this process: a free port.
-        statuses: what the workers answered to `GetStatus`.
-        timeout: seconds of silence after which a worker is lost.
+    A worker is lost after `timeout` seconds of silence.
 
     Attributes:
-        devices: the names of all their devices.
+        devices: the names of all workers' devices.
         chosen: the GPUs of each worker, or its CPU devices if it has none.
 
     Raises:
-        ClusterError: if they can't connect to each other.
+        ClusterError: if the machines can't connect to each other.
     """
 
     def __init__(
@@ -87,10 +83,7 @@ class Connection:
             raise
 
     def close(self) -> None:
-        """Disconnects the workers, whether they still answer or not.
-
-        Later computations don't wait for them any more.
-        """
+        """Disconnects the workers, answering or not; later computations don't wait for them."""
         for guard in self._guards:
             guard.link.stop(0.1 * self.timeout)
         if runtime.has_started():
@@ -100,7 +93,7 @@ class Connection:
         self._watchdog.stop()
 
     def fault(self, error: tf.errors.OpError | None = None) -> ClusterError | None:
-        """The error for a worker that is lost, if one is; `error` is what TensorFlow raised."""
+        """The error for a lost worker, if there is one; `error` is TensorFlow's."""
         lost = self._lost()
         if lost is None and isinstance(error, tf.errors.UnavailableError):
             named = [short_name(one).partition("/")[0] for one in _DEVICE.findall(error.message)]
@@ -109,7 +102,7 @@ class Connection:
         return lost
 
     def _lost(self) -> ClusterError | None:
-        """The error for the first worker that is lost; asks all of them."""
+        """Asks all workers; returns the error for the first one that is lost."""
         with ThreadPoolExecutor(len(self._guards)) as pool:
             found = list(pool.map(Guard.check, self._guards))
         for guard, lost in zip(self._guards, found):
@@ -137,7 +130,7 @@ class Connection:
     def _prepare_round_trips(self) -> None:
         """Makes the functions that `Link` calls, and calls each once.
 
-        TensorFlow tells every new function to all workers, so none is made later.
+        TensorFlow sends every new function to all workers, so none is made later.
         """
         processors = [full_name(f"{worker.name}/cpu:0") for worker in self.workers]
         zero = tf.constant(0.0)
@@ -202,7 +195,7 @@ def _try_links(devices: Sequence[str]) -> None:
 
 
 def _round_trip(target: str, others: Sequence[str]) -> Any:
-    """A function that sends a number from here and from other workers to one, and back here."""
+    """A function that sends numbers from here and other workers to `target`, and back here."""
 
     @tf.function(autograph=False)
     def exchange(value: tf.Tensor) -> tf.Tensor:
@@ -219,7 +212,7 @@ def _round_trip(target: str, others: Sequence[str]) -> Any:
 
 
 def _close_to_others(local: Address) -> None:
-    """Closes the port at which workers reach this process to all other addresses."""
+    """Closes the port at which workers reach this process, except at the address `local`."""
     try:
         listen_only_at(local.ip, local.port)
     except OSError as error:

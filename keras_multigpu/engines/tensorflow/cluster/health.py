@@ -1,4 +1,4 @@
-"""Health checks of workers, by TensorFlow's own `GetStatus`."""
+"""Health checks of workers, with TensorFlow's own `GetStatus`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from keras_multigpu.engines.tensorflow.cluster.sockets import Handed, end_connec
 # The answer is a protocol buffer that contains the names of the devices as plain text.
 _DEVICE = re.compile(rb"/job:(\w+)/replica:0/task:0/device:(CPU|GPU):(\d+)")
 
-_PATIENCE = 0.7  # of the timeout; the rest of it is for raising the error
+_PATIENCE = 0.7  # of the timeout; the rest is for raising the error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Status:
 
 
 class Caller:
-    """Sends `GetStatus` to one worker, on a channel of its own."""
+    """Sends `GetStatus` to one worker, on a separate channel."""
 
     def __init__(self, worker: Address):
         self.worker = worker
@@ -48,9 +48,9 @@ class Caller:
         self._call = self._channel.unary_unary(watchdog.STATUS)
 
     def ask(self, seconds: float, *, patient: bool = False) -> Status | None:
-        """The worker's answer within some seconds; `None` if there is none, or a wrong one.
+        """The worker's answer within some seconds; `None` without a valid one.
 
-        With `patient` it also waits for a worker that does not listen yet.
+        If `patient`, it also waits for a worker that does not listen yet.
         """
         try:
             answer = self._call(b"", timeout=seconds, wait_for_ready=patient)
@@ -68,17 +68,13 @@ class Caller:
 class Guard:
     """A thread that checks a worker, and ends the connections to it when it is lost.
 
-    Otherwise a call to a frozen process would wait for ever: its machine keeps the connection.
+    Otherwise a call to a frozen process would wait forever: its machine keeps the connection.
 
-    Args:
-        worker: where the worker is.
-        status: its first answer.
-        timeout: seconds of silence after which it is lost, at the latest.
-        hand_over: gives the connections to it to the watchdog.
-        link: the connections that carry its tensors.
+    The worker is lost after `timeout` seconds of silence at the latest. `hand_over` passes the
+    connections to the watchdog.
 
     Attributes:
-        lost: what happened to it, a sentence; `None` while it is there.
+        lost: a sentence about what happened to it; `None` while it answers.
     """
 
     def __init__(
@@ -104,7 +100,7 @@ class Guard:
         self._thread.start()
 
     def check(self) -> str | None:
-        """Asks the worker; returns what has happened to it, or `None` if it is well."""
+        """Asks the worker; returns what happened to it, or `None` if it is well."""
         if self.lost is None:
             end = time.monotonic() + _PATIENCE * self._timeout
             answer = self._caller.ask(end - time.monotonic())
@@ -124,7 +120,7 @@ class Guard:
         self._caller.close()
 
     def _run(self) -> None:
-        # If this process was suspended itself, its first calls time out: hence three misses.
+        # Three misses, because the first calls time out if this process itself was suspended.
         pause = self._timeout / 10
         while not self._stopped.wait(pause):
             if self.lost is not None:  # TensorFlow reconnects, and would wait again
@@ -143,7 +139,7 @@ class Guard:
                 end_connections(self.worker.ip, self.worker.port)
 
     def _all_answer(self) -> bool:
-        """Whether no worker is frozen: one that is holds up the numbers sent to others too."""
+        """Whether all workers answer: a frozen one also delays the numbers sent to others."""
         return not any(guard.misses for guard in (self, *self.others))
 
     def _note(self, answer: Status | None, silence: float) -> None:
@@ -158,7 +154,7 @@ class Guard:
 
 
 class Watchdog:
-    """The process that ends connections while no thread of this one can run: see `watchdog`."""
+    """A process that ends connections while no thread of this one can run: see `watchdog`."""
 
     def __init__(self, workers: Sequence[Address], timeout: float):
         own, its = socket.socketpair()
@@ -174,11 +170,11 @@ class Watchdog:
             )
 
     def hand_over(self, number: int, worker: Address) -> None:
-        """Gives it the connections to a worker."""
+        """Passes the connections to a worker to the process."""
         self._handed.give(number, worker.ip, worker.port)
 
     def stop(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         self._socket.close()
         self._process.kill()
         self._process.wait()

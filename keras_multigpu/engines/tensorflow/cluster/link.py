@@ -1,4 +1,4 @@
-"""Whether the connections that carry tensors still carry them."""
+"""Checks that the connections that carry tensors still work."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ _WHILE_ASKING = 16384  # more bytes than a worker's answer to one `GetStatus`
 
 
 class Link:
-    """A thread that sends a number to a worker and back by the connections that training uses.
+    """A thread that sends a number to a worker and back on the connections that training uses.
 
-    A worker answers `GetStatus` on a connection of its own, so these answers tell nothing about
-    the connections that carry tensors, and a firewall may have dropped one of those.
+    `GetStatus` uses a separate connection, so its answers say nothing about the connections that
+    carry tensors: a firewall may have dropped one of them.
 
-    Args:
-        worker: where the worker is.
-        own_port: the port of this process to which the worker connects.
-        compute_here: computes something in this process only, and waits for it.
+    The worker connects to `own_port`. `compute_here` computes something in this process only.
     """
 
     def __init__(self, worker: Address, own_port: int, compute_here: Callable[[], Any]):
@@ -36,21 +33,21 @@ class Link:
         self._thread: threading.Thread | None = None
 
     def start(self, round_trip: Callable[[], Any], pause: float) -> None:
-        """Calls a function that sends a number there and back, with pauses of some seconds."""
+        """Starts the thread, which calls `round_trip` with pauses of some seconds."""
         self._thread = threading.Thread(target=self._run, args=(round_trip, pause), daemon=True)
         self._thread.start()
 
     def is_silent(self, seconds: float) -> bool:
-        """Whether nothing has come through for some seconds: to be asked at short intervals."""
+        """Whether nothing has come through for some seconds; call it at short intervals."""
         if self._silence() < seconds:
             return False
-        # A number also waits while this process is too busy to compute. Then this waits as well,
-        # and afterwards the number gets time to come back.
+        # A number also waits while this process is too busy to compute. Then this call waits as
+        # well, and gives the number time to come back afterwards.
         self._compute_here()
         return not self._stopped.wait(seconds / 10) and self._silence() > seconds
 
     def stop(self, seconds: float) -> None:
-        """Stops. The number that is on its way gets some seconds to come back."""
+        """Stops; a number on its way gets some seconds to come back."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(seconds)

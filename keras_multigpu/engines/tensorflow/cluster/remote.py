@@ -1,4 +1,4 @@
-"""The machines whose devices this process drives."""
+"""Connects to the machines whose devices this process drives."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TensorFlowRemote(Remote):
         return self._connection.chosen
 
     def _check_start(self, local: Address | None) -> None:
-        """Raises an error if the first connection comes too late, or if `local` changes."""
+        """Raises an error if the first connection is too late, or if `local` changes."""
         if self._local is None and has_started():
             raise RuntimeError(
                 "The first `connect` must come before TensorFlow starts, that is before the first "
@@ -109,9 +109,9 @@ class TensorFlowRemote(Remote):
             raise fault from error
 
     def _check(self, remote: Sequence[str]) -> None:
-        """Raises an error for devices of machines that are not connected, or are lost.
+        """Raises an error for devices of machines that are lost or not connected.
 
-        A lost machine is disconnected in any case: TensorFlow sends every function to all.
+        Disconnects if any machine is lost: TensorFlow sends every function to all of them.
         """
         gone = [name for name in remote if name not in self.list_devices()]
         if gone:
@@ -128,11 +128,11 @@ class TensorFlowRemote(Remote):
                 raise fault
 
 
-REMOTE = TensorFlowRemote()  # TensorFlow's runtime, too, is one for the process
+REMOTE = TensorFlowRemote()  # one per process, like TensorFlow's runtime
 
 
 def _free_address(workers: Sequence[Address]) -> Address:
-    """This machine's address on the way to the workers, and a free port.
+    """This machine's address for the workers, with a free port.
 
     Workers on other machines decide: those on this machine reach all its addresses.
     """
@@ -157,7 +157,7 @@ def greet(workers: Sequence[Address], timeout: float) -> list[Status]:
 def _greet(worker: Address, timeout: float) -> Status:
     caller = Caller(worker)
     try:
-        # The rest of the time is for finding out why there was no answer.
+        # The rest of the time is for finding out why a worker is silent.
         status = caller.ask(0.8 * timeout, patient=True)
     finally:
         caller.close()

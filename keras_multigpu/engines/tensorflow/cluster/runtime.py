@@ -1,4 +1,4 @@
-"""TensorFlow's runtime in this process: the machines that it knows, and its server."""
+"""TensorFlow's runtime in this process: its list of machines, and its server."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import socket
 
 import tensorflow as tf
 
-# If the list of machines has changed, `tf.config.experimental_connect_to_cluster` creates this
-# process's devices anew, and later assignments to variables are lost. This is the function that it
-# calls for an unchanged list; it accepts other lists too, and keeps the devices.
+# If the list of machines has changed, `tf.config.experimental_connect_to_cluster` recreates this
+# process's devices, and later assignments to variables are lost. For an unchanged list it calls
+# this function, which accepts other lists too, and keeps the devices.
 from tensorflow.python.eager import context  # noqa: TID251
 
 from keras_multigpu.engines.errors import ClusterError
@@ -19,13 +19,13 @@ from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.tensorflow.cluster.sockets import listen_only_at
 from keras_multigpu.engines.tensorflow.names import LOCAL_JOB, REMOTE_JOB
 
-# Read when the runtime starts. TensorFlow then makes separate calls, and one that does not arrive
-# is an error; in a stream of calls, it would be waited for.
+# Read when the runtime starts. With separate calls, TensorFlow raises an error if one does not
+# arrive; in a stream of calls, it would wait for it.
 _STREAMS = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
 
 
 def has_started() -> bool:
-    """Whether the runtime has created its devices; there may be variables on them."""
+    """Whether the runtime has created its devices, which may have variables."""
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     try:
         tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
@@ -36,7 +36,7 @@ def has_started() -> bool:
 
 
 def start(workers: dict[int, str], local: Address) -> None:
-    """Starts the runtime with other machines, by the numbers of their tasks."""
+    """Starts the runtime with other machines, by task number."""
     os.environ[_STREAMS] = "False"
     jobs = {LOCAL_JOB: {0: local.numeric}, REMOTE_JOB: workers}
     tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs))
@@ -60,7 +60,7 @@ def version_job() -> str:
 
 
 def start_server(address: Address, virtual_devices: int) -> None:
-    """Starts TensorFlow's server in this process, which is reached at one address only.
+    """Starts TensorFlow's server in this process, reachable at one address only.
 
     Raises:
         ClusterError: if the address or the port can't be used, or can't be closed to others.

@@ -1,8 +1,8 @@
-"""What TensorFlow has no options for, done to the sockets that it opens in this process.
+"""Works on the sockets that TensorFlow opens in this process, where it has no options.
 
 TensorFlow's server listens on every address of its machine, whatever address it gets
 (https://github.com/tensorflow/tensorflow/issues/2925): a filter on the listening socket closes the
-others. And a call to a frozen process waits for ever: shutting its connections down makes it fail.
+others. A call to a frozen process waits forever: shutting its connections down makes it fail.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _BYTES_RECEIVED = 128
 
 
 def listen_only_at(ip: str, port: int) -> None:
-    """Closes a port on which this process listens to all addresses but one.
+    """Makes a port on which this process listens reachable at one address only.
 
-    The kernel then drops what arrives at other addresses; earlier connections are ended.
+    The kernel drops packets to other addresses. Earlier connections are shut down.
 
     Raises:
         OSError: if this system has no such filters.
@@ -73,7 +73,7 @@ def bytes_moved(ip: str, port: int, own_port: int) -> int:
 
 
 class Handed:
-    """Connections that are passed to another process through a socket, each once."""
+    """Passes connections to another process through a socket, each once."""
 
     def __init__(self, target: socket.socket):
         self._target = target
@@ -129,5 +129,5 @@ def _own_sockets() -> Iterator[socket.socket]:
 
 
 def _plain(ip: str) -> str:
-    """An IPv4 address without the prefix that it has as an IPv6 address."""
+    """An IPv4 address without its IPv6 prefix."""
     return ip.removeprefix("::ffff:")

@@ -27,7 +27,7 @@ OPTIONS = [
 
 
 def watch(address: str, timeout: float, connections: list[socket.socket]) -> None:
-    """Checks a worker, and ends the connections to it when it does not answer any more."""
+    """Checks a worker, and ends the connections to it when it stops answering."""
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
         ask = channel.unary_unary(STATUS)
         heard, misses = time.monotonic(), 0

@@ -1,4 +1,4 @@
-"""A model's use of other machines: what goes wrong there raises a `ClusterError`."""
+"""Raises a `ClusterError` if a machine that a model uses fails."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Watched:
 
     def __init__(self, model: TrainedModel):
         self._model = model
-        self._used_in: int | None = None  # the number of the connection
+        self._used_in: int | None = None  # the connection's number
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """A scope for a call that computes on the model's devices."""
+        """Scope for a call that computes on the model's devices."""
         with REMOTE.watch(self._model.devices):
             self._follow_connection()
             yield
 
     @contextlib.contextmanager
     def weights(self) -> Iterator[None]:
-        """A scope that uses the weights outside a step: a worker is needed only if it has some."""
+        """Scope for using the weights outside a step: needs only the workers that have weights."""
         try:
             with REMOTE.explained():
                 yield
@@ -38,7 +38,7 @@ class Watched:
             raise
 
     def _follow_connection(self) -> None:
-        """Drops step functions that were traced in an earlier connection: they fail in this one."""
+        """Drops step functions from an earlier connection: they would fail in this one."""
         model = self._model
         is_remote = any("/" in name for name in model.devices)
         if not is_remote or self._used_in == REMOTE.serial:
@@ -51,7 +51,7 @@ class Watched:
     def _check_weights(self) -> None:
         """Raises a `ClusterError` if a weight was stored on a worker."""
         for variable in self._model.variables:
-            device = variable._value.device  # `value` would read it, and it is lost
+            device = variable._value.device  # `value` would read it from the lost worker
             if tf.DeviceSpec.from_string(device).job == REMOTE_JOB:
                 raise ClusterError(
                     short_name(device).partition("/")[0],
