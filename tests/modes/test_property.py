@@ -33,25 +33,26 @@ def _build(training):
     return model
 
 
-def in_double_precision(examples):
-    """A test of so many trainings."""
-
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        derandomize=True,
+def _draws(examples):
+    checks = list(HealthCheck)
+    return settings(
+        max_examples=examples, deadline=None, suppress_health_check=checks, derandomize=True
     )
-    @given(trainings())
-    def test(training):
-        with _double_precision():
-            _compare(training)
-
-    return test
 
 
-test_in_double_precision_nothing_is_left_of_the_difference = in_double_precision(4)
-test_the_same_in_more_trainings = pytest.mark.slow(in_double_precision(20))
+@_draws(4)
+@given(trainings())
+def test_in_double_precision_nothing_is_left_of_the_difference(training):
+    with _double_precision():
+        _compare(training)
+
+
+@pytest.mark.slow
+@_draws(20)
+@given(trainings())
+def test_more_trainings_in_double_precision(training):
+    with _double_precision():
+        _compare(training)
 
 
 def _double_precision():
