@@ -1,1 +1,1 @@
-"""Comparisons of keras_multigpu with its peers: every figure that is quoted is printed here."""
+"""Comparisons of keras_multigpu with its peers; they print every figure that the pages quote."""

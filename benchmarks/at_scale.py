@@ -2,8 +2,8 @@
 
     python -m benchmarks.at_scale
 
-Nothing is measured here. The time of a step on one GPU is an input, whose source is named; what
-crosses follows from the models; links have their nominal speeds, and copies don't overlap with
+Nothing is measured here. The time of a step on one GPU is an input with a named source. The bytes
+that cross follow from the models. Links have their nominal speeds, and copies don't overlap with
 computations unless stated. Prints Markdown.
 """
 
@@ -47,7 +47,7 @@ class Case:
     rows_per_s: float
 
     def work(self, devices: int, per_host: int) -> Workload:
-        """The work with as many rows on each of so many devices."""
+        """The work with the same number of rows on each device."""
         size = self.values * _FLOAT
         sizes = Sizes(size, size, self.tensors, 0, self.outputs, None, self.inputs)
         step = StepTime(0.0, 1 / self.rows_per_s)
@@ -101,7 +101,7 @@ def _show(one: Prediction) -> tuple[str, str]:
 
 
 def turning_points() -> str:
-    """Up to how many hosts one driver is at most 10% slower than a process per host."""
+    """The number of hosts up to which one driver is at most 10% slower than a process per host."""
     rows = []
     for case in _CASES:
         work = case.work(_PER_HOST, _PER_HOST)
@@ -125,7 +125,7 @@ def max_driver_hosts(work: Workload, link: Link, host_link: Link, most: int) -> 
 
 
 def published() -> str:
-    """Published efficiencies beside those of the same arithmetic."""
+    """Published efficiencies beside computed ones."""
     rows = []
     for case, told in _HOROVOD:
         plain, hidden = _ring(case, 512, 4, "pcie3")
@@ -138,7 +138,7 @@ def published() -> str:
 
 
 def _ring(case: Case, devices: int, per_host: int, link: str) -> tuple[float, float]:
-    """The efficiency with nothing hidden, and with all that a backward pass can hide."""
+    """The efficiency without overlap, and with all copies hidden that a backward pass can hide."""
     _, ring = predict_designs(
         case.work(devices, per_host), devices, PRESETS[link], PRESETS["ethernet25"]
     )

@@ -4,7 +4,7 @@
     python -m benchmarks.committee time --models mlp convnet --repeats 5
 
 A committee is `make_parallel(model, 4, mode="tower", replicas="independent")`. Every seed, and
-every measurement of time, is a process of its own (`committee_worker`, `step_worker`). Progress
+every measurement of time, runs in a separate process (`committee_worker`, `step_worker`). Progress
 goes to stderr, the tables to stdout.
 """
 
@@ -32,7 +32,7 @@ _TIMEOUT_S = 900.0
 
 
 def train(seed: int) -> dict[str, Any]:
-    """The scores of a seed, from a process of its own, or an `error`."""
+    """The scores of a seed, from a separate process, or an `error`."""
     request = json.dumps({"seed": seed})
     result = run_module("benchmarks.committee_worker", request, timeout=_TIMEOUT_S)
     progress(f"seed {seed}: " + (result.get("error") or f"{result['seconds']:.0f} s"))
@@ -65,7 +65,7 @@ def compare_quality(seeds: int) -> str:
 
 
 def _show(scores: Sequence[dict[str, dict[str, float]]], side: str, name: str) -> str:
-    """Mean and standard deviation of a score, with as many digits as its size asks for."""
+    """Mean and standard deviation of a score, with digits that fit its size."""
     values = [one[side][name] for one in scores]
     middle = statistics.mean(values)
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0

@@ -40,9 +40,9 @@ class Split:
     Attributes:
         x: training inputs, of shape `(rows, columns)`.
         y: training targets.
-        x_test: inputs to test with.
-        y_test: targets to test with.
-        unit: how much of the data set's own unit is 1 in the targets.
+        x_test: test inputs.
+        y_test: test targets.
+        unit: what 1 in the targets is in the data set's own unit.
     """
 
     x: np.ndarray
@@ -54,15 +54,15 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A data set, and the model and the training that all sides have in common.
+    """A data set, and the common model and training of all sides.
 
     Attributes:
         split: gives the data of a seed.
         build: makes a model.
-        mix: makes the layer by which a list of models' outputs becomes a prediction.
+        mix: makes the layer that mixes the models' outputs into a prediction.
         loss: the loss of a prediction.
         score: rates predictions by the targets; the split gives their unit.
-        epochs: after how many epochs, in batches of 32 rows, to rate it.
+        epochs: the numbers of epochs, in batches of 32 rows, after which to score.
     """
 
     split: Callable[[int], Split]
@@ -110,16 +110,16 @@ def _score_classes(split: Split, y: np.ndarray, probabilities: np.ndarray) -> di
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = _BINS) -> float:
-    """How far confidence and accuracy are apart: the expected calibration error.
+    """The expected calibration error: the distance between confidence and accuracy.
 
-    The rows are put into bins of equal width by their confidence; the result is the mean over the
-    bins, by their rows, of `|accuracy - mean confidence|` (Guo, Pleiss, Sun and Weinberger, "On
+    Rows go into bins of equal width by their confidence; the result is the mean over the bins,
+    weighted by rows, of `|accuracy - mean confidence|` (Guo, Pleiss, Sun and Weinberger, "On
     calibration of modern neural networks", 2017, equation 3).
 
     Args:
-        confidence: the probability of the class that is predicted, of shape `(rows,)`.
+        confidence: the probability of the predicted class, of shape `(rows,)`.
         right: whether that is the true class, of shape `(rows,)`.
-        bins: how many there are between 0 and 1.
+        bins: their number between 0 and 1.
     """
     numbers = np.minimum((confidence * bins).astype(int), bins - 1)
     gaps = np.bincount(numbers, weights=right - confidence, minlength=bins)
@@ -159,7 +159,7 @@ TASKS = {
 def compare(task: Task, seed: int) -> dict[int, dict[str, dict[str, float]]]:
     """The scores after each number of epochs.
 
-    Those of a single model, of two committees, and of their members alone, on average.
+    For a single model, for two committees, and for their members alone, on average.
     """
     split = task.split(seed)
     scores: dict[int, dict[str, dict[str, float]]] = {epochs: {} for epochs in task.epochs}
@@ -179,14 +179,14 @@ def compare(task: Task, seed: int) -> dict[int, dict[str, dict[str, float]]]:
 
 
 def _rate(task: Task, split: Split, prediction: np.ndarray) -> dict[str, float]:
-    """The scores of the rows to test with, and the NLL of those that it was trained on."""
+    """The scores on the test rows, and the NLL on the training rows."""
     rows = len(split.y_test)
     fitted = task.score(split, split.y, prediction[rows:])
     return task.score(split, split.y_test, prediction[:rows]) | {"training NLL": fitted["NLL"]}
 
 
 def _complete(task: Task, model: keras.Model) -> keras.Model:
-    """The model in plain Keras with a prediction as its output, as if in a committee of one."""
+    """A plain Keras model whose output is a prediction, like a committee of one."""
     return keras.Model(model.inputs, task.mix()(model.outputs))
 
 
@@ -199,9 +199,9 @@ def _committee(task: Task, model: keras.Model, loss_of: str) -> Any:
 def _train(
     task: Task, split: Split, seed: int, prepare: Callable[[Task, keras.Model], Any]
 ) -> Iterator[tuple[int, Any]]:
-    """Trains what `prepare` makes of a model, and gives it after each number of epochs.
+    """Trains the model that `prepare` returns, and yields it after each number of epochs.
 
-    The seed is that of the weights and of the order of the rows.
+    The seed sets the weights and the order of the rows.
     """
     keras.utils.set_random_seed(seed)
     model = prepare(task, task.build())
@@ -212,7 +212,7 @@ def _train(
 
 
 def score(seed: int) -> dict[str, Any]:
-    """The scores of all tasks, and the seconds that it took."""
+    """The scores of all tasks, and the seconds."""
     keras_multigpu.use_virtual_devices(_MEMBERS)
     start = time.perf_counter()
     scores = {

@@ -41,8 +41,7 @@ def measure(rounds: int, steps: int) -> dict[str, list[dict[str, Any]]]:
 def predict(step_ms: float) -> dict[str, Any]:
     """Counts the bytes and predicts the steps of both placements, in this process.
 
-    Args:
-        step_ms: the measured step on one device.
+    `step_ms` is the measured step on one device.
     """
     import keras_multigpu
     from benchmarks.step_worker import PLACEMENTS

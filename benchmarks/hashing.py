@@ -30,10 +30,10 @@ class Way:
     """One way to hash the table.
 
     Attributes:
-        name: in the table that is printed.
+        name: its name in the table.
         options: of `hashing_worker.measure`.
-        share: the part of the rows that it is given, where it is slow.
-        rivals: the names of the ways that it is compared with.
+        share: the part of the rows that it gets; less than 1 for slow ways.
+        rivals: the names of the ways to compare with.
     """
 
     name: str

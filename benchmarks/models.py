@@ -22,7 +22,7 @@ class Benchmark:
     """A model and the batch on which it is trained.
 
     Attributes:
-        build: makes the model; its outputs are logits, or probabilities where `is_softmax`.
+        build: makes the model; its outputs are logits, or probabilities if `is_softmax`.
         batch_size: rows of a batch.
         row_shape: the shape of one row of the inputs.
         vocabulary: the inputs are integers below this number; 0 for floats.
@@ -95,14 +95,14 @@ def _transformer() -> keras.Model:
 
 
 def _wide() -> keras.Model:
-    """Hashed features, of which a row has 40, as `HashEncoder` gives them."""
+    """Hashed features as `HashEncoder` makes them, 40 in a row."""
     inputs = keras.Input((40,), dtype="int32")
     x = MultiHotDense(32, _WIDTH, activation="relu")(inputs)
     return keras.Model(inputs, layers.Dense(_CLASSES)(x))
 
 
 def _deepconn() -> keras.Model:
-    """The smaller variant of an experiment on two GPUs, whose times were published."""
+    """The smaller variant of a published experiment on two GPUs."""
     return deepconn(
         _VOCABULARY,
         embedding=50,
@@ -116,7 +116,7 @@ def _deepconn() -> keras.Model:
 
 @dataclasses.dataclass(frozen=True)
 class Pairs(Benchmark):
-    """A model of two inputs that gives one number."""
+    """A model with two inputs and one number as output."""
 
     def make_batch(self) -> tuple[dict[str, np.ndarray], np.ndarray]:  # type: ignore[override]
         """Two inputs of shape `(batch_size, *row_shape)`, and ratings `(batch_size, 1)`."""

@@ -3,12 +3,12 @@
     python -m benchmarks.network --rate 1gbit --devices 4 --rounds 3
 
 The other machine is a network namespace of Linux, and the link a pair of virtual interfaces, each
-with a token bucket filter (`tc`) that sends no more than the rate: it needs root, `ip` and `tc`. A
-worker (`python -m keras_multigpu serve`) with logical CPU devices runs in the namespace, and the
-process that trains outside. Compared are: weights and gradients that cross once and are passed on
-by hubs, the same in bfloat16, and a copy to every device with each one's gradient sent back. The
-sides take turns, each in a process of its own; what crosses is counted by the interface. Progress
-goes to stderr, the table to stdout.
+with a token bucket filter (`tc`) that limits the rate: it needs root, `ip` and `tc`. A worker
+(`python -m keras_multigpu serve`) with logical CPU devices runs in the namespace, the training
+process outside. Three ways are compared: weights and gradients cross once, and hubs pass them on;
+the same in bfloat16; a copy to every device, and every device's gradient back. The sides take
+turns, each in a separate process; the interface counts the bytes. Progress goes to stderr, the
+table to stdout.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TIMEOUT_S = 600.0
 
 @contextlib.contextmanager
 def limited_link(rate: str) -> Iterator[None]:
-    """A network namespace that is reached by a link of a rate, as `tc` writes it."""
+    """A network namespace behind a link with a rate, as `tc` writes it."""
     bucket = f"root tbf rate {rate} burst 1mb latency 100ms"
     inside = f"ip netns exec {_SPACE}"
     try:
@@ -103,7 +103,7 @@ def measure(side: str, model: str, steps: int) -> dict[str, Any]:
     from keras_multigpu.engines.tensorflow import exchange
 
     if side == "naive":
-        exchange.host_of = lambda device: device  # as if each device were a host of its own
+        exchange.host_of = lambda device: device  # as if each device were a separate host
     devices = cluster.connect([f"{_WORKER}:{_PORT}"], timeout=60)
     keras.utils.set_random_seed(0)
     benchmark, clock, crossed = MODELS[model], Clock(), []
@@ -126,7 +126,7 @@ def measure(side: str, model: str, steps: int) -> dict[str, Any]:
 
 
 def _crossed() -> tuple[int, int]:
-    """The bytes that the link's interface has sent, and received."""
+    """The bytes that the link's interface has sent and received."""
     counts = pathlib.Path(f"/sys/class/net/{_HERE}/statistics")
     sent, received = (int((counts / f"{way}_bytes").read_text()) for way in ("tx", "rx"))
     return sent, received

@@ -2,9 +2,9 @@
 
     python -m benchmarks.peer_cells uneven mirrored
 
-The last line on stdout is a JSON object with the cell's text and the versions. The reference, the
-same model trained by plain Keras on one device, is computed in the same process beforehand, from
-the same initial weights and with the batches in the same order.
+The last line on stdout is a JSON object with the cell's text and the versions. The reference is the
+same model trained by plain Keras on one device, computed before in the same process, from the same
+initial weights and with the same order of batches.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ROUNDING = 1e-5
 
 
 class Peer:
-    """One way to train: what it does before a model is built, and after.
+    """One way to train: its actions before and after a model is built.
 
     Attributes:
-        wrap: makes a model that was built within `scope` ready for this side.
+        wrap: prepares a model that was built within `scope` for this side.
         scope: entered to build and to compile a model.
     """
 
@@ -48,7 +48,7 @@ class Peer:
 def start_backend() -> None:
     """Four virtual devices. Must come before the first tensor."""
     if keras.backend.backend() == "jax":
-        # Not JAX's own setting alone, with which trainings hang for want of threads.
+        # With JAX's own setting alone, trainings hang because there are too few threads.
         importlib.import_module("keras_multigpu").use_virtual_devices(_DEVICES)
         return
     tf = importlib.import_module("tensorflow")
@@ -94,7 +94,7 @@ def data(rows: int, sparse: bool = False) -> tuple[Any, np.ndarray]:
 
 
 def train(peer: Peer, x: Any, y: np.ndarray, model: keras.Model | None = None) -> keras.Model:
-    """Two epochs of SGD: of a model built in the peer's scope, or of one that is given."""
+    """Two epochs of SGD, on the given model or on one built in the peer's scope."""
     with peer.scope():
         model = peer.wrap(model or build(sparse=scipy.sparse.issparse(x)))
         model.compile("sgd", "mse")
@@ -139,20 +139,20 @@ def few_rows(peer: Peer) -> str:
 
 
 def csr(peer: Peer) -> str:
-    """A SciPy CSR matrix given to `fit`, in whole batches."""
+    """A SciPy CSR matrix in `fit`, in whole batches."""
     x, y = data(_EVEN_ROWS, sparse=True)
     return compare(_difference(train(Peer(), x, y), train(peer, x, y)))
 
 
 def built_before(peer: Peer) -> str:
-    """A model that was built before anything else was said, in whole batches."""
+    """A model that was built outside the scope, in whole batches."""
     x, y = data(_EVEN_ROWS)
     model = build()
     return compare(_difference(train(Peer(), x, y), train(peer, x, y, model)))
 
 
 def several_machines(peer: Peer) -> str:
-    """Two workers, which `TF_CONFIG` names; in whole batches."""
+    """Two workers from `TF_CONFIG`, in whole batches."""
     x, y = data(_EVEN_ROWS)
     trained = train(peer, x, y)
     return compare(_difference(train(Peer(), x, y), trained))

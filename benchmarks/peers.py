@@ -2,11 +2,10 @@
 
     python -m benchmarks.peers --jax-python /path/to/an/environment/with/jax/bin/python
 
-Every cell of the table is a process of its own (`peer_cells`). A cell says by how much the result
-differs from plain Keras on one device, or which exception it ended in. Progress goes to stderr,
-the table to stdout.
+Every cell of the table runs in a separate process (`peer_cells`). A cell shows the difference from
+plain Keras on one device, or the exception. Progress goes to stderr, the table to stdout.
 
-The row of several machines is measured with `--machines` only: its two processes call each other
+Only `--machines` measures the row of several machines: its two processes call each other
 at 127.0.0.1, but TensorFlow's servers listen on every interface of the host while they run.
 """
 
@@ -47,7 +46,7 @@ _NO_JAX = {"text": "JAX not installed"}
 
 
 def run_cell(case: str, side: str, jax_python: str | None, timeout: float) -> dict[str, Any]:
-    """One cell: its `text`, and the `versions` that made it."""
+    """One cell: its `text`, and the `versions` in use."""
     if side == "jax" and jax_python is None:
         return _NO_JAX
     found = run_module(

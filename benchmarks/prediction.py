@@ -33,7 +33,7 @@ _CLOSE = 0.15
 
 
 def measure(model: str, devices: Sequence[int], steps: int, scaling: bool) -> dict[str, Any]:
-    """The figures of a model, from a process of its own, or an `error`."""
+    """The figures of a model, from a separate process, or an `error`."""
     request = {"model": model, "devices": list(devices), "steps": steps, "scaling": scaling}
     is_jax = keras.backend.backend() == "jax"
     load = os.getloadavg()[0]
@@ -92,7 +92,7 @@ def _outside(found: dict[str, Any], place: int) -> float:
 
 
 def summarize(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> str:
-    """A row with the errors of all models, and one with those of the models drawn at random."""
+    """The errors of all models, and the errors of the models drawn at random."""
     rows = []
     for name, prefix in (("all", ""), ("drawn at random", "random-")):
         cells = [
@@ -126,7 +126,7 @@ def summarize(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> 
 
 
 def compare_with_scaling(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> str:
-    """The steps that `advise` measures on devices that are here, and those of `scaling`."""
+    """The steps that `advise` measures on devices that are here, beside those of `scaling`."""
     rows = []
     for model, found in results.items():
         for count, ours, theirs in zip(
@@ -154,7 +154,7 @@ def measure_all(models: Sequence[str], options: argparse.Namespace) -> dict[str,
 
 
 def compare(results: Mapping[str, dict[str, Any]], devices: Sequence[int], steps: int) -> str:
-    """Markdown with what was predicted and what was measured."""
+    """Markdown with the predicted and the measured steps."""
     loads = [found["load"] for found in results.values()]
     setting = (
         f"- {host()}, load average {min(loads):.1f} to {max(loads):.1f}\n"

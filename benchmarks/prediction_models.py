@@ -1,4 +1,4 @@
-"""The models on which predictions are tried: chosen ones, and ones drawn at random."""
+"""The models for testing predictions: chosen ones, and ones drawn at random."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def draw(seed: int) -> Benchmark:
 
 
 def _size(random: Any, least: int, most: int) -> int:
-    """A size whose logarithm is drawn evenly."""
+    """A size with a uniformly drawn logarithm."""
     return round(float(np.exp(random.uniform(np.log(least), np.log(most)))))
 
 

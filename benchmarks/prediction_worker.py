@@ -31,7 +31,7 @@ def compare(model: str, devices: list[int], steps: int, scaling: bool) -> dict[s
     Args:
         model: a name that `prediction_models.find` knows.
         devices: the numbers of logical devices, above one.
-        steps: how many steps are timed, at least.
+        steps: the least number of steps to time.
         scaling: whether `reports.scaling` measures them too.
     """
     split_processor(max(devices))

@@ -1,8 +1,8 @@
-"""One process for each measurement, and the tables that are made of them.
+"""One process for each measurement, and tables of the results.
 
 A measurement is a module of this package, run as `python -m`, whose last line on stdout is a JSON
-object. A process of its own gives every side the same fresh start: devices can't be configured
-twice, and what one side allocates, caches or breaks never reaches the next.
+object. A separate process gives every side the same fresh start: devices can't be configured twice,
+and what one side allocates, caches or breaks doesn't affect the next.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Where in a graph it happened, as TensorFlow writes it before a message.
+# The place in a graph that TensorFlow writes before a message.
 _PLACE = re.compile(r"\{\{.*?\}\}")
 _PREFACE = ("Graph execution error:", "Detected at node", "<stack traces", 'File "')
 
@@ -33,7 +33,7 @@ def run_module(
     python: str = sys.executable,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Runs a module in a process of its own and returns the JSON object that it prints.
+    """Runs a module in a separate process and returns the JSON object that it prints.
 
     Args:
         module: the module's full name.
@@ -64,13 +64,13 @@ def answer(
     versions: Sequence[str],
     request: str | None = None,
 ) -> None:
-    """Answers a request of `run_module` by a function: the end of a process that measures.
+    """Answers a request of `run_module` by a function, in the measuring process.
 
-    What the function raises is a result too: the table shows it in place of a figure.
+    An exception is a result too: the table shows it instead of a figure.
 
     Args:
-        function: takes the request's entries by name, and gives the figures.
-        versions: modules whose versions are added, those of them that were loaded.
+        function: takes the request's entries by name, and returns the figures.
+        versions: modules whose versions are added if they were loaded.
         request: a JSON object; `None` for the first word of the command line.
     """
     try:
@@ -86,9 +86,9 @@ def answer(
 
 
 def describe(error: BaseException) -> str:
-    """An exception's type and the first line of its text that says something.
+    """An exception's type and the first meaningful line of its text.
 
-    Where it has no text, the function that raised it is named instead.
+    Without a text, it names the function that raised the exception.
     """
     lines = [_PLACE.sub("", line).strip() for line in str(error).splitlines()]
     telling = [line for line in lines if line and not line.startswith(_PREFACE)]
@@ -104,7 +104,7 @@ def shorten(text: str, length: int = 110) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface on which nothing listens at the moment."""
+    """Free ports of the loopback interface."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
@@ -120,18 +120,18 @@ def host() -> str:
 
 
 def merge_versions(results: Iterable[Mapping[str, Any]]) -> str:
-    """The versions that measurements report under `"versions"`, each library once."""
+    """The versions in the measurements' `"versions"`, each library once."""
     pairs = {pair for result in results for pair in result.get("versions", {}).items()}
     return ", ".join(f"{name} {version}" for name, version in sorted(pairs))
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table: figures to the right, the first column to the left."""
+    """A Markdown table: figures right-aligned, the first column left-aligned."""
     rules = ["---", *("---:" for _ in header[1:])]
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, rules, *escaped])
 
 
 def progress(text: str) -> None:
-    """Tells the person who waits, on stderr."""
+    """Writes a line to stderr."""
     print(text, file=sys.stderr, flush=True)

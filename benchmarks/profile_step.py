@@ -1,9 +1,9 @@
-"""Where the processor's time of a training step goes, by TensorFlow's own profiler.
+"""Where the processor time of a training step goes, by TensorFlow's profiler.
 
     python -m benchmarks.profile_step --models mlp convnet --devices 2 8
 
-Times are those of all threads together, on logical CPU devices with one intra-op thread each; what
-waits is not counted. Every measurement is a process of its own.
+Times are sums over all threads, on logical CPU devices with one intra-op thread each, without
+waiting. Every measurement runs in a separate process.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from benchmarks.processes import (
     run_module,
 )
 
-# What an operation does, by its name in the graph: the first that fits. Replicas with loops are
-# functions apart, whose names begin with the model's, or with `gradients`.
+# What an operation does, by its name in the graph: the first match. Replicas with loops are
+# separate functions, whose names begin with the model's, or with `gradients`.
 KINDS = {
     "sends between devices": r":_(Send|Recv|HostSend|HostRecv)$",
     "backwards": r"gradients(_\d+)?/.*PartitionedCall|^gradients/",
@@ -48,7 +48,7 @@ _WARM_UP = 3
 
 
 class Profiler(keras.callbacks.Callback):
-    """Profiles the batches after those that warm up."""
+    """Profiles the batches after the warm-up."""
 
     def __init__(self, folder: str):
         super().__init__()
@@ -70,7 +70,7 @@ class Profiler(keras.callbacks.Callback):
 
 
 def measure(model: str, devices: int, steps: int) -> dict[str, Any]:
-    """The milliseconds of a step by kind, and each operation's own under `"operations"`."""
+    """The milliseconds of a step by kind, and each operation's under `"operations"`."""
     import tensorflow as tf
 
     import keras_multigpu
@@ -96,8 +96,8 @@ def measure(model: str, devices: int, steps: int) -> dict[str, Any]:
 
 
 def _own_times(profile: bytes) -> Iterator[tuple[str, float]]:
-    """Every event's name and milliseconds, without those of the events within it."""
-    # TensorFlow has no other reader of the files that its profiler writes.
+    """Every event's name and milliseconds, without the events within it."""
+    # TensorFlow has no other reader for its profiler's files.
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace.FromString(profile)
@@ -105,7 +105,7 @@ def _own_times(profile: bytes) -> Iterator[tuple[str, float]]:
         if plane.name != "/host:CPU":
             continue
         for line in plane.lines:
-            ends: list[tuple[float, str]] = []  # of the events around, the innermost last
+            ends: list[tuple[float, str]] = []  # the enclosing events, the innermost last
             for event in sorted(line.events, key=lambda one: (one.offset_ps, -one.duration_ps)):
                 name = plane.event_metadata[event.metadata_id].name.partition("#")[0]
                 while ends and ends[-1][0] <= event.offset_ps:

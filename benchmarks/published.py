@@ -1,6 +1,6 @@
 """Compares published step times with what `reports.advise` computes from their descriptions.
 
-Only the models' layers and the times were published. The rest is assumed, and the tables say so.
+Only the models' layers and the times were published. The tables state the other assumptions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AUTOENCODER = ((1, 2, 3, 4), (857.7, 562.5, 384.4, 263.6), (0.0281, 0.0283, 0.0
 
 
 def deepconn() -> str:
-    """The epochs of DeepCoNN on two GPUs: as published, and as predicted."""
+    """The epochs of DeepCoNN on two GPUs: published and predicted."""
     rows = [["one device", f"{_ONE:.1f}", *["-"] * 6]]
     for name, published, share, values, copies in (
         ("a branch on each", _BRANCHES, 0.20, _DENSE, 1),
@@ -69,7 +69,7 @@ fitted to the time on two devices, stands for both."""
 
 
 def autoencoder() -> str:
-    """The trainings of the autoencoder on 1 to 4 GPUs: as published, and as predicted."""
+    """The trainings of the autoencoder on 1 to 4 GPUs: published and predicted."""
     counts, seconds, losses = _AUTOENCODER
     report = ScalingReport.from_figures(counts, seconds, losses)
     lost = 2 * (seconds[1] - seconds[0] / 2)

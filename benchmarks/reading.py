@@ -117,7 +117,7 @@ WAYS = {"arrow_csv": _arrow_csv, "arrow_parquet": _arrow_parquet, "ours": _ours}
 
 
 def measure(way: str, path: str, small: str, rows: int) -> dict[str, Any]:
-    """Rows per second of processor time in a scan and in an epoch, and the memory that is added."""
+    """Rows per second of processor time in a scan and in an epoch, and the added memory."""
     pa.set_cpu_count(1)
     for warm_up in WAYS[way](small, rows).values():
         warm_up()
@@ -134,7 +134,7 @@ def measure(way: str, path: str, small: str, rows: int) -> dict[str, Any]:
 
 
 def _reset_peak_mib() -> float:
-    """The memory of this process, after setting its peak back."""
+    """The memory of this process, after resetting its peak."""
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     return _memory_mib("VmRSS")
 

@@ -1,8 +1,8 @@
-"""How far rounding alone carries a training: rows turned round on one device, and four devices.
+"""How far rounding alone moves the weights: reversed rows on one device, and four devices.
 
 Two conv nets are trained on scikit-learn's digits for five epochs, three times each: on one device,
-on one device with the rows of every batch in reverse, and on four virtual devices. Neither of the
-last two computes anything else than the first; only the order of floating-point sums differs.
+on one device with the rows of every batch reversed, and on four virtual devices. All three compute
+the same; only the order of floating-point sums differs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def build(activation: str, pooling: type[keras.Layer]) -> keras.Model:
 
 
 def train(model: keras.Model, images: np.ndarray, labels: np.ndarray, step: int) -> keras.Model:
-    """Trains for five epochs; `step` is 1, or -1 for the rows of each batch in reverse."""
+    """Trains for five epochs; `step` is 1, or -1 to reverse the rows of each batch."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.1), loss)
     rng = np.random.default_rng(0)

@@ -1,8 +1,8 @@
 """How the work of a step is spread over the devices on JAX, layer by layer.
 
-Prints, for every layer of `keras.layers` and every model of `keras.applications`, the operations
-(as XLA counts them in the compiled step) of one of four devices, as a share of those of one device
-alone: 0.25 is perfect, 1.00 means that each device computes the whole batch. Run it with
+For every layer of `keras.layers` and every model of `keras.applications`, prints the operations of
+one of four devices (as XLA counts them in the compiled step), divided by the operations of a single
+device: 0.25 is perfect, 1.00 means that each device computes the whole batch. Run it with
 
     KERAS_BACKEND=jax python -m benchmarks.spread [--part layers|applications] [name ...]
 """
@@ -25,11 +25,11 @@ from keras_multigpu import make_parallel, use_virtual_devices
 _DEVICES = 4
 _ROWS = 16
 _SIZE = 32  # pixels of the applications' images, where they take so few
-# Compiling takes most of the time; what the compiled code does is the same.
+# Compiling takes most of the time; these options don't change what the code does.
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 _IMAGE, _ROW, _TIME, _CUBE = (16, 16, 8), (64,), (32, 16), (8, 8, 8, 4)
-# The arguments of layers that need some, and the shape of their inputs where it matters.
+# Required arguments of layers, and the shape of their inputs if it matters.
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "Activation": {"activation": "gelu"},
     "Cropping1D": {"cropping": 2},
@@ -85,7 +85,7 @@ _OF_SEVERAL |= {"Maximum", "Minimum", "Multiply", "Subtract"}
 
 
 def layer_makers() -> dict[str, Callable[[], keras.Layer] | None]:
-    """What makes each layer of `keras.layers`; `None` where it needs more than arguments."""
+    """A maker for each layer of `keras.layers`; `None` if arguments alone don't suffice."""
     makers: dict[str, Callable[[], keras.Layer] | None] = {}
     seen: set[Any] = set()
     for _, cls in inspect.getmembers(keras.layers, inspect.isclass):
@@ -143,7 +143,7 @@ def _is_image(name: str) -> bool:
 
 
 def layer_model(name: str, make: Callable[[], keras.Layer]) -> tuple[keras.Model, Any]:
-    """A model of one layer and a dense one behind it, and a batch of inputs."""
+    """A model of one layer followed by a dense one, and a batch of inputs."""
     keras.utils.set_random_seed(1)
     layer, shape = make(), _input_shape(name)
     is_indices = name in _OF_INDICES
@@ -164,7 +164,7 @@ def layer_model(name: str, make: Callable[[], keras.Layer]) -> tuple[keras.Model
 
 
 def application_model(make: Any) -> tuple[keras.Model, Any]:
-    """A model of `keras.applications`, and a batch of images as small as it takes."""
+    """A model of `keras.applications`, and a batch of its smallest images."""
     for size in (_SIZE, 75, 224, 331):
         try:
             model = make(
@@ -178,7 +178,7 @@ def application_model(make: Any) -> tuple[keras.Model, Any]:
 
 
 def measure(model: keras.Model, x: Any, training: bool) -> float:
-    """The operations of a device in a compiled step on several, in those on one alone."""
+    """A device's operations in a compiled step on several, divided by those on one."""
     alone = _operations(model, x, training)
     return _operations(make_parallel(model, _DEVICES), x, training) / max(alone, 1)
 
@@ -203,7 +203,7 @@ def _operations(model: Any, x: Any, training: bool) -> float:
 
 
 def rows(part: str, names: list[str]) -> Iterator[str]:
-    """The lines of a table, as they are measured."""
+    """The lines of a table, one by one as they are measured."""
     if part == "layers":
         makers: dict[str, Any] = dict(layer_makers())
     else:
@@ -225,7 +225,7 @@ def _row(part: str, name: str, make: Any) -> str:
                 shares.append("")
                 continue
             shares.append(f"{measure(model, x, training):.2f}")
-        except Exception as error:  # of a layer that takes no such input: told in the table
+        except Exception as error:  # the layer doesn't take this input; the table says so
             shares.append("")
             note = f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"
     return f"| {name} | {shares[0]} | {shares[1]} | {note} |"

@@ -1,4 +1,4 @@
-"""Draws the figures of `step_time`: our time over the peer's, a bar for each model and count.
+"""Draws the figures of `step_time`: our time over the peer's, one bar per model and device count.
 
 python -m benchmarks.step_time --json figures.json
 python -m benchmarks.step_chart figures.json docs/step_time.svg
@@ -18,7 +18,7 @@ _COLORS = ("#4c72b0", "#dd8452", "#55a868")
 
 
 def draw(results: list[dict], environment: dict[str, str], title: str, peer: str) -> Figure:
-    """The chart: the median of the rounds, and the rounds as points on it."""
+    """The chart: bars for the median of the rounds, points for the rounds."""
     figures = Figures(results)
     models = list(dict.fromkeys(result["model"] for result in results))
     counts = sorted({one["devices"] for one in results if one["side"] == peer})

@@ -4,9 +4,9 @@
     python -m benchmarks.step_time --call predict
     KERAS_BACKEND=jax python -m benchmarks.step_time --models mlp --devices 2 8
 
-Every measurement is a process of its own (`step_worker`), on logical CPU devices with one thread
-each. The sides take turns, round by round, so that what else the machine does meets them alike;
-ratios are formed within a round. Progress goes to stderr, the tables to stdout.
+Every measurement runs in a separate process (`step_worker`), on logical CPU devices with one thread
+each. The sides take turns, round by round, so that other work on the machine affects them alike;
+ratios are computed within a round. Progress goes to stderr, the tables to stdout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.processes import host, markdown_table, merge_versions, progress,
 
 _BACKEND = keras.backend.backend()
 _PEERS = {"tensorflow": ("mirrored", "MirroredStrategy"), "jax": ("distributed", "DataParallel")}
-# One thread works on an operation, as if each device were one core.
+# One thread per operation, as if each device were one core.
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 FIGURES = {
     "step_ms": (
@@ -42,10 +42,10 @@ _TIMEOUT_S = 900.0
 def turns(
     models: Sequence[str], devices: Sequence[int], repeats: int, sides: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """What to measure, in order: within a round each side once for every number of devices.
+    """The measurements in order: within a round, each side once for every number of devices.
 
     Plain Keras runs on one device, once a round. The backend's own way is left out on one
-    device, where plain Keras is the one to compare with.
+    device, where we compare with plain Keras.
     """
     for model in models:
         for number in range(repeats):
@@ -58,14 +58,14 @@ def turns(
 
 
 def measure(turn: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    """Takes one turn in a process of its own.
+    """Takes one turn in a separate process.
 
     Args:
         turn: one of `turns`.
         **settings: other arguments of `step_worker.measure`.
 
     Returns:
-        The turn, with the figures named in `FIGURES` and every step's, or with an `error`.
+        The turn, with the figures named in `FIGURES` and every step's figures, or with an `error`.
     """
     request = {key: turn[key] for key in ("model", "side", "devices")}
     request |= settings
@@ -101,7 +101,7 @@ class Figures:
         }
 
     def show(self, key: str, model: str, side: str, devices: int) -> str:
-        """Median and spread over the rounds, an error, or `-` where nothing was measured."""
+        """Median and spread over the rounds, an error, or `-` if nothing was measured."""
         found = self.find(model, side, devices).values()
         values = [result[key] for result in found if key in result]
         if values:
@@ -109,7 +109,7 @@ class Figures:
         return next((result["error"] for result in found), "-")
 
     def ratio(self, key: str, model: str, side: str, devices: int, of: str = "ours") -> str:
-        """Median and spread of the figure of a side of ours over another's in the same round."""
+        """Median and spread of the ratio of our figure to another side's in the same round."""
         ratios = self.ratios(key, model, side, devices, of)
         return _median_and_spread(ratios, digits=2) if ratios else "-"
 

@@ -3,8 +3,8 @@
     python -m benchmarks.step_worker '{"side": "ours", "model": "mlp", "devices": 2, "steps": 10}'
 
 The last line on stdout is a JSON object: the milliseconds of every step (`all_steps_ms`),
-the processor's milliseconds in every step (`all_cpu_ms`, all threads together), the seconds until
-the first step was done (`first_s`), the most memory that the process had (`peak_mb`), and the
+the processor time of every step in milliseconds (`all_cpu_ms`, all threads together), the seconds
+until the end of the first step (`first_s`), the peak memory of the process (`peak_mb`), and the
 versions.
 """
 
@@ -45,9 +45,9 @@ class Clock(keras.callbacks.Callback):
 
 
 def split_processor(devices: int) -> None:
-    """Makes logical CPU devices; one thread works on an operation, as if each were one core.
+    """Makes logical CPU devices with one thread per operation, as if each were one core.
 
-    With JAX the thread is a matter of the flags in `step_time`.
+    With JAX the flags in `step_time` set the thread.
     """
     keras_multigpu.use_virtual_devices(devices)
     if _BACKEND == "tensorflow":
@@ -57,7 +57,7 @@ def split_processor(devices: int) -> None:
 
 
 def _data(batch: tuple[Any, Any], steps: int, call: str) -> dict[str, Any]:
-    """The arguments of `fit`, say, for so many steps on one batch, which stays in memory."""
+    """The arguments of a loop (`fit`, ...) for steps on one batch, which stays in memory."""
     if _BACKEND == "jax":
         length = "steps_per_epoch" if call == "fit" else "steps"
         return {"x": (batch for _ in range(steps)), length: steps}
@@ -66,7 +66,7 @@ def _data(batch: tuple[Any, Any], steps: int, call: str) -> dict[str, Any]:
     return {"x": tf.data.Dataset.from_tensors(batch).repeat(steps)}
 
 
-# The layers on the second device: one review's, or those at every other place.
+# The layers on the second device: one review's, or every other layer.
 PLACEMENTS = {
     "branches": None,
     "alternating": {".*_embedding": 1, ".*_conv": 0, ".*_max": 1, ".*_dense": 0, "match": 1},
@@ -74,7 +74,7 @@ PLACEMENTS = {
 
 
 def _compiled(benchmark: Benchmark, side: str, devices: int, jit: bool) -> list[keras.Model]:
-    """The models of one side, ready to be trained one after the other."""
+    """The models of one side, compiled, to be trained one after the other."""
     if side == "separate":
         return [_compiled(benchmark, "plain", 1, jit)[0] for _ in range(devices)]
     if side == "distributed":
@@ -112,8 +112,8 @@ def measure(
             models, trained one after the other: a step is then one of each, added up;
             `"branches"` or `"alternating"`, a placement of the layers of `"deepconn"`.
         model: a name in `MODELS`, or `"deepconn"`.
-        devices: how many logical devices there are; plain models use the first.
-        steps: how many steps to time, after the first one and those that warm up.
+        devices: the number of logical devices; plain models use the first.
+        steps: the number of steps to time, after the first one and the warm-up.
         jit: compile with XLA, as JAX always does.
         call: which of the three.
     """

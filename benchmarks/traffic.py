@@ -1,10 +1,10 @@
-"""What crosses between devices in a training step of data mode, counted, beside the least.
+"""Counts what crosses between devices in a training step of data mode, beside the lower bound.
 
     python -m benchmarks.traffic --models mlp convnet text --devices 2 4 8
     KERAS_BACKEND=jax python -m benchmarks.traffic
 
-Nothing is timed: the counts hold for GPUs too. P are the bytes of the weights that are trained;
-over all devices 2 x P x (n - 1) have to cross, and 2 x P x (n - 1) / n into and out of each.
+Nothing is timed: the counts hold for GPUs too. For trained weights of P bytes, at least
+2 x P x (n - 1) bytes cross over all devices, and 2 x P x (n - 1) / n into and out of each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BETWEEN = ("weights", "gradients", "activations", "other")
 
 
 def count(model: str, devices: int, wire_dtype: str | None) -> TransfersReport:
-    """The transfers of a model's training step on so many devices."""
+    """The transfers of a model's training step on several devices."""
     benchmark = MODELS[model]
     options = {"wire_dtype": wire_dtype} if wire_dtype else {}
     parallel = keras_multigpu.make_parallel(benchmark.build(), devices, **options)

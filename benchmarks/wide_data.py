@@ -13,7 +13,7 @@ _ROW_GROUP = 2**17
 
 
 def cardinalities(largest: int = 100_000) -> dict[str, int]:
-    """The number of values of each column: from 10 to the largest, in equal ratios."""
+    """The number of values of each column: a geometric series from 10 to the largest."""
     counts = np.geomspace(10, largest, COLUMNS).round().astype(int)
     return {f"column_{number}": int(count) for number, count in enumerate(counts)}
 

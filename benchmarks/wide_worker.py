@@ -42,8 +42,8 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
         side: `"dense"`, rows made dense batch by batch; `"csr"`, a SciPy CSR matrix; `"indices"`,
             ours; `"sparse"`, ours with sparse gradients.
         model: `"hidden"`, 32 units and Adam; or `"linear"`, Ftrl.
-        rows: how many examples there are in an epoch.
-        devices: how many virtual devices.
+        rows: the number of examples in an epoch.
+        devices: the number of virtual devices.
     """
     import keras
 

@@ -1,10 +1,10 @@
-"""What weights and gradients that cross in half precision do to a training, and what they spare.
+"""The effect of sending weights and gradients in half precision: on a training, and on bytes.
 
     python -m benchmarks.wire --seeds 5
 
-scikit-learn's digits, half of the rows to test with; two hidden layers of 64, 50 epochs of Adam in
-batches of 32. A seed sets the split, the initial weights and the order of the rows; all sides have
-the same. Nothing is timed: accuracy and bytes hold for GPUs too.
+The data are scikit-learn's digits, half of the rows for testing; two hidden layers of 64, 50 epochs
+of Adam in batches of 32. A seed sets the split, the initial weights and the order of the rows, the
+same for all sides. Nothing is timed: accuracy and bytes hold for GPUs too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIDES = {"one device": None, "own type": None, "bfloat16": "bfloat16", "float16"
 
 
 def train(seed: int, side: str) -> dict[str, float]:
-    """The scores of one training, with the kB of weights and gradients that a step sends."""
+    """The scores of one training, and the kB of weights and gradients that a step sends."""
     x, y = load_digits(return_X_y=True)
     x, x_test, y, y_test = train_test_split(x / 16, y, test_size=0.5, random_state=seed, stratify=y)
     keras.utils.set_random_seed(seed)

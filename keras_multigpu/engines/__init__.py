@@ -1,7 +1,6 @@
-"""The only rooms that know a backend: one engine each, one contract for all.
+"""The only packages that know a backend: one engine each, one contract for all.
 
-The first import of Keras happens here, so that a missing backend is answered with the
-extra that brings it.
+Keras is imported here first, so that the error for a missing backend names the extra to install.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def current() -> Engine:
     """The engine of the Keras backend in use.
 
     Raises:
-        RuntimeError: if the backend is one on which models can't be made parallel.
+        RuntimeError: if there is no engine for the backend.
     """
     return _engine(keras.backend.backend())
 

@@ -1,4 +1,4 @@
-"""What Keras hangs on tensors, to be carried along wherever tensors are cut or put together."""
+"""What Keras attaches to tensors: masks and logits, kept where tensors are cut or joined."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import keras
 from keras_multigpu.engines.values import Tensor
 
 _LOGITS = "_keras_logits"
-"""What a softmax or sigmoid was taken of: losses of classes are computed from it (TensorFlow)."""
+"""The input of a softmax or sigmoid, from which Keras computes cross entropy (TensorFlow)."""
 
 
 def get_mask(tensor: Tensor) -> Tensor | None:
     """The Keras mask that a tensor carries, if any.
 
-    The attribute is the one of Keras's guide "Masking and padding"; Keras exports no reader. For
-    tensors that take no attributes (those of JAX) it keeps a table, which its layers read.
+    Keras's guide "Masking and padding" names the attribute; Keras exports no reader. Tensors of
+    JAX take no attributes: for them Keras keeps a table, which its layers read.
     """
     if hasattr(tensor, "__dict__") or not keras.ops.is_tensor(tensor):
         return getattr(tensor, "_keras_mask", None)
@@ -36,13 +36,13 @@ def set_mask(tensor: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def get_attributes(tensor: Tensor) -> dict[str, Tensor]:
-    """Everything that Keras hung on a tensor, by name."""
+    """Everything that Keras attached to a tensor, by name."""
     found = {"mask": get_mask(tensor), "logits": getattr(tensor, _LOGITS, None)}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def set_attributes(tensor: Tensor, attributes: dict[str, Tensor]) -> Tensor:
-    """Hangs on a tensor what `get_attributes` gave, and returns it."""
+    """Attaches the result of `get_attributes` to a tensor, and returns the tensor."""
     set_mask(tensor, attributes.get("mask"))
     if "logits" in attributes:
         setattr(tensor, _LOGITS, attributes["logits"])
@@ -50,7 +50,7 @@ def set_attributes(tensor: Tensor, attributes: dict[str, Tensor]) -> Tensor:
 
 
 def with_attributes(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """A function's value for some tensors, and the same for what hangs on them."""
+    """Applies a function to tensors, and to what Keras attached to them."""
     own: Sequence[dict[str, Tensor]] = [get_attributes(tensor) for tensor in tensors]
     names = [name for name in own[0] if all(name in one for one in own)]
     values: dict[str, Any] = {name: function(*(one[name] for one in own)) for name in names}

@@ -1,8 +1,8 @@
-"""How the values of replicas make the one value of the whole batch: as a mean, a sum, ...
+"""The rules that merge the replicas' values into the whole batch's: a mean, a sum, ...
 
-A loss or a new state is a number by the time a replica has computed it, and does not show how it
-came about. So it is computed twice on rows made for it: for all the rows together and for two
-parts of them. `find_kinds` says which rules give the first from the others.
+A loss or a new state is a number that does not show how it was computed. So it is computed on
+made-up rows: for all rows together, and for two parts of them. `find_kinds` returns the rules that
+merge the parts' values into the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAME, MEAN, SUM, MAXIMUM, MINIMUM, ROWS = "same", "mean", "sum", "maximum", "min
 def find_kinds(
     whole: Any, parts: Values, counts: Sequence[int], before: Any = None, is_half: bool = False
 ) -> set[str]:
-    """The rules by which the parts' values make the value of the whole."""
+    """The rules that merge the parts' values into the value of the whole."""
 
     def is_close(first: Any, second: Any) -> bool:
         return _is_close(first, second, is_half)
@@ -48,7 +48,7 @@ def find_kinds(
 
 
 def _is_close(first: Any, second: Any, is_half: bool) -> bool:
-    """Whether two arrays agree but for rounding; what is not a number agrees with itself."""
+    """Whether two arrays are equal within rounding; NaN equals NaN, infinity infinity."""
     first, second = np.asarray(first), np.asarray(second)
     if first.shape != second.shape:
         return False
@@ -58,8 +58,8 @@ def _is_close(first: Any, second: Any, is_half: bool) -> bool:
         return bool(np.all(first == second))
     first, second = (np.nan_to_num(values, posinf=0.0, neginf=0.0) for values in (first, second))
     size = np.maximum(np.abs(first), np.abs(second))
-    # Beside the largest value of its column, and a little of the largest of all: a small column
-    # is looked at by itself, but for what rounding leaves of large numbers.
+    # Relative to the largest value of the column, plus a little of the largest of all: a small
+    # column is judged by itself, apart from the rounding of large numbers.
     relative, absolute = _tolerances(first.dtype, is_half)
     column = size.max(axis=0, initial=0.0) if size.ndim else size
     within = relative * column + absolute * size.max(initial=0.0)
@@ -67,13 +67,10 @@ def _is_close(first: Any, second: Any, is_half: bool) -> bool:
 
 
 def combine(kind: str, values: Sequence[Any], shares: Sequence[Any], before: Any = None) -> Any:
-    """The value of the whole batch, from those of the replicas.
+    """The value of the whole batch, merged from the replicas' values.
 
-    Args:
-        kind: the rule.
-        values: the replicas' values.
-        shares: each replica's part of the rows; 0 for one that has none of its own.
-        before: the value that a state had.
+    `shares` are the replicas' parts of the rows, 0 for a replica that only has a copy of a row;
+    `before` is the old value of a state.
     """
     first, *others = values
     if kind == SAME:
@@ -87,7 +84,7 @@ def combine(kind: str, values: Sequence[Any], shares: Sequence[Any], before: Any
         start = keras.ops.zeros_like(first) if before is None else before
         counted = [keras.ops.cast(keras.ops.sign(share), first.dtype) for share in shares]
         return start + sum(one * (value - start) for one, value in zip(counted, values))
-    # From the first value on: a state that is the same in all replicas does not drift.
+    # Differences from the first value: a state that is equal in all replicas does not drift.
     weights = [keras.ops.cast(share, _wide(first.dtype)) for share in shares[1:]]
     wide = [keras.ops.cast(value, _wide(first.dtype)) for value in values]
     moved = sum((w * (value - wide[0]) for w, value in zip(weights, wide[1:])), 0.0)
@@ -111,8 +108,8 @@ def _wide(dtype: Any) -> str:
 
 
 def _tolerances(dtype: Any, is_half: bool) -> tuple[float, float]:
-    """The largest difference by rounding, as a part of a column's and of all values."""
-    # In deep models some thousand times that of one operation.
+    """The largest rounding error, relative to the largest values of a column and of all."""
+    # In deep models it is some thousand times the rounding error of one operation.
     if is_half or dtype.itemsize == 2:
         return 5e-2, 1e-2
     return (1e-3, 1e-5) if dtype.itemsize == 4 else (1e-7, 1e-12)

@@ -1,4 +1,4 @@
-"""What both engines need to know of Keras's optimizers."""
+"""What both engines need to know about Keras's optimizers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Clip = Callable[[Sequence[Tensor], Sequence[keras.Variable]], list[Tensor]]
 
 
 def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
-    """The optimizers that an optimizer hands its gradients to; none for most."""
+    """The optimizers that an optimizer passes its gradients to; none for most."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return [optimizer.inner_optimizer]
     return list(getattr(optimizer, "optimizers", ()))  # of a `MultiOptimizer`
 
 
 def clip_by(optimizer: keras.Optimizer, clip: Clip) -> None:
-    """Has an optimizer clip its gradients by another function.
+    """Makes an optimizer clip its gradients with another function.
 
-    Keras clips after it has accumulated gradients and left out those that are `None`, and has no
-    public method for it.
+    Keras clips after it has accumulated gradients and dropped the missing ones (`None`), and has
+    no public method for it.
     """
     apply, noted = optimizer._backend_apply_gradients, list[keras.Variable]()
 

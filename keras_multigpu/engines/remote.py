@@ -1,4 +1,4 @@
-"""Devices of other machines that one process drives: what a backend may provide."""
+"""Devices of other machines that one process drives: optional for a backend."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Remote:
     def connect(
         self, workers: Sequence[Address], local: Address | None, timeout: float
     ) -> tuple[str, ...]:
-        """Connects to machines that serve their devices; returns the names of these.
+        """Connects to machines that serve their devices; returns the names of the devices.
 
         The workers reach this process at `local`; with `None` the engine finds an address.
         """
@@ -52,7 +52,7 @@ class Remote:
     def watch(self, devices: Sequence[str]) -> contextlib.AbstractContextManager[Any]:
         """Scope for computing on devices: raises a `ClusterError` for a lost machine.
 
-        It asks the machines first, and looks at errors as `explained` does.
+        It asks the machines first, and handles errors as `explained` does.
         """
         return contextlib.nullcontext()
 

@@ -1,4 +1,4 @@
-"""What the engines share: seeds, masks, checks, and scopes to step out of."""
+"""What the engines share: seeds, checks, structures of tensors, and a way out of scopes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SEED_STEP = 0x9E3779B9
 
 
 def check_alike(states: Sequence[Sequence[keras.Variable]]) -> None:
-    """Refuses replicas whose variables differ from those of the first one.
+    """Refuses replicas whose variables differ from the first one's in number, shape or type.
 
     Raises:
-        ValueError: if there are others, more or fewer.
+        ValueError: if any differ.
     """
     first, *others = ([(tuple(v.shape), v.dtype) for v in state] for state in states)
     for number, other in enumerate(others, start=1):
@@ -35,7 +35,7 @@ def check_alike(states: Sequence[Sequence[keras.Variable]]) -> None:
 
 
 def state_of_none(variable: keras.Variable) -> ValueError:
-    """The error for a variable that replicas assign and that is in no model's `variables`."""
+    """The error for a variable that replicas assign but that is in no model's `variables`."""
     return ValueError(
         "Each independent replica needs a state of its own, and the template assigns the variable "
         f"{variable.path!r}, which is not among its `variables`: a recurrent layer with "
@@ -46,7 +46,7 @@ def state_of_none(variable: keras.Variable) -> ValueError:
 
 
 def count_rows(tensor: Tensor) -> Tensor:
-    """The length of a tensor's first axis: a number where it is known, else a scalar tensor."""
+    """The length of a tensor's first axis: an `int` if known, else a scalar tensor."""
     return keras.ops.shape(tensor)[0]
 
 
@@ -58,7 +58,7 @@ def is_array(value: Any) -> bool:
 def split_tensors(
     structure: Any, is_part: Callable[[Any], bool] = is_array
 ) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """The tensors of a structure, and a function that puts other tensors in their places."""
+    """The tensors of a structure, and a function that replaces them."""
     flat = keras.tree.flatten(structure)
     places = [place for place, part in enumerate(flat) if is_part(part)]
 
@@ -72,10 +72,10 @@ def split_tensors(
 
 
 def in_fresh_thread(function: Callable[[], Any]) -> None:
-    """Calls a function in a new thread, outside the scopes that the caller is in.
+    """Calls a function in a new thread, outside the caller's scopes.
 
-    Keras and the backends keep their scopes per thread. A variable that is created in a scope of
-    Keras's gets its value, and its device, only when the scope ends.
+    Keras and the backends keep scopes per thread. A variable created in one of Keras's scopes gets
+    its value and its device only when the scope ends.
     """
     policy, errors = keras.config.dtype_policy(), []
 
@@ -83,7 +83,7 @@ def in_fresh_thread(function: Callable[[], Any]) -> None:
         try:
             keras.config.set_dtype_policy(policy)
             function()
-        except BaseException as error:  # handed over to the caller, whose thread it concerns
+        except BaseException as error:  # raised again in the caller's thread
             errors.append(error)
 
     thread = threading.Thread(target=run)

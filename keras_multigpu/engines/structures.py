@@ -21,13 +21,13 @@ class OpaqueError(TypeError):
 
 
 def take_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """The tensors of a structure, and the function that puts others in their places.
+    """The tensors of a structure, and a function that replaces them.
 
-    Unlike `keras.tree` it looks into dataclasses and into subclasses of `dict` too, which a
-    model's `call` may return. Plain Python values stay where they are.
+    Unlike `keras.tree` it also opens dataclasses and subclasses of `dict`, which a model's `call`
+    may return. Plain Python values stay.
 
     Raises:
-        OpaqueError: if there is an object of another kind, which may hide tensors.
+        OpaqueError: for any other object, which may hide tensors.
     """
     if keras.ops.is_tensor(value):
         return [value], lambda tensors: tensors[0]
@@ -48,7 +48,7 @@ def take_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], A
 
 
 def _open(value: Any) -> tuple[list[Any], list[Any], Callable[[dict[Any, Any]], Any]]:
-    """The names and parts of a container, and what makes one like it of other parts."""
+    """The names and parts of a container, and a function that rebuilds it from other parts."""
     if isinstance(value, Mapping):
         return list(value), list(value.values()), lambda parts: _like_mapping(value, parts)
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -1,4 +1,4 @@
-"""What replicas can't do with a template: refused, or warned of, before anything is built."""
+"""Templates that replicas can't serve: errors and warnings before anything is built."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STEPS = ("train_step", "test_step", "predict_step", "compute_loss")
 
 
 def all_layers(model: keras.Model) -> list[keras.Layer]:
-    """A model and the layers in it, also those within other layers."""
+    """A model and its layers, including nested ones."""
     return model._flatten_layers()  # Keras has no public walk over them
 
 
@@ -63,7 +63,7 @@ def check_sync_batch_norm(template: keras.Model, sync_batch_norm: bool) -> None:
 
 
 def warn_of_direct_calls(template: keras.Model) -> None:
-    """Warns of a template's own steps that call its layers without the replicas."""
+    """Warns if a custom step of the template calls layers directly, not through the replicas."""
     direct = {}
     for name in _STEPS:
         function = inspect.getattr_static(type(template), name, None)
@@ -79,11 +79,11 @@ def warn_of_direct_calls(template: keras.Model) -> None:
 
 
 def _layers_called(template: keras.Model, function: Any) -> list[str]:
-    """Names of the template's layers that a method's source calls on `self`."""
+    """The names of the template's layers that a method calls as `self.name(...)`."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
-        return []  # no source to read, in an interactive session, say
+        return []  # no source, in an interactive session, say
     called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     names = [
         func.attr

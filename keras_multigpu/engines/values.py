@@ -34,7 +34,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What one call of a template gave.
+    """The results of one call of a template.
 
     Attributes:
         outputs: the template's outputs, in its structure, with their masks.
@@ -53,12 +53,12 @@ class Plan:
     """How data mode computes a call.
 
     Attributes:
-        is_whole: run the call as it is, not in slices.
-        obstacle: why it can't be sliced, if it is run on one device for that reason.
-        doubt: why it is not certain that slices give the numbers of one device.
+        is_whole: run the whole call, without slicing.
+        obstacle: why it can't be sliced and therefore runs on one device.
+        doubt: why slices may give other numbers than one device.
         losses: the rule that merges each loss of the slices.
         updates: the rule that merges each assigned state, by the `id` of the variable.
-        trace: what the engine has traced for the call.
+        trace: what the engine traced for the call.
         finish: makes the outputs of the call from the merged outputs of the slices.
     """
 
@@ -81,8 +81,8 @@ class Transfer:
         kind: `"inputs"`, `"weights"`, `"activations"`, `"gradients"`, or `"other"`: state that
             layers keep, such as moving averages, and single numbers.
         tensor: its name in the backend's program.
-        bytes: its size; `None` where that is known only when the step runs.
-        copies: how many copies it is made in.
+        bytes: its size; `None` if known only when the step runs.
+        copies: how many copies are made.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""What all parallel models share: the template, its weights, its look."""
+"""What all parallel models share: the template, its weights, its steps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from keras_multigpu.modes.saving import SavedModel
 class ParallelModel(SavedModel):
     """A model that calls replicas of another one, its template.
 
-    It is an instance of the template's own class as well, and has the template's attributes (see
-    `OneModel` for the rule): methods that the class defines or that are set on the instance
+    It is also an instance of the template's class, and has the template's attributes (see
+    `OneModel` for the rule). Methods that the class defines or that are set on the instance
     (`train_step`, `compute_loss`, ...) act on the parallel model. Its weights are the template's
-    variables themselves, and files are written as the template would write them.
+    variables themselves, and its files are the template's.
 
     Args:
         template: the model to make parallel.
@@ -47,7 +47,7 @@ class ParallelModel(SavedModel):
         return self._parallel_devices
 
     def _parallel_run_on(self, runner: engines.Runner) -> None:
-        """Gives the model what it runs on: called once, when the mode's parts are made."""
+        """Sets the runner: called once, when the mode's parts are made."""
         self._parallel_runner = runner
         self._parallel_steps = engines.current().make_steps(self, runner)
 
@@ -58,7 +58,7 @@ class ParallelModel(SavedModel):
 
     @classmethod
     def _parallel_check(cls, options: Mapping[str, Any]) -> None:
-        """Refuses values that the mode's options can't have: implemented by each mode."""
+        """Refuses invalid values of the mode's options: implemented by each mode."""
         raise NotImplementedError
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -73,15 +73,15 @@ class ParallelModel(SavedModel):
         return True
 
     def _parallel_least_bytes(self, rows: int) -> int | None:
-        """The bytes that devices must send each other in a training step, all together.
+        """The bytes that devices must send each other in a training step, in total.
 
         A lower bound for this mode, whatever the implementation. Averaging the gradients of weights
-        of P bytes over n devices, so that all devices have the mean, takes 2 x P x (n - 1)
+        of P bytes over n devices, with the mean on all devices, takes 2 x P x (n - 1) bytes
         (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
         workstations", 2009).
 
         Returns:
-            The bytes, or `None` where no bound is known.
+            The bytes; `None` if no bound is known.
         """
         return 2 * variables_bytes(self.trainable_variables) * (len(self.devices) - 1)
 
@@ -99,7 +99,7 @@ class ParallelModel(SavedModel):
         engines.current().build(self.template, (args, kwargs))
 
     def build(self, *args: Any, **kwargs: Any) -> None:
-        """Builds the template: its arguments are the template's."""
+        """Builds the template, with the same arguments."""
         self.template.build(*args, **kwargs)
 
     @property
@@ -172,11 +172,11 @@ class ParallelModel(SavedModel):
         return self._parallel_seen(super().non_trainable_variables)
 
     def _parallel_seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
-        steps = self._parallel_steps  # there is none while the model is being made
+        steps = self._parallel_steps  # `None` while the model is being made
         return variables if steps is None else steps.seen(variables)
 
     def _parallel_retrace(self) -> None:
-        """Has the replicas traced again: the template may have changed."""
+        """Traces the replicas again: the template may have changed."""
         self._parallel_runner.retrace()
 
     def _parallel_check_change(self, method: str) -> None:

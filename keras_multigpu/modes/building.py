@@ -16,9 +16,9 @@ def build_parallel(
     mode: Any,
     request: Request,
 ) -> Any:
-    """A mode's parallel model, compiled like its template if that is compiled.
+    """A mode's parallel model, compiled if its template is.
 
-    Users' requests and files both come through here, so both are checked before anything is built.
+    Requests of users and of files both come through here, and are checked before anything is built.
     """
     check(mode, request)
     template = request.template
@@ -32,20 +32,19 @@ def build_parallel(
 def compile_like(model: keras.Model, compiled: keras.Model) -> None:
     """Compiles a model with the arguments that another one was compiled with.
 
-    The optimizer is a copy, with the other's state where both train the same weights; metrics
-    are new. A model whose class has a
-    `compile` of its own is left as it is: its arguments are not known.
+    The optimizer is a copy, with the state if both train the same weights; metrics are new. Does
+    nothing if the class overrides `compile`: its arguments are not known.
     """
     if type(compiled).compile is not keras.Model.compile:
         return
-    # Keras keeps the arguments here; `get_compile_config` serializes them, which functions and
-    # losses of the user's own don't survive.
+    # Keras keeps the arguments here; `get_compile_config` serializes them, and custom functions
+    # and losses don't survive that.
     arguments = dict(compiled._compile_config.config)
     try:
         for name in ("metrics", "weighted_metrics"):
             arguments[name] = keras.tree.map_structure(_copy_metric, arguments[name])
         arguments["optimizer"] = _copy_optimizer(compiled, model)
-    except Exception as error:  # whatever a class of the user's own raises: it is told
+    except Exception as error:  # a user's class may raise anything; the warning says it
         warnings.warn(
             f"{compiled.name!r} is compiled with an optimizer or a metric that can't be copied by "
             f"its configuration: {error!r}. Its parallel model is not compiled: compile that one, "
@@ -66,7 +65,7 @@ def _copy_optimizer(compiled: keras.Model, model: keras.Model) -> Any:
     if optimizer is None:
         return None
     copy = type(optimizer).from_config(optimizer.get_config())
-    # What is excluded from weight decay is in no configuration.
+    # No configuration contains the exclusions from weight decay.
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
         if hasattr(optimizer, name):
             setattr(copy, name, getattr(optimizer, name))
@@ -76,10 +75,10 @@ def _copy_optimizer(compiled: keras.Model, model: keras.Model) -> Any:
 
 
 def _copy_slots(optimizer: keras.Optimizer, copy: keras.Optimizer, model: keras.Model) -> None:
-    """Gives a copy of an optimizer its state, if it knows all that a model trains.
+    """Copies an optimizer's state, if it was built with all variables that the model trains.
 
-    The copy is built with the variables that the optimizer was built with: those that have been
-    frozen since are among them, so that every slot belongs to the same variable in both.
+    The copy is built with the same variables, including ones frozen since, so that every slot
+    belongs to the same variable in both.
     """
     known = optimizer._trainable_variables  # Keras has no public list of them
     if not set(map(id, model.trainable_variables)) <= set(map(id, known)):

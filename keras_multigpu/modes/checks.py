@@ -1,4 +1,4 @@
-"""Every refusal of a request, in one place: for users' requests and for files."""
+"""All checks of a request, from users and from files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ _OWN_NAMES = ("template", "devices", "mode")
 
 
 def check(mode: Any, request: engines.Request) -> None:
-    """Refuses what can't be done, before anything is built.
-
-    Args:
-        mode: the mode's class, a `ParallelModel`.
-        request: what is asked for.
+    """Checks a request for a mode (a subclass of `ParallelModel`) before anything is built.
 
     Raises:
         ValueError: if the process, the template, the options or the backend don't allow it.
@@ -29,7 +25,7 @@ def check(mode: Any, request: engines.Request) -> None:
 
 
 def _check_names(template: keras.Model, mode_names: Sequence[str]) -> None:
-    """Refuses names that mean one thing to the template and another to a parallel model."""
+    """Refuses templates with attributes that a parallel model defines, or with parallel parts."""
     own_names = (*_OWN_NAMES, *mode_names)
     clashes = [name for name in own_names if hasattr(template, name)]
     if clashes:

@@ -17,10 +17,10 @@ from keras_multigpu.modes.one_model import (
     kept_apart,
 )
 
-# What Keras calls for a step; there the template has the optimizer of its parallel model.
+# Keras's steps, in which the template has its parallel model's optimizer.
 _KERAS_STEPS = ("train_step", "test_step", "predict_step")
 _STEPS = (*_KERAS_STEPS, "stateless_call")
-# What a mode may define, and what an attribute of the template must not replace.
+# Methods of a mode, which no attribute of the template may replace.
 _MODES_OWN = ("call", "compute_loss", "get_config", *_STEPS)
 
 
@@ -33,8 +33,8 @@ def parallel_class(mode: Any, template_class: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with computing(self):
             outputs = self._parallel_call_replicas(args, kwargs)
-        # Keras knows a loss by its `id`. A replica's loss, freed by now, may have had the same
-        # `id`; the loss would then count as the template's too, and so twice.
+        # Keras identifies a loss by its `id`. A replica's loss, freed by now, may have had the same
+        # `id`; then the loss would also count as the template's, and so twice.
         for layer in self.template._flatten_layers():
             layer._loss_ids.difference_update(self._loss_ids)
         return outputs
@@ -55,12 +55,12 @@ def parallel_class(mode: Any, template_class: Any) -> Any:
 
 
 def _keep_apart(made: Any) -> None:
-    """Gives a class the properties that keep its instances' attributes from their templates'."""
+    """Adds properties for the attributes that a parallel model doesn't share with its template."""
     for name in PER_COMPILED | PER_LAYER:
         inherited = inspect.getattr_static(made, name, kept_apart)
         if inherited is kept_apart:
             setattr(made, name, kept_apart(name))
-        elif not hasattr(inherited, "__set__"):  # not a property of the user's
+        elif not hasattr(inherited, "__set__"):  # not a user's property
             setattr(made, name, kept_apart(name, inherited))
     for name in _MODES_OWN:
         definer = next(cls for cls in made.__mro__ if name in vars(cls))
@@ -85,10 +85,8 @@ class _Method(property):
 def _method(name: str, function: Any, of_class: Any) -> property:
     """A method that no attribute of an instance can replace.
 
-    Args:
-        name: its name.
-        function: the mode's; `None` for the template's, from the instance or its class.
-        of_class: what the class gives under this name.
+    `function` is the mode's; `None` for the template's, from the instance or its class. `of_class`
+    is the value on the class.
     """
 
     def get(self: Any) -> Any:
@@ -114,7 +112,7 @@ def _method(name: str, function: Any, of_class: Any) -> property:
 
 
 def _forward(name: str) -> Any:
-    """A method that changes the template; the replicas are then traced again."""
+    """A method that changes the template, and then traces the replicas again."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._parallel_check_change(name)

@@ -17,13 +17,13 @@ _SEEDS = 2**31
 
 
 def clone(template: keras.Model, number: int) -> keras.Model:
-    """A model like the template, with seeds of its own.
+    """A model like the template, with different seeds.
 
-    What training changes is initialised anew; everything else (frozen weights, moving
-    statistics, vocabularies) is the template's, as far as the template has it.
+    Trainable weights are initialized anew; everything else (frozen weights, moving statistics,
+    vocabularies) is copied from the template if it is there.
 
     Raises:
-        ValueError: if the template can't be made again from its configuration.
+        ValueError: if the template can't be rebuilt from its configuration.
     """
     _check_arguments(template)
     try:
@@ -40,7 +40,7 @@ def clone(template: keras.Model, number: int) -> keras.Model:
                 own.build_from_config(layer.get_build_config())
             if hasattr(layer, "save_assets"):
                 _copy_assets(layer, own)
-    except Exception as error:  # whatever a class of the user's own raises: it is told
+    except Exception as error:  # a user's class may raise anything; our error says it
         raise ValueError(
             "Independent replicas are made from the template's configuration. Received: "
             f"model={template!r}, from whose configuration no equal model could be made "
@@ -54,14 +54,14 @@ def clone(template: keras.Model, number: int) -> keras.Model:
 
 
 def _copy_fixed(template: keras.Model, model: keras.Model) -> None:
-    """Gives a clone the template's values of what training by gradients does not change."""
+    """Copies the template's values that gradients don't train to a clone."""
     for variable, own in zip(template.variables, model.variables):
         if not variable.trainable and "seed_generator" not in variable.path:
             own.assign(variable)
 
 
 def follow(template: keras.Model, model: keras.Model) -> None:
-    """Freezes and unfreezes a clone's layers as the template's are."""
+    """Freezes and unfreezes a clone's layers like the template's."""
     for layer, own in _pairs(template, model):
         if own.trainable != layer.trainable:
             own.trainable = layer.trainable
@@ -76,10 +76,10 @@ def _pairs(template: keras.Model, model: keras.Model) -> Iterator[tuple[Any, Any
 
 
 def _classes(template: keras.Model) -> dict[str, type]:
-    """The user's classes in a model, which need not be registered.
+    """The user's classes in a model, by name; they need not be registered.
 
     Raises:
-        ValueError: if a name stands for two classes.
+        ValueError: if two classes have the same name.
     """
     found: dict[str, type] = {}
     for layer in template._flatten_layers():
@@ -94,7 +94,7 @@ def _classes(template: keras.Model) -> dict[str, type]:
 
 
 def _check_arguments(template: keras.Model) -> None:
-    """Refuses classes whose arguments are not known: a clone would be made with the defaults."""
+    """Refuses classes with unknown arguments: a clone would get the defaults."""
     for cls in _classes(template).values():
         own_config = any("get_config" in vars(base) for base in _users(cls))
         init = next((base for base in _users(cls) if "__init__" in vars(base)), None)
@@ -116,10 +116,10 @@ def _users(cls: type) -> list[type]:
 
 
 def _adapt(config: Any, number: int, classes: dict[str, type]) -> Any:
-    """A configuration with other seeds, and without what a class would not take.
+    """A configuration with different seeds, without arguments that a class does not take.
 
-    Keras notes the name, the type and whether it is trainable for each layer, and hands them to
-    classes of the user's own too, of which many have no such arguments.
+    Keras writes `name`, `dtype` and `trainable` for each layer, and also passes them to users'
+    classes that don't have these arguments.
     """
     if isinstance(config, (list, tuple)):
         return type(config)(_adapt(part, number, classes) for part in config)
@@ -131,7 +131,7 @@ def _adapt(config: Any, number: int, classes: dict[str, type]) -> Any:
         if is_seed:
             adapted[key] = (value + number * SEED_STEP) % _SEEDS
         elif key == "shared_object_id":
-            adapted[key] = f"{value} in clone {number}"  # else one clone would be another's part
+            adapted[key] = f"{value} in clone {number}"  # else clones would share it
         else:
             adapted[key] = _adapt(value, number, classes)
     if config.get("class_name") in classes:
@@ -143,7 +143,7 @@ def _adapt(config: Any, number: int, classes: dict[str, type]) -> Any:
 
 
 def _copy_assets(layer: keras.Layer, own: keras.Layer) -> None:
-    """Hands on what a layer keeps in files rather than in weights: a vocabulary, say."""
+    """Copies what a layer saves in files besides weights: a vocabulary, say."""
     with tempfile.TemporaryDirectory() as folder:
         layer.save_assets(Path(folder))
         own.load_assets(Path(folder))
@@ -151,17 +151,17 @@ def _copy_assets(layer: keras.Layer, own: keras.Layer) -> None:
 
 @keras.ops.custom_gradient
 def mean_of_apart(*losses: Any) -> Any:
-    """The mean of losses of which each is minimised by itself: the gradient is that of the sum."""
+    """The mean of losses, with the gradient of their sum: each loss is minimized separately."""
 
     def backward(*args: Any, upstream: Any = None) -> tuple[Any, ...]:
-        (upstream,) = args if upstream is None else (upstream,)  # as the backend hands it over
+        (upstream,) = args if upstream is None else (upstream,)  # by the backend
         return (upstream,) * len(losses)
 
     return sum(losses) / len(losses), backward
 
 
 def check_loss_scale(optimizer: keras.Optimizer) -> None:
-    """Warns of an optimizer that skips steps: it skips them for all members."""
+    """Warns of an optimizer that skips steps, because it skips them for all members."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         warnings.warn(
             "Where gradients overflow, a `LossScaleOptimizer` skips the step. With "

@@ -19,16 +19,16 @@ from keras_multigpu.modes.base import ParallelModel
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class DataParallel(ParallelModel):
-    """The maths of one device on n devices: a slice of the batch for each.
+    """Computes on n devices what one device would: each takes a slice of the batch.
 
     Args:
         template: the model to make parallel.
         devices: the devices to use, as `keras_multigpu.list_devices` names them.
         wire_dtype: the type in which trainable weights and their gradients cross between
             devices: `None` (their own), `"bfloat16"` or `"float16"`. Must be `None` on JAX, whose
-            compiler chooses what crosses; a file saved with another loads there with a warning.
-        sync_batch_norm: let every `BatchNormalization` see the whole batch in training, as
-            those built with `synchronized=True` do. On JAX they always do.
+            compiler chooses what crosses; files saved with another value load there with a warning.
+        sync_batch_norm: let every `BatchNormalization` see the whole batch in training, as with
+            `synchronized=True`. On JAX they always do.
     """
 
     mode = "data"
@@ -61,7 +61,7 @@ class DataParallel(ParallelModel):
         plan = runner.plan(call, compiled=self.jit_compile)
         if plan.is_whole:
             (result,) = runner.run([call], [None], plan)
-            self._parallel_warn_of(plan)  # after the call, whose own error comes first
+            self._parallel_warn_of(plan)  # after the call: its error comes first
             return result.outputs
         slices = _slice(call, len(self.devices))
         results = runner.run(slices.calls, slices.sizes, plan)
@@ -71,11 +71,11 @@ class DataParallel(ParallelModel):
         return plan.finish(_merge_outputs(results, slices))
 
     def stateless_call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model with the values of its variables given, as Keras does."""
+        """Calls the model with given values of its variables, as Keras does."""
         return self._parallel_runner.stateless_call(super().stateless_call, args, kwargs)
 
     def _parallel_warn_of(self, plan: engines.Plan) -> None:
-        """Warns once of what keeps the model from using its devices, or makes that uncertain."""
+        """Warns once if the model can't use its devices, or if its results may differ."""
         if len(self.devices) == 1:
             return
         if plan.obstacle:
@@ -111,7 +111,7 @@ class DataParallel(ParallelModel):
     def _parallel_add_losses(
         self, results: Sequence[engines.Result], slices: _Slices, plan: engines.Plan
     ) -> None:
-        """Adds the losses of the whole batch, merged from those of the slices."""
+        """Adds the losses of the whole batch, merged from the slices' losses."""
         for rule, losses in zip(plan.losses, zip(*(result.losses for result in results))):
             if rule == engines.ROWS:
                 loss = BatchMerge(name="merge_loss")(losses, whole=slices.whole)
@@ -127,8 +127,8 @@ class _Slices:
 
     Attributes:
         calls: the arguments of each replica.
-        sizes: the rows that belong to each; 0 for one beyond the last row, which has a copy of it.
-        shares: the part of the batch that these are.
+        sizes: the rows that belong to each; 0 if a replica only has a copy of the last row.
+        shares: each size as a part of the batch.
         whole: the tensors of the whole call.
     """
 
@@ -139,7 +139,7 @@ class _Slices:
 
 
 def _slice(call: Any, count: int) -> _Slices:
-    """Cuts a call for so many replicas, on the host: each device is sent its slice only."""
+    """Cuts a call into `count` slices, on the host, so that each device receives only its slice."""
     tensors, restore = split_tensors(call, keras.ops.is_tensor)
     with engines.current().on_device("cpu:0"):
         parts = BatchSlice(count, name="slice")(tensors)
@@ -147,7 +147,7 @@ def _slice(call: Any, count: int) -> _Slices:
     sizes = [slice_bounds(rows, index, count)[1] for index in range(count)]
     total = keras.ops.cast(keras.ops.maximum(rows, 1), "float64")
     shares = [keras.ops.cast(size, "float64") / total for size in sizes]
-    # Of a batch without rows, the first replica's results are those of one device.
+    # For a batch without rows, the first replica's results equal those of one device.
     shares[0] = keras.ops.where(keras.ops.equal(rows, 0), keras.ops.ones_like(total), shares[0])
     return _Slices([restore(part) for part in parts], sizes, shares, tensors)
 

@@ -18,12 +18,12 @@ from keras_multigpu.modes.base import ParallelModel
 
 @dataclasses.dataclass
 class LatestUse:
-    """What a mixed model remembers of its latest use.
+    """What a mixed model remembers from its latest use.
 
     Attributes:
         symbolic_outputs: the mix's symbolic outputs, if the template has symbolic outputs.
-        unmixed: `None` if the mix is wanted; else the `training` with which each replica is to
-            give its own outputs.
+        unmixed: `None` for the mix; for single replicas, the `training` argument of
+            their calls.
         mixed: the outputs of the latest call.
         outputs: the replicas' outputs that were mixed.
     """
@@ -53,7 +53,7 @@ class MixedModel(ParallelModel):
         return [*self._parallel_clones, *([] if mix is None else [mix])]
 
     def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The parts that `tf.train.Checkpoint` writes: the template's, the clones and the mix."""
+        """What `tf.train.Checkpoint` writes: the template's parts, the clones and the mix."""
         children = super()._trackable_children(*args, **kwargs)
         added = {f"parallel_{n}": layer for n, layer in enumerate(self._parallel_layers())}
         return {**children, **added}
@@ -62,8 +62,8 @@ class MixedModel(ParallelModel):
     def mix(self) -> keras.Layer:
         """The layer that mixes the outputs.
 
-        It can be set to all that the option `mix` takes. The model must then be compiled again
-        if the old layer or the new one has weights.
+        Set it to any value of the option `mix`. Compile the model again if the old or the new layer
+        has weights.
         """
         return self._parallel_mix
 
@@ -78,7 +78,7 @@ class MixedModel(ParallelModel):
             self.compiled = False
 
     def _parallel_build_mix(self, mix: keras.Layer) -> Any:
-        """Builds a mix for a template with symbolic inputs, and gives the symbolic outputs."""
+        """Builds a mix for a template with symbolic inputs, and returns the symbolic outputs."""
         if not self.template.built or not getattr(self.template, "inputs", None):
             return None
         inputs, _ = symbolic_ends(self.template)
@@ -93,13 +93,13 @@ class MixedModel(ParallelModel):
 
     @property
     def outputs(self) -> list[keras.KerasTensor]:
-        """The mix's symbolic outputs, of a template that has symbolic ones."""
+        """The mix's symbolic outputs, if the template has symbolic outputs."""
         self.template.outputs  # noqa: B018  the template's error where there are none
         return keras.tree.flatten(self._parallel_latest.symbolic_outputs)
 
     @property
     def output_names(self) -> list[str] | None:
-        """The template's names of the outputs, if the mix has as many."""
+        """The template's names of the outputs, if the mix has the same number."""
         names = getattr(self.template, "output_names", None)
         return names if names and len(names) == len(self.outputs) else None
 
@@ -117,12 +117,12 @@ class MixedModel(ParallelModel):
         return _call_mix(self._parallel_mix, outputs, features)
 
     def _run_through_graph(self, *args: Any, **kwargs: Any) -> Any:
-        """Copies the template's graph for `keras.models.clone_model`: the mix is no part of it."""
+        """Copies the template's graph for `keras.models.clone_model`, without the mix."""
         return self.template._run_through_graph(*args, **kwargs)
 
     @property
     def trainable(self) -> bool:
-        """Whether the template is trainable, or the mix has weights that are."""
+        """Whether the template is trainable, or the mix has trainable weights."""
         return self.template.trainable or bool(self._parallel_mix.trainable_variables)
 
     @trainable.setter
@@ -133,7 +133,7 @@ class MixedModel(ParallelModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name == "optimizer":  # compiled again: earlier traces are out of date
+        if name == "optimizer":  # compiled again: older traces are stale
             self._parallel_unmixed_functions.clear()
 
     def _parallel_retrace(self) -> None:
@@ -147,16 +147,16 @@ class MixedModel(ParallelModel):
         return keras.Model.predict_step(self, *args)
 
     def predict_replicas(self, x: Any, *, training: bool = False, **kwargs: Any) -> list[Any]:
-        """Predicts with every replica by itself.
+        """Predicts with every replica separately.
 
         Args:
             x: as in `predict`.
-            training: call the replicas as in training, so that random layers draw; nothing but
-                seeds and counters is changed. Shared replicas differ only so.
-            **kwargs: those of `predict`: `batch_size`, `verbose`, `steps`, `callbacks`.
+            training: call the replicas as in training, so that random layers draw; only seeds and
+                counters change. Shared replicas differ in nothing else.
+            **kwargs: as in `predict`: `batch_size`, `verbose`, `steps`, `callbacks`.
 
         Returns:
-            A list with what `predict` of each replica gives.
+            A list with the result of `predict` of each replica.
         """
         kept = self.predict_function
         self.predict_function = self._parallel_unmixed_functions.get(training)
@@ -173,12 +173,12 @@ class MixedModel(ParallelModel):
         Args:
             x: as in `predict`.
             training: as in `predict_replicas`.
-            **kwargs: those of `predict`.
+            **kwargs: as in `predict`.
 
         Returns:
-            In the structure of the outputs, arrays of shape `(rows,)`: the standard deviation over
-            the replicas, as the root of its mean square over all values of a sample. Of outputs
-            that are not numbers: the share of values that are not the first replica's.
+            Arrays of shape `(rows,)`, in the structure of the outputs: the standard deviation over
+            the replicas, as the root mean square over all values of a sample. For outputs that
+            are not numbers: the share of values that differ from the first replica's.
         """
         outputs = self.predict_replicas(x, training=training, **kwargs)
 
@@ -209,5 +209,5 @@ def _call_mix(mix: keras.Layer, outputs: list[Any], features: Any) -> Any:
 
 
 def _has_weights(mix: keras.Layer) -> bool:
-    """Whether a mix has weights, or may have once it is built."""
+    """Whether a mix has weights, or may get some when it is built."""
     return bool(mix.variables) or not (mix.built or isinstance(mix, keras.layers.Lambda))

@@ -14,7 +14,7 @@ from keras_multigpu.modes.base import ParallelModel
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class ModelParallel(ParallelModel):
-    """One model with its layers, and their weights, on different devices.
+    """One model whose layers, with their weights, are on different devices.
 
     On TensorFlow the graph is cut into stages, each on one device; only the outputs of stages, and
     their gradients, cross between devices. On JAX large layers are spread over all devices.
@@ -23,7 +23,7 @@ class ModelParallel(ParallelModel):
         template: the model to make parallel.
         devices: the devices to use, as `keras_multigpu.list_devices` names them.
         placement: the number of each layer's device, by the layer's name or a regular
-            expression; `None` to have it chosen.
+            expression; `None` for an automatic choice.
     """
 
     mode = "model"
@@ -51,7 +51,7 @@ class ModelParallel(ParallelModel):
 
     @classmethod
     def _parallel_check(cls, options: Mapping[str, Any]) -> None:
-        """Nothing: a placement can only be checked together with the model, by the runner."""
+        """Nothing: only the runner can check a placement, together with the model."""
 
     @classmethod
     def _parallel_adapt(cls, request: engines.Request) -> engines.Request:
@@ -68,7 +68,7 @@ class ModelParallel(ParallelModel):
 
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._parallel_build(args, kwargs)
-        # The step in which the template is built goes on: it has used no variable before.
+        # Keep the step functions: the step that builds the template has used no variable before.
         names = ("train_function", "test_function", "predict_function")
         functions = {name: getattr(self, name) for name in names}
         engines.in_fresh_thread(self._parallel_runner.lay_out)
@@ -77,7 +77,7 @@ class ModelParallel(ParallelModel):
 
     @property
     def placement(self) -> dict[str, int]:
-        """The number of each layer's device, by the layer's name after those of its models.
+        """The number of each layer's device, by the layer's name, prefixed with its models' names.
 
         On JAX: the axis along which a weight is spread over the devices, by the weight's path.
         """
@@ -89,7 +89,7 @@ class ModelParallel(ParallelModel):
         return self._parallel_runner.stages
 
     def _parallel_least_bytes(self, rows: int) -> int | None:
-        """As in all modes: here what the placement chosen by default would have to send."""
+        """As in all modes: the bytes that the default placement would send."""
         return self._parallel_runner.least_bytes(rows)
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -114,6 +114,6 @@ class ModelParallel(ParallelModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        # Not in `compile`: Keras compiles a loaded model only if that is its own.
+        # Not in `compile`: Keras compiles a loaded model only if it does not override `compile`.
         if name == "optimizer" and value is not None:
             self._parallel_runner.place_updates(value)

@@ -1,14 +1,14 @@
 """A parallel model and its template: one model to the user.
 
-The rule: both have one `__dict__`, the template's; only what Keras keeps for each compiled model
-(`PER_COMPILED`), what makes the parallel model a layer around its template (`PER_LAYER`) and the
-mode's own names, which begin with `_parallel_`, are the parallel model's alone.
+The rule: both share one `__dict__`, the template's. Three groups of names belong to the parallel
+model alone: what Keras keeps for each compiled model (`PER_COMPILED`), what makes the parallel
+model a layer around its template (`PER_LAYER`), and the mode's names (`_parallel_...`).
 
-So whatever is set on either of the two, in whatever way (an attribute, a property, a method of the
-class, `vars(model)`), both have it: settings, layers, metrics, functions, a `train_step`. The names
-that are kept apart are properties of the parallel model's class. While the parallel model computes,
-the template has them too: its `call`, which runs with `self` = the template, reads the optimizer
-with which the training is done.
+So what is set on one of the two is set on both, in any way (an attribute, a property, a method of
+the class, `vars(model)`): settings, layers, metrics, functions, a `train_step`. The names of the
+parallel model alone are properties of its class. While it computes, the template has the values of
+`PER_COMPILED` too: its `call`, which runs with `self` = the template, reads the training's
+optimizer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import keras
 
-# What Keras's trainers keep: an optimizer, what was compiled, traced, and where a run stands.
+# State of Keras's trainers: the optimizer, compiled settings, traced functions, progress of a run.
 PER_COMPILED = frozenset(
     {
         "_compile_config",
@@ -54,8 +54,8 @@ PER_COMPILED = frozenset(
     }
 )
 
-# What a Keras layer needs to be called and built as itself. The parallel model has no variables
-# beside those of the layers in it: the template, and what the mode adds.
+# What a Keras layer needs for its own calls and build. The parallel model's only variables are
+# those of its sub-layers: the template, and what the mode adds.
 PER_LAYER = frozenset(
     {
         "_build_shapes_dict",
@@ -80,14 +80,14 @@ _NOTHING: Any = object()
 
 @dataclasses.dataclass
 class _Own:
-    """What a parallel model has of its own.
+    """The attributes of a parallel model alone.
 
     Attributes:
-        mode: what the mode keeps, by names that begin with `_parallel_`.
-        keras: what Keras keeps, by names of `PER_COMPILED` and `PER_LAYER`.
+        mode: the mode's values, by names that begin with `_parallel_`.
+        keras: Keras's values, by names of `PER_COMPILED` and `PER_LAYER`.
         computing: how many scopes `computing` are open.
         in_call: whether Keras's `__call__` is running.
-        templates: the template's own values of `PER_COMPILED` while it has this model's.
+        templates: the template's values of `PER_COMPILED`, while it has this model's instead.
     """
 
     mode: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -98,28 +98,24 @@ class _Own:
 
 
 class OneModel(keras.Model):
-    """A model that shares its `__dict__` with another one, its template.
-
-    Args:
-        template: the other model.
-    """
+    """A model that shares its `__dict__` with another one, its template."""
 
     __slots__ = ("_parallel_own",)
     _parallel_properties: frozenset[str]
     _parallel_template: keras.Model
-    # Kept from Keras's walk over a model's parts, whose paths name the weights in a file.
+    # Hidden from Keras's walk over a model's parts, whose paths name the weights in a file.
     _parallel_hidden = frozenset({"template"})
 
     def __init__(self, template: keras.Model):
-        # What Keras sets here goes into a `__dict__` that is then left: the template's is taken.
-        # The template casts its inputs itself, each to the type that it declares.
+        # Keras fills a `__dict__` here that the template's then replaces. No autocast: the template
+        # casts its inputs itself, each to its declared type.
         keras.Model.__init__(self, name=template.name, dtype=template.dtype_policy, autocast=False)
         object.__setattr__(self, "__dict__", vars(template))
         self._parallel_template = template
 
     @property
     def template(self) -> keras.Model:
-        """The model that was made parallel. It is one model with this one."""
+        """The model that was made parallel; it shares its attributes with this one."""
         return self._parallel_template
 
     def __getattribute__(self, name: str) -> Any:
@@ -142,7 +138,7 @@ class OneModel(keras.Model):
 
     @property
     def activity_regularizer(self) -> Any:
-        """The template's. In a call the template applies it, so Keras must not do it once more."""
+        """The template's; `None` in a call, because the template applies it there."""
         return None if own(self).in_call else vars(self).get("activity_regularizer")
 
     @activity_regularizer.setter
@@ -152,11 +148,11 @@ class OneModel(keras.Model):
 
     @property
     def _layers(self) -> list[keras.Layer]:
-        """The layers in this one: Keras has no other way to be told of them."""
+        """The sub-layers, which Keras reads from this attribute."""
         template = own(self).mode.get("_parallel_template")
         if template is None:
             return []
-        # Keras looks for a model's input in the first place.
+        # Keras expects a model's input layer first.
         first = [one for one in template._layers[:1] if isinstance(one, keras.layers.InputLayer)]
         return [*first, template, *self._parallel_layers()]
 
@@ -165,18 +161,18 @@ class OneModel(keras.Model):
         pass  # Keras's new list, when the parallel model is made
 
     def _parallel_layers(self) -> list[keras.Layer]:
-        """The layers that the mode has beside the template."""
+        """The mode's layers beside the template."""
         return []
 
     def _parallel_inherited(self, name: str) -> Any:
-        """The template's method: set on the instance, or its class's; bound to this model."""
+        """The template's method, from its instance or its class, bound to this model."""
         if name in vars(self):
             return rebound(self, vars(self)[name])
         return getattr(super(), name)
 
 
 def own(model: Any) -> _Own:
-    """What a parallel model has of its own."""
+    """The attributes of a parallel model alone."""
     slot = vars(OneModel)["_parallel_own"]
     try:
         return slot.__get__(model)
@@ -186,7 +182,7 @@ def own(model: Any) -> _Own:
 
 
 def rebound(model: OneModel, value: Any) -> Any:
-    """What is a method of the template's becomes one of the parallel model."""
+    """Binds a method of the template to the parallel model; returns other values unchanged."""
     if type(value) is types.MethodType and value.__self__ is own(model).mode.get(
         "_parallel_template"
     ):
@@ -195,11 +191,9 @@ def rebound(model: OneModel, value: Any) -> Any:
 
 
 def kept_apart(name: str, inherited: Any = _NOTHING) -> property:
-    """A property of a name whose value is the parallel model's own.
+    """A property whose value belongs to the parallel model alone.
 
-    Args:
-        name: the name.
-        inherited: what a class below has by that name: the value while nothing is set.
+    `inherited` is a base class's value, used while nothing is set.
     """
 
     def place(self: Any) -> dict[str, Any]:
@@ -224,15 +218,15 @@ def kept_apart(name: str, inherited: Any = _NOTHING) -> property:
 
 
 _lock = threading.RLock()
-_shown: dict[int, _Own] = {}  # whose values a template has now, by the `id` of its `__dict__`
+_shown: dict[int, _Own] = {}  # the model whose values a template has, by the `id` of its `__dict__`
 
 
 @contextlib.contextmanager
 def computing(model: OneModel) -> Iterator[None]:
-    """A scope in which the template has its parallel model's values of `PER_COMPILED`.
+    """Scope in which the template has its parallel model's values of `PER_COMPILED`.
 
-    They are moved into the `__dict__` that both have, for the parallel model to find there too. If
-    several parallel models of a template compute at a time, it has those of the first.
+    They move into the common `__dict__`, where the parallel model finds them too. If several
+    parallel models of a template compute at the same time, it has the first one's values.
     """
     mine: _Own = own(model)
     shared: Any = vars(model)
@@ -256,7 +250,7 @@ def computing(model: OneModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def calling(model: OneModel) -> Iterator[None]:
-    """A scope in which Keras's `__call__` finds nothing to do that the template's does as well."""
+    """Scope in which Keras's `__call__` leaves to the template what its own call does."""
     mine = own(model)
     before, mine.in_call = mine.in_call, True
     try:
@@ -267,7 +261,7 @@ def calling(model: OneModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lent(model: OneModel, others: Sequence[keras.Model]) -> Iterator[None]:
-    """A scope, within `computing`, in which other models have the template's values too."""
+    """Scope, within `computing`, in which other models also have the template's values."""
     values: Any = {name: vars(model)[name] for name in PER_COMPILED & vars(model).keys()}
     attributes: list[Any] = [vars(other) for other in others]
     before = [_move(one, {}) for one in attributes]
@@ -282,6 +276,6 @@ def lent(model: OneModel, others: Sequence[keras.Model]) -> Iterator[None]:
 
 
 def _move(source: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
-    """Moves what is `PER_COMPILED` from one dictionary into another, and gives that."""
+    """Moves the values of `PER_COMPILED` from one dictionary into another, and returns that."""
     target.update({name: source.pop(name) for name in PER_COMPILED & source.keys()})
     return target

@@ -1,4 +1,4 @@
-"""How a parallel model is written to files and read from them."""
+"""Saving and loading of parallel models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from keras_multigpu.modes.one_model import OneModel
 
 
 class SavedModel(OneModel):
-    """The files of a parallel model: the same that its template would write."""
+    """Writes the files that the template would write."""
 
     _parallel_devices: tuple[str, ...]
     _parallel_options: dict[str, Any]
@@ -45,26 +45,26 @@ class SavedModel(OneModel):
             super().load_weights(*args, **kwargs)
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Saves the weights, as Keras does; a file that is there is replaced at the end.
+        """Saves the weights, as Keras does; replaces an existing file at the end.
 
         Raises:
-            OSError: if the file can't be written; one that was there before is as it was.
+            OSError: if the file can't be written; an existing file stays unchanged.
         """
         with self._parallel_steps.writing() as is_mine:
             if not is_mine:
                 return
             if args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True):
-                super().save_weights(filepath, *args, **kwargs)  # shards, or a question to the user
+                super().save_weights(filepath, *args, **kwargs)  # shards, or Keras asks the user
                 return
             with replacing(filepath, weights_room(self)) as path:
                 super().save_weights(path)
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Saves the model whole, as Keras does; a file that is there is replaced at the end.
+        """Saves the whole model, as Keras does; replaces an existing file at the end.
 
         Raises:
             ValueError: for Keras's legacy format, which has no room for a parallel model.
-            OSError: if the file can't be written; one that was there before is as it was.
+            OSError: if the file can't be written; an existing file stays unchanged.
         """
         if str(filepath).endswith((".h5", ".hdf5")):
             raise _legacy_error(f"filepath={filepath}")
@@ -85,7 +85,7 @@ class SavedModel(OneModel):
         """The template's configuration, the number of devices and the mode's options.
 
         Raises:
-            ValueError: for Keras's legacy format, by whatever way it was asked for.
+            ValueError: for Keras's legacy format, however it was requested.
         """
         if _is_in_legacy_format():
             raise _legacy_error(f"the parallel model {self.name!r} for a file of HDF5")
@@ -101,10 +101,10 @@ class SavedModel(OneModel):
         """Rebuilds a parallel model, on fewer devices if this machine has fewer.
 
         Warns:
-            UserWarning: if there are fewer devices than it was saved with.
+            UserWarning: if there are fewer devices than when it was saved.
         """
         options = keras.saving.deserialize_keras_object(
-            copy.deepcopy(config),  # Keras empties what it deserializes
+            copy.deepcopy(config),  # Keras empties the dictionary that it deserializes
             custom_objects=custom_objects,
         )
         template = options.pop("template")
@@ -131,7 +131,7 @@ class SavedModel(OneModel):
 
     @classmethod
     def _parallel_mode_class(cls) -> Any:
-        """The mode's importable class, from which this class was made."""
+        """The mode's importable class, the base of this one."""
         return next(base for base in cls.__mro__ if isinstance(vars(base).get("mode"), str))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -157,7 +157,7 @@ def _legacy_error(received: str) -> ValueError:
 
 
 def _is_in_legacy_format() -> bool:
-    """Whether Keras is writing for its legacy format, whose configurations lack what files need.
+    """Whether Keras is writing its legacy format, whose configurations are incomplete.
 
     Keras has no public way to ask, but a model's configuration shows it.
     """
@@ -165,26 +165,26 @@ def _is_in_legacy_format() -> bool:
     return "module" not in keras.Sequential(layers, name="any").get_config()["layers"][0]
 
 
-# HDF5 has groups and headers for each variable.
+# HDF5's groups and headers.
 _BYTES_PER_VARIABLE = 4096
 _BYTES_PER_FILE = 65536
-# A disk, a user's share of it, a file's size.
+# Full disk, exceeded quota, file too large.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def replacing(filepath: Any, room: int = 0) -> Iterator[Any]:
-    """Yields a temporary path; when all is written, that file replaces the one at `filepath`.
+    """Yields a temporary path; at the end, that file replaces the one at `filepath`.
 
-    Yields `filepath` itself if it is no local path (an open file, `"gs://..."`), or has an ending
-    that Keras refuses.
+    Yields `filepath` itself if it is no local path (an open file, `"gs://..."`), or if Keras
+    refuses its ending.
 
     Args:
         filepath: the file's path.
         room: how many free bytes to reserve before writing begins.
 
     Raises:
-        OSError: if it could not be written; a file that was there before is as it was.
+        OSError: if it can't be written; an existing file stays unchanged.
     """
     path = os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else ""
     if "://" in path or not path.endswith((".weights.h5", ".keras")):
@@ -214,8 +214,8 @@ def replacing(filepath: Any, room: int = 0) -> Iterator[Any]:
 def weights_room(model: keras.Model) -> int:
     """An upper bound, in bytes, of the size of a model's weights file.
 
-    HDF5 crashes the process if the disk gets full while it writes (h5py 3.14, a segmentation
-    fault), so the room is reserved before.
+    HDF5 crashes the process if the disk gets full during writing (h5py 3.14, a segmentation
+    fault), so the room is reserved first.
     """
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]

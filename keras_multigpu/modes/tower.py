@@ -26,17 +26,17 @@ class TowerParallel(MixedModel):
     Args:
         template: the model to make parallel: the first replica.
         devices: the devices to use, as `keras_multigpu.list_devices` names them.
-        replicas: `"shared"`: all have the template's weights, and differ by their random numbers
-            only; `"independent"`: each has weights of its own, on its own device.
+        replicas: `"shared"`: all have the template's weights, and differ only in their random
+            numbers; `"independent"`: each has separate weights, on its device.
         mix: how the outputs become one: `"mean"`, `"weighted"`, `"gaussian"`, `"gated"`, a Keras
             layer, or a function of the list of outputs.
-        num_replicas: how many replicas there are, `None` for one per device.
+        num_replicas: the number of replicas; `None` for one per device.
         loss_of: what is trained: the `"mix"`, or the `"replicas"`. Independent replicas are then
-            trained as they would be apart: each by the gradients of its own loss, clipped by
-            themselves. The loss that is reported is the mean of theirs.
+            trained as separate models: each with the gradients of its own loss, clipped
+            separately. The reported loss is their mean.
 
     Attributes:
-        clones: the replicas after the first, where they are independent.
+        clones: the replicas after the first, if they are independent.
     """
 
     mode = "tower"
@@ -105,7 +105,7 @@ class TowerParallel(MixedModel):
 
     @property
     def clones(self) -> list[keras.Model]:
-        """The replicas after the first, where they are independent."""
+        """The replicas after the first, if they are independent."""
         return list(self._parallel_clones)
 
     @property
@@ -116,10 +116,10 @@ class TowerParallel(MixedModel):
 
     @built.setter
     def built(self, value: bool) -> None:
-        pass  # Keras notes here what the parts know.
+        pass  # Keras sets this; the parts know it.
 
     def build(self, *args: Any, **kwargs: Any) -> None:
-        """Builds the replicas: the arguments are the template's."""
+        """Builds the replicas, with the template's arguments."""
         for model, home in zip((self.template, *self._parallel_clones), self._parallel_homes):
             with engines.current().on_device(home):
                 model.build(*args, **kwargs)
@@ -159,14 +159,14 @@ class TowerParallel(MixedModel):
         return mixed
 
     def _parallel_are_equal(self, results: Sequence[engines.Result]) -> bool:
-        """Whether all replicas give the same: with the same weights, and without random numbers."""
+        """Whether all replicas' outputs are equal: the same weights, and no random numbers."""
         drawn = (variable.name == SEED for result in results for variable, _ in result.updates)
         return not self._parallel_clones and not any(drawn)
 
     def _parallel_assign_updates(self, results: Sequence[engines.Result]) -> None:
-        """Shared state becomes the mean over the replicas; counters and seeds the first one's.
+        """Sets shared state to the mean over the replicas; counters and seeds to the first one's.
 
-        When the replicas are predicted one by one, only counters and seeds are changed.
+        If single replicas are predicted, only counters and seeds change.
         """
         updates: dict[int, tuple[keras.Variable, list[Any]]] = {}
         for result in results:
@@ -186,7 +186,7 @@ class TowerParallel(MixedModel):
 
     @property
     def losses(self) -> list[Any]:
-        """The losses added in the last call, and the penalties of weights that are shared.
+        """The losses of the last call, and the penalties of shared weights.
 
         The penalties of independent replicas' weights are computed on their devices, and added
         in the call.
@@ -202,7 +202,7 @@ class TowerParallel(MixedModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        # Not in `compile`: Keras compiles a loaded model only if that is its own.
+        # Not in `compile`: Keras compiles a loaded model only if it does not override `compile`.
         if name == "optimizer" and value is not None and self._parallel_clones:
             self._parallel_runner.place_updates(value, apart=self._parallel_trained_apart)
             if self._parallel_trained_apart:
@@ -212,7 +212,7 @@ class TowerParallel(MixedModel):
         """The loss of the mix, or in training the mean of the replicas' own losses.
 
         Raises:
-            ValueError: if the replicas' own losses are wanted and can't be had.
+            ValueError: if the replicas' own losses can't be computed.
         """
         if not training or self._parallel_options["loss_of"] == "mix":
             return self._parallel_inherited("compute_loss")(x, y, y_pred, sample_weight, training)
@@ -232,15 +232,15 @@ class TowerParallel(MixedModel):
 
     @property
     def _parallel_trained_apart(self) -> bool:
-        """Whether several models are trained, each by its own loss."""
+        """Whether several models are trained, each with its own loss."""
         return self._parallel_options["loss_of"] == "replicas" and bool(self._parallel_clones)
 
     def _parallel_own_outputs(self, outputs: Any, features: Any) -> Any:
         """The outputs from which one replica's own loss is computed.
 
-        They are the replica's own if the mix is a function that keeps their shapes. A layer, or a
-        mix with another shape (means and variances, say), decides what is compared with the
-        targets: then it mixes as many copies of these outputs as there are replicas.
+        If the mix is a function that keeps their shapes, they are the replica's outputs. A layer,
+        or a mix with a different shape (means and variances, say), decides what is compared with
+        the targets: it then mixes copies of these outputs, one for each replica.
         """
         is_function = isinstance(self._parallel_mix, keras.layers.Lambda)
         if is_function and are_alike(outputs, self._parallel_latest.mixed):
@@ -251,7 +251,7 @@ class TowerParallel(MixedModel):
         """Exports the replicas and their mix for serving, without device names in the graph.
 
         Raises:
-            ValueError: if the template has no symbolic inputs to make a graph of.
+            ValueError: if the template has no symbolic inputs.
         """
         if not getattr(self.template, "inputs", None):
             raise ValueError(
@@ -296,6 +296,6 @@ class TowerParallel(MixedModel):
         return super().non_trainable_variables
 
     def _parallel_follow(self) -> None:
-        """Freezes in all replicas what is frozen in the template."""
+        """Freezes the same layers in all replicas as in the template."""
         for model in self._parallel_clones:
             follow(self.template, model)

@@ -1,4 +1,4 @@
-"""JAX's devices, counted without starting its runtime where that can be done."""
+"""JAX's devices, counted without starting its runtime if possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GPU_PLATFORMS = ("cuda", "gpu", "rocm")
 
 
 def has_started() -> bool:
-    """Whether JAX's runtime has started. JAX refuses another number of CPU devices then."""
+    """Whether JAX's runtime has started; the number of CPU devices is then fixed."""
     count = jax.config.jax_num_cpu_devices
     try:
         jax.config.update(_COUNT, count + 2)
@@ -28,10 +28,10 @@ def has_started() -> bool:
 
 
 def make_virtual(number: int) -> None:
-    """Has JAX make virtual CPU devices when it starts, with threads for them.
+    """Makes JAX start with virtual CPU devices, and with threads for them.
 
     Raises:
-        RuntimeError: if it has started with another number of them.
+        RuntimeError: if JAX has started with another number.
     """
     if count("cpu") != number:
         jax.config.update(_COUNT, number)
@@ -40,24 +40,24 @@ def make_virtual(number: int) -> None:
 
 
 def count(kind: str) -> int:
-    """How many devices of a kind there are, `"cpu"` or `"gpu"`, in all processes."""
+    """The number of devices of a kind, `"cpu"` or `"gpu"`, in all processes."""
     if has_started():
         return len(running(kind))
     return _planned_cpus() if kind == "cpu" else _count_gpus()
 
 
 def running(kind: str) -> list[jax.Device]:
-    """The devices of a kind, those of process 0 first; starts the runtime."""
+    """The devices of a kind, process 0's first; starts the runtime."""
     try:
         return sorted(jax.devices(kind), key=lambda device: (device.process_index, device.id))
     except RuntimeError:
-        return []  # as JAX answers where there is no such platform
+        return []  # JAX raises this if there is no such platform
     finally:
         threads.restore_environment()
 
 
 def find(name: str) -> jax.Device:
-    """The device of a name like `"gpu:0"`, whose number must be less than `count`."""
+    """The device with a name like `"gpu:0"`; the number must be less than `count`."""
     kind, _, number = name.partition(":")
     return running(kind)[int(number)]
 
@@ -78,7 +78,7 @@ def _planned_cpus() -> int:
 def _count_gpus() -> int:
     """The GPUs that the runtime will find.
 
-    NVIDIA's driver counts them without a runtime; on others JAX has to start.
+    NVIDIA's driver counts them without a runtime; for other GPUs JAX has to start.
     """
     platforms = jax.config.jax_platforms
     plugins = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")}

@@ -23,7 +23,7 @@ from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
 from keras_multigpu.engines.values import Call, Request, Tensor, Transfer
 
 _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")
-# Older trainers pin the state of a step to the devices that the variables were made on.
+# Older trainers pin a step's state to the devices on which the variables were made.
 _LEAST_KERAS = (3, 12)
 
 
@@ -117,7 +117,7 @@ class JaxEngine(Engine):
         return jax.default_device(devices.find(name))
 
     def copy(self, tensor: Tensor, name: str) -> Tensor:
-        # Not an alias, which JAX may give between devices that share their memory.
+        # JAX may otherwise return an alias if devices share memory.
         copied = jax.device_put(tensor, devices.find(name), may_alias=False)
         return copied.block_until_ready()
 
@@ -145,7 +145,7 @@ class JaxEngine(Engine):
             function(*args, **kwargs)
 
         def build() -> None:
-            # Variables that a stateless scope meets first get their values when it ends.
+            # Variables created in a stateless scope get their values when it ends.
             with keras.StatelessScope():
                 jax.eval_shape(trace, arrays)
 

@@ -19,14 +19,14 @@ class Members:
     """Maps an optimizer's update over the replicas.
 
     The optimizer is built for variables of one replica's shape, and its `apply` runs under
-    `jax.vmap`. So what it computes of a whole weight (a norm, a factored moment, the choice of a
+    `jax.vmap`. So what it computes from a whole weight (a norm, a factored moment, the choice of a
     method by the shape) it computes for each replica. Its slots have a first axis of replicas,
-    as the weights have.
+    like the weights.
 
     Args:
         optimizer: the optimizer, not built yet.
-        apart: each replica is trained by itself; otherwise they are one model, and a global norm
-            is that of all their gradients.
+        apart: train each replica separately; otherwise they are one model, and a global norm
+            covers all their gradients.
     """
 
     def __init__(self, optimizer: keras.Optimizer, apart: bool):
@@ -39,11 +39,11 @@ class Members:
             clip_by(optimizer, self._clip_together)
 
     def is_stacked(self, variable: keras.Variable) -> bool:
-        """Whether it is a weight or a slot of several replicas."""
+        """Whether a weight or slot has an axis of replicas."""
         return isinstance(variable, StackedVariable) or id(variable) in self._slots
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Builds the optimizer, with slots for all the replicas."""
+        """Builds the optimizer, with slots for all replicas."""
         optimizer = self._optimizer
         stacked = [one for one in variables if isinstance(one, StackedVariable)]
         for variable in stacked:
@@ -80,7 +80,7 @@ class Members:
         grads: Sequence[Tensor | None],
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
-        """Updates all the replicas."""
+        """Updates all replicas."""
         optimizer = self._optimizer
         variables = list(trainable_variables or optimizer._trainable_variables)
         if not optimizer.built:
@@ -91,8 +91,8 @@ class Members:
         if not stacked:  # all replicas are frozen: only the mix is trained
             self._original_apply(grads, variables)
             return
-        # The weights of a mix have no axis of replicas, but some of Adafactor's slots for them
-        # have: they come out once for each replica, and all alike.
+        # A mix's weights have no axis of replicas, but some of Adafactor's slots for them do:
+        # `vmap` returns them once for each replica, all equal.
         in_mix = self._mixed_slots | set(map(id, trained))
         unstacked = [one for one in state.values() if not self.is_stacked(one)]
         mixed = [one for one in unstacked if id(one) in in_mix]
@@ -106,7 +106,7 @@ class Members:
             return [[scope.get_current_value(one) for one in part] for part in parts]
 
         axes = [0 if self.is_stacked(one) else None for one in variables]
-        # JAX refuses a step in which counters would differ from replica to replica.
+        # JAX refuses a step in which counters differ between replicas.
         new_stacked, new_mixed, new_common = jax.vmap(
             apply_one, (0, axes), [0, 0, None], axis_name=_AXIS
         )([one.value for one in stacked], list(grads))
@@ -117,19 +117,19 @@ class Members:
     def _clip_together(
         self, grads: Sequence[Tensor], variables: Sequence[keras.Variable]
     ) -> list[Tensor]:
-        """Clips by the norm of all the replicas' gradients together, as Keras does."""
+        """Clips by the norm of all replicas' gradients together, as Keras does."""
         square = keras.ops.convert_to_tensor(0.0, grads[0].dtype)
         for grad, variable in zip(grads, variables):
             own = jax.numpy.sum(jax.numpy.square(grad))
             square += jax.lax.psum(own, _AXIS) if self.is_stacked(variable) else own
         norm, limit = jax.numpy.sqrt(square), self._optimizer.global_clipnorm
-        # Without a finite norm there is no finite gradient.
+        # An infinite norm or NaN spreads to all gradients.
         scale = limit * jax.numpy.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
         return [grad * scale for grad in grads]
 
 
 def _exclude_as_its_parts(optimizer: keras.Optimizer, variable: StackedVariable) -> None:
-    """Excludes a stacked variable from weight decay if a replica's own was excluded."""
+    """Excludes a stacked variable from weight decay if a replica's variable was."""
     excluded: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
     if any(optimizer._var_key(part) in excluded for part in variable.parts):
         excluded.add(optimizer._var_key(variable))

@@ -1,4 +1,4 @@
-"""Where the rows of a batch, and the state of a model, are among the model's devices."""
+"""How a batch's rows and a model's state are placed on the devices."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _current: contextvars.ContextVar[Placement | None] = contextvars.ContextVar(
 
 
 def current() -> Placement | None:
-    """The placement of the rows of the call that is being traced, if they are to be spread."""
+    """The placement for the call being traced, if its rows are to be spread."""
     return _current.get()
 
 
 @functools.cache
 def placement_on(names: tuple[str, ...], spread_rows: bool = True) -> Placement:
-    """The placement on the devices of these names."""
+    """The placement on the named devices."""
     return Placement(names, spread_rows)
 
 
 class Placement:
     """A mesh of a model's devices, and the shardings on it.
 
-    The rows of a batch are spread over the devices where these divide them, since JAX has no
-    uneven shards; otherwise each device is given the whole batch. (Spread over some of the
-    devices, with copies on the others, XLA computes wrong gradients of depthwise convolutions.)
+    Rows are spread if the number of devices divides them, because JAX has no uneven shards;
+    otherwise each device gets the whole batch. (With rows spread over some devices and copied to
+    the others, XLA computes wrong gradients of depthwise convolutions.)
 
     Args:
         names: the devices' names.
-        spread: whether the rows of a batch are spread; otherwise each device is given all.
+        spread: whether to spread the rows of a batch; otherwise each device gets all.
 
     Attributes:
         mesh: the devices.
@@ -65,7 +65,7 @@ class Placement:
         self.group = joint.group_of(self.mesh)
 
     def of_rows(self, tensor: Any) -> NamedSharding:
-        """The sharding of a part of a batch, whose first axis is that of the rows.
+        """The sharding of a tensor of a batch: its first axis is the rows.
 
         Sparse tensors have no axis of rows in memory: they are copied to every device.
         """
@@ -74,7 +74,7 @@ class Placement:
         return self.replicated if np.shape(tensor)[0] % self.count else self.sharded
 
     def spread_rows(self, batch: Any) -> int:
-        """How many rows of a batch are spread over the devices; 0 if each device has them all."""
+        """The number of rows of a batch to spread; 0 if each device gets them all."""
         if self.count > 1:
             for part in jax.tree.leaves(batch, is_leaf=_is_sparse):
                 if self.of_rows(part) == self.sharded:
@@ -92,7 +92,7 @@ class Placement:
         return jax.tree.map(joint.put, batch, whole)
 
     def put_state(self, state: Any) -> Any:
-        """A model's state with a copy on every device; what is on all of them already stays."""
+        """A model's state with a copy on every device; copies nothing that is already there."""
         if self.group is not None:
             new = [leaf for leaf in jax.tree.leaves(state) if not self._is_on_all(leaf)]
             if new:
@@ -111,25 +111,25 @@ class Placement:
         return put(value, self.replicated)
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """A scope in which the loss of another process is told as that."""
+        """Scope that raises a `ClusterError` if another process is lost."""
         return contextlib.nullcontext() if self.group is None else self.group.explained()
 
     def finish(self, computed: Any) -> None:
-        """Waits for what several processes compute together, which might never be done."""
+        """Waits for a joint computation of several processes, or for the loss of one."""
         if self.group is not None:
             self.group.wait(computed)
 
     def can_read(self, value: jax.Array) -> bool:
-        """Whether a value can be read: those that a lost process was to compute never come."""
+        """Whether a value can be read: a lost process's values never arrive."""
         return self.group is None or self.group.broken is None or value.is_ready()
 
     def outputs(self, outputs: Any) -> Any:
-        """The same arrays, of which every process has all."""
+        """The same arrays, whole in every process."""
         return outputs if self.group is None else joint.copy_to_all(outputs, self.mesh)
 
     @contextlib.contextmanager
     def as_current(self) -> Iterator[None]:
-        """A scope in which this is the `current` placement."""
+        """Scope in which this is the `current` placement."""
         token = _current.set(self)
         try:
             yield
@@ -137,7 +137,7 @@ class Placement:
             _current.reset(token)
 
     def constrain(self, tensor: Tensor) -> Tensor:
-        """A tensor of a traced computation whose rows the compiler is to spread."""
+        """Marks the rows of a traced tensor for the compiler to spread."""
         if not isinstance(tensor, jax.core.Tracer):
             return tensor  # eager operations run where their operands are
         return jax.lax.with_sharding_constraint(tensor, self.of_rows(tensor))
@@ -146,14 +146,14 @@ class Placement:
 def on_one_device(value: jax.Array) -> jax.Array:
     """The same values on JAX's default device, where they would be without a parallel model.
 
-    By way of the host: JAX ties every other copy to its device, and refuses to compute with it
-    together with what is tied to others.
+    Copies through the host: JAX ties any other copy to its device, and refuses to compute with
+    arrays tied to different devices.
     """
     return jax.device_put(np.asarray(value))
 
 
 def _expand(part: Any, sharding: NamedSharding) -> Any:
-    """The sharding of each array of a part of a batch: a sparse tensor has several."""
+    """The sharding of each array of a batch's tensor: a sparse tensor has several."""
     return jax.tree.map(lambda _: sharding, part)
 
 
@@ -161,21 +161,21 @@ def _is_sparse(value: Any) -> bool:
     return isinstance(value, JAXSparse)
 
 
-_SAID_AFTER = 10  # batches, so that a few last, incomplete ones are passed over
+_SAID_AFTER = 10  # batches, so that a few incomplete last ones don't count
 
 
 class Undivided:
-    """Warns once of a model whose batches are never spread, as the devices do not divide them."""
+    """Warns once if no batch is ever spread, because the devices don't divide the rows."""
 
     def __init__(self) -> None:
-        self._is_over = False  # it has been said, or a batch was spread
+        self._is_over = False  # warned already, or a batch was spread
         self._seen = 0
 
     def see(self, batch: Any, place: Placement) -> None:
-        """Takes note of a batch.
+        """Notes a batch.
 
         Warns:
-            UserWarning: after some batches, none of which could be spread.
+            UserWarning: if none of the first batches could be spread.
         """
         if self._is_over or place.count == 1 or not place.is_of_rows:
             return
@@ -195,15 +195,10 @@ class Undivided:
 
 
 class PlacedBatches:
-    """An iterator whose batches are put on the devices.
+    """An iterator that puts batches on the devices.
 
-    Keras puts a batch whole on the default device while it iterates, so it iterates with the
-    host as that.
-
-    Args:
-        batches: the batches.
-        place: where their rows go.
-        undivided: takes note of them.
+    Keras puts a whole batch on the default device while it iterates, so the host is the default
+    device meanwhile.
     """
 
     def __init__(self, batches: Iterator[Any], place: Placement, undivided: Undivided):
@@ -222,5 +217,5 @@ class PlacedBatches:
 
 
 def on_host() -> Any:
-    """A scope in which new arrays are in the host's memory."""
+    """Scope in which new arrays are in the host's memory."""
     return jax.default_device(jax.local_devices(backend="cpu")[0])

@@ -30,7 +30,7 @@ from keras_multigpu.engines.values import Call, Request, Result, Tensor
 class CommitteeRunner(TowerRunner):
     """Runs replicas of the template in one `jax.shard_map`, with their weights stacked.
 
-    As many devices are used as divide the number of replicas: JAX has no uneven shards.
+    The number of devices in use divides the number of replicas: JAX has no uneven shards.
 
     Args:
         models: the model whose weights each replica uses.
@@ -62,7 +62,7 @@ class CommitteeRunner(TowerRunner):
         prepare(optimizer, are_stacked=True, apart=apart)
 
     def spread(self, optimizer: Any) -> None:
-        """Parts of stacked weights are always on their devices."""
+        """Nothing: parts of stacked weights are always on their devices."""
 
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
         return {id(part) for stack in self._stacks.values() for part in stack.parts}
@@ -80,7 +80,7 @@ class CommitteeRunner(TowerRunner):
         states = [_state(model) for model in self.models]
         check_alike(states)
         if self._stacks.keys() != {id(variable) for variable in states[0]}:
-            # Values can't be given to a variable within Keras's scopes.
+            # A variable gets no value within Keras's scopes.
             in_fresh_thread(lambda: self._stacks.update(stack_all(states, self.where.sharded)))
         for key, stack in self._stacks.items():
             assert key == id(stack.parts[0])
@@ -107,7 +107,7 @@ class CommitteeRunner(TowerRunner):
             mesh=self.where.mesh,
             in_specs=(self.where.sharded.spec, PartitionSpec(), PartitionSpec()),
             out_specs=self.where.sharded.spec,
-            check_vma=False,  # loops in a model begin with constants, equal on all devices
+            check_vma=False,  # loops in a model start from constants, equal on all devices
         )(*self._place([value for _, value in own], [value for _, value in shared], inputs))
         ((rebuild, assigned),) = made
         return [
@@ -118,9 +118,9 @@ class CommitteeRunner(TowerRunner):
         ]
 
     def _values(self) -> tuple[list[Any], list[Any]]:
-        """The template's variables with their values: a replica's own, stacked; and shared ones.
+        """The template's variables with values: separate ones, stacked; and shared ones.
 
-        Of shared weights the seeds are each replica's own.
+        Each replica has separate seeds even if weights are shared.
         """
         if self._has_own_weights:
             self._make_stacks()
@@ -142,7 +142,7 @@ class CommitteeRunner(TowerRunner):
         return own, shared
 
     def _place(self, own: list[Tensor], shared: list[Tensor], inputs: list[Any]) -> Any:
-        """The arguments of a step on the devices, where it is not compiled as a part of another."""
+        """Puts the arguments on the devices, unless a larger step is being compiled."""
 
         def put(values: Any, sharding: Any) -> Any:
             return [
@@ -153,7 +153,7 @@ class CommitteeRunner(TowerRunner):
         return put(own, place.sharded), put(shared, place.replicated), put(inputs, place.replicated)
 
     def _call(self, state: list[Any], masked: Any) -> Any:
-        """Calls the template: its results as tensors, how to rebuild them, and what changed."""
+        """Calls the template; returns result tensors, how to rebuild them, and the updates."""
         (args, kwargs), masks = masked
         for part, mask in zip(keras.tree.flatten((args, kwargs)), masks):
             set_mask(part, mask)
@@ -183,12 +183,12 @@ class CommitteeRunner(TowerRunner):
         for variable, values in updates:
             if id(variable) not in self._stacks:
                 assigned.append((self._own(variable, number), values[number]))
-            elif not number:  # all the replicas' at once
+            elif not number:  # the stacked value of all replicas
                 assigned.append((self._stacks[id(variable)], values))
         return Result(outputs, losses, assigned)
 
     def _own(self, variable: keras.Variable, number: int) -> keras.Variable:
-        """A replica's variable in the place of one of the template's."""
+        """A replica's counterpart of a variable of the template."""
         places = [id(one) for one in _unique(self.template.variables)]
         return _unique(self.models[number].variables)[places.index(id(variable))]
 
@@ -210,7 +210,7 @@ def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
 
 
 def _state(model: keras.Model) -> list[keras.Variable]:
-    """What a step takes as weights and other state: metrics have theirs apart."""
+    """The weights and other state of a step, without the metrics' variables."""
     in_metrics = {id(variable) for variable in model.metrics_variables}
     return [v for v in _unique(model.variables) if id(v) not in in_metrics]
 

@@ -1,7 +1,7 @@
-"""Sums of rows of a table, column of indices by column, and the gradient of the table.
+"""Sums of rows of a table, and their gradient, computed column of indices by column.
 
-XLA on processors writes the rows taken, of shape `(rows, ones, units)`, to memory, and reads them
-again, which takes most of the time of a step. Added up column by column they never leave the cache.
+XLA on processors writes the gathered rows, of shape `(rows, ones, units)`, to memory and reads them
+again, which takes most of a step's time. Added column by column, they never leave the cache.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from jax import numpy as jnp
 from keras_multigpu.engines.jax.placement import Placement, current
 from keras_multigpu.engines.values import Tensor
 
-_UNROLLED = 8  # columns added up in one turn of the loop
+_UNROLLED = 8  # columns added in one iteration of the loop
 
 
 def sum_rows(table: Tensor, indices: Tensor, weights: Tensor | None) -> Tensor:
     """`sum_j weights[:, j] * table[indices[:, j]]`, of shape `(rows, units)`."""
     if table.shape[1] == 1:
-        return _sum_at_once(table, indices, weights)  # as fast: a row is a number
+        return _sum_at_once(table, indices, weights)  # as fast: a row is a single number
     place, is_traced = current(), isinstance(indices, jax.core.Tracer)
     if place is not None and is_traced and place.of_rows(indices) == place.sharded:
         return _sum(table, indices, weights, place)
@@ -51,7 +51,7 @@ _sum.defvjp(_forward, _backward)
 
 
 def _on_devices(place: Placement, *parts: Any) -> tuple[Tensor, Tensor | None]:
-    """`_gradients`, each device's rows on it; XLA alone would add up devices for each column."""
+    """`_gradients` on each device's rows; XLA alone would all-reduce for every column."""
 
     def gradients(*parts: Any) -> tuple[Tensor, Tensor | None]:
         by_table, by_weights = _gradients(*parts)
@@ -63,14 +63,14 @@ def _on_devices(place: Placement, *parts: Any) -> tuple[Tensor, Tensor | None]:
         mesh=place.mesh,
         in_specs=(everywhere, of_rows, of_rows, of_rows),
         out_specs=(everywhere, of_rows),
-        check_vma=False,  # the loop begins with zeros, equal on all devices
+        check_vma=False,  # the loop starts from zeros, equal on all devices
     )(*parts)
 
 
 def _gradients(
     table: Tensor, indices: Tensor, weights: Tensor | None, upstream: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """By the table and by the weights."""
+    """The gradients of the table and of the weights."""
     return jax.lax.platform_dependent(
         table,
         indices,
@@ -129,5 +129,5 @@ def _columns(indices: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | 
 
 
 def _wide(table: Tensor) -> Any:
-    """Sums of many parts are formed in float32 at least, as products of matrices are."""
+    """Sums use float32 at least, like matrix products."""
     return jnp.promote_types(table.dtype, jnp.float32)

@@ -1,4 +1,4 @@
-"""Data mode and model mode on JAX: one program for all devices, which the compiler spreads."""
+"""Data mode and model mode on JAX: one program, which the compiler spreads over all devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from keras_multigpu.engines.values import Call, Plan, Request, Result
 
 @runtime_checkable
 class JaxRunner(Protocol):
-    """What a step on JAX asks of a runner."""
+    """What `JaxSteps` needs from a runner."""
 
     where: Placement
     """Where the batch and the state are during a step."""
@@ -31,7 +31,7 @@ class JaxRunner(Protocol):
         """The variables as a step sees them."""
 
     def spread(self, optimizer: Any) -> None:
-        """Spreads weights, and their slots, that were assigned since: from a file, say."""
+        """Spreads weights and slots again that were assigned since, from a file, say."""
 
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
         """The `id`s of the variables that stay on the devices between two loops."""
@@ -40,7 +40,7 @@ class JaxRunner(Protocol):
 class RowsRunner(DataRunner):
     """Calls the template once, on the whole batch; the compiler spreads the rows.
 
-    Every `BatchNormalization` sees the whole batch: `sync_batch_norm` has nothing to do.
+    Every `BatchNormalization` sees the whole batch, so `sync_batch_norm` changes nothing.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class RowsRunner(DataRunner):
             return [Result(self._template(*args, **kwargs))]
 
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        # Keras's trainer comes here, and its method calls `call`, not `__call__`. So does the
-        # template's, as on one device.
+        # Keras's trainer calls this method, which calls `call`, not `__call__`; the template's does
+        # the same, as on one device.
         values, inputs = args[:2], args[2:]
         with self._rows_spread(inputs, kwargs) as (inputs, kwargs):
             return self._template.stateless_call(*values, *inputs, **kwargs)
@@ -107,7 +107,7 @@ class RowsRunner(DataRunner):
 
     @contextlib.contextmanager
     def _rows_spread(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
-        """The arguments of a call, their rows marked for the compiler to spread."""
+        """The arguments of a call, with rows marked for the compiler to spread."""
         tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
         with self.where.as_current():
             yield restore([set_mask(self.where.constrain(one), get_mask(one)) for one in tensors])
@@ -155,7 +155,7 @@ class ShardsRunner(ModelRunner):
         shard(self._template, self._axes, self._devices)
 
     def place(self) -> None:
-        """Nothing: a loop spreads the weights again when it begins."""
+        """Nothing: each loop spreads the weights when it begins."""
 
     def run(self, call: Call, *, compiled: bool) -> Result:
         args, kwargs = call
@@ -173,7 +173,7 @@ class ShardsRunner(ModelRunner):
         return None
 
     def least_bytes(self, rows: int) -> int | None:
-        return None  # what crosses is the compiler's choice
+        return None  # the compiler decides what crosses
 
     def retrace(self) -> None:
         """JAX traces anew whenever Keras makes a step function."""
@@ -189,8 +189,8 @@ class ShardsRunner(ModelRunner):
 
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
         spread = [variable for variable in variables if is_spread(variable)]
-        # An optimizer may have set weights to its averages, and so share their arrays. They get
-        # separate ones, because a step of the template may take the memory of its arrays.
+        # An optimizer may have set weights to its averages, and so share their arrays. Such weights
+        # get separate arrays, because a step of the template may donate the memory of its arrays.
         shared = set() if optimizer is None else {id(slot._value) for slot in optimizer.variables}
         for variable in spread:
             if id(variable._value) in shared:

@@ -1,6 +1,6 @@
-"""Large layers whose weights are spread over the devices: the tensor parallelism of model mode.
+"""Tensor parallelism for model mode: the weights of large layers are spread over the devices.
 
-XLA then partitions the products by which the layers are computed, and inserts what has to cross.
+XLA then partitions the matrix products and inserts the communication.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _HEADS = {"query": 1, "key": 1, "value": 1, "attention_output": 0}
 def find_shards(model: keras.Model, count: int) -> dict[str, int]:
     """The kernels to spread, and along which axis.
 
-    Attention is spread by heads, `Embedding` by features. `Dense` and `EinsumDense` are spread
-    along their longest axis: of two layers of which the first widens and the second narrows, the
-    first is spread by outputs and the second by inputs, so that one sum crosses and not the wide
-    activation (Shoeybi et al., "Megatron-LM", 2019).
+    Attention is spread by heads, `Embedding` by features, `Dense` and `EinsumDense` along their
+    longest axis. A layer that widens is then spread by outputs, and a following one that narrows
+    by inputs, so that one sum crosses instead of the wide activation (Shoeybi et al.,
+    "Megatron-LM", 2019).
 
     Returns:
-        The axis, by the weight's path, with a number behind it if another weight has the same.
+        The axis, by the weight's path; a number is appended if another weight has the same path.
 
     Raises:
-        ValueError: if no large layer can be spread over so many devices.
+        ValueError: if no large layer can be spread over this number of devices.
     """
     total = sum(math.prod(variable.shape) for variable in model.variables)
     kinds = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
@@ -61,13 +61,7 @@ def find_shards(model: keras.Model, count: int) -> dict[str, int]:
 
 
 def shard(model: keras.Model, axes: dict[str, int], names: Sequence[str]) -> None:
-    """Spreads weights over devices, those that are not spread already.
-
-    Args:
-        model: a built model.
-        axes: the axis to spread, as `find_shards` gives them.
-        names: the devices' names.
-    """
+    """Spreads a built model's weights over devices, along the axes from `find_shards`."""
     mesh = placement_on(tuple(names)).mesh
     weights = _names(model)
     for variable in model.variables:
@@ -78,7 +72,7 @@ def shard(model: keras.Model, axes: dict[str, int], names: Sequence[str]) -> Non
 
 
 def shard_alike(slot: keras.Variable, reference: keras.Variable) -> None:
-    """Spreads an optimizer's slot as the variable it belongs to."""
+    """Spreads an optimizer's slot like its variable."""
     if is_spread(reference) and slot.shape == reference.shape:
         _put(slot, reference._value.sharding)
 
@@ -89,7 +83,7 @@ def _put(variable: keras.Variable, wanted: NamedSharding) -> None:
 
 
 def is_spread(variable: keras.Variable) -> bool:
-    """Whether each device has a part of a variable only."""
+    """Whether each device has only a part of a variable."""
     value = variable._value
     return isinstance(value, jax.Array) and not value.sharding.is_fully_replicated
 
@@ -111,7 +105,7 @@ def _kernel(layer: keras.Layer) -> keras.Variable | None:
 
 
 def _axis(layer: keras.Layer, shape: Sequence[int], count: int) -> int | None:
-    """The axis of a kernel to spread, `None` if the devices divide none."""
+    """The axis of a kernel to spread; `None` if the devices divide no axis."""
     divided = [axis for axis, length in enumerate(shape) if length % count == 0]
     if isinstance(layer, keras.layers.Embedding):
         wanted: int | None = 1

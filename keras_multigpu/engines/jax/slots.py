@@ -1,4 +1,4 @@
-"""Optimizers of spread or stacked variables: where slots are, and how they are written to files."""
+"""Optimizers of spread or stacked variables: where slots are, and their files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ References = dict[int, keras.Variable]
 
 
 def prepare(optimizer: keras.Optimizer, are_stacked: bool, apart: bool) -> None:
-    """Has an optimizer keep its slots where its variables are.
+    """Makes an optimizer keep each slot where its variable is.
 
-    Args:
-        optimizer: the optimizer.
-        are_stacked: it is to have the variables of several replicas as one. It then updates each
-            replica by itself, and its files are those of an optimizer that has each variable.
-        apart: the replicas are trained each by itself.
+    With `are_stacked`, it gets stacked variables: it updates each replica separately, and its files
+    are as if it had the replicas' variables. With `apart`, the replicas are trained separately.
     """
     if hasattr(optimizer, "references"):
         return  # done already
@@ -37,7 +34,7 @@ def prepare(optimizer: keras.Optimizer, are_stacked: bool, apart: bool) -> None:
 def _prepare_all(
     optimizer: keras.Optimizer, references: References, are_stacked: bool, apart: bool
 ) -> list[Members]:
-    """Prepares an optimizer and those within it, and gives what maps them over the replicas."""
+    """Prepares an optimizer and its inner ones; returns what maps them over the replicas."""
     optimizer.references = references
     inner = inner_optimizers(optimizer)
     if inner or hasattr(optimizer, "optimizers"):
@@ -64,7 +61,7 @@ def _note_references(optimizer: keras.Optimizer, references: References) -> None
 
 
 def _refuse_unprepared(optimizer: keras.Optimizer) -> None:
-    """Has the build of a `MultiOptimizer` refuse optimizers that were not there before."""
+    """Makes the build of a `MultiOptimizer` refuse optimizers that were added later."""
     build = optimizer.build
 
     def build_prepared(variables: list[keras.Variable]) -> None:
@@ -81,7 +78,7 @@ def _refuse_unprepared(optimizer: keras.Optimizer) -> None:
 
 
 def spread_slots(optimizer: keras.Optimizer) -> None:
-    """Spreads the slots of variables that are spread, where they are not."""
+    """Spreads the slots of spread variables."""
     references = getattr(optimizer, "references", {})
     for slot in optimizer.variables:
         if id(slot) in references:
@@ -94,7 +91,7 @@ class _Entry:
 
     Attributes:
         variable: the optimizer's variable.
-        number: the replica whose part of it this is; `None` for what all have in common.
+        number: the replica that this part belongs to; `None` if it is common to all.
         is_stacked: whether the variable has a first axis of replicas.
     """
 
@@ -108,11 +105,9 @@ class _Entry:
 
 
 class _Files:
-    """What an optimizer of stacked variables writes to a file, and reads from one.
+    """Writes an optimizer of stacked variables to a file, and reads it.
 
-    Args:
-        optimizer: the optimizer.
-        leaves: what maps it, or the optimizers within it, over the replicas.
+    `leaves` map the optimizer, or its inner ones, over the replicas.
     """
 
     def __init__(self, optimizer: keras.Optimizer, leaves: list[Members]):
@@ -147,7 +142,7 @@ class _Files:
         variables, owners = self._optimizer.variables, self._owners()
         entries: list[_Entry] = []
         run: list[keras.Variable] = []
-        made_for: list[int] = []  # the owners of the run, in the order in which they came
+        made_for: list[int] = []  # the owners of the run, in their order
         for variable, owner in zip(variables, owners):
             is_stacked = isinstance(owner, StackedVariable)
             # An owner before the latest one begins the next kind of slot.
@@ -166,7 +161,7 @@ class _Files:
     def _owners(self) -> list[keras.Variable | None]:
         """The weight that each of the optimizer's variables was made for.
 
-        Adafactor makes some without a reference, under the weight's name and before its own slot.
+        Adafactor makes some without a reference, with the weight's name, before the weight's slot.
         """
         references = self._optimizer.references
         owners: list[keras.Variable | None] = []

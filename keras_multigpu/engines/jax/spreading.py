@@ -1,10 +1,10 @@
-"""Operations that XLA does not partition, each device's rows on it.
+"""Spreads operations that XLA does not partition, so that each device computes its rows.
 
-XLA's partitioner knows how to spread most operations over the devices. Of the others it gathers the
-whole batch on every device: grouped convolutions, Fourier transforms, factorizations of matrices,
-loops over the rows. Here a step is traced once, and these operations are put inside
-`jax.shard_map`. What each of them computes for a row depends on that row only, whatever the array
-means to the model, so this is exact; a gradient that sums over the rows is summed over the devices.
+XLA's partitioner spreads most operations over the devices. For the others it gathers the whole
+batch on every device: grouped convolutions, Fourier transforms, matrix factorizations, loops over
+the rows. Here a step is traced once, and these operations are wrapped in `jax.shard_map`. Their
+result for a row depends on that row only, whatever the array means to the model, so this is exact.
+A gradient that sums over the rows is summed over the devices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from keras_multigpu.engines.jax.placement import Placement
 
 _AXIS = "devices"
-# How many of the last axes the operation looks at; the others count independent problems.
+# How many of the last axes an operation uses; the other axes are independent problems.
 _LAST_AXES = {
     "cholesky": 2,
     "eigh": 2,
@@ -36,18 +36,13 @@ _LAST_AXES = {
 
 
 def spread(step: Callable[[Any, Any], Any], place: Placement) -> Callable[[Any, Any], Any]:
-    """A step of Keras's that spreads over the devices what XLA would not.
-
-    Args:
-        step: takes the state and a batch; left as it is where it is not compiled.
-        place: where the rows of the batch are.
-    """
+    """Keras's step, with the operations spread that XLA would not; unchanged if not compiled."""
 
     def spread_step(state: Any, batch: Any) -> Any:
         rows = place.spread_rows(batch)
         leaves, given = jax.tree.flatten((state, batch))
         is_compiled = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-        # Several processes begin the programs that XLA makes of the step as it is.
+        # With several processes the step stays as it is.
         if not rows or not is_compiled or place.group is not None:
             return step(state, batch)
         structure: list[Any] = []
@@ -65,11 +60,9 @@ def spread(step: Callable[[Any, Any], Any], place: Placement) -> Callable[[Any, 
 
 
 class _Spreader:
-    """Puts operations of a traced step inside `shard_map`.
+    """Wraps operations of a traced step in `shard_map`.
 
-    Args:
-        place: where the rows are.
-        rows: how many the batch has, a multiple of the devices.
+    `rows` is the batch's number of rows, a multiple of the number of devices.
     """
 
     def __init__(self, place: Placement, rows: int):
@@ -77,7 +70,7 @@ class _Spreader:
         self._rows = rows
 
     def spread(self, jaxpr: Any) -> Any:
-        """The same computation, with the operations of these kinds spread."""
+        """The same computation, with these operations spread."""
         return jaxpr.replace(eqns=[self._equation(equation) for equation in jaxpr.eqns])
 
     def _equation(self, equation: Any) -> Any:
@@ -95,7 +88,7 @@ class _Spreader:
         return equation.replace(params={key: self._inner(part) for key, part in params.items()})
 
     def _inner(self, part: Any) -> Any:
-        """A parameter of an operation that calls others: of a loop, a condition."""
+        """A parameter of an operation that calls others: a loop's body, a condition's branch."""
         if isinstance(part, core.Jaxpr):
             return self.spread(part)
         if isinstance(part, core.ClosedJaxpr):
@@ -111,13 +104,13 @@ class _Spreader:
         shape = equation.invars[0].aval.shape
         if params["feature_group_count"] > 1 and self._counts_rows(shape[lhs[0]]):
             return self._mapped(equation, [lhs[0], None], [out[0]])
-        # The gradient of grouped kernels, in which the rows are what is summed over.
+        # The gradient of grouped kernels, which sums over the rows.
         if params["batch_group_count"] > 1 and self._counts_rows(shape[lhs[1]]):
             return self._mapped(equation, [lhs[1], rhs[1]], [None], is_sum=True)
         return equation
 
     def _loop(self, equation: Any) -> Any:
-        """A loop without a state, over the rows: each device goes over its own."""
+        """A loop over the rows, without state: each device loops over its rows."""
         params = equation.params
         own = [None] * params["num_consts"]
         axes = own + [0] * (len(equation.invars) - len(own))
@@ -126,7 +119,7 @@ class _Spreader:
         return self._mapped(equation, axes, results, length=length)
 
     def _batched(self, equation: Any, last_axes: int) -> Any:
-        """An operation on the last axes of each of its operands."""
+        """An operation on the last axes of each operand."""
         shapes = [part.aval.shape for part in (*equation.invars, *equation.outvars)]
         is_batched = all(len(shape) > 1 and self._counts_rows(shape[0]) for shape in shapes)
         if not is_batched or len(shapes[0]) <= last_axes:
@@ -134,7 +127,7 @@ class _Spreader:
         return self._mapped(equation, [0] * len(equation.invars), [0] * len(equation.outvars))
 
     def _counts_rows(self, length: int) -> bool:
-        """Whether an axis may be the batch's: of its rows, or of several parts of each."""
+        """Whether an axis may hold the batch's rows, or several parts of each row."""
         return length > 0 and length % self._rows == 0
 
     def _mapped(
@@ -146,14 +139,11 @@ class _Spreader:
         is_sum: bool = False,
         **changed: Any,
     ) -> Any:
-        """The same operation, each device with its part of some axes.
+        """The same operation, on each device's part of some axes.
 
-        Args:
-            equation: the operation.
-            axes: the axis of each operand that is spread, `None` for the whole operand.
-            results: the same of each result.
-            is_sum: whether the results are to be summed over the devices.
-            **changed: parameters of the operation on a device that differ.
+        `axes` has the axis of each operand to spread, `None` for whole operands; `results` the
+        same for results. With `is_sum`, the results are summed over the devices. `changed` are
+        the operation's parameters that differ on a device.
         """
         params = {**equation.params, **changed}
 

@@ -1,4 +1,4 @@
-"""Variables of several replicas as one array, each replica's part of it on its own device."""
+"""Variables of several replicas as one array, with each replica's part on its device."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from keras_multigpu.engines.values import Tensor
 
 
 class StackedVariable(keras.Variable):
-    """The same variable of replicas that are built alike, stacked along a new first axis.
+    """The same variable of all replicas, stacked along a new first axis.
 
-    A step on several devices takes arrays that span all of them, while each replica is a Keras
-    model with variables of its own. This variable is what the step sees. It has no storage: its
-    value is put together from the parts, shard by shard, and what it is assigned goes to them.
+    A step on several devices takes arrays that span all of them, but each replica is a Keras model
+    with separate variables. The step sees this variable. It has no storage: its value is put
+    together from the parts, shard by shard, and assignments go to the parts.
 
     Args:
         parts: the variables, of equal shape and dtype.
@@ -37,15 +37,15 @@ class StackedVariable(keras.Variable):
             autocast=False,
             name=first.name,
         )
-        # Keras makes the optimizer's slots by it.
+        # Keras gives it to the optimizer's slots.
         self._layout = sharding
-        # Optimizers look for names in it.
+        # Optimizers search it for names.
         self._path = first.path
         self.constraint = first.constraint
 
     @property
     def _value(self) -> Tensor:
-        """Where Keras reads the value of a variable, if that is not a step's own state."""
+        """Where Keras reads a variable's value outside a step's state."""
         devices = list(self._sharding.mesh.devices.flat)
         share = len(self.parts) // len(devices)
         shape = (len(self.parts), *self.parts[0].shape)
@@ -61,7 +61,7 @@ class StackedVariable(keras.Variable):
     def _value(self, value: Tensor | None) -> None:
         self.is_lent = value is None
         if value is None:
-            return  # Keras lets go of values while a step has them: here they are the parts'
+            return  # Keras drops values while a step has them; the parts keep theirs
         shards = jax.device_put(value, self._sharding).addressable_shards
         rows = [row for shard in sorted(shards, key=_first_row) for row in shard.data]
         for part, row in zip(self.parts, rows):
@@ -77,7 +77,7 @@ def stack_all(
 
 @contextlib.contextmanager
 def as_one(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """A scope in which stacked variables have the shape that they have in one replica."""
+    """Scope in which stacked variables have the shape of one replica's."""
     shapes = [variable._shape for variable in variables]
 
     def set_shape(variable: keras.Variable, shape: tuple[int, ...]) -> None:

@@ -24,11 +24,11 @@ from keras_multigpu.engines.jax.stacked import StackedVariable
 
 
 class JaxSteps(Steps):
-    """Gives Keras's step functions their state and batches on the devices.
+    """Puts the state and the batches of Keras's step functions on the devices.
 
-    Each batch has each device's rows on that device, and the state has a copy on every device;
-    from there the compiler does the rest. After a loop the weights are where one device would
-    have them, so that the template can be used alone, or in a parallel model on other devices.
+    Each device gets its rows of the batch and a copy of the state; the compiler does the rest.
+    After a loop the weights return to the default device, so that the template can be used alone,
+    or in a parallel model on other devices.
 
     Attributes:
         is_running: whether a loop is running.
@@ -58,7 +58,7 @@ class JaxSteps(Steps):
         return made
 
     def placed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A step function of Keras's that is given its state and batches on the devices."""
+        """Keras's step function, with state and batches put on the devices."""
         undivided, where = Undivided(), self.where
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
@@ -102,7 +102,7 @@ class JaxSteps(Steps):
 
     def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self.is_running:
-            return loop(*args, **kwargs)  # the evaluation of a `fit`, say
+            return loop(*args, **kwargs)  # a nested loop: the evaluation within `fit`, say
         self.is_running, self.has_met = True, False
         try:
             self._runner.spread(self._optimizer)
@@ -142,7 +142,7 @@ class JaxSteps(Steps):
     def _restore(self) -> None:
         """Gives the variables the latest state again, after an error or an interruption.
 
-        Keras takes the state out of them for the time of the steps, so that it would be lost.
+        Keras removes the state from them during the steps, so it would be lost.
         """
         model, state = self.model, self._latest_state
         self._latest_state = ()
@@ -161,8 +161,8 @@ class JaxSteps(Steps):
     def _is_tied_elsewhere(self) -> bool:
         """Whether the template's own optimizer or metrics are tied to other devices.
 
-        JAX would then refuse to use them together with the weights. Otherwise the weights stay
-        where they are between single steps: to bring them back after each would be slow.
+        JAX would then refuse to use them together with the weights. Otherwise the weights stay on
+        the devices between single steps, because moving them after each one is slow.
         """
         template = self.model.template
         own = [*template.metrics_variables[:1]]
@@ -175,14 +175,14 @@ class JaxSteps(Steps):
         variables = self.model.variables
         kept = self._runner.kept(variables, self._optimizer)
         for variable in variables:
-            # A value is missing if the step lost it: XLA had taken its memory when it failed.
+            # A value is missing if the step failed after it had donated the memory to XLA.
             value = variable._value if id(variable) not in kept else None
             if value is not None and not value.is_deleted() and self.where.can_read(value):
                 variable.assign(on_one_device(self.where.outputs(value)))
 
 
 def check_no_distribution() -> None:
-    """Refuses a distribution that was set in Keras.
+    """Refuses a distribution set in Keras.
 
     Raises:
         ValueError: if there is one.

@@ -1,14 +1,14 @@
-"""Threads for virtual devices, without which their steps wait for each other for ever.
+"""Threads for virtual devices: with too few, the devices wait for each other for ever.
 
-XLA runs all the CPU devices of a process on one pool of threads, of one per core or device,
-whichever are more. A device that has come to an all-reduce keeps its thread until the others come.
-The others need threads too, also for the parts into which XLA cuts an operation: with none left,
-no device gets on, and XLA aborts the process after 40 s. Seen with jaxlib 0.10.2: a training on 4
-devices and 2 cores hangs with 4 or 5 threads, and not with 8.
+XLA runs all CPU devices of a process on one pool of threads: one per core or per device, whichever
+is more. A device in an all-reduce keeps its thread until the others arrive. The others need threads
+too, also for the parts into which XLA cuts an operation. With none left, no device makes progress,
+and XLA aborts the process after 40 s. Seen with jaxlib 0.10.2: a training on 4 devices and 2 cores
+hangs with 4 or 5 threads, and not with 8.
 
-The environment variable PJRT_NPROC is the only way to tell XLA how many threads to make. XLA reads
-it once, when it makes the devices (`DefaultThreadPoolSize` in xla/pjrt/utils.cc). So it is set
-until then only; processes that are started before that inherit it.
+The environment variable PJRT_NPROC is the only way to set the number of threads. XLA reads it once,
+when it makes the devices (`DefaultThreadPoolSize` in xla/pjrt/utils.cc). So it is set only until
+then; processes that are started before that inherit it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import warnings
 
 _VARIABLE = "PJRT_NPROC"
 _PER_DEVICE = 4  # threads; 2 have always been enough
-_before: list[str | None] = []  # what the variable was, while it is changed
+_before: list[str | None] = []  # the variable's old value, while it is changed
 _asked_for = 0  # threads
 
 
 def ask_for_threads(count: int) -> None:
-    """Has XLA make enough threads for virtual devices. Must come before it makes the devices."""
+    """Makes XLA start enough threads for virtual devices; call it before XLA makes the devices."""
     global _asked_for
     restore_environment()
     _asked_for = max(_expected(), _PER_DEVICE * count)
@@ -33,7 +33,7 @@ def ask_for_threads(count: int) -> None:
 
 
 def restore_environment() -> None:
-    """Sets the environment as it was: to be called as soon as XLA has made the devices."""
+    """Restores the environment; call it as soon as XLA has made the devices."""
     for value in _before:
         if value is None:
             os.environ.pop(_VARIABLE, None)
@@ -43,7 +43,7 @@ def restore_environment() -> None:
 
 
 def warn_of_few_threads(count: int) -> None:
-    """Warns if XLA has made its threads before it could be asked for enough."""
+    """Warns if XLA had made its threads before we could ask for enough."""
     threads = max(_expected(), _asked_for, count)
     if count > 1 and threads < 2 * count:
         warnings.warn(
@@ -57,7 +57,7 @@ def warn_of_few_threads(count: int) -> None:
 
 
 def _expected() -> int:
-    """The threads that XLA makes by itself, unless there are more devices."""
+    """The threads that XLA makes by default, unless there are more devices."""
     for name in (_VARIABLE, "NPROC"):
         value = os.environ.get(name, "")
         if value.isdecimal():

@@ -1,7 +1,7 @@
-"""What crosses between devices, read from the step that XLA has compiled for all of them.
+"""What crosses between devices, read from the compiled step.
 
-XLA's collective operations are counted as rings of devices do them, which no other way of doing
-them undercuts: each device sends to the next one.
+XLA's collective operations are counted as ring algorithms (each device sends to the next one), than
+which no algorithm sends less.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BITS = re.compile(r"\d+")
 
 
 def count_collectives(text: str, devices: Sequence[str]) -> list[Transfer]:
-    """What the collective operations of a compiled program move."""
+    """What a compiled program's collective operations move."""
     count = len(devices)
     return [
         Transfer(source, devices[(place + 1) % count], kind, name, size, copies)
@@ -49,7 +49,7 @@ def count_inputs(parts: Sequence[tuple[Any, Any]]) -> list[Transfer]:
 
 
 def _collectives(text: str, count: int) -> Iterator[tuple[str, str, int, int]]:
-    """The kind, name, bytes that each device sends, and copies, of each tensor that crosses."""
+    """For each tensor that crosses: its kind, name, bytes that each device sends, and copies."""
     for line in text.splitlines():
         found = _COLLECTIVE.search(line)
         if not found:
@@ -59,17 +59,17 @@ def _collectives(text: str, count: int) -> Iterator[tuple[str, str, int, int]]:
         shapes = _SHAPE.findall(found["shapes"])
         name = found["name"]
         if "-start(" in found[0] and name != "all-reduce":
-            shapes = shapes[len(shapes) // 2 :]  # the operands are named first
+            shapes = shapes[len(shapes) // 2 :]  # the operands come first
         share, copies = _ring(name, count)
         for dtype, axes in shapes:
             size = math.prod(map(int, filter(None, axes.split(",")))) * _bits(dtype) // 8
-            # The derivative's operations are those that `jax.grad` has transposed.
+            # `jax.grad` transposes the operations of the derivative.
             kind = "gradients" if "transpose(" in origin else "activations"
             yield kind, f"{name} {dtype}[{axes}] of {origin}", round(size * share), copies
 
 
 def _ring(name: str, count: int) -> tuple[float, int]:
-    """What each device sends, in sizes of the result, and in how many copies."""
+    """What each device sends, relative to the result's size, and in how many copies."""
     part = (count - 1) / count
     return {
         "all-reduce": (2 * part, 2 * (count - 1)),

@@ -2,11 +2,11 @@
 
     python -m tests.support.fuzz --seconds 600 --seed 1 --modes data --processes 1 --out /tmp/fuzz
 
-- `catalogue`, `values`, `inputs`, `heads`, `optimizers`, `extra` say what there is to draw;
-- `draw` draws a `case.Case`, which is a program in parts; `program` writes it as Python text;
-- `run` runs that text on a plain and on a parallel model, `compare` says how far apart they are;
-- `shrink` simplifies a case whose two results differ, and `program` writes it as a short script;
-- `drive` does so for a fixed time in processes of its own, and counts the outcomes.
+- `catalogue`, `values`, `inputs`, `heads`, `optimizers`, `extra` list what can be drawn;
+- `draw` draws a `case.Case`, a program in parts; `program` writes it as Python text;
+- `run` runs that text on a plain and a parallel model; `compare` measures the differences;
+- `shrink` simplifies a case with different results, and `program` writes it as a short script;
+- `drive` does this for a fixed time in separate processes, and counts the outcomes.
 
-A case is drawn from its backend, seed and index alone, so these three name it.
+The backend, the seed and the index determine a case, so these three name it.
 """

@@ -1,4 +1,4 @@
-"""The command line: runs cases for a time, or one of them, or prints its script."""
+"""The command line: runs cases for some time, runs a single case, or prints its script."""
 
 # ruff: noqa: T201
 from __future__ import annotations

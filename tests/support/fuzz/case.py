@@ -1,6 +1,6 @@
 """A case: one model and one training, as pieces of Python text.
 
-What is run and what is written into a script is the same text, so a script repeats its case.
+The fuzzer runs the same text that it writes into a script, so a script repeats its case.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Make:
         return f"{self.name}({', '.join(parts)})"
 
     def simpler(self) -> Iterator[Make]:
-        """Itself with one argument fewer."""
+        """The same call with one argument fewer."""
         for index in range(len(self.arguments)):
             rest = self.arguments[:index] + self.arguments[index + 1 :]
             yield dataclasses.replace(self, arguments=rest)
@@ -65,7 +65,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """An output: its layers, its targets, and what is asked of it."""
+    """An output: its layers, targets, losses and metrics."""
 
     parts: tuple[Part, ...]
     target: str
@@ -108,7 +108,7 @@ class Case:
     options: tuple[tuple[str, str], ...] = ()
 
     def having(self, **changes: Any) -> Case:
-        """The case with some things changed."""
+        """The case with some attributes changed."""
         return dataclasses.replace(self, **changes)
 
     @property

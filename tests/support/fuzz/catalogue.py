@@ -1,4 +1,4 @@
-"""Which layers there are, what each is called on, and how."""
+"""The layers, the kinds of tensors that each takes, and how to call it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def drawable() -> list[str]:
 
 
 def kinds(name: str) -> tuple[str, ...]:
-    """The kinds of tensors that a layer is called on."""
+    """The kinds of tensors that a layer takes."""
     made = all_layers()[name]
     if name in _KINDS:
         return _KINDS[name]
@@ -128,15 +128,15 @@ def kind_of(tensor: keras.KerasTensor) -> str | None:
 
 
 def fitting(kind: str | None) -> list[str]:
-    """The layers that are called on a kind of tensors."""
+    """The layers that take a kind of tensors."""
     return [name for name in drawable() if kind in kinds(name)]
 
 
 def draw_part(rng: random.Random, name: str, shape: tuple[int | None, ...]) -> Part:
-    """A layer of this name for a tensor of this shape, and how it is called.
+    """A layer of this name for a tensor of this shape, and its call.
 
     Raises:
-        LookupError: if a required argument of it is not in the table of values.
+        LookupError: if the table of values lacks a required argument.
     """
     made = all_layers()[name]
     if made is None:
@@ -196,7 +196,7 @@ def _inner(rng: random.Random, name: str, shape: tuple[int | None, ...]) -> str 
 
 
 def _with_inner(rng: random.Random, name: str, make: Make, shape: tuple[int | None, ...]) -> Make:
-    """Wrappers get a layer that fits, and cells get the layer that runs them."""
+    """Adds a fitting layer to a wrapper, and the layer that runs it to a cell."""
     if name.endswith(("Cell", "Cells")):
         outer = values.draw(rng, keras.layers.RNN, "layers")
         rest = tuple(pair for pair in outer.arguments if pair[0] != "cell")

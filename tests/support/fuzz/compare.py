@@ -1,4 +1,4 @@
-"""How far apart two results are, and how far rounding alone takes them."""
+"""The differences of two results, and the differences that rounding alone causes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-# What the order of sums changes in a few well-conditioned steps: relative, and of zeros.
+# The effect of the order of sums in a few well-conditioned steps: relative, and for zeros.
 _CLOSE = {"float64": 1e-9, "float32": 1e-4}
 _TINY = {"float64": 1e-13, "float32": 1e-6}
 
@@ -26,7 +26,7 @@ class Gap:
 
 
 def arrays(result: dict[str, Any]) -> dict[str, np.ndarray]:
-    """All the numbers of a result, each with the place where it is."""
+    """All numbers of a result, by their place in it."""
     found = {}
     for name, part in result.items():
         for place, leaf in _leaves(part, name):
@@ -63,12 +63,12 @@ def _gap(place: str, one: np.ndarray, other: np.ndarray) -> Gap | None:
 
 
 def is_finite(result: dict[str, Any]) -> bool:
-    """Whether there is no NaN and no infinity in it."""
+    """Whether it has no NaN and no infinity."""
     return all(np.isfinite(array).all() for array in arrays(result).values())
 
 
 def noise(first: dict[str, Any], disturbed: list[dict[str, Any]]) -> dict[str, float]:
-    """How far each array moves when the model or its data are changed by rounding."""
+    """How far each array moves if rounding changes the model or its data."""
     one, others = arrays(first), [arrays(result) for result in disturbed]
     moved = {}
     for place, array in one.items():

@@ -1,4 +1,4 @@
-"""Draws a case: a layer of interest, what goes before and after it, and a training."""
+"""Draws a case: a layer of interest, the layers before and after it, and a training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZES = [(7, 4), (7, 4), (9, 8), (5, 3), (3, 2), (8, 4), (4, 1)]  # rows, and r
 
 
 class UndrawableError(Exception):
-    """What was drawn does not fit together."""
+    """The drawn parts don't fit together."""
 
 
 def namespace() -> dict[str, Any]:
@@ -37,12 +37,12 @@ def draw_case(seed: int, index: int, modes: tuple[str, ...] = ("data",), layer: 
 
     Args:
         seed: the run's seed.
-        index: which of its cases.
+        index: the case's number.
         modes: the modes of `make_parallel` to draw from.
-        layer: the layer of interest; one that is drawn if empty.
+        layer: the layer of interest; drawn if empty.
 
     Raises:
-        UndrawableError: if nothing that fits together was found.
+        UndrawableError: if no fitting combination was found.
     """
     backend = keras.backend.backend()
     keras.config.set_floatx("float64")
@@ -82,7 +82,7 @@ def _draw(rng: random.Random, name: str, layer: str, mode: str) -> Case:
 
 
 def _inputs(rng: random.Random, kind: str) -> tuple[tuple[Source, ...], str, tuple[Part, ...], str]:
-    """Inputs, the first tensor of them, layers to a tensor of the kind, and their structure."""
+    """Inputs, their first tensor, layers that make a tensor of the kind, and their structure."""
     draw = rng.random()
     if kind == "vector" and draw < 0.06:
         source, parts = inputs.draw_sparse(rng)
@@ -112,7 +112,7 @@ def _after(x: Any, parts: tuple[Part, ...], names: dict[str, Any]) -> Any:
             made = [eval(str(make), names) for make in part.makes]
             text = part.form.format(*(f"made[{k}]" for k in range(len(made))))
             x = eval(text, {**names, "made": made, "x": x})
-        except Exception as error:  # whatever Keras raises on what does not fit
+        except Exception as error:  # Keras may raise anything if parts don't fit
             raise UndrawableError(f"{part.makes[0]}: {error!r}"[:300]) from error
         if not hasattr(x, "shape") or not len(x.shape) or x.shape[0] is not None:
             raise UndrawableError(f"{part.makes[0]}: gives no rows")
@@ -127,7 +127,7 @@ def _grow(
     layer: str = "",
     keep: str = "",
 ) -> tuple[Any, tuple[Part, ...]]:
-    """One more part: a layer of this name, or one that fits, or one that keeps the kind."""
+    """One more part: a layer of this name, a layer that fits, or one that keeps the kind."""
     kind = catalogue.kind_of(x)
     for _ in range(1 if layer else 6):
         choices = [layer] if layer else catalogue.fitting(kind)

@@ -1,4 +1,4 @@
-"""Runs cases for a fixed time in other processes, which may end as they like, and counts."""
+"""Runs cases for a fixed time in processes that may crash, and counts the outcomes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
-_CHUNK = 100  # cases in one process, which grows with each of them
-_PATIENCE = 240.0  # seconds without a line after which a process hangs
+_CHUNK = 100  # cases in one process, whose memory grows with each
+_PATIENCE = 240.0  # seconds without a line until a process counts as hanging
 
 
 @dataclasses.dataclass
@@ -47,7 +47,7 @@ class Lane:
         return records[-1]["index"] + 1 if records else 0
 
     def watch(self) -> None:
-        """Notes a process that has ended or hangs in the middle of a case."""
+        """Notes if the process has ended or hangs in the middle of a case."""
         if self.process is None:
             return
         is_silent = self.path.exists() and time.time() - self.path.stat().st_mtime > _PATIENCE
@@ -82,7 +82,7 @@ def read(path: Path) -> list[dict]:
 
 
 def drive(seconds: float, lanes: list[Lane]) -> None:
-    """Runs the cases of some seeds, each in its own processes, until the time is over."""
+    """Runs the cases of some seeds, each in separate processes, until the time is over."""
     for lane in lanes:
         lane.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
@@ -102,7 +102,7 @@ def drive(seconds: float, lanes: list[Lane]) -> None:
 
 
 def _wait(lanes: list[Lane]) -> None:
-    """Processes end by themselves after the case that they are at."""
+    """Waits for the processes, which end after their current case."""
     while any(lane.process is not None for lane in lanes):
         for lane in lanes:
             lane.watch()
@@ -116,7 +116,7 @@ def count(out: Path) -> collections.Counter:
 
 
 def summary(out: Path) -> str:
-    """The counts, and what was refused, warned of or different, most frequent first."""
+    """The counts, and the refusals, warnings and differences, most frequent first."""
     counts = count(out)
     lines = [f"{sum(counts.values())} models: " + ", ".join(f"{n} {k}" for k, n in counts.items())]
     records = [record for path in sorted(out.glob("*.jsonl")) for record in read(path)]
@@ -131,6 +131,6 @@ def summary(out: Path) -> str:
 
 
 def environment() -> None:
-    """Quiet processes: one thread each, as several run side by side."""
+    """Quiet processes with one thread each, because several run in parallel."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,6 +1,6 @@
-"""Layers that users write, beside Keras's own: each stands for a family of what `call` can do.
+"""Layers as users write them: each represents a family of things that `call` can do.
 
-Their source is copied into the scripts, so each uses nothing but `keras`, `layers`, `ops` and `np`.
+Their source is copied into the scripts, so they use only `keras`, `layers`, `ops` and `np`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Keeps(layers.Layer):
 
 
 class Phases(layers.Layer):
-    """Computes something else in training."""
+    """Computes something different in training."""
 
     def call(self, x, training=False):
         return 2 * x + 0.5 if training else x
@@ -80,7 +80,7 @@ class Chooses(layers.Layer):
 
     def call(self, x):
         chosen = ops.sum(self.inner.bias) > -1.0
-        # Keras infers float32 for a branch on JAX, whatever comes in.
+        # On JAX Keras infers float32 for a branch, whatever the input type.
         return ops.cond(chosen, lambda: ops.cast(self.inner(x), x.dtype), lambda: x)
 
 
@@ -107,7 +107,7 @@ class Recomputed(layers.Layer):
 
 
 class Stopped(layers.Layer):
-    """A layer of which no gradient comes back."""
+    """A layer without a gradient."""
 
     def build(self, shape):
         self.inner = layers.Dense(shape[-1])
@@ -118,7 +118,7 @@ class Stopped(layers.Layer):
 
 
 class OwnGradient(layers.Layer):
-    """A function with a gradient that was written for it."""
+    """A function with a custom gradient."""
 
     def call(self, x):
         @ops.custom_gradient
@@ -181,7 +181,7 @@ def scipy_csr(dense):
 
 
 def batches(x, y, size):
-    """The batches of some epochs, one after the other."""
+    """The batches of several epochs, one after the other."""
     for _ in range(9):
         for start in range(0, len(keras.tree.flatten(x)[0]), size):
             yield keras.tree.map_structure(lambda a, k=start: np.asarray(a)[k : k + size], (x, y))
@@ -192,7 +192,7 @@ NAMES = [
     for name, value in list(globals().items())
     if getattr(value, "__module__", None) == __name__ and callable(value)
 ]
-# What stands for `loss`, `update` and `function` in cases.
+# Values of `loss`, `update` and `function` in cases.
 LOSSES = [
     "lambda x, m: ops.mean(ops.square(x))",
     "lambda x, m: 0.1 * ops.sum(ops.abs(x))",

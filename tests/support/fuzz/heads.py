@@ -103,7 +103,7 @@ values.BY_NAME.update(
 
 
 def draw_head(rng: random.Random, shape: Sequence[int | None]) -> Head:
-    """A head for a tensor of floats of this shape; longer ones get targets for all places."""
+    """A head for a tensor of floats of this shape; sequences get targets for all places."""
     if len(shape) == 3 and rng.random() < 0.1:
         return _ctc()
     family = rng.choice([_REAL, _REAL, _BINARY, _CLASSES, _CLASSES, _ONE_HOT])
@@ -126,7 +126,7 @@ def draw_head(rng: random.Random, shape: Sequence[int | None]) -> Head:
 
 
 def _last(rng: random.Random, family: str, width: int) -> tuple[tuple[Part, ...], bool]:
-    """The last layers, and whether they give logits."""
+    """The last layers, and whether their outputs are logits."""
     activation = {_BINARY: "'sigmoid'", _CLASSES: "'softmax'", _ONE_HOT: "'softmax'"}.get(family)
     dense = Make("layers.Dense", (("", str(width)),))
     if activation is None or rng.random() < 0.3:

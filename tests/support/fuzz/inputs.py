@@ -1,4 +1,4 @@
-"""Inputs: symbolic, and data with values at which things saturate, repeat and mask."""
+"""Inputs: symbolic ones, and data with values that saturate, repeat and mask."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WORDS = "['red', 'green', 'blue', 'sky']"
 
 
 def draw_source(rng: random.Random, kind: str) -> tuple[Source, tuple[Part, ...]]:
-    """An input of a kind, and what makes a tensor of that kind of it."""
+    """An input of a kind, and the parts that make a tensor of that kind from it."""
     if kind == "sequence" and rng.random() < 0.4:
         masks = rng.choice(["True", "False"])
         given = (
@@ -99,7 +99,7 @@ _OTHERS = {
 
 
 def draw_sparse(rng: random.Random) -> tuple[Source, tuple[Part, ...]]:
-    """Rows that are given as SciPy matrices."""
+    """Rows as SciPy matrices."""
     data = "rng.normal(size=(rows, 12)) * (rng.random(size=(rows, 12)) < 0.3)"
     activation = (("activation", rng.choice(["'tanh'", "'relu'", "'linear'"])),)
     dense = Make("layers.Dense", (("units", "4"), *activation))

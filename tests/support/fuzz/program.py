@@ -1,4 +1,4 @@
-"""A case as Python text: what the fuzzer runs, and the script that it writes."""
+"""A case as Python text: for the fuzzer to run, and for the script that it writes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def definitions(case: Case) -> str:
 
 
 def script(case: Case, remark: str) -> str:
-    """A script that shows the case: it prints both results and how far they are apart."""
+    """A script that shows the case: it prints both results and their differences."""
     lines = ["# " + line for line in remark.splitlines()]
     options = "".join(f", {name}={value}" for name, value in case.options)
     tensorflow = "import tensorflow as tf\n" if re.search(r"\btf\.", definitions(case)) else ""
@@ -140,7 +140,7 @@ def _sequential(case: Case) -> list[str]:
 
 
 def _subclassed(case: Case) -> list[str]:
-    """A model in code, whose layers are built when it is first called."""
+    """A subclassed model, whose layers are built in the first call."""
     made, calls = [], [f"x = {case.start}"]
 
     def add(parts: tuple[Part, ...], prefix: str) -> None:

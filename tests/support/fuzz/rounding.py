@@ -1,7 +1,7 @@
-"""What rounding alone does to a training: the same one, disturbed in its last digits.
+"""The effect of rounding alone on a training: the same training, disturbed in its last digits.
 
-A difference that plain Keras so shows against itself proves nothing. There are two ways:
-weights and data are changed by some roundings, and sums over a batch are taken in another order.
+If plain Keras differs from itself this way, a difference proves nothing. There are two ways:
+weights and data are changed in their last digits, or sums over a batch are reordered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def disturb(structure: Any, seed: int) -> Any:
 
 @contextlib.contextmanager
 def replaced(names: dict[str, Any], **values: Any) -> Iterator[None]:
-    """A scope in which a case's text finds other values under some names."""
+    """Scope in which some names in a case's text have other values."""
     before = {name: names[name] for name in values}
     names.update(values)
     try:
@@ -44,7 +44,7 @@ def replaced(names: dict[str, Any], **values: Any) -> Iterator[None]:
 
 
 def turned(case: Case, structure: Any) -> Any:
-    """The rows of each batch in the opposite order."""
+    """The rows of each batch in reverse order."""
     order = np.concatenate(
         [
             np.arange(start, min(start + case.batch, case.rows))[::-1]
@@ -55,7 +55,7 @@ def turned(case: Case, structure: Any) -> Any:
 
 
 def turns(case: Case, names: dict[str, Any]) -> bool:
-    """Whether the order of a batch's rows means nothing to the model: each row is by itself."""
+    """Whether the model ignores the order of a batch's rows: rows are independent."""
     first, second = names["build"](), names["build"]()
     try:
         x = keras.tree.map_structure(lambda rows: np.asarray(rows)[: case.batch], names["X"])
@@ -73,6 +73,6 @@ def turns(case: Case, names: dict[str, Any]) -> bool:
             }
             for model, out in ((first, one), (second, back))
         ]
-    except Exception:  # inputs that are no arrays, or that the model takes from `fit` only
+    except Exception:  # inputs that are no arrays, or that the model takes only in `fit`
         return False
     return not compare.gaps(*results)

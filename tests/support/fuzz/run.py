@@ -1,4 +1,4 @@
-"""Runs a case plain and parallel, and says what came of it."""
+"""Runs a case plain and parallel, and returns the outcome."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from . import catalogue, compare, draw, program, rounding
 from .case import Case
 
 EQUAL = "equal"
-REFUSED = "refused"  # by an error of the library's
-WARNED = "warned"  # other numbers, and a warning of the library's
-NOISE = "rounding"  # other numbers: rounding alone changes plain Keras's as much
-RANDOM = "random"  # other numbers: plain Keras draws them even in inference
+REFUSED = "refused"  # by an error of the library
+WARNED = "warned"  # different numbers, and a warning of the library
+NOISE = "rounding"  # different numbers: rounding alone changes plain Keras's as much
+RANDOM = "random"  # different numbers: plain Keras draws them even in inference
 PLAIN_FAILS = "plain fails"
 DIFFERENT = "DIFFERENT"
 CRASHED = "CRASHED"
@@ -34,7 +34,7 @@ BAD = (DIFFERENT, CRASHED, HUNG)
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a case, in a word and in detail."""
+    """The outcome of a case, in a word and in detail."""
 
     kind: str
     detail: str = ""
@@ -46,11 +46,11 @@ class Outcome:
 def run(case: Case, note: Callable[[str], None] = lambda stage: None) -> Outcome:
     """Compares the two trainings of a case.
 
-    Some of TensorFlow's operations know no float64 on a CPU: then it is float32.
+    Uses float32 if one of TensorFlow's operations has no float64 on a CPU.
 
     Args:
         case: the case.
-        note: is called when the parallel model begins, for what ends the process there.
+        note: called when the parallel model begins, because that may end the process.
     """
     outcome = _run(case, note)
     if outcome.kind == PLAIN_FAILS and case.floatx == "float64" and _lacks_float64(outcome):
@@ -66,8 +66,8 @@ def _lacks_float64(outcome: Outcome) -> bool:
 def _run(case: Case, note: Callable[[str], None]) -> Outcome:
     """Runs a case as it is.
 
-    The plain model runs eagerly, which is faster; where the two differ it runs once more with
-    the case's own settings, and then with its weights and data changed by some roundings.
+    The plain model runs eagerly, which is faster. If the two differ, it runs again with the
+    case's own settings, and then with weights and data changed in their last digits.
     """
     keras.config.set_floatx(case.floatx)
     keras.config.set_dtype_policy(case.floatx)
@@ -77,7 +77,7 @@ def _run(case: Case, note: Callable[[str], None]) -> Outcome:
         exec(compile(program.definitions(case), case.name, "exec"), names)
         try:
             plain = _plain(names, eager=True)
-        except Exception as error:  # whatever Keras raises: there is nothing to compare with
+        except Exception as error:  # whatever Keras raises, there is nothing to compare with
             return Outcome(PLAIN_FAILS, _tell(error))
     note("parallel")
     with _warnings() as warned:
@@ -116,13 +116,13 @@ def _difference(case: Case, names: dict[str, Any], parallel: Any) -> Outcome:
 
 
 def _draws(names: dict[str, Any]) -> bool:
-    """Whether a plain model whose generators start elsewhere gives other numbers."""
+    """Whether a plain model gives different numbers with different seeds."""
     first, second = (_plain(names, eager=True, reseeded=flag) for flag in (False, True))
     return bool(compare.gaps(first, second))
 
 
 def classify(outcome: Outcome) -> Outcome:
-    """A difference of which the library has warned is not a silent one."""
+    """Reclassifies a difference that the library has warned of: it is not silent."""
     if outcome.kind == DIFFERENT and outcome.warned:
         return dataclasses.replace(outcome, kind=WARNED)
     return outcome
@@ -149,7 +149,7 @@ def _plain(
 
 
 def _disturbed(case: Case, names: dict[str, Any]) -> list[dict[str, Any]]:
-    """What plain Keras gives if only roundings change."""
+    """Plain Keras's results with disturbed last digits."""
     found = [_plain(names, eager=True, disturbed=seed) for seed in (1, 2, 3)]
     if rounding.turns(case, names):
         other = {name: rounding.turned(case, names[name]) for name in ("X", "Y", "W")}
@@ -169,7 +169,7 @@ def _parallel(case: Case, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def _start() -> None:
-    """The same names and the same initial weights for each model."""
+    """Gives each model the same names and the same initial weights."""
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)
 
@@ -184,14 +184,14 @@ def _results(names: dict[str, Any], model: keras.Model) -> dict[str, Any]:
 
 
 def _failure(names: dict[str, Any], error: Exception) -> Outcome:
-    """An error of the parallel model's: refused, a failure of Keras's too, or a crash."""
+    """Classifies an error of the parallel model: refused, plain Keras fails too, or a crash."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             _plain(names, eager=False)
         except Exception as plain_error:  # Keras fails with these settings
             return Outcome(PLAIN_FAILS, _tell(plain_error))
-    # The error itself, or in its text the stack of the function in which TensorFlow met it.
+    # The error's stack, or TensorFlow's stack in its text.
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     files += re.findall(r'File "([^"]*)"', str(error))
     if isinstance(error, (ValueError, TypeError, RuntimeError)) and "/keras_multigpu/" in files[-1]:
@@ -205,7 +205,7 @@ def _tell(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """The texts of the library's warnings in this scope, told by the module that warns."""
+    """The texts of the library's warnings in this scope, recognized by their module."""
     texts: list[str] = []
     warn = warnings.warn
 

@@ -1,4 +1,4 @@
-"""Simplifies a case as long as the same thing comes of it."""
+"""Simplifies a case while its outcome stays the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SGD = Make("keras.optimizers.SGD", (("learning_rate", "0.1"),))
 
 
 def shrink(case: Case, is_same: Callable[[Case], bool], seconds: float = 90.0) -> Case:
-    """The simplest case found in the time that still is the same to `is_same`."""
+    """The simplest case found in the time for which `is_same` holds."""
     end = time.monotonic() + seconds
     tried = set()
     changed = True
@@ -31,7 +31,7 @@ def shrink(case: Case, is_same: Callable[[Case], bool], seconds: float = 90.0) -
 
 
 def simpler(case: Case) -> Iterator[Case]:
-    """Cases with one thing less, the largest things first."""
+    """Cases with one part fewer, the largest parts first."""
 
     for number in range(len(case.heads) if len(case.heads) > 1 else 0):
         kept = case.heads[:number] + case.heads[number + 1 :]

@@ -132,7 +132,7 @@ BY_NAME: dict[str, list[str]] = {
     "width_factor": ["0.2"],
     "zero_output_for_mask": FLAGS,
 }
-# Where a name means something else in one class.
+# Names with a different meaning in one class.
 IN_CLASS: dict[str, list[str]] = {
     "BatchNormalization.axis": ["-1", "1"],
     "BatchNormalization.renorm": FLAGS,
@@ -188,7 +188,7 @@ _LEFT_OUT |= {"flash_attention", "use_cudnn", "ragged", "oov_token", "vocabulary
 
 
 def values_of(name: str, argument: str) -> list[str] | None:
-    """The texts to choose from, or `None` where the table has none."""
+    """The texts to choose from; `None` if the table has none."""
     if f"{name}.{argument}" in IN_CLASS:
         return IN_CLASS[f"{name}.{argument}"]
     if argument in BY_NAME:

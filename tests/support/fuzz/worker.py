@@ -1,4 +1,4 @@
-"""A process that runs cases one after the other, and writes a line for each."""
+"""A process that runs cases one after the other and writes a line for each."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def prepare(optimizes_graphs: bool = True) -> None:
     keras_multigpu.use_virtual_devices(4)
     keras.config.set_floatx("float64")
     gc.collect()
-    gc.freeze()  # the collector need not look through all that was imported, again and again
+    gc.freeze()  # keeps the collector from scanning all imported modules again and again
     gc.disable()
 
 
 def work(
     seed: int, indices: range, modes: tuple[str, ...], out: Path, shrinking: float, end: float
 ) -> None:
-    """Runs the cases of a seed till `end`, on the monotonic clock.
+    """Runs the cases of a seed until `end`, on the monotonic clock.
 
-    Lines with a stage tell where a process ended that did not end by itself.
+    Lines with a stage show where a process crashed.
     """
     with open(out / f"{keras.backend.backend()}-{seed}.jsonl", "a", encoding="utf-8") as lines:
         for index in indices:
@@ -67,7 +67,7 @@ def one(
     shrinking: float,
     note: Callable[[str], None] = lambda stage: None,
 ) -> dict:
-    """What came of one case."""
+    """The outcome of one case."""
     start = time.monotonic()
     try:
         case = draw.draw_case(seed, index, modes)
@@ -95,7 +95,7 @@ def one(
 
 
 def smallest(case: Case, outcome: run.Outcome, seconds: float) -> tuple[Case, run.Outcome]:
-    """The simplest case that shows the same, and what came of it."""
+    """The simplest case with the same outcome, and that outcome."""
     found = {case: outcome}
 
     def is_same(candidate: Case) -> bool:

@@ -1,4 +1,4 @@
-"""What processes tell each other through JAX's coordination service.
+"""How processes communicate through JAX's coordination service.
 
 The service runs in process 0 and stores texts by key.
 """
@@ -76,9 +76,9 @@ class Board:
         return time.monotonic() - self._latest
 
     def stop(self, seconds: float) -> None:
-        """Stops the thread; waits up to some seconds for the call that it is in.
+        """Stops the thread; waits up to `seconds` for its current call.
 
-        Python ends threads that come back from C++ after it has ended, and C++ then aborts.
+        If a thread returns from C++ after Python has ended, Python kills it, and C++ aborts.
         """
         self._stopped.set()
         self._wanted.set()
@@ -93,7 +93,7 @@ class Board:
             try:
                 entries = self._exchange({**outbox, self._beats: str(beat)})
             except jax.errors.JaxRuntimeError:
-                with self._changed:  # `service_silence` grows, and is what others look at
+                with self._changed:  # `service_silence` grows; other code checks it
                     self._outbox = {**outbox, **self._outbox}
                 time.sleep(BEAT)
                 continue
@@ -106,7 +106,7 @@ class Board:
                 self._changed.notify_all()
             self._wanted.wait(BEAT)
             self._wanted.clear()
-            time.sleep(0.005)  # entries that are written together are sent together
+            time.sleep(0.005)  # batches entries written together
 
     def _exchange(self, outbox: dict[str, str | None]) -> dict[str, str]:
         for key, value in outbox.items():

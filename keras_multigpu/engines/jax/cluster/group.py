@@ -1,4 +1,4 @@
-"""The processes that take the same steps, and how each notices that another one is lost."""
+"""Processes that run the same steps, and how each notices a lost one."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ _SURELY_LOST = 4 * BEAT
 class Group:
     """Processes that run the same script, as one of them sees them.
 
-    Every wait ends: when the others have come, or with a `ClusterError` when one of them has shown
-    no sign of life for `timeout` seconds, has ended or been restarted, has stopped with an error,
-    or does something else.
+    Every wait ends: when the others have arrived, or with a `ClusterError` if one of them shows no
+    sign of life for `timeout` seconds, has ended or restarted, has failed, or makes another call.
 
     Args:
-        board: where the processes write what the others must know.
+        board: what the processes write for each other.
         number: this process's number.
         names: how errors call each process: `"gpu7 (process 1, pid 4242)"`.
         timeout: in seconds.
-        records: what each process wrote about itself when they came together, by its number.
+        records: each process's record from the time of joining, by its number.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Group:
             if all(str(k) in ended or self._is_silent(k) for k in awaited):
                 break
         if self.number == 0:
-            # They disconnect from JAX's service after that, and then their signs of life stop.
+            # After that they disconnect from JAX's service, and their signs of life stop.
             until = time.monotonic() + self.timeout
             others = range(1, len(self.names))
             while time.monotonic() < until and any(self._speaks(k) for k in others):

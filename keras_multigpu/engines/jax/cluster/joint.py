@@ -149,7 +149,7 @@ def _replicate(mesh: Mesh) -> Any:
 
 
 def meet(steps: Any, call: str) -> None:
-    """Begins a call (`"fit"`) of the model of some `JaxSteps` together with the other processes."""
+    """Begins a call (`"fit"`) together with the other processes."""
     group = steps.where.group
     if group is not None:
         facts = {"model": describe(steps.model), "devices": ", ".join(steps.model.devices)}
@@ -157,7 +157,7 @@ def meet(steps: Any, call: str) -> None:
 
 
 def part(steps: Any, error: BaseException | None = None) -> None:
-    """Ends a call together with the other processes, or tells them why this one has left it."""
+    """Ends a call together with the other processes, or tells them why this one left it."""
     group = steps.where.group
     if group is not None and error is None:
         group.end()
@@ -167,7 +167,7 @@ def part(steps: Any, error: BaseException | None = None) -> None:
 
 
 def write_once(steps: Any, loop: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments of `fit` and its like; only process 0 keeps callbacks that write files."""
+    """The arguments of a loop (`fit`, ...); only process 0 keeps callbacks that write files."""
     group = steps.where.group
     if group is None or group.is_writer:
         return args, kwargs

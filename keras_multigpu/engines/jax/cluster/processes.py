@@ -82,7 +82,7 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
         raise
     names = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
     group = Group(board, number, names, timeout, board.read("records/"))
-    # Tells a process that is started again later that the others have begun without it.
+    # A process that restarts later reads here that the others have begun without it.
     board.write(f"begun/{number}", json.dumps([record["seed"] for record in records]))
     _joined = (request, group)
     atexit.register(_leave, group)
