@@ -114,6 +114,7 @@ class _Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume_on", [4, 2])
 def test_an_interrupted_run_is_resumed_to_the_same_weights(data, tmp_path, resume_on):
     _, undisturbed = _pair()

@@ -64,6 +64,7 @@ def _form(name):
     return list(data), options
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_data(form):
     plain, parallel = _pair()

@@ -36,7 +36,7 @@ print(model.devices, keras.backend.backend())
 """
 
 
-@pytest.mark.thin(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"mode": "data"}, {"mode": "tower", "replicas": "independent", "mix": "weighted"}],

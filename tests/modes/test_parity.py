@@ -8,7 +8,7 @@ from support.parity import difference, take, variables
 
 from keras_multigpu import make_parallel
 
-pytestmark = pytest.mark.thin(10)
+pytestmark = pytest.mark.thin(16)
 
 # JAX compiles for every size: one row, one that the devices don't divide, one that they do.
 SIZES = (1, 5, 8) if keras.backend.backend() == "jax" else (1, 2, 3, 5, 33)

@@ -33,6 +33,9 @@ def _build(training):
     return model
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:The . devices do not divide the batches")
+
+
 def _draws(examples):
     checks = list(HealthCheck)
     return settings(

@@ -163,6 +163,7 @@ def test_no_devices_asked_for_means_the_one_processor():
     assert "use_virtual_devices(2)` at the start of the process" in done.stderr
 
 
+@pytest.mark.slow
 def test_another_backend():
     code = (
         "import sys, types, keras\n"

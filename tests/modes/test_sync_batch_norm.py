@@ -36,7 +36,7 @@ def _data(build, rows, rng):
 ASKS = ["layer", "option"] if keras.backend.backend() == "tensorflow" else ["option"]
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(12)
 @pytest.mark.parametrize("ask", ASKS)
 @pytest.mark.parametrize("build", [_conv, _masked])
 @pytest.mark.parametrize("n", [2, 4] if len(ASKS) > 1 else [4])

@@ -9,7 +9,7 @@ from support.parity import difference, variables
 from keras_multigpu import make_parallel
 from keras_multigpu.layers import GaussianMix, GaussianNLL, WeightedMix, mean_mix
 
-pytestmark = pytest.mark.thin(6)
+pytestmark = pytest.mark.thin(15)
 
 if keras.backend.backend() == "tensorflow":
     DTYPE, TOLERANCE = "float64", 1e-12

@@ -11,7 +11,7 @@ from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
 
-pytestmark = pytest.mark.thin(4)
+pytestmark = pytest.mark.thin(8)
 
 NAMES = ("plain", "two", "four")
 case_names = ["dict_inputs_and_outputs", "subclassed_add_loss"]

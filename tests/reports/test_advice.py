@@ -246,7 +246,8 @@ def test_more_devices_than_rows():
 MODES = ("data", "committee") if ON_JAX else ("data", "committee", "model")
 
 
-@pytest.mark.parametrize("modes", [MODES, pytest.param(("tower",), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("modes", [MODES, ("tower",)])
 def test_what_is_here_is_timed(modes):
     inputs = keras.Input((6,))
     ends = [keras.layers.Dense(8, name=name)(inputs) for name in "ab"]

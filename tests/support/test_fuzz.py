@@ -23,6 +23,8 @@ from support.fuzz import (
 )
 from support.fuzz.case import Case, Head, Make, Part, Source
 
+pytestmark = pytest.mark.slow
+
 _DENSE = Make("layers.Dense", (("units", "3"), ("activation", "'tanh'")))
 _CASE = Case(
     "by hand",
@@ -76,7 +78,6 @@ def _first_drawable(index, name):
     return draw.draw_case(4, index, layer=name)
 
 
-@pytest.mark.slow
 def test_every_layer_is_drawn_or_has_a_reason():
     names = set(catalogue.all_layers())
     assert names == set(catalogue.drawable()) | set(catalogue.undrawable())
@@ -186,7 +187,6 @@ def test_a_case_is_shrunk_to_what_shows_the_fault():
     assert len(small.actions) == 1
 
 
-@pytest.mark.slow
 def test_a_small_case_keeps_its_outcome(instead):
     instead(_scaled(1.01))
     small, outcome = worker.smallest(_CASE, run.run(_CASE), seconds=1.0)
@@ -194,7 +194,6 @@ def test_a_small_case_keeps_its_outcome(instead):
     assert small != _CASE
 
 
-@pytest.mark.slow
 def test_a_script_runs_and_prints_both(tmp_path):
     outcome = run.Outcome(run.DIFFERENT, "by much")
     path = worker.write_script(_CASE, outcome, tmp_path, ".py")
@@ -217,7 +216,6 @@ def test_a_run_that_is_ended_keeps_its_counts(tmp_path):
     assert lane.next_index() == 2
 
 
-@pytest.mark.slow
 def test_sixty_seconds_of_models_show_no_difference(tmp_path):
     folder = Path(__file__).parent.parent
     command = [sys.executable, "-W", "ignore", "-m", "support.fuzz", "--seconds", "60"]

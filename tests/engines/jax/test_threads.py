@@ -30,7 +30,9 @@ def _run(code, *args, **environment):
     )
 
 
-@pytest.mark.parametrize(("devices", "steps"), [(4, 1000), (16, 100)])
+@pytest.mark.parametrize(
+    ("devices", "steps"), [(4, 1000), pytest.param(16, 100, marks=pytest.mark.slow)]
+)
 def test_a_long_training_ends(devices, steps):
     # As on two cores, whatever there are here: XLA makes as many threads as there are devices.
     done = _run(_TRAIN, devices, steps, NPROC="2")

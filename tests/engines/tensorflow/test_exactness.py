@@ -12,7 +12,7 @@ from keras import layers, ops
 
 from keras_multigpu import make_parallel
 
-pytestmark = pytest.mark.thin(3)
+pytestmark = pytest.mark.thin(5)
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(22, 6)), RNG.normal(size=(22, 2))

@@ -11,7 +11,7 @@ from support.parity import difference, take, variables
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.graphs.graph import is_graph, read_graph
 
-pytestmark = pytest.mark.thin(6)
+pytestmark = pytest.mark.thin(12)
 
 
 def _device(variable):

@@ -116,6 +116,7 @@ def test_devices_are_numbered_through_all_processes(together):
         assert list(found["loaded devices"]) == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 
 
+@pytest.mark.slow
 def test_one_process_writes_files_that_all_read(together):
     founds, _, folder = together
     for pattern in ("latest*.h5", "log*.csv", "by*.h5"):
@@ -173,7 +174,8 @@ def test_an_error_in_one_process_ends_the_others(tmp_path):
     assert "It has stopped with OSError: [Errno 28] No space left on device. Start" in output
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_frozen_process_is_named(victim, tmp_path):
     with running("train_long", tmp_path) as run:
         run.await_line(1 - victim, "batch")

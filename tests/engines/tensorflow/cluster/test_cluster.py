@@ -29,7 +29,8 @@ def _run(*arguments, timeout):
     return done.stdout
 
 
-@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", ["not slow", "slow"])
 def test_in_a_process_of_its_own(chosen):
     options = ("-q", "-p", "no:cacheprovider", "-n", "0", "-m", chosen)
     _run("pytest", *options, *FILES, timeout=600)
