@@ -258,3 +258,19 @@ def test_batches_that_are_never_divided_are_told(rng):
     parallel.fit(x, y, batch_size=8, epochs=11, verbose=0)  # the last of each epoch has 2 rows
     with pytest.warns(UserWarning, match=r"The 4 devices do not divide.*10 batches.*of 6 rows"):
         make_parallel(parallel.template, 4).predict(x[:30].repeat(2, 0), batch_size=6, verbose=0)
+
+
+def test_models_are_built_in_the_precision_of_the_callers_scope():
+    """JAX keeps the setting per thread, and models are built in a thread of their own."""
+    enable = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    kernels = []
+    with enable(True):
+        for wrap in (lambda model: model, lambda model: make_parallel(model, 2)):
+            keras.utils.set_random_seed(1)
+            model = wrap(keras.Sequential([layers.Dense(3)]))
+            model(np.ones((4, 2)))
+            kernels.append(model.get_weights()[0])
+    assert kernels[1].dtype == "float64"
+    assert np.array_equal(*kernels)
