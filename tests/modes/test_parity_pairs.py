@@ -8,7 +8,7 @@ import itertools
 
 import keras
 import pytest
-from support.fuzz import program, run
+from support.fuzz import compare, program, run
 from support.fuzz.case import Case, Head, Make, Part, Source
 
 _VECTORS, _TOKENS, _IMAGES = "rows, 6", "rows, 5", "rows, 6, 6, 2"
@@ -196,12 +196,14 @@ def make_case(model, optimizer, head, values):
 
 
 @pytest.fixture
-def _double_precision():
-    """JAX has float64 only where it is asked for."""
+def _double_precision(monkeypatch):
+    """JAX has float64 only where it is asked for, and Keras computes parts in float32 even so."""
     scope = contextlib.nullcontext()
     if keras.backend.backend() == "jax":
         import jax
 
+        for limits in (compare.CLOSE, compare.TINY):
+            monkeypatch.setitem(limits, "float64", limits["float32"])
         scope = (
             jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
         )
@@ -222,7 +224,9 @@ def test_every_pair_is_in_the_table():
 def test_one_device_and_several(row):
     case = make_case(*row)
     outcome = run.run(case)
-    assert outcome.kind == run.EQUAL, program.script(case, f"{outcome.kind}: {outcome.detail}")
+    # In float32 plain Keras may differ as much from itself.
+    right = (run.EQUAL, run.NOISE) if keras.backend.backend() == "jax" else (run.EQUAL,)
+    assert outcome.kind in right, program.script(case, f"{outcome.kind}: {outcome.detail}")
     assert outcome.finite
     # The mean over the places that are not masked is no mean over the rows of the batch.
     runs_whole = row[0] == "masked_loss" and keras.backend.backend() == "tensorflow"

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 
 # The effect of the order of sums in a few well-conditioned steps: relative, and for zeros.
-_CLOSE = {"float64": 1e-9, "float32": 1e-4}
-_TINY = {"float64": 1e-13, "float32": 1e-6}
+CLOSE = {"float64": 1e-9, "float32": 1e-4}
+TINY = {"float64": 1e-13, "float32": 1e-6}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _gap(place: str, one: np.ndarray, other: np.ndarray) -> Gap | None:
     one, other = (np.nan_to_num(array, posinf=0.0, neginf=0.0) for array in (one, other))
     size = float(np.abs(one - other).max(initial=0.0))
     scale = float(np.abs(one).max(initial=0.0))
-    close = _CLOSE[keras.config.floatx()] * scale + _TINY[keras.config.floatx()]
+    close = CLOSE[keras.config.floatx()] * scale + TINY[keras.config.floatx()]
     return Gap(place, size, scale) if size > close else None
 
 
