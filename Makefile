@@ -14,12 +14,12 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 demo: $(VENV)/demo.installed
 	$(BIN)/python -m keras_multigpu demo
 
-# 12 minutes at most on 2 cores.
+# Under 15 minutes on 2 cores.
 test: installed lint
 	$(PYTEST) -m "not slow"
 	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
 
-# What `make test` leaves out: exhaustive tables, notebooks, long waits. 40 minutes at most.
+# What `make test` leaves out: exhaustive tables, notebooks, long waits. About 50 minutes.
 test-all: installed
 	$(PYTEST) -m slow
 	KERAS_BACKEND=jax $(PYTEST) -m slow
