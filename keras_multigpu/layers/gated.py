@@ -72,7 +72,7 @@ class GatedMix(Mix):
             )
         self.gate: Any = gate
         self.hidden = positive_integer("hidden", hidden)
-        self.balance = finite_number("balance", balance, "a number from 0 up")
+        self.balance = finite_number("balance", balance, "a number from 0 up", lambda one: one >= 0)
         self._has_own_gate = gate is None
 
     def build(self, outputs_shape: list[Any] | None = None, features_shape: Any = None) -> None:

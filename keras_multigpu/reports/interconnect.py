@@ -12,9 +12,8 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu.arguments import positive_integer, quantity
 from keras_multigpu.devices import choose_devices
-from keras_multigpu.reports.checks import check_number
 
 _SMALL, _LARGE = 4 * 2**10, 64 * 2**20  # bytes
 
@@ -47,8 +46,8 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.bytes_per_s != math.inf:
-            check_number("bytes_per_s", self.bytes_per_s)
-        check_number("latency_s", self.latency_s, zero=True)
+            quantity("bytes_per_s", self.bytes_per_s)
+        quantity("latency_s", self.latency_s, zero=True)
 
     def seconds(self, size: float, copies: float = 1) -> float:
         """The time to send `size` bytes in `copies` copies, one after the other."""

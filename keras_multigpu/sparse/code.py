@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu.arguments import as_integer, finite_number, positive_integer
 
 RECIPE = "xxh64 of UTF-8, seed 0, groups of hexadecimal digits"
-_SPLITS = (1, 2, 4)
 _LEAST_BUCKET = 32
 _HASH_BITS = 64
 _WIDEST = 2.0**64  # wider than any group; the exact width may be infinite
@@ -262,24 +261,22 @@ def check_cardinality(cardinality: Any, name: str = "cardinality") -> int:
 
 def check_splits(splits: Any) -> int:
     """A number of groups as Python's integer."""
-    is_integer = isinstance(splits, (int, np.integer)) and not isinstance(splits, bool)
-    if not is_integer or splits not in _SPLITS:
+    number = as_integer(splits)
+    if number not in (1, 2, 4):
         raise ValueError(
             "`splits` must be 4 (the published code), 2, or 1 (one-hot), an integer. "
             f"Received: splits={splits!r}."
         )
-    return int(splits)
+    return number
 
 
 def check_probability(probability: Any) -> None:
     """Refuses what is not a number between 0 and 1."""
-    is_number = isinstance(probability, (int, float)) and not isinstance(probability, bool)
-    if not is_number or not 0 < probability < 1:
-        raise ValueError(
-            "`collision_probability` must be a number between 0 and 1, the highest accepted "
-            "probability that two values of a column share a code, or None for the published "
-            f"width. Received: collision_probability={probability!r}."
-        )
+    expected = (
+        "a number between 0 and 1, the highest accepted probability that two values of a column "
+        "share a code, or None for the published width"
+    )
+    finite_number("collision_probability", probability, expected, lambda one: 0 < one < 1)
 
 
 def _check_group(group: int, splits: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu.arguments import finite_number, positive_integer
 from keras_multigpu.sparse.sources import BadDataError
 from keras_multigpu.zoo.batches import check_file, read_blocks
 from keras_multigpu.zoo.pairs import ReviewPairs
@@ -147,8 +147,7 @@ class Reviews:
         Raises:
             ValueError: if the share is not between 0 and 1, or leaves no review on one side.
         """
-        if not 0 < share < 1:
-            raise ValueError(f"`share` must be between 0 and 1. Received: share={share!r}.")
+        finite_number("share", share, "between 0 and 1", lambda one: 0 < one < 1)
         order = np.random.default_rng(seed).permutation(len(self.ratings))
         first = round(share * len(order))
         if not 0 < first < len(order):
