@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
 
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
 _READ_BYTES = 2**18
@@ -60,6 +62,36 @@ def read_rows(file: BinaryIO, delimiter: str) -> Iterator[tuple[bytes, Rows]]:
         return (int(rows.ends[-1]) if len(rows.ends) else 0), rows
 
     return read_parts(file, _READ_BYTES, cut)
+
+
+def read_fields(
+    data: bytes, header: list[str], wanted: list[str], **options: Any
+) -> tuple[pa.Table, list[Any]]:
+    """Columns of a text as bytes, and the rows that have too few or too many fields.
+
+    Empty fields are nulls. `options` are those of Arrow's `ParseOptions`.
+    """
+    malformed: list[Any] = []
+
+    def skip(row: Any) -> str:
+        malformed.append(row)
+        return "skip"
+
+    if not data.strip(b"\r\n"):
+        return pa.table({name: pa.array([], pa.binary()) for name in wanted}), []
+    table = arrow_csv.read_csv(
+        pa.py_buffer(data),
+        # One block, because Arrow does not join rows of two.
+        arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=header),
+        arrow_csv.ParseOptions(invalid_row_handler=skip, **options),
+        arrow_csv.ConvertOptions(
+            include_columns=wanted,
+            column_types=dict.fromkeys(wanted, pa.binary()),
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+    return table, malformed
 
 
 def find_rows(data: bytes, delimiter: str, *, is_whole: bool) -> Rows:

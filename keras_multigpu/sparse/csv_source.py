@@ -9,9 +9,14 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import csv as arrow_csv
 
-from keras_multigpu.sparse.csv_rows import Rows, count_lines, decompressed, find_rows, read_rows
+from keras_multigpu.sparse.csv_rows import (
+    count_lines,
+    decompressed,
+    find_rows,
+    read_fields,
+    read_rows,
+)
 from keras_multigpu.sparse.sources import BadDataError, Block, Schema, Source
 
 _BYTE_ORDER_MARK = "\ufeff".encode()
@@ -76,28 +81,27 @@ class CsvSource(Source):
     def _cut(self, file: BinaryIO) -> Iterator[tuple[Piece, bytes]]:
         """The file in pieces: first the header, then pieces of `chunk_rows` rows."""
         start, line, wanted = 0, 1, 1
-        parts: list[tuple[bytes, np.ndarray]] = []
-        count = 0
+        text, ends, broken = b"", np.empty(0, int), np.empty((0, 2), int)
 
-        def join() -> tuple[Piece, bytes]:
-            starts = np.cumsum([0, *(len(data) for data, _ in parts)])
-            broken = np.concatenate([rows + begin for (_, rows), begin in zip(parts, starts)])
-            text = b"".join(data for data, _ in parts)
-            return Piece(start, len(text), line, broken), text
+        def piece(begin: int, stop: int) -> tuple[Piece, bytes]:
+            bounds = np.searchsorted(broken[:, 0], [begin, stop])
+            own = broken[slice(*bounds)] - begin
+            return Piece(start + begin, stop - begin, line, own), text[begin:stop]
 
         for data, rows in read_rows(file, self.delimiter):
-            first = 0
-            while first < len(rows.ends):
-                last = min(first + wanted - count, len(rows.ends))
-                parts.append(_part(data, rows, first, last))
-                count, first = count + last - first, last
-                if count == wanted:
-                    piece, text = join()
-                    yield piece, text
-                    start, line = start + len(text), line + count_lines(text)
-                    parts, count, wanted = [], 0, self.chunk_rows
-        if parts:
-            yield join()
+            ends = np.concatenate([ends, rows.ends + len(text)])
+            broken = np.concatenate([broken, rows.broken + len(text)])
+            text += data
+            begin = row = 0
+            while row + wanted <= len(ends):
+                row += wanted
+                yield piece(begin, int(ends[row - 1]))
+                line += count_lines(text[begin : ends[row - 1]])
+                begin, wanted = int(ends[row - 1]), self.chunk_rows
+            start, text, ends = start + begin, text[begin:], ends[row:] - begin
+            broken = broken[broken[:, 0] >= begin] - begin
+        if text:
+            yield piece(0, len(text))
 
     def _read_header(self, data: bytes) -> None:
         text = data.decode("utf-8-sig", errors="replace")
@@ -131,35 +135,12 @@ class CsvSource(Source):
     def _to_arrow(self, data: bytes, features: tuple[str, ...]) -> tuple[pa.Table, list[Any]]:
         """Features and numbers as bytes, and the rows with too few or too many fields."""
         names = list(dict.fromkeys((*features, *self.schema.numbers))) or self._header[:1]
-        if not data:
-            return pa.table({name: pa.array([], pa.binary()) for name in names}), []
-        malformed: list[Any] = []
-
-        def skip(row: Any) -> str:
-            malformed.append(row)
-            return "skip"
-
         if data.startswith(_BYTE_ORDER_MARK):
             # Arrow drops a mark at the beginning. After the header it belongs to a value.
             data = _BYTE_ORDER_MARK + data
-        table = arrow_csv.read_csv(
-            pa.py_buffer(data),
-            # One block, because Arrow does not join rows of two.
-            arrow_csv.ReadOptions(
-                use_threads=False, block_size=len(data) + 1, column_names=self._header
-            ),
-            arrow_csv.ParseOptions(
-                delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=skip
-            ),
-            arrow_csv.ConvertOptions(
-                include_columns=names,
-                column_types=dict.fromkeys(names, pa.binary()),
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=True,
-            ),
+        return read_fields(
+            data, self._header, names, delimiter=self.delimiter, newlines_in_values=True
         )
-        return table, malformed
 
     def _count(self, reason: str, rows: int) -> None:
         if rows:
@@ -192,13 +173,6 @@ class CsvSource(Source):
             f"header has. Received: {row.actual_columns} fields, {text[:60]!r}. Fix the file, or "
             'leave such rows out: errors="skip".'
         )
-
-
-def _part(data: bytes, rows: Rows, first: int, last: int) -> tuple[bytes, np.ndarray]:
-    """The text of some rows, and which of them are broken."""
-    begin, end = int(rows.ends[first - 1]) if first else 0, int(rows.ends[last - 1])
-    bounds = np.searchsorted(rows.broken[:, 0], [begin, end])
-    return data[begin:end], rows.broken[slice(*bounds)] - begin
 
 
 def _without(data: bytes, rows: np.ndarray) -> bytes:

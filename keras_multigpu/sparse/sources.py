@@ -236,7 +236,7 @@ def to_numbers(column: pa.ChunkedArray) -> np.ndarray:
     try:
         numbers = array.cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
-        numbers = np.array([_number(value) for value in array.to_pylist()])
+        numbers = np.array([to_number(value) for value in array.to_pylist()])
     large = np.flatnonzero(np.abs(numbers) >= _TOO_LARGE)
     integers = [int(row) for row in large if _is_integer(array[int(row)].as_py())]
     if integers:
@@ -257,8 +257,8 @@ def _is_integer(value: Any) -> bool:
     return text.strip().lstrip("+-").isdigit()
 
 
-def _number(value: Any) -> float:
-    """A number as Arrow reads it; Python also accepts underscores and other digits."""
+def to_number(value: Any) -> float:
+    """A number as Arrow reads it, or not-a-number; Python also accepts underscores, for example."""
     is_other = isinstance(value, (str, bytes)) and ("_" in str(value) or not str(value).isascii())
     try:
         return float("nan" if is_other else value)
