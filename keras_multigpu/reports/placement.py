@@ -16,9 +16,8 @@ from keras_multigpu.graphs.graph import Graph, LayerCall, is_graph, read_graph
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
 from keras_multigpu.modes import ModelParallel
 from keras_multigpu.reports.environment import compiler_splits_steps
-from keras_multigpu.reports.forms import show_bytes
+from keras_multigpu.reports.forms import new_figure, show_bytes
 from keras_multigpu.reports.prediction import Cut, Sizes
-from keras_multigpu.reports.report import new_figure
 
 _COLUMN, _ROW = 2.4, 0.55  # inches for a layer
 
