@@ -16,12 +16,6 @@ def slice_bounds(rows: Any, index: int, num_slices: int) -> tuple[Any, Any]:
 
     Sizes differ by one row at most, and longer slices come first. A slice beyond the last row is
     empty. `rows` is an integer or a scalar tensor.
-
-    Example:
-        >>> [slice_bounds(5, index, 4) for index in range(4)]
-        [(0, 2), (2, 1), (3, 1), (4, 1)]
-        >>> [slice_bounds(2, index, 4)[1] for index in range(4)]
-        [1, 1, 0, 0]
     """
     least, extra = rows // num_slices, rows % num_slices
     start = index * least + _smaller(index, extra)

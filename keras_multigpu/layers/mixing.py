@@ -140,10 +140,6 @@ def get_mix(mix: Any) -> keras.Layer:
 
     Raises:
         ValueError: if it is none of these.
-
-    Example:
-        >>> get_mix("weighted").__class__.__name__
-        'WeightedMix'
     """
     named: dict[str, Callable[[], keras.Layer]]
     named = {"mean": mean_mix, "weighted": WeightedMix, "gaussian": GaussianMix, "gated": GatedMix}

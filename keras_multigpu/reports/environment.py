@@ -16,12 +16,7 @@ from keras_multigpu.version import __version__
 
 
 def describe_environment(devices: Sequence[str]) -> dict[str, str]:
-    """The date, the machine, the named devices and the versions, each in a few words.
-
-    Example:
-        >>> describe_environment(["cpu:0", "cpu:1"])["devices"]
-        '2 x CPU'
-    """
+    """The date, the machine, the named devices and the versions, each in a few words."""
     engine = engines.current()
     kinds = collections.Counter(engine.describe_device(name) for name in devices)
     versions = {

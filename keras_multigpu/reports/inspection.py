@@ -50,13 +50,6 @@ def make_inputs(model: keras.Model, rows: int) -> Any:
     Where an `Embedding`, or another layer that looks up, takes integers, they are drawn evenly from
     all valid ones; other integers are from 0 to 255. A `ValueError` says which input has no known
     shape or range.
-
-    Example:
-        >>> words = keras.Input((3,), dtype="int32")
-        >>> model = keras.Sequential([words, keras.layers.Embedding(9, 2)])
-        >>> made = make_inputs(model, 500)
-        >>> made.shape, int(made.min()), int(made.max())
-        ((500, 3), 0, 8)
     """
     # A Sequential model has no `input`; in other models it has the structure.
     known = getattr(model, "inputs", None)
@@ -155,11 +148,6 @@ def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:
     For a model that is not compiled, the optimizer is taken to be Adam. The activations are an
     estimate: all outputs of the layers and operations of a Functional or Sequential model. A
     backend frees some of them early, and keeps others besides.
-
-    Example:
-        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        >>> find_sizes(model, model.outputs)
-        Sizes(weights=32, gradients=32, tensors=2, slots=64, outputs=8, activations=20, inputs=0)
     """
     trainable = model.trainable_variables
     within = {id(tensor): tensor for tensor in _outputs_within(model)}

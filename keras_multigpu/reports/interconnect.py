@@ -88,12 +88,7 @@ and of TCP within a room. Where latency matters, use `measure_link` or give a `L
 
 
 def find_link(link: str | Link | None) -> Link | None:
-    """The preset of a name (`"nvlink"` is the latest); a `Link` or `None` comes back unchanged.
-
-    Example:
-        >>> str(find_link("pcie4"))
-        'PCIe 4.0 x16: 31.51 GB/s each way, 10 us per copy'
-    """
+    """The preset of a name (`"nvlink"` is the latest); a `Link` or `None` comes back unchanged."""
     if link is None or isinstance(link, Link):
         return link
     name = "nvlink4" if link == "nvlink" else link
@@ -160,12 +155,7 @@ def _make_block(size: int, device: str) -> Any:
 
 
 def fit_link(name: str, size: float, seconds: float, larger: float, longer: float) -> Link:
-    """The link on which `size` bytes take `seconds`, and `larger` ones take `longer`.
-
-    Example:
-        >>> fit_link("a link", 0, 1.0, 4, 3.0)
-        Link(name='a link', bytes_per_s=2.0, latency_s=1.0)
-    """
+    """The link on which `size` bytes take `seconds`, and `larger` ones take `longer`."""
     if longer <= seconds:  # the extra bytes took no measurable time
         return Link(name, math.inf, seconds)
     speed = (larger - size) / (longer - seconds)

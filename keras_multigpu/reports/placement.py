@@ -32,16 +32,6 @@ def find_cut(
     """What would cross if a model were divided, and the busiest device's work and memory.
 
     `placement` is as in `make_parallel`.
-
-    Example:
-        >>> inputs = keras.Input((4,))
-        >>> ends = [keras.layers.Dense(8)(inputs) for _ in range(2)]
-        >>> model = keras.Model(inputs, keras.layers.Add()(ends))
-        >>> from keras_multigpu.reports.inspection import find_sizes
-        >>> sizes = find_sizes(model, model.outputs)
-        >>> if keras.backend.backend() == "tensorflow":
-        ...     cut = find_cut(model, 2, 10, sizes, {"dense.*": 1})
-        ...     assert cut.size == 2 * 10 * 8 * 4  # two layers, 10 rows of 8 float32 each
     """
     if compiler_splits_steps():
         raise ValueError(

@@ -12,16 +12,7 @@ import numpy as np
 
 
 class Snapshot:
-    """Copies of variables' values in host memory.
-
-    Example:
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
-        >>> before = Snapshot(model.variables)
-        >>> model.set_weights([np.zeros((2, 1))])
-        >>> before.restore()
-        >>> bool(np.any(model.get_weights()[0]))
-        True
-    """
+    """Copies of variables' values in host memory."""
 
     def __init__(self, variables: Iterable[keras.Variable]):
         self._values: dict[int, tuple[keras.Variable, np.ndarray]] = {}

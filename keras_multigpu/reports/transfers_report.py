@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import check_choice
 from keras_multigpu.engines import Transfer
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.reports.environment import compiler_splits_steps, describe_environment
@@ -17,6 +18,7 @@ from keras_multigpu.reports.forms import show_bytes
 from keras_multigpu.reports.report import Column, Report
 from keras_multigpu.reports.state import Snapshot, state_of
 
+_STEPS = ("training", "prediction")
 _NEEDED = ("weights", "activations", "gradients")
 _MUCH = 1.5  # times the least: worth a note
 
@@ -162,11 +164,11 @@ class TransfersReport(Report):
         self.hosts = dict(hosts or {})
         columns = [Column(name) for name in ("step", "from", "to", "kind", "copies")]
         columns.append(Column("bytes", "", show_bytes))
-        named = {"mode": mode, "batch size": batch_size}
-        known = {name: one for name, one in named.items() if one is not None}
-        known |= settings or {}
-        super().__init__("Transfers between devices", columns, self._rows(), (), known)
-        self.notes += [*self._notes(), *notes]
+        known: dict[str, Any] = {} if mode is None else {"mode": mode}
+        known |= {} if batch_size is None else {"batch size": batch_size}
+        notes = [*self._notes(), *notes]
+        title = "Transfers between devices"
+        super().__init__(title, columns, self._rows(), notes, known | dict(settings or {}))
 
     def bytes(self, step: str, source: str | None = None, target: str | None = None) -> dict:
         """The bytes of a step by kind; tensors of unknown size add none.
@@ -199,7 +201,7 @@ class TransfersReport(Report):
 
     def draw(self, figure: Any) -> None:
         """Draws a map of devices by devices for each step; darker cells send more."""
-        steps = [step for step in ("training", "prediction") if self._transfers(step)]
+        steps = [step for step in _STEPS if self._transfers(step)]
         for step, axes in zip(steps, np.atleast_1d(figure.subplots(1, max(len(steps), 1)))):
             names, sums = self.matrix(step)
             axes.imshow(sums, cmap="Blues", vmin=0)
@@ -213,20 +215,17 @@ class TransfersReport(Report):
                     axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
 
     def _transfers(self, step: str) -> list[Transfer]:
-        if step not in ("training", "prediction"):
-            raise ValueError(f"`step` must be 'training' or 'prediction'. Received: step={step!r}.")
+        check_choice("step", step, *_STEPS)
         return self.training if step == "training" else self.prediction
 
     def _rows(self) -> list[tuple[Any, ...]]:
         rows = []
-        for step in ("training", "prediction"):
-            groups: dict[tuple[str, str, str], list[Transfer]] = collections.defaultdict(list)
+        for step in _STEPS:
+            sums: dict[tuple[str, str, str], np.ndarray] = {}
             for one in self._transfers(step):
-                groups[one.source, one.target, one.kind].append(one)
-            rows += [
-                (step, *key, sum(one.copies for one in ones), sum(one.bytes or 0 for one in ones))
-                for key, ones in sorted(groups.items())
-            ]
+                key = (one.source, one.target, one.kind)
+                sums[key] = sums.get(key, 0) + np.array([one.copies, one.bytes or 0])
+            rows += [(step, *key, *sums[key].tolist()) for key in sorted(sums)]
         return rows
 
     def _notes(self) -> list[str]:
@@ -257,7 +256,7 @@ class TransfersReport(Report):
 
 
 def _sum_by_kind(transfers: Iterable[Transfer]) -> dict[str, int]:
-    totals: dict[str, int] = collections.defaultdict(int)
+    totals: collections.Counter[str] = collections.Counter()
     for one in transfers:
         totals[one.kind] += one.bytes or 0
     return dict(totals)

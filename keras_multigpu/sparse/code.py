@@ -167,10 +167,6 @@ def group_width(cardinality: int, splits: int = 4) -> int:
     """The published width of a group: `max(32, 4 * ceil(sqrt(cardinality))) / splits`.
 
     The width of the whole column does not depend on `splits`.
-
-    Example:
-        >>> group_width(10), group_width(100_000), group_width(100_000, splits=1)
-        (8, 317, 1268)
     """
     cardinality, splits = check_cardinality(cardinality), check_splits(splits)
     root = math.isqrt(cardinality - 1) + 1  # the square root, rounded up, without rounding errors

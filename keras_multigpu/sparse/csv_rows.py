@@ -105,12 +105,6 @@ def find_rows(data: bytes, delimiter: str, *, is_whole: bool) -> Rows:
         data: the text.
         delimiter: the ASCII character between fields.
         is_whole: whether the text is complete. Otherwise its last row is not.
-
-    Example:
-        >>> text = b'1,"Rome\nItaly"\n2,"Oslo\n3,"Bern"\n'
-        >>> rows = find_rows(text, ",", is_whole=True)
-        >>> rows.ends.tolist(), rows.broken.tolist()
-        ([15, 23, 32], [[15, 23]])
     """
     are_ends = _are_line_ends(data, is_whole)
     inside_all = _find_quoted(data, delimiter) if b'"' in data else np.zeros(1, dtype=bool)

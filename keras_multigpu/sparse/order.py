@@ -36,14 +36,6 @@ class Order:
         process: the number of this process, from 0.
         processes: how many there are. All get the same number of rows: the last rows of the data
             set, fewer than there are processes, are left out.
-
-    Example:
-        >>> chunks = [Chunk(0, 0, rows=3, place=None), Chunk(0, 1, rows=4, place=None)]
-        >>> order = Order(chunks, batch_size=2, seed=None)
-        >>> order.num_batches
-        4
-        >>> order.batch(epoch=0, number=1)
-        [(0, array([2])), (1, array([0]))]
     """
 
     def __init__(

@@ -95,14 +95,7 @@ def check_output(output: Any) -> None:
 
 
 def make_output(output: str, indices: np.ndarray, width: int) -> Any:
-    """Multi-hot rows in one of the forms, from the indices of their ones.
-
-    Example:
-        >>> import numpy as np
-        >>> make_output("dense", np.array([[0, 2], [1, 2]]), 3)
-        array([[1., 0., 1.],
-               [0., 1., 1.]], dtype=float32)
-    """
+    """Multi-hot rows in one of the forms, from the indices of their ones."""
     if output == "indices":
         return indices
     rows, ones = indices.shape

@@ -51,14 +51,6 @@ def texts(values: pa.Array, missing: str = MISSING) -> pa.Array:
     """The texts of values without nulls; `missing` is the text of not-a-number.
 
     Pass distinct values where speed counts: floats are converted one by one.
-
-    Example:
-        >>> texts(pa.array([0.1, 1e16, float("nan")])).to_pylist()
-        ['0.1', '1e+16', 'nan']
-        >>> texts(pa.array([0.1], pa.float32())).to_pylist()
-        ['0.1']
-        >>> texts(pa.array([True, False])).to_pylist(), texts(pa.array([7, -7])).to_pylist()
-        (['True', 'False'], ['7', '-7'])
     """
     kind = values.type
     if is_text(kind):
@@ -104,11 +96,6 @@ def to_columns(table: Any, names: Sequence[str], *, others: str = "error") -> Co
     Raises:
         ValueError: if columns are missing, unknown or of different length, or there are no rows.
         TypeError: if it is no table, or a column's values are of mixed types or have no text.
-
-    Example:
-        >>> columns = to_columns({"city": ["Rome", None], "age": [3, 4]}, ["age"], others="ignore")
-        >>> columns["age"].to_pylist()
-        [3, 4]
     """
     found = column_names(table)
     _check_names(found, names, others)

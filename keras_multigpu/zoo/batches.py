@@ -57,14 +57,6 @@ def read_blocks(
 
     The file is decompressed if its name ends in `.gz`. If it can't be read, a `BadDataError` says
     so. `verbose=1` shows a progress bar.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile() as file:
-        ...     _ = file.write(b"one\ntwo\nthree")
-        ...     file.flush()
-        ...     list(read_blocks(file.name, size=5))
-        [(1, b'one\n'), (2, b'two\n'), (3, b'three')]
     """
     bar = ReadingBar([path], verbose)
     line = 1

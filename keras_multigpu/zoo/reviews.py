@@ -233,10 +233,6 @@ def parse_review(data: bytes) -> tuple[str, str, str, float]:
     """The user, the item, the text and the rating of a line; a `ValueError` if one is missing.
 
     The text may be missing.
-
-    Example:
-        >>> parse_review(b'{"user_id": "A1", "asin": "B7", "text": "Good.", "rating": 5}')
-        ('A1', 'B7', 'Good.', 5.0)
     """
     try:
         found = json.loads(data)
