@@ -112,7 +112,8 @@ def keras_hashing(path: str, rows: int) -> Callable[[], Any]:
     frames = [table.to_pandas() for table in _strings(path, rows)]
     encoder = HashEncoder(cardinalities())
     layers = {
-        name: keras.layers.Hashing(code.bucket) for name, code in encoder.layout.codes.items()
+        name: keras.layers.Hashing(code.group * code.splits)
+        for name, code in encoder.layout.codes.items()
     }
 
     def run() -> None:

@@ -99,12 +99,8 @@ def find_rows(data: bytes, delimiter: str, *, is_whole: bool) -> Rows:
 
     Lines end with LF, CR LF or CR, as in Python's `csv`. A quotation mark opens a field if it is
     the field's first character (RFC 4180); elsewhere it is an ordinary character. A broken row
-    ends at the end of the line in which the open field begins.
-
-    Args:
-        data: the text.
-        delimiter: the ASCII character between fields.
-        is_whole: whether the text is complete. Otherwise its last row is not.
+    ends at the end of the line in which the open field begins. Unless the text `is_whole`, its
+    last row is not complete.
     """
     are_ends = _are_line_ends(data, is_whole)
     inside_all = _find_quoted(data, delimiter) if b'"' in data else np.zeros(1, dtype=bool)

@@ -12,15 +12,6 @@ import numpy as np
 from keras_multigpu.arguments import check_choice, positive_integer
 from keras_multigpu.sparse.code import check_cardinality, check_probability, check_splits
 
-NAMES = (
-    "columns",
-    "splits",
-    "collision_probability",
-    "missing",
-    "output",
-    "others",
-    "num_threads",
-)
 _FORMAT = 1
 _NO_DELIMITERS = '"\r\n\0'
 
@@ -28,8 +19,7 @@ _NO_DELIMITERS = '"\r\n\0'
 def check(settings: Mapping[str, Any]) -> None:
     """Refuses invalid settings; `named_columns` checks the columns."""
     check_splits(settings["splits"])
-    if settings["collision_probability"] is not None:
-        check_probability(settings["collision_probability"])
+    check_probability(settings["collision_probability"])
     check_output(settings["output"])
     if not isinstance(settings["missing"], str):
         raise ValueError(
@@ -70,7 +60,7 @@ def write(settings: Mapping[str, Any], fingerprint: str) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False, default=int)  # NumPy's integers
 
 
-def parse(text: str) -> tuple[dict[str, Any], str]:
+def parse(text: str, names: Sequence[str]) -> tuple[dict[str, Any], str]:
     """The settings and the fingerprint in the JSON that `write` returned."""
     try:
         content = dict(json.loads(text))
@@ -80,9 +70,9 @@ def parse(text: str) -> tuple[dict[str, Any], str]:
             "An encoder is loaded from the JSON that `to_json` or `save` wrote. "
             f"Received: {text[:60]!r}: {error!r}."
         ) from error
-    if number != _FORMAT or set(content) != set(NAMES):
+    if number != _FORMAT or set(content) != set(names):
         raise ValueError(
-            f"An encoder's JSON has format {_FORMAT} and the settings {', '.join(NAMES)}. "
+            f"An encoder's JSON has format {_FORMAT} and the settings {', '.join(names)}. "
             f"Received: format {number!r} and {', '.join(content)}. Another version of "
             "keras_multigpu wrote it: load it with that version."
         )
