@@ -99,7 +99,9 @@ def to_columns(table: Any, names: Sequence[str], *, others: str = "error") -> Co
     """
     found = column_names(table)
     _check_names(found, names, others)
-    columns = {name: _to_arrow(_column(table, name), name) for name in names}
+    is_arrow = isinstance(table, (pa.Table, pa.RecordBatch))
+    column_of = table.column if is_arrow else table.__getitem__
+    columns = {name: _to_arrow(column_of(name), name) for name in names}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"All columns must have the same number of rows. Received: {lengths}.")
@@ -112,41 +114,41 @@ def to_columns(table: Any, names: Sequence[str], *, others: str = "error") -> Co
 
 
 def _check_names(found: Sequence[str], names: Sequence[str], others: str) -> None:
-    missing = [name for name in names if name not in found]
-    unknown = [name for name in found if name not in names]
+    missing, unknown, twice = compare_names(found, names)
     if missing:
         raise ValueError(
-            f"A table must have the columns {', '.join(map(repr, names))}. Received: a table with "
-            f"{', '.join(map(repr, found)) or 'no columns'}; missing: "
-            f"{', '.join(map(repr, missing))}."
+            f"A table must have the columns {listed(names)}. Received: a table with "
+            f"{listed(found) or 'no columns'}; missing: {missing}."
         )
     if unknown and others == "error":
         raise ValueError(
-            f"A table must have the columns {', '.join(map(repr, names))} and no others. "
-            f"Received: unknown columns {', '.join(map(repr, unknown))}. Leave them out, or create "
+            f"A table must have the columns {listed(names)} and no others. "
+            f"Received: unknown columns {unknown}. Leave them out, or create "
             'the encoder with `others="ignore"`.'
         )
-    twice = sorted({name for name in names if list(found).count(name) > 1})
     if twice:
         raise ValueError(
-            f"A table's columns must have different names. Received: {', '.join(map(repr, twice))} "
-            "more than once."
+            f"A table's columns must have different names. Received: {twice} more than once."
         )
 
 
-def _column(table: Any, name: str) -> Any:
-    return table.column(name) if isinstance(table, (pa.Table, pa.RecordBatch)) else table[name]
+def compare_names(found: Sequence[str], wanted: Sequence[str]) -> tuple[str, str, str]:
+    """The wanted names that are missing, the names not wanted, the wanted ones found twice."""
+    missing = [name for name in wanted if name not in found]
+    unknown = [name for name in found if name not in wanted]
+    twice = [name for name in wanted if list(found).count(name) > 1]
+    return listed(missing), listed(unknown), listed(twice)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message."""
+    return ", ".join(map(repr, names))
 
 
 def _to_arrow(values: Any, name: str) -> pa.ChunkedArray:
-    if isinstance(values, pa.ChunkedArray):
-        chunked = values
-    elif isinstance(values, pa.Array):
-        chunked = pa.chunked_array([values])
-    else:
-        array = _from_python(values, name)
-        chunked = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
-    return _plain(chunked, name)
+    if not isinstance(values, (pa.Array, pa.ChunkedArray)):
+        values = _from_python(values, name)
+    return _plain(pa.chunked_array([values]) if isinstance(values, pa.Array) else values, name)
 
 
 def _from_python(values: Any, name: str) -> Any:
