@@ -72,10 +72,7 @@ class BatchSlice(keras.Layer):
         """`call` gives each output its mask."""
 
     def compute_output_spec(self, inputs: Any) -> list[Any]:
-        def spec(tensor: Any) -> keras.KerasTensor:
-            return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype, tensor.sparse)
-
-        return [keras.tree.map_structure(spec, inputs) for _ in range(self.num_slices)]
+        return [keras.tree.map_structure(_any_rows, inputs) for _ in range(self.num_slices)]
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "num_slices": self.num_slices}
@@ -141,10 +138,7 @@ class BatchMerge(keras.Layer):
         """`call` gives each output its mask."""
 
     def compute_output_spec(self, inputs: list[Any], whole: Any = None) -> Any:
-        def spec(tensor: Any) -> keras.KerasTensor:
-            return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype, tensor.sparse)
-
-        return keras.tree.map_structure(spec, inputs[0])
+        return keras.tree.map_structure(_any_rows, inputs[0])
 
 
 def batch_rows(structure: Any) -> Any:
@@ -162,6 +156,11 @@ def batch_rows(structure: Any) -> Any:
             f"Received: tensors of {', '.join(map(str, known))} rows."
         )
     return known[0] if len(known) == len(counts) else engines.current().check_equal(counts)
+
+
+def _any_rows(tensor: Any) -> keras.KerasTensor:
+    """A symbolic tensor like this one, of any number of rows."""
+    return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype, tensor.sparse)
 
 
 def _smaller(first: Any, second: Any) -> Any:

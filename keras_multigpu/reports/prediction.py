@@ -107,6 +107,10 @@ class Workload:
         """The number of hosts that have so many devices."""
         return 1 if self.per_host is None else math.ceil(devices / self.per_host)
 
+    def in_host(self, devices: int) -> int:
+        """The number of devices in the fullest host, of so many."""
+        return devices if self.per_host is None else min(devices, self.per_host)
+
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:

@@ -39,6 +39,12 @@ def state_of(model: keras.Model) -> list[keras.Variable]:
     return list({id(v): v for v in [*model.variables, *model.metrics_variables, *slots]}.values())
 
 
+def build_optimizer(model: keras.Model) -> None:
+    """Makes the optimizer's state, if a model has an optimizer, so that it can be kept."""
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
     """Restores Python's and NumPy's random state on exit: new layers draw their seeds from it."""

@@ -13,7 +13,7 @@ from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports.environment import are_virtual, describe_environment
 from keras_multigpu.reports.runs import Plan, Run
 from keras_multigpu.reports.scaling_report import ScalingReport
-from keras_multigpu.reports.state import Snapshot, random_state_kept, state_of
+from keras_multigpu.reports.state import Snapshot, build_optimizer, random_state_kept, state_of
 from keras_multigpu.reports.timing import Stopwatch
 
 _VIRTUAL = "Virtual devices share one processor: their times say nothing about GPUs."
@@ -128,8 +128,7 @@ def _prepare(model: keras.Model, compile_with: Callable[[keras.Model], Any] | No
             f"model={model.template.name!r}, which has a custom `compile`, or outputs that the "
             f"mode changes. Give {_COMPILE}."
         )
-    if model.optimizer is not None and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    build_optimizer(model)
     return model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,7 +16,7 @@ from keras_multigpu.modes import ParallelModel
 from keras_multigpu.reports.environment import compiler_splits_steps, describe_environment
 from keras_multigpu.reports.forms import show_bytes
 from keras_multigpu.reports.report import Column, Report
-from keras_multigpu.reports.state import Snapshot, state_of
+from keras_multigpu.reports.state import Snapshot, build_optimizer, state_of
 
 _STEPS = ("training", "prediction")
 _NEEDED = ("weights", "activations", "gradients")
@@ -102,17 +102,16 @@ def _count(parallel: Any, batch: tuple[Any, ...], training: bool) -> list[Transf
     if not parallel.built:
         parallel.predict_on_batch(batch[0])
     before = Snapshot(state_of(parallel))
-    functions = {name: getattr(parallel, name) for name in ("train_function", "predict_function")}
+    functions = parallel.train_function, parallel.predict_function
     try:
         if training:  # make what the first step would make, so that it is restored, too
-            parallel.optimizer.build(parallel.trainable_variables)
+            build_optimizer(parallel)
             before.add(parallel.optimizer.variables)
             parallel.test_on_batch(*batch)
             parallel.reset_metrics()
         return engines.current().count_transfers(parallel, batch, training)
     finally:
-        for name, function in functions.items():
-            setattr(parallel, name, function)
+        parallel.train_function, parallel.predict_function = functions
         parallel.reset_metrics()
         before.restore()
 
@@ -178,16 +177,20 @@ class TransfersReport(Report):
             source: the device they come from, `None` for any.
             target: the device they go to, `None` for any.
         """
-        found = self._transfers(step)
-        return _sum_by_kind(
-            one for one in found if source in (None, one.source) and target in (None, one.target)
+        return self._sum_by_kind(
+            step, lambda one: source in (None, one.source) and target in (None, one.target)
         )
 
     def between_hosts(self, step: str) -> dict[str, int]:
         """The bytes of a step by kind, counting only what crosses from one host to another."""
         host = collections.defaultdict(str, self.hosts)
-        found = self._transfers(step)
-        return _sum_by_kind(one for one in found if host[one.source] != host[one.target])
+        return self._sum_by_kind(step, lambda one: host[one.source] != host[one.target])
+
+    def _sum_by_kind(self, step: str, is_meant: Callable[[Transfer], bool]) -> dict[str, int]:
+        totals: collections.Counter[str] = collections.Counter()
+        for one in filter(is_meant, self._transfers(step)):
+            totals[one.kind] += one.bytes or 0
+        return dict(totals)
 
     def matrix(self, step: str) -> tuple[list[str], np.ndarray]:
         """The devices, and the bytes of a step from each (rows) to each (columns)."""
@@ -221,11 +224,11 @@ class TransfersReport(Report):
     def _rows(self) -> list[tuple[Any, ...]]:
         rows = []
         for step in _STEPS:
-            sums: dict[tuple[str, str, str], np.ndarray] = {}
+            copies, sizes = collections.Counter(), collections.Counter()
             for one in self._transfers(step):
-                key = (one.source, one.target, one.kind)
-                sums[key] = sums.get(key, 0) + np.array([one.copies, one.bytes or 0])
-            rows += [(step, *key, *sums[key].tolist()) for key in sorted(sums)]
+                copies[one.source, one.target, one.kind] += one.copies
+                sizes[one.source, one.target, one.kind] += one.bytes or 0
+            rows += [(step, *key, copies[key], sizes[key]) for key in sorted(copies)]
         return rows
 
     def _notes(self) -> list[str]:
@@ -253,10 +256,3 @@ class TransfersReport(Report):
                 "copies, and add no bytes."
             )
         return notes
-
-
-def _sum_by_kind(transfers: Iterable[Transfer]) -> dict[str, int]:
-    totals: collections.Counter[str] = collections.Counter()
-    for one in transfers:
-        totals[one.kind] += one.bytes or 0
-    return dict(totals)
