@@ -224,11 +224,11 @@ class TransfersReport(Report):
     def _rows(self) -> list[tuple[Any, ...]]:
         rows = []
         for step in _STEPS:
-            copies, sizes = collections.Counter(), collections.Counter()
+            sums: dict[tuple[str, str, str], list[int]] = collections.defaultdict(lambda: [0, 0])
             for one in self._transfers(step):
-                copies[one.source, one.target, one.kind] += one.copies
-                sizes[one.source, one.target, one.kind] += one.bytes or 0
-            rows += [(step, *key, copies[key], sizes[key]) for key in sorted(copies)]
+                found = sums[one.source, one.target, one.kind]
+                found[:] = found[0] + one.copies, found[1] + (one.bytes or 0)
+            rows += [(step, *key, *sums[key]) for key in sorted(sums)]
         return rows
 
     def _notes(self) -> list[str]:
