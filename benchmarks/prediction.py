@@ -157,7 +157,8 @@ def compare(results: Mapping[str, dict[str, Any]], devices: Sequence[int], steps
     setting = (
         f"- {processes.host()}, load average {min(loads):.1f} to {max(loads):.1f}\n"
         f"- {processes.merge_versions(results.values())}\n"
-        f"- {steps} steps and more, in 3 rounds in turn; logical CPU devices with one intra-op thread each"
+        f"- {steps} steps and more, in 3 rounds in turn; logical CPU devices with one "
+        "intra-op thread each"
     )
     parts = [setting, table(results, devices), summarize(results, devices)]
     return "\n\n".join(part for part in [*parts, compare_with_scaling(results, devices)] if part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import io
 from collections.abc import Iterator
@@ -128,8 +129,9 @@ class CsvSource(Source):
             row, problem = self.first_bad(table, numbers)
             raise BadDataError(f"{self.path}, line {self._row(data, piece, row)[0]}: {problem}")
         if is_scan:
-            self._count("malformed", len(malformed) + len(piece.broken))
-            self._count("no finite label or weight", int((~is_good).sum()))
+            bad = len(malformed) + len(piece.broken)
+            found = {"malformed": bad, "no finite label or weight": int((~is_good).sum())}
+            self.skipped += collections.Counter(found)  # adds no zeros
         return self.good_rows(table, features, numbers, is_good)
 
     def _to_arrow(self, data: bytes, features: tuple[str, ...]) -> tuple[pa.Table, list[Any]]:
@@ -141,10 +143,6 @@ class CsvSource(Source):
         return read_fields(
             data, self._header, names, delimiter=self.delimiter, newlines_in_values=True
         )
-
-    def _count(self, reason: str, rows: int) -> None:
-        if rows:
-            self.skipped[reason] += rows
 
     def _row(self, data: bytes, piece: Piece, number: int) -> tuple[int, str]:
         """The line on which a row begins, and its text; blank rows have no number."""
