@@ -11,15 +11,12 @@ import re
 
 import numpy as np
 import pytest
-from support.sparse_tables import plain_codes
+from support.sparse_tables import CARDINALITIES, ENCODER, content, plain_codes
 
-from keras_multigpu.sparse import HashedDataset, HashEncoder, csv_rows
+from keras_multigpu.sparse import HashedDataset, csv_rows
 from keras_multigpu.sparse.csv_rows import count_lines, find_rows, read_rows
 
 pytestmark = pytest.mark.backend_free
-
-CARDINALITIES = {"city": 300, "age": 50}
-ENCODER = HashEncoder(CARDINALITIES)
 
 
 def dataset(files, **options):
@@ -30,13 +27,6 @@ def dataset(files, **options):
 def write(path, data):
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
-
-
-def content(data):
-    """All labels and indices of a data set."""
-    batches = [data[number] for number in range(len(data))]
-    labels = np.concatenate([labels[:, 0] for _, labels in batches])
-    return labels.tolist(), np.concatenate([indices for indices, _ in batches])
 
 
 def codes_of(rows):
@@ -128,7 +118,7 @@ def odd_file(draw):
         "\r\n",
         "é",
         " ",
-        "x,y",
+        "x,",
         '5"',
         "\ufeff",
         "'",

@@ -11,14 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.parity import difference
-from support.sparse_tables import plain_codes
+from support.sparse_tables import CARDINALITIES, ENCODER, plain_codes
 
 from keras_multigpu import make_parallel
 from keras_multigpu.sparse import HashedDataset, HashEncoder
 from keras_multigpu.zoo.wide import wide
 
-CARDINALITIES = {"city": 300, "age": 50}
-ENCODER = HashEncoder(CARDINALITIES)
 ROWS = 100
 
 
