@@ -21,11 +21,12 @@ def show_seconds(seconds: float) -> str:
 
 def show_bytes(size: float) -> str:
     """Three digits, in B, kB, MB, GB or TB."""
+    size = float(f"{size:.3g}")
     if size < 1000:
         return f"{size:.0f} B"
     power = min(int(math.log10(size) // 3), len(_UNITS))
     size, unit = size / 1000**power, _UNITS[power - 1]
-    decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+    decimals = 0 if size >= 100 else 1 if size >= 10 else 2
     return f"{size:.{decimals}f} {unit}"
 
 

@@ -34,10 +34,6 @@ class Cardinality:
         _, exponents = np.frexp(rest.astype("float64"))
         np.maximum.at(self._ranks, registers, (_RANK_BITS + 1 - exponents).astype("uint8"))
 
-    def merge(self, other: Cardinality) -> None:
-        """Adds what another estimator has counted."""
-        np.maximum(self._ranks, other._ranks, out=self._ranks)
-
     def estimate(self) -> int:
         """The estimate; 0 if nothing was added."""
         counts = np.bincount(self._ranks, minlength=_RANK_BITS + 2).astype("float64")

@@ -25,10 +25,9 @@ _TRIED_GROUP = 1_000_003
 
 
 class ColumnHasher:
-    """Writes the codes of a column's values.
+    """Writes the codes of a column's values; a dictionary is not decoded.
 
-    A column that comes as a dictionary is never decoded. Between chunks only the latest
-    dictionary is kept: if the next chunk has the same one, it is not hashed again.
+    The latest dictionary is kept: if the next chunk has the same one, it is not hashed again.
     """
 
     def __init__(self, code: Code, missing: str):
@@ -104,8 +103,7 @@ class TableHasher:
                 first += len(chunk)
 
         if self._num_threads == 1:
-            for place, name in enumerate(self._hashers):
-                write(place, name)
+            list(map(write, range(len(self._hashers)), self._hashers))
         else:
             with ThreadPoolExecutor(self._num_threads) as pool:
                 list(pool.map(write, range(len(self._hashers)), self._hashers))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.arguments import check_choice, positive_integer
+from keras_multigpu.arguments import as_integer, check_choice, positive_integer
 from keras_multigpu.sparse.code import check_cardinality, check_probability, check_splits
 
 _FORMAT = 1
@@ -138,12 +138,13 @@ def check_delimiter(delimiter: Any) -> None:
 
 def process_number(process: Any, processes: int) -> int:
     """The number of one of several processes, as Python's integer."""
-    if isinstance(process, bool) or process not in range(processes):
+    number = as_integer(process)
+    if number is None or not 0 <= number < processes:
         raise ValueError(
             f"`process` must be an integer from 0 to {processes - 1}, one less than "
             f"`processes`. Received: process={process!r}."
         )
-    return int(process)
+    return number
 
 
 def is_shuffled(shuffle: Any, has_label: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ _NAMES = {
 }
 # Delimiters of Arrow are one character: `::` is read as `:` with an empty field after it.
 _DELIMITERS = {"::": ":", "\t": "\t", ",": ",", ";": ";"}
+_HEADER = re.compile(rb"\s*[^\n]*\n?")  # blank lines may come first
 NO_LIMIT = float(np.finfo("float64").max)
 
 
@@ -89,8 +91,9 @@ def parse(path: str, form: Form, line: int, data: bytes, limit: float, skips: bo
     Ratings above `limit` are bad. The first bad line is a `BadDataError`, unless `skips`.
     """
     if line == 1 and form.has_header:
-        data = data.partition(b"\n")[2]
-        line += 1
+        header = _HEADER.match(data)
+        assert header is not None
+        line, data = 1 + header[0].count(b"\n"), data[header.end() :]
     closed = _closed(form, data)
     names = [str(place) for place in range(form.fields)]
     quote = '"' if form.delimiter == "," else False

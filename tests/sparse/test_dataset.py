@@ -391,6 +391,7 @@ def test_files_that_are_not_there(tmp_path):
         ({"seed": -1}, "`seed` must be a positive integer, or 0. Received: seed=-1"),
         ({"errors": "ignore"}, '`errors` must be "raise" or "skip".*errors=\'ignore\''),
         ({"process": 2, "processes": 2}, "`process` must be an integer from 0 to 1.*process=2"),
+        ({"process": 1.0, "processes": 2}, "`process` must be an integer from 0 to 1.*process=1.0"),
         ({"workers": -1}, "`workers` must be a positive integer, or 0. Received: workers=-1"),
         ({"max_queue_size": 0}, "`max_queue_size` must be a positive.*max_queue_size=0"),
         ({"shuffle": "yes"}, "`shuffle` must be True, False or None. Received: shuffle='yes'"),
