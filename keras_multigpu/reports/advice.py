@@ -18,14 +18,20 @@ from keras_multigpu.arguments import (
 )
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.reports import environment
+from keras_multigpu.reports.advice_arguments import (
+    check_counted,
+    check_hosts,
+    check_modes,
+    check_rows,
+    known_step,
+)
 from keras_multigpu.reports.advice_report import Advice
 from keras_multigpu.reports.forms import show_bytes, show_seconds
-from keras_multigpu.reports.inspection import check_rows, find_sizes, make_inputs
+from keras_multigpu.reports.inspection import find_sizes, make_inputs
 from keras_multigpu.reports.interconnect import PRESETS, Link, find_link, measure_link
 from keras_multigpu.reports.loads import compare_designs, find_busiest, find_load
 from keras_multigpu.reports.placement import find_cut
 from keras_multigpu.reports.prediction import Cut, Load, Prediction, StepTime, Workload, predict
-from keras_multigpu.reports.request import check_counted, check_hosts, check_modes, known_step
 from keras_multigpu.reports.timing import Measured, measure_steps, take_rows
 from keras_multigpu.reports.transfers_report import TransfersReport
 

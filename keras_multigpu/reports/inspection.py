@@ -34,16 +34,6 @@ _LOOK_UP = frozenset({"Take", "TakeAlongAxis", "Scatter", "ScatterUpdate", "Slic
 _VALUES = 256  # integers that are no indices are drawn from 0 to 255
 
 
-def check_rows(name: str, arrays: Any, batch_size: int) -> None:
-    """Raises a `ValueError` if an array has fewer rows than a batch."""
-    shapes = [tuple(np.shape(part)) for part in keras.tree.flatten(arrays)]
-    if not shapes or any(not shape or shape[0] < batch_size for shape in shapes):
-        raise ValueError(
-            f"`{name}` must have at least batch_size={batch_size} rows, to time a step on a whole "
-            f"batch. Received: {name} of the shapes {shapes}. Give `x[:{batch_size}]`."
-        )
-
-
 def make_inputs(model: keras.Model, rows: int) -> Any:
     """Random inputs for a model with known input shapes, in the model's structure.
 

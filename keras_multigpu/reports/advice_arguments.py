@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
+import numpy as np
+
 from keras_multigpu.arguments import positive_integer, quantity
 from keras_multigpu.reports.interconnect import Link, find_link
 from keras_multigpu.reports.loads import check_mode
@@ -67,3 +70,13 @@ def known_step(given: Any, batch_size: int) -> StepTime | None:
         )
     times = {rows: quantity("step_seconds", one) for rows, one in given.items()}
     return StepTime.through(batch_size, times[batch_size], others[0], times[others[0]])
+
+
+def check_rows(name: str, arrays: Any, batch_size: int) -> None:
+    """Raises a `ValueError` if an array has fewer rows than a batch."""
+    shapes = [tuple(np.shape(part)) for part in keras.tree.flatten(arrays)]
+    if not shapes or any(not shape or shape[0] < batch_size for shape in shapes):
+        raise ValueError(
+            f"`{name}` must have at least batch_size={batch_size} rows, to time a step on a whole "
+            f"batch. Received: {name} of the shapes {shapes}. Give `x[:{batch_size}]`."
+        )
