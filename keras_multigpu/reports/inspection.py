@@ -109,7 +109,8 @@ def _range(call: LayerCall) -> float | None:
     if _is_keras(layer) and not isinstance(layer, keras.Model):
         makes_integers = any("int" in str(one.dtype) for one in call.outputs)
         return None if makes_integers or name in _LOOK_UP else math.inf
-    inside = {found for part in _parts(layer) if (found := _own_range(part)) is not None}
+    parts = layer._flatten_layers(include_self=False) if isinstance(layer, keras.Layer) else ()
+    inside = {found for part in parts if (found := _own_range(part)) is not None}
     return inside.pop() if len(inside) == 1 else None
 
 
@@ -117,15 +118,6 @@ def _own_range(layer: Any) -> int | None:
     is_known = _is_keras(layer) or isinstance(layer, (keras.layers.Embedding, MultiHotDense))
     names = [kind.__name__ for kind in type(layer).__mro__ if kind.__name__ in _INDEX_TAKERS]
     return getattr(layer, _INDEX_TAKERS[names[0]]) if is_known and names else None
-
-
-def _parts(layer: Any) -> Iterator[Any]:
-    """The layers within a layer."""
-    for value in vars(layer).values():
-        for part in keras.tree.flatten(value) if isinstance(value, (list, dict)) else [value]:
-            if isinstance(part, keras.Layer) and part is not layer:
-                yield part
-                yield from _parts(part)
 
 
 def _is_keras(layer: Any) -> bool:

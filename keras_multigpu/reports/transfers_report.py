@@ -163,11 +163,10 @@ class TransfersReport(Report):
         self.hosts = dict(hosts or {})
         columns = [Column(name) for name in ("step", "from", "to", "kind", "copies")]
         columns.append(Column("bytes", "", show_bytes))
-        known: dict[str, Any] = {} if mode is None else {"mode": mode}
-        known |= {} if batch_size is None else {"batch size": batch_size}
+        named = {"mode": mode, "batch size": batch_size, **(settings or {})}
+        known = {name: value for name, value in named.items() if value is not None}
         notes = [*self._notes(), *notes]
-        title = "Transfers between devices"
-        super().__init__(title, columns, self._rows(), notes, known | dict(settings or {}))
+        super().__init__("Transfers between devices", columns, self._rows(), notes, known)
 
     def bytes(self, step: str, source: str | None = None, target: str | None = None) -> dict:
         """The bytes of a step by kind; tensors of unknown size add none.

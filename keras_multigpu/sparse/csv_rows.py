@@ -20,8 +20,8 @@ class Rows(NamedTuple):
     """The rows of a text.
 
     Attributes:
-        ends: the byte behind each row.
-        broken: the first byte of each broken row, and the byte behind it, of shape `(rows, 2)`. A
+        ends: the byte after each row.
+        broken: the first byte of each broken row, and the byte after it, of shape `(rows, 2)`. A
             row is broken if a quoted field does not end before a delimiter or a line end.
     """
 
@@ -149,11 +149,11 @@ def _find_quoted(data: bytes, delimiter: str) -> np.ndarray | None:
 def _find_rows_by_fields(data: bytes, delimiter: str, lines: np.ndarray, is_whole: bool) -> Rows:
     """`find_rows` for any text, one quoted field after the other; several times slower.
 
-    `lines` are the bytes behind each line. A quoted field without an end is broken.
+    `lines` are the bytes after each line. A quoted field without an end is broken.
     """
     bound = re.escape(delimiter.encode()) + rb"\r\n"
     inside = rb'[^"]*(?:""[^"]*)*'  # two marks stand for one
-    # Only bounds stand before the first mark of a field, and behind its last one.
+    # Only bounds stand before the first mark of a field, and after its last one.
     fields = re.compile(rb'"(?<![^%b]")%b(?:"(?!")(?P<end>(?![^%b])))?' % (bound, inside, bound))
     closed = re.compile(rb'"%b"(?!")' % inside)
     stops_of_lines = np.append(lines, len(data))
