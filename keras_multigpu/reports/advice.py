@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from keras_multigpu import engines
 from keras_multigpu.arguments import (
     check_model,
     device_counts,
@@ -168,7 +169,7 @@ def advise(
         if processors is None and is_here and environment.are_virtual(pool):
             processors = max(environment.count_cores() / measured.cores, 1.0)
     step = StepTime(known.fixed_s / speed, known.row_s / speed)
-    by_compiler = environment.compiler_splits_steps()
+    by_compiler = engines.current().partitions
     work = Workload(step, batch_size, sizes, by_compiler, processors, cuts, devices_per_host)
     used = given or (measure_link() if len(pool) > 1 else PRESETS["pcie4"])
 

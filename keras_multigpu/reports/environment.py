@@ -45,12 +45,3 @@ def are_virtual(devices: Sequence[str]) -> bool:
     hosts = collections.Counter(name.rpartition("/")[0] for name in devices)
     is_one = len(devices) > 1 and len(hosts) == 1
     return is_one and all(name.rpartition("/")[2].startswith("cpu") for name in devices)
-
-
-def compiler_splits_steps() -> bool:
-    """Whether the backend's compiler splits a step over the devices, as on JAX.
-
-    Weights then stay on the devices and gradients are summed in a ring, and a batch that the
-    devices don't divide is computed whole on each. All of `reports` asks here.
-    """
-    return engines.current().partitions

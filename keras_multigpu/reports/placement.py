@@ -15,7 +15,6 @@ from keras_multigpu.graphs.crossings import find_crossings, find_share
 from keras_multigpu.graphs.graph import Graph, LayerCall, is_graph, read_graph
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
 from keras_multigpu.modes import ModelParallel
-from keras_multigpu.reports.environment import compiler_splits_steps
 from keras_multigpu.reports.forms import new_figure, show_bytes
 from keras_multigpu.reports.prediction import Cut, Sizes
 
@@ -33,7 +32,7 @@ def find_cut(
 
     `placement` is as in `make_parallel`.
     """
-    if compiler_splits_steps():
+    if engines.current().partitions:
         raise ValueError(
             f"On {engines.current().title} mode 'model' spreads each layer over all devices, and "
             "the compiler decides what crosses. Received: modes with 'model', and no cut for "

@@ -90,9 +90,10 @@ class Workload:
     """What is trained, and on what.
 
     `processors` is the number of devices that the processors could keep busy, for virtual devices,
-    which share them; `None` if each device has its own. `by_compiler` is
-    `environment.compiler_splits_steps()`. `cuts` are by number of devices. `per_host` is the number
-    of devices in a host; `None` if one host has them all.
+    which share them; `None` if each device has its own. `by_compiler` is `Engine.partitions`: then
+    weights stay on the devices, gradients are summed in a ring, and a batch that the devices don't
+    divide is computed whole on each. `cuts` are by number of devices. `per_host` is the number of
+    devices in a host; `None` if one host has them all.
     """
 
     step: StepTime

@@ -13,7 +13,7 @@ from keras_multigpu import engines
 from keras_multigpu.arguments import check_choice
 from keras_multigpu.engines import Transfer
 from keras_multigpu.modes import ParallelModel
-from keras_multigpu.reports.environment import compiler_splits_steps, describe_environment
+from keras_multigpu.reports.environment import describe_environment
 from keras_multigpu.reports.forms import show_bytes
 from keras_multigpu.reports.report import Column, Report
 from keras_multigpu.reports.state import Snapshot, build_optimizer, state_of
@@ -60,7 +60,7 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
     trained = _count(parallel, given, training=True) if parallel.compiled else []
     rows, count = len(keras.tree.flatten(given[0])[0]), len(parallel.devices)
     least, notes = parallel._parallel_least_bytes(rows), []
-    if parallel.mode == "data" and compiler_splits_steps() and rows % count:
+    if parallel.mode == "data" and engines.current().partitions and rows % count:
         least = sum(one.bytes or 0 for one in trained if one.kind in _NEEDED)
         notes = [
             f"{count} devices don't divide {rows} rows: each computes the whole batch, so nothing "

@@ -57,7 +57,7 @@ def named_columns(columns: Any) -> dict[str, int | None]:
 def write(settings: Mapping[str, Any], fingerprint: str) -> str:
     """Settings as JSON, with the encoder's fingerprint."""
     content = {"format": _FORMAT, **settings, "fingerprint": fingerprint}
-    return json.dumps(content, indent=1, ensure_ascii=False, default=int)  # NumPy's integers
+    return json.dumps(content, indent=1, ensure_ascii=False, default=lambda one: one.item())
 
 
 def parse(text: str, names: Sequence[str]) -> tuple[dict[str, Any], str]:

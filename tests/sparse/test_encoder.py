@@ -362,7 +362,7 @@ def test_dictionaries_whose_type_is_full(kind, count, with_null):
     assert (found.reshape(-1, 3, 4) == found[:3]).all()
 
 
-def test_integers_of_numpy_are_settings():
-    encoder = HashEncoder({"c": np.int64(100)}, splits=np.int64(2))
+def test_numbers_of_numpy_are_settings():
+    encoder = HashEncoder({"c": np.int64(100)}, np.int64(2), np.float32(0.25))
     again = HashEncoder.from_json(encoder.to_json())
-    assert again.fingerprint == encoder.fingerprint == HashEncoder({"c": 100}, 2).fingerprint
+    assert again.fingerprint == encoder.fingerprint == HashEncoder({"c": 100}, 2, 0.25).fingerprint
