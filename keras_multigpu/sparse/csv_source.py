@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from keras_multigpu.sparse.csv_rows import (
+    Rows,
     count_lines,
     decompressed,
     find_rows,
@@ -82,27 +83,28 @@ class CsvSource(Source):
     def _cut(self, file: BinaryIO) -> Iterator[tuple[Piece, bytes]]:
         """The file in pieces: first the header, then pieces of `chunk_rows` rows."""
         start, line, wanted = 0, 1, 1
-        text, ends, broken = b"", np.empty(0, int), np.empty((0, 2), int)
+        parts: list[tuple[bytes, np.ndarray]] = []
+        count = 0
 
-        def piece(begin: int, stop: int) -> tuple[Piece, bytes]:
-            bounds = np.searchsorted(broken[:, 0], [begin, stop])
-            own = broken[slice(*bounds)] - begin
-            return Piece(start + begin, stop - begin, line, own), text[begin:stop]
+        def join() -> tuple[Piece, bytes]:
+            starts = np.cumsum([0, *(len(data) for data, _ in parts)])
+            broken = np.concatenate([rows + begin for (_, rows), begin in zip(parts, starts)])
+            text = b"".join(data for data, _ in parts)
+            return Piece(start, len(text), line, broken), text
 
         for data, rows in read_rows(file, self.delimiter):
-            ends = np.concatenate([ends, rows.ends + len(text)])
-            broken = np.concatenate([broken, rows.broken + len(text)])
-            text += data
-            begin = row = 0
-            while row + wanted <= len(ends):
-                row += wanted
-                yield piece(begin, int(ends[row - 1]))
-                line += count_lines(text[begin : ends[row - 1]])
-                begin, wanted = int(ends[row - 1]), self.chunk_rows
-            start, text, ends = start + begin, text[begin:], ends[row:] - begin
-            broken = broken[broken[:, 0] >= begin] - begin
-        if text:
-            yield piece(0, len(text))
+            first = 0
+            while first < len(rows.ends):
+                last = min(first + wanted - count, len(rows.ends))
+                parts.append(_part(data, rows, first, last))
+                count, first = count + last - first, last
+                if count == wanted:
+                    piece, text = join()
+                    yield piece, text
+                    start, line = start + len(text), line + count_lines(text)
+                    parts, count, wanted = [], 0, self.chunk_rows
+        if parts:
+            yield join()
 
     def _read_header(self, data: bytes) -> None:
         text = data.decode("utf-8-sig", errors="replace")
@@ -171,6 +173,13 @@ class CsvSource(Source):
             f"header has. Received: {row.actual_columns} fields, {text[:60]!r}. Fix the file, or "
             'leave such rows out: errors="skip".'
         )
+
+
+def _part(data: bytes, rows: Rows, first: int, last: int) -> tuple[bytes, np.ndarray]:
+    """The text of some rows, and which of them are broken."""
+    begin, end = int(rows.ends[first - 1]) if first else 0, int(rows.ends[last - 1])
+    bounds = np.searchsorted(rows.broken[:, 0], [begin, end])
+    return data[begin:end], rows.broken[slice(*bounds)] - begin
 
 
 def _without(data: bytes, rows: np.ndarray) -> bytes:
