@@ -17,12 +17,9 @@ _LONGEST = 4 * 2**20  # bytes of a quoted field without an end; if it is longer,
 
 
 class Rows(NamedTuple):
-    """The rows of a text.
+    """The byte after each row of a text; and where broken rows begin and end, `(rows, 2)`.
 
-    Attributes:
-        ends: the byte after each row.
-        broken: the first byte of each broken row, and the byte after it, of shape `(rows, 2)`. A
-            row is broken if a quoted field does not end before a delimiter or a line end.
+    A row is broken if a quoted field does not end before a delimiter or a line end.
     """
 
     ends: np.ndarray

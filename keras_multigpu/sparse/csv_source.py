@@ -25,13 +25,9 @@ _BYTE_ORDER_MARK = "\ufeff".encode()
 
 
 class Piece(NamedTuple):
-    """Where in the file, once decompressed, some rows are.
+    """Where in the file, once decompressed, some rows are; `broken` is as in `Rows`.
 
-    Attributes:
-        start: the first byte.
-        size: how many bytes.
-        line: the number of the first line, from 1.
-        broken: the bytes of the rows to leave out, as in `Rows.broken`.
+    `start` is the first byte, `line` the number of the first line, from 1.
     """
 
     start: int

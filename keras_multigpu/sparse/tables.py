@@ -92,10 +92,6 @@ def to_columns(table: Any, names: Sequence[str], *, others: str = "error") -> Co
     """The named columns of a table as Arrow arrays of plain text or numbers, or dictionaries.
 
     `others="ignore"` accepts a table with other columns.
-
-    Raises:
-        ValueError: if columns are missing, unknown or of different length, or there are no rows.
-        TypeError: if it is no table, or a column's values are of mixed types or have no text.
     """
     found = column_names(table)
     _check_names(found, names, others)
