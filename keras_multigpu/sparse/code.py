@@ -1,9 +1,8 @@
 """The hash code of a value, and where in the multi-hot row the codes of all columns are.
 
-A column of a table occupies `bucket` columns of the multi-hot row, in `splits` groups of equal
-width. The xxh64 hash of the value's text (UTF-8, seed 0) is written as sixteen hexadecimal digits
-and cut into as many groups of digits. Each group of digits, modulo the width, is the position of
-the one in its group.
+A column of a table occupies `splits` groups of equal width in the multi-hot row. The xxh64 hash of
+the value's text (UTF-8, seed 0) is written as sixteen hexadecimal digits and cut into as many
+groups of digits. Each group of digits, modulo the width, is the position of the one in its group.
 """
 
 from __future__ import annotations
