@@ -317,7 +317,10 @@ class ModelRunner(Runner):
 
     @abc.abstractmethod
     def lay_out(self) -> None:
-        """Decides what is where, and moves the weights of the built template there."""
+        """Decides what is where, and moves the weights of the built template there.
+
+        They are there when this returns, whatever scope the caller is in.
+        """
 
     @abc.abstractmethod
     def place(self) -> None:
