@@ -138,6 +138,7 @@ def _ask_for_devices():
     with engine.on_device("cpu:1"):
         tensor = keras.ops.ones((2, 3))
     assert np.array_equal(engine.copy(tensor, "cpu:2"), np.ones((2, 3)))
+    assert np.array_equal(engine.relay(["cpu:2", "cpu:1"])(tensor), np.ones((2, 3)))
     with pytest.raises(RuntimeError, match="join"):
         engine.join(Address("127.0.0.1:1", "127.0.0.1", 1), 1, 0, 1.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -121,6 +122,9 @@ class JaxEngine(Engine):
         # JAX may otherwise return an alias if devices share memory.
         copied = jax.device_put(tensor, devices.find(name), may_alias=False)
         return copied.block_until_ready()
+
+    def relay(self, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
+        return lambda tensor: functools.reduce(self.copy, names, tensor)
 
     def sum_rows(
         self,

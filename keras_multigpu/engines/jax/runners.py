@@ -163,7 +163,7 @@ class ShardsRunner(ModelRunner):
         return Result(self._template(*args, **kwargs))
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
-        prepare(optimizer, are_stacked=False, apart=False)
+        prepare(optimizer)
 
     @property
     def placement(self) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,8 +33,7 @@ class _ObstacleError(Exception):
 
 def make_plan(trace: Trace) -> Plan:
     """Decides whether the batch of a traced template can be sliced, and how it is merged."""
-    # Losses look for an output's last operation, which merging hides, so it is applied again.
-    plan = Plan(trace=trace, finish=lambda outputs: trace.activate(take_apart(outputs)[0]))
+    plan = with_trace(Plan(), trace)
     try:
         if not tf.executing_eagerly():
             _check(trace)
@@ -53,6 +53,14 @@ def make_plan(trace: Trace) -> Plan:
     except (_ObstacleError, DependenceError) as error:
         plan.obstacle = str(error)
     return plan
+
+
+def with_trace(plan: Plan, trace: Trace) -> Plan:
+    """A plan for the call that was traced."""
+    # Losses look for an output's last operation, which merging hides, so it is applied again.
+    return dataclasses.replace(
+        plan, trace=trace, finish=lambda outputs: trace.activate(take_apart(outputs)[0])
+    )
 
 
 def signature(template: keras.Model, call: Call) -> Any:
