@@ -50,8 +50,8 @@ def check_alike(states: Sequence[Sequence[keras.Variable]]) -> None:
 def state_of_none(variable: keras.Variable) -> ValueError:
     """The error for a variable that replicas assign but that is in no model's `variables`."""
     return ValueError(
-        "Each independent replica needs a state of its own, and the template assigns the variable "
-        f"{variable.path!r}, which is not among its `variables`: a recurrent layer with "
+        "Independent replicas need separate state, but the template assigns the variable "
+        f"{variable.path!r}, which is not in its `variables`: it belongs to a recurrent layer with "
         "`stateful=True`, say, or a variable that no layer tracks. Received: "
         f"a variable of shape {tuple(variable.shape)}. Use `replicas='shared'`, or have a "
         "layer track it."
