@@ -36,7 +36,6 @@ from keras_multigpu.engines.shared import (
     SEED_STEP,
     check_alike,
     count_rows,
-    in_fresh_thread,
     is_array,
     split_tensors,
 )
@@ -68,7 +67,6 @@ __all__ = [
     "count_rows",
     "current",
     "get_mask",
-    "in_fresh_thread",
     "is_array",
     "set_attributes",
     "set_mask",

@@ -94,6 +94,13 @@ class Engine(abc.ABC):
     def copy(self, tensor: Tensor, name: str) -> Tensor:
         """A copy of a dense tensor on a device; it has arrived when this returns."""
 
+    @abc.abstractmethod
+    def relay(self, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
+        """A function that sends a tensor from device to device, in one step where there are steps.
+
+        The tensor has arrived on the last device when the function returns. To measure copies.
+        """
+
     # Tensors
 
     @abc.abstractmethod
@@ -317,7 +324,10 @@ class ModelRunner(Runner):
 
     @abc.abstractmethod
     def lay_out(self) -> None:
-        """Decides what is where, and moves the weights of the built template there."""
+        """Decides what is where, and moves the weights of the built template there.
+
+        They are there when this returns, whatever scope the caller is in.
+        """
 
     @abc.abstractmethod
     def place(self) -> None:

@@ -52,8 +52,12 @@ def _is_close(first: Any, second: Any, is_half: bool) -> bool:
     first, second = np.asarray(first), np.asarray(second)
     if first.shape != second.shape:
         return False
-    if first.dtype.kind in "fc" and np.any(np.isfinite(first) != np.isfinite(second)):
-        return False
+    if first.dtype.kind in "fc":
+        odd = ~np.isfinite(first)
+        if not np.array_equal(odd, ~np.isfinite(second)):
+            return False
+        if not np.array_equal(first[odd], second[odd], equal_nan=True):
+            return False
     if first.dtype.kind not in "fc" and second.dtype.kind not in "fc":
         return bool(np.all(first == second))
     first, second = (np.nan_to_num(values, posinf=0.0, neginf=0.0) for values in (first, second))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 
@@ -17,6 +18,24 @@ def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return [optimizer.inner_optimizer]
     return list(getattr(optimizer, "optimizers", ()))  # of a `MultiOptimizer`
+
+
+def claim(optimizer: keras.Optimizer, use: Any) -> bool:
+    """Notes what an optimizer is made to do; returns whether that is new.
+
+    Raises:
+        ValueError: if another parallel model uses it otherwise.
+    """
+    before = vars(optimizer).get("parallel_use", use)
+    if before != use:
+        raise ValueError(
+            "An optimizer that is compiled into a parallel model updates the variables of that "
+            f"model's replicas. Received: {optimizer.name!r}, which another parallel model uses "
+            "already. Give each model a new optimizer."
+        )
+    is_new = "parallel_use" not in vars(optimizer)
+    vars(optimizer)["parallel_use"] = use  # untracked
+    return is_new
 
 
 def clip_by(optimizer: keras.Optimizer, clip: Clip) -> None:

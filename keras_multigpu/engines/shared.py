@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+from keras.src.backend.common import global_state  # noqa: TID251  has no public form
 
 from keras_multigpu.engines.values import Tensor
 
@@ -16,6 +17,18 @@ SEED = "seed_generator_state"
 
 SEED_STEP = 0x9E3779B9
 """Added to the seed of replica i, i times: the golden ratio of 2^32 keeps the seeds apart."""
+
+
+_NO_SCOPES = (
+    "object_name_uids",
+    "global_seed_generator",
+    "custom_objects_scope_dict",
+    "dtype_policy",
+    "flash_attention",
+    "traceback_filtering",
+    "interactive_logging",
+)
+"""What Keras keeps per thread and is not a scope: the numbers of automatic names, above all."""
 
 
 def check_alike(states: Sequence[Sequence[keras.Variable]]) -> None:
@@ -37,8 +50,8 @@ def check_alike(states: Sequence[Sequence[keras.Variable]]) -> None:
 def state_of_none(variable: keras.Variable) -> ValueError:
     """The error for a variable that replicas assign but that is in no model's `variables`."""
     return ValueError(
-        "Each independent replica needs a state of its own, and the template assigns the variable "
-        f"{variable.path!r}, which is not among its `variables`: a recurrent layer with "
+        "Independent replicas need separate state, but the template assigns the variable "
+        f"{variable.path!r}, which is not in its `variables`: it belongs to a recurrent layer with "
         "`stateful=True`, say, or a variable that no layer tracks. Received: "
         f"a variable of shape {tuple(variable.shape)}. Use `replicas='shared'`, or have a "
         "layer track it."
@@ -75,16 +88,20 @@ def in_fresh_thread(function: Callable[[], Any]) -> None:
     """Calls a function in a new thread, outside the caller's scopes.
 
     Keras and the backends keep scopes per thread. A variable created in one of Keras's scopes gets
-    its value and its device only when the scope ends.
+    its value and its device only when the scope ends. What else Keras keeps per thread is handed
+    over, and back.
     """
-    policy, errors = keras.config.dtype_policy(), []
+    kept, errors = vars(global_state.GLOBAL_STATE_TRACKER), list[BaseException]()
 
     def run() -> None:
+        here = vars(global_state.GLOBAL_STATE_TRACKER)
+        here.update({name: kept[name] for name in _NO_SCOPES if name in kept})
         try:
-            keras.config.set_dtype_policy(policy)
             function()
         except BaseException as error:  # raised again in the caller's thread
             errors.append(error)
+        finally:
+            kept.update({name: here[name] for name in _NO_SCOPES if name in here})
 
     thread = threading.Thread(target=run)
     thread.start()

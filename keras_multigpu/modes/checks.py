@@ -30,7 +30,7 @@ def _check_names(template: keras.Model, mode_names: Sequence[str]) -> None:
     clashes = [name for name in own_names if hasattr(template, name)]
     if clashes:
         raise ValueError(
-            f"A parallel model has the attributes {', '.join(own_names)} of its own. Received: "
+            f"A parallel model defines the attributes {', '.join(own_names)}. Received: "
             f"a model with attributes of the same names: {', '.join(clashes)}. Rename them in "
             f"{type(template).__name__}."
         )

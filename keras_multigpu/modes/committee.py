@@ -86,8 +86,8 @@ def _classes(template: keras.Model) -> dict[str, type]:
         cls = type(layer)
         if found.setdefault(cls.__name__, cls) is not cls:
             raise ValueError(
-                "Independent replicas are made from the template's configuration, in which classes "
-                f"stand by their names. Received: two classes named {cls.__name__!r}, "
+                "Independent replicas are made from the template's configuration, which "
+                f"identifies classes by name. Received: two classes named {cls.__name__!r}, "
                 f"{found[cls.__name__]} and {cls}. Rename one of them."
             )
     return {name: cls for name, cls in found.items() if not cls.__module__.startswith("keras.")}
@@ -165,8 +165,8 @@ def check_loss_scale(optimizer: keras.Optimizer) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         warnings.warn(
             "Where gradients overflow, a `LossScaleOptimizer` skips the step. With "
-            "`loss_of='replicas'` the replicas are trained apart but have one optimizer: an "
-            "overflow in one of them skips the step of all. Received: "
+            "`loss_of='replicas'` the replicas are trained apart but share one optimizer, so "
+            "an overflow in one of them skips the step for all. Received: "
             f"optimizer={optimizer.name!r}. Use the policy 'mixed_bfloat16', which needs no loss "
             "scale.",
             stacklevel=4,

@@ -86,10 +86,9 @@ class DataParallel(ParallelModel):
             )
         elif plan.doubt:
             text = (
-                f"{self.name!r} could not be tried on made-up rows ({plan.doubt}). Its rows are "
-                "taken to be independent of each other, and the losses and states that its layers "
-                "add or assign to be means over the rows. If they are not, the numbers differ "
-                "from those of one device."
+                f"{self.name!r} could not be tried on made-up rows ({plan.doubt}). We assume that "
+                "its rows are independent, and that the losses and states that its layers add or "
+                "assign are means over the rows. Otherwise the numbers differ from one device's."
             )
         else:
             return

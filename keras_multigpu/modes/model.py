@@ -71,7 +71,7 @@ class ModelParallel(ParallelModel):
         # Keep the step functions: the step that builds the template has used no variable before.
         names = ("train_function", "test_function", "predict_function")
         functions = {name: getattr(self, name) for name in names}
-        engines.in_fresh_thread(self._parallel_runner.lay_out)
+        self._parallel_runner.lay_out()
         for name, function in functions.items():
             setattr(self, name, function)
 

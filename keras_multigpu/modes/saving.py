@@ -150,8 +150,8 @@ class SavedModel(OneModel):
 
 def _legacy_error(received: str) -> ValueError:
     return ValueError(
-        "A parallel model is saved in the format `.keras`, which the legacy format of HDF5 can't "
-        f"replace. Received: {received}. Name the file `.keras`, or save the model on one "
+        "A parallel model can't be saved in the legacy HDF5 format. "
+        f"Received: {received}. Name the file `.keras`, or save the model on one "
         "device: `model.template.save(...)`."
     )
 
@@ -201,11 +201,11 @@ def replacing(filepath: Any, room: int = 0) -> Iterator[Any]:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        kept = " The file that was there before is as it was." if target.exists() else ""
+        kept = " The previous file is unchanged." if target.exists() else ""
         raise OSError(
             error.errno,
             f"`{target}` could not be written on the host {socket.gethostname()!r}: {error}."
-            f"{kept} Make room on its disk, and go on from the last file that was written",
+            f"{kept} Free disk space there, and resume from the last file that was saved",
         ) from error
     finally:
         part.unlink(missing_ok=True)

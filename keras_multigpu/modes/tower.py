@@ -155,7 +155,8 @@ class TowerParallel(MixedModel):
         mixed = self._parallel_mix_outputs(outputs, features_of(args, kwargs))
         if is_average(self._parallel_mix) and self._parallel_are_equal(results):
             hand_on_logits(outputs, mixed)
-        self._parallel_latest.mixed, self._parallel_latest.outputs = mixed, outputs
+        if self._parallel_options["loss_of"] == "replicas":
+            self._parallel_latest.mixed, self._parallel_latest.outputs = mixed, outputs
         return mixed
 
     def _parallel_are_equal(self, results: Sequence[engines.Result]) -> bool:
@@ -207,6 +208,13 @@ class TowerParallel(MixedModel):
             self._parallel_runner.place_updates(value, apart=self._parallel_trained_apart)
             if self._parallel_trained_apart:
                 check_loss_scale(value)
+
+    def train_step(self, *args: Any) -> Any:
+        """The template's training step."""
+        try:
+            return self._parallel_inherited("train_step")(*args)
+        finally:  # they would keep the step's graph
+            self._parallel_latest.mixed, self._parallel_latest.outputs = None, []
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True) -> Any:  # type: ignore[no-untyped-def]
         """The loss of the mix, or in training the mean of the replicas' own losses.

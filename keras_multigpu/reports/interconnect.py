@@ -6,6 +6,7 @@ import dataclasses
 import math
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,6 +17,7 @@ from keras_multigpu.arguments import positive_integer, quantity
 from keras_multigpu.devices import choose_devices
 
 _SMALL, _LARGE = 4 * 2**10, 64 * 2**20  # bytes
+_TURNS = 20  # there and back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,7 @@ def find_link(link: str | Link | None) -> Link | None:
 def measure_link(source: str | None = None, target: str | None = None, *, repeats: int = 9) -> Link:
     """Times copies between two devices of this process.
 
-    It copies blocks of 4 KiB and 64 MiB in turn and takes the medians.
+    It copies blocks of 4 KiB, many times in a step, and of 64 MiB, in turn, and takes the medians.
 
     Args:
         source: name of the device to copy from; `None` for the first one.
@@ -132,18 +134,27 @@ def measure_link(source: str | None = None, target: str | None = None, *, repeat
             )
         source, target = source or pool[0], target or pool[1]
     source, target = choose_devices(None, [source, target])
-    blocks = [_make_block(size, source) for size in (_SMALL, _LARGE)]
-    times: list[list[float]] = [[], []]
-    copy = engines.current().copy
-    for block in blocks:
-        copy(block, target)  # the first copy also allocates memory
+    engine = engines.current()
+    small, large = (_make_block(size, source) for size in (_SMALL, _LARGE))
+    # A step's copies follow one another, without a call of Python for each.
+    once, often = engine.relay([target]), engine.relay([target, *[source, target] * _TURNS])
+    runs: list[Callable[[], Any]] = [
+        lambda: once(small),
+        lambda: often(small),
+        lambda: engine.copy(small, target),
+        lambda: engine.copy(large, target),
+    ]
+    times: list[list[float]] = [[] for _ in runs]
+    for run in runs:
+        run()  # the first time also traces, and allocates memory
     for _ in range(repeats):
-        for block, seconds in zip(blocks, times):
+        for run, seconds in zip(runs, times):
             begin = time.perf_counter()
-            copy(block, target)
+            run()
             seconds.append(time.perf_counter() - begin)
-    small, large = map(statistics.median, times)
-    return fit_link(f"{source} to {target}", _SMALL, small, _LARGE, large)
+    first, all_turns, shorter, longer = map(statistics.median, times)
+    latency = max(all_turns - first, 0.0) / (2 * _TURNS)
+    return fit_link(f"{source} to {target}", _SMALL, latency, _LARGE, latency + longer - shorter)
 
 
 def _make_block(size: int, device: str) -> Any:

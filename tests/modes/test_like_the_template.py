@@ -174,3 +174,26 @@ def test_a_parallel_model_within_another():
     outer = keras.Model(inputs, layers.Dense(2)(inner(inputs)))
     with pytest.raises(ValueError, match="with the parallel model 'in_it' in it"):
         make_parallel(outer, 2)
+
+
+class Inner(layers.Layer):
+    """Makes its sublayer when it is built."""
+
+    def build(self, shape):
+        self.dense = layers.Dense(2)
+        self.dense.build(shape)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def test_layers_that_are_made_late_have_the_names_of_one_device():
+    paths = []
+    for n in (None, 2):
+        keras.utils.clear_session()
+        layers.Dense(1)
+        model = keras.Sequential([Inner(), Inner()])
+        (model if n is None else make_parallel(model, n))(np.ones((4, 3)))
+        layers.Dense(1)
+        paths.append([variable.path for variable in model.variables] + [layers.Dense(1).name])
+    assert paths[0] == paths[1]

@@ -397,7 +397,6 @@ def test_layers_built_late_in_a_training_with_validation(n, rng):
         )
         histories.append(run.history)
     assert len(histories[1]["val_loss"]) == 3
-    assert {variable.path for variable in plain.variables}
     if n == 1 or keras.backend.backend() == "jax":
         assert difference(*histories) < 2e-5
 

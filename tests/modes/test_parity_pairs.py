@@ -3,13 +3,13 @@
 Weights, the optimizer's slots, logs, metrics and other state are compared, in float64.
 """
 
-import contextlib
 import itertools
 
 import keras
 import pytest
 from support.fuzz import compare, program, run
 from support.fuzz.case import Case, Head, Make, Part, Source
+from support.precision import double_precision
 
 _VECTORS, _TOKENS, _IMAGES = "rows, 6", "rows, 5", "rows, 6, 6, 2"
 
@@ -186,7 +186,7 @@ def make_case(model, optimizer, head, values):
         optimizer=OPTIMIZERS[optimizer],
         settings=(("run_eagerly", "True"),)
         if number % 3 and not is_batch_norm
-        else (("jit_compile", "False"),),
+        else (("jit_compile", str(not on_tensorflow)),),
         actions=("fit", "evaluate") if number % 3 else ("fit",),
         rows=9,
         batch=4,
@@ -197,17 +197,10 @@ def make_case(model, optimizer, head, values):
 
 @pytest.fixture
 def _double_precision(monkeypatch):
-    """JAX has float64 only where it is asked for, and Keras computes parts in float32 even so."""
-    scope = contextlib.nullcontext()
-    if keras.backend.backend() == "jax":
-        import jax
-
-        for limits in (compare.CLOSE, compare.TINY):
-            monkeypatch.setitem(limits, "float64", limits["float32"])
-        scope = (
-            jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
-        )
-    with scope:
+    if keras.backend.backend() == "jax":  # where Keras computes losses in float32 even so
+        monkeypatch.setitem(compare.CLOSE, "float64", 1e-6)
+        monkeypatch.setitem(compare.TINY, "float64", 1e-8)
+    with double_precision():
         yield
 
 
@@ -224,8 +217,9 @@ def test_every_pair_is_in_the_table():
 def test_one_device_and_several(row):
     case = make_case(*row)
     outcome = run.run(case)
-    # In float32 plain Keras may differ as much from itself.
-    right = (run.EQUAL, run.NOISE) if keras.backend.backend() == "jax" else (run.EQUAL,)
+    right = [run.EQUAL]
+    if row[0] == "batch_normalization" and keras.backend.backend() == "jax":
+        right.append(run.NOISE)  # it divides by tiny variances, and the loss has float32's rounding
     assert outcome.kind in right, program.script(case, f"{outcome.kind}: {outcome.detail}")
     assert outcome.finite
     # The mean over the places that are not masked is no mean over the rows of the batch.

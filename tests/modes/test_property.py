@@ -1,13 +1,12 @@
 """Whatever the shape of the model, the batch and the epoch: one device's numbers."""
 
-import contextlib
-
 import keras
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.parity import difference, variables
+from support.precision import double_precision
 
 from keras_multigpu import make_parallel
 
@@ -46,7 +45,7 @@ def _draws(examples):
 @_draws(4)
 @given(trainings())
 def test_in_double_precision_nothing_is_left_of_the_difference(training):
-    with _double_precision():
+    with double_precision():
         _compare(training)
 
 
@@ -54,17 +53,8 @@ def test_in_double_precision_nothing_is_left_of_the_difference(training):
 @_draws(20)
 @given(trainings())
 def test_more_trainings_in_double_precision(training):
-    with _double_precision():
+    with double_precision():
         _compare(training)
-
-
-def _double_precision():
-    """JAX has float64 only where it is asked for."""
-    if keras.backend.backend() != "jax":
-        return contextlib.nullcontext()
-    import jax
-
-    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
 
 
 def _compare(training):

@@ -196,3 +196,21 @@ def test_slots_are_written_replica_by_replica(make, tmp_path):
     store = {}
     models[0].optimizer.save_own_variables(store)
     assert [np.shape(v) for v in store.values()] == [tuple(v.shape) for v in plain.variables]
+
+
+def test_an_optimizer_clips_the_replicas_of_one_model(rng):
+    x, y = rng.normal(size=(4, 6)), rng.normal(size=(4, 2))
+    optimizer = optimizers.SGD(1.0, clipnorm=1e-6)
+    options = {"mode": "tower", "replicas": "independent", "loss_of": "replicas"}
+    first, second = (make_parallel(_template(), 2, **options) for _ in range(2))
+    first.compile(optimizer, "mse")
+    first.compile(optimizer, "mse")
+    with pytest.raises(ValueError, match="already. Give each model a new optimizer"):
+        second.compile(optimizer, "mse")
+    if keras.backend.backend() == "tensorflow":
+        plain = _template()
+        before = plain.get_weights()
+        plain.compile(optimizer, "mse")
+        plain.fit(x, y, verbose=0)
+        moved = difference(before[:2], plain.get_weights()[:2])
+        assert 0 < moved < 1e-5

@@ -22,6 +22,7 @@ from support.fuzz import (
     worker,
 )
 from support.fuzz.case import Case, Head, Make, Part, Source
+from support.precision import double_precision
 
 pytestmark = pytest.mark.slow
 
@@ -38,15 +39,7 @@ _CASE = Case(
 
 @pytest.fixture(autouse=True)
 def _double_precision():
-    """JAX has float64 only where it is asked for."""
-    scope = contextlib.nullcontext()
-    if keras.backend.backend() == "jax":
-        import jax
-
-        scope = (
-            jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
-        )
-    with scope:
+    with double_precision():
         yield
 
 

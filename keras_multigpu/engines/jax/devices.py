@@ -50,8 +50,10 @@ def running(kind: str) -> list[jax.Device]:
     """The devices of a kind, process 0's first; starts the runtime."""
     try:
         return sorted(jax.devices(kind), key=lambda device: (device.process_index, device.id))
-    except RuntimeError:
-        return []  # JAX raises this if there is no such platform
+    except RuntimeError as error:
+        if "Unknown backend" not in str(error):
+            raise
+        return []
     finally:
         threads.restore_environment()
 

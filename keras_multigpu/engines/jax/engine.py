@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import keras
-from jax import experimental
 from jax.experimental import sparse
 
 from keras_multigpu.engines.base import Engine, Runner, TrainedModel
@@ -17,17 +17,16 @@ from keras_multigpu.engines.jax import devices, rows
 from keras_multigpu.engines.jax.cluster import joint, processes
 from keras_multigpu.engines.jax.replicas import CommitteeRunner
 from keras_multigpu.engines.jax.runners import JaxRunner, RowsRunner, ShardsRunner
+from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.steps import JaxSteps, check_no_distribution
 from keras_multigpu.engines.jax.transfers import count_collectives, count_inputs
 from keras_multigpu.engines.remote import Address, Remote
-from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
+from keras_multigpu.engines.shared import split_tensors
 from keras_multigpu.engines.values import Call, Request, Tensor, Transfer
 
 _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")
 # Older trainers pin a step's state to the devices on which the variables were made.
 _LEAST_KERAS = (3, 12)
-# In older versions it is experimental.
-_enable_x64: Any = getattr(jax, "enable_x64", getattr(experimental, "enable_x64", None))
 
 
 class JaxEngine(Engine):
@@ -124,6 +123,9 @@ class JaxEngine(Engine):
         copied = jax.device_put(tensor, devices.find(name), may_alias=False)
         return copied.block_until_ready()
 
+    def relay(self, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
+        return lambda tensor: functools.reduce(self.copy, names, tensor)
+
     def sum_rows(
         self,
         table: Tensor,
@@ -147,12 +149,9 @@ class JaxEngine(Engine):
             args, kwargs = restore(given)
             function(*args, **kwargs)
 
-        # JAX keeps this setting per thread, if it was made by a `with`.
-        is_x64 = jax.dtypes.canonicalize_dtype("float64") == "float64"
-
         def build() -> None:
             # Variables created in a stateless scope get their values when it ends.
-            with _enable_x64(is_x64), keras.StatelessScope():
+            with keras.StatelessScope():
                 jax.eval_shape(trace, arrays)
 
         in_fresh_thread(build)

@@ -14,13 +14,13 @@ from keras_multigpu.engines import templates
 from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.base import TowerRunner
 from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.slots import prepare
 from keras_multigpu.engines.jax.stacked import StackedVariable, stack_all
 from keras_multigpu.engines.shared import (
     SEED,
     SEED_STEP,
     check_alike,
-    in_fresh_thread,
     split_tensors,
     state_of_none,
 )
@@ -59,7 +59,7 @@ class CommitteeRunner(TowerRunner):
         """JAX traces anew whenever Keras makes a step function."""
 
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
-        prepare(optimizer, are_stacked=True, apart=apart)
+        prepare(optimizer, self.models, apart=apart)
 
     def spread(self, optimizer: Any) -> None:
         """Nothing: parts of stacked weights are always on their devices."""
@@ -81,6 +81,7 @@ class CommitteeRunner(TowerRunner):
         check_alike(states)
         if self._stacks.keys() != {id(variable) for variable in states[0]}:
             # A variable gets no value within Keras's scopes.
+            self._stacks.clear()
             in_fresh_thread(lambda: self._stacks.update(stack_all(states, self.where.sharded)))
         for key, stack in self._stacks.items():
             assert key == id(stack.parts[0])

@@ -14,6 +14,7 @@ import keras
 from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.base import DataRunner, ModelRunner
 from keras_multigpu.engines.jax.placement import Placement, placement_on
+from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.shards import find_shards, is_spread, shard
 from keras_multigpu.engines.jax.slots import prepare, spread_slots
 from keras_multigpu.engines.shared import split_tensors
@@ -152,7 +153,7 @@ class ShardsRunner(ModelRunner):
 
     def lay_out(self) -> None:
         self._axes = find_shards(self._template, len(self._devices))
-        shard(self._template, self._axes, self._devices)
+        in_fresh_thread(lambda: shard(self._template, self._axes, self._devices))
 
     def place(self) -> None:
         """Nothing: each loop spreads the weights when it begins."""
@@ -162,7 +163,7 @@ class ShardsRunner(ModelRunner):
         return Result(self._template(*args, **kwargs))
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
-        prepare(optimizer, are_stacked=False, apart=False)
+        prepare(optimizer)
 
     @property
     def placement(self) -> dict[str, int]:

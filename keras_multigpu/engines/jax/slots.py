@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,20 +12,23 @@ import numpy as np
 from keras_multigpu.engines.jax.members import Members
 from keras_multigpu.engines.jax.shards import shard_alike
 from keras_multigpu.engines.jax.stacked import StackedVariable
-from keras_multigpu.engines.optimizers import inner_optimizers
+from keras_multigpu.engines.optimizers import claim, inner_optimizers
 
 References = dict[int, keras.Variable]
 """The variable that each slot was made for, by the slot's `id`."""
 
 
-def prepare(optimizer: keras.Optimizer, are_stacked: bool, apart: bool) -> None:
+def prepare(
+    optimizer: keras.Optimizer, replicas: Sequence[keras.Model] = (), *, apart: bool = False
+) -> None:
     """Makes an optimizer keep each slot where its variable is.
 
-    With `are_stacked`, it gets stacked variables: it updates each replica separately, and its files
+    With `replicas`, it gets stacked variables: it updates each replica separately, and its files
     are as if it had the replicas' variables. With `apart`, the replicas are trained separately.
     """
-    if hasattr(optimizer, "references"):
-        return  # done already
+    are_stacked = bool(replicas)
+    if not claim(optimizer, ("slots by variable", apart, *map(id, replicas))):
+        return
     leaves = _prepare_all(optimizer, {}, are_stacked, apart)
     if are_stacked:
         files = _Files(optimizer, leaves)

@@ -13,6 +13,7 @@ from keras_multigpu.engines.tensorflow.sync import Replica
 from keras_multigpu.engines.tensorflow.tensors import (
     add,
     floats,
+    forget_gradient,
     gradient_order,
     map_tensors,
     substitute,
@@ -38,18 +39,21 @@ class ReplicaCalls:
         self._sizes = sizes
         self._tapes: list[tuple[tf.GradientTape, list[Tensor]]] = []
         self._used: set[int] = set()
+        self._with_gradients: list[Tensor] = []
 
     def run(self) -> Iterator[Tensor]:
         """Calls the replicas; returns the results that can get gradients, on the first device."""
         sources = [*map(read, self._links.watched), *floats(self._calls)]
         self._order = gradient_order(sources)
-        if self._order:
-            results = tf.custom_gradient(lambda *values: (self._forward(*values), self._backward))(
-                *sources
-            )
-        else:
-            results = self._forward(*sources)
-        return (_note_use(result, place, self._used) for place, result in enumerate(results))
+        if not self._order:
+            # TensorFlow never forgets a graph that has custom gradients.
+            return iter(self._forward(*sources))
+        results = tf.custom_gradient(lambda *values: (self._forward(*values), self._backward))(
+            *sources
+        )
+        noted = [_note_use(result, place, self._used) for place, result in enumerate(results)]
+        self._with_gradients = [*results[:1], *noted]
+        return iter(noted)
 
     def _forward(self, *sources: Tensor) -> list[Tensor]:
         links, given = self._links, iter(sources)
@@ -99,9 +103,12 @@ class ReplicaCalls:
 
         TensorFlow keeps a graph's gradient functions forever, and whatever they refer to.
         """
-        del self._trace, self._calls
+        del self._trace, self._calls, self._links, self._sizes
         self.raws.clear()
         self._tapes.clear()
+        for result in self._with_gradients:
+            forget_gradient(result)
+        self._with_gradients.clear()
 
     def _gradient(
         self,

@@ -174,8 +174,10 @@ class Exchange:
         if not all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
             return add(gradients)
         if rule == SAME:
-            values = tf.add_n([gradient.values for gradient in gradients])
-            return tf.IndexedSlices(values, gradients[0].indices, gradients[0].dense_shape)
+            rows, shape = gradients[0].indices, gradients[0].dense_shape
+            checks = [tf.debugging.assert_equal(one.indices, rows) for one in gradients[1:]]
+            with tf.control_dependencies([check for check in checks if check is not None]):
+                return tf.IndexedSlices(tf.add_n([one.values for one in gradients]), rows, shape)
         return merge_rows(add(gradients))
 
     def _wire(self, variable: keras.Variable) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.optimizers import clip_by, inner_optimizers
+from keras_multigpu.engines.optimizers import claim, clip_by, inner_optimizers
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.values import Tensor
 
@@ -36,19 +36,17 @@ def place_updates(optimizer: keras.Optimizer) -> None:
     optimizer.update_step = update_there
 
 
-def clip_by_member(
-    optimizer: keras.Optimizer, members: Callable[[], Sequence[Sequence[keras.Variable]]]
-) -> None:
+def clip_by_member(optimizer: keras.Optimizer, models: Sequence[keras.Model]) -> None:
     """Makes an optimizer clip the gradients of each committee member separately."""
-    if "_clip_gradients" in vars(optimizer):
-        return  # done already
+    if not claim(optimizer, ("clips by member", *map(id, models))):
+        return
     original, build = optimizer._clip_gradients, optimizer.build
 
     def clip(gradients: Sequence[Tensor], variables: Sequence[keras.Variable]) -> list[Tensor]:
         clipped = list(gradients)
-        for member in members():
-            own = set(map(id, member))
-            places = [place for place, one in enumerate(variables) if id(one) in own]
+        owners = {id(one): number for number, model in enumerate(models) for one in model.variables}
+        for number in (*range(len(models)), None):  # the last ones are of no member
+            places = [i for i, one in enumerate(variables) if owners.get(id(one)) == number]
             if places:
                 with tf.device(_device_of(variables[places[0]])):
                     parts = original([gradients[place] for place in places])
@@ -59,19 +57,20 @@ def clip_by_member(
     def build_all(variables: Sequence[keras.Variable]) -> None:
         build(variables)
         for inner in inner_optimizers(optimizer):  # `build` creates some of them
-            clip_by_member(inner, members)
+            clip_by_member(inner, models)
 
     clip_by(optimizer, clip)
     optimizer.build = build_all
     for inner in inner_optimizers(optimizer):
-        clip_by_member(inner, members)
+        clip_by_member(inner, models)
 
 
 def move_variable(variable: keras.Variable, device: str) -> bool:
     """Moves a variable and its value to a device; returns whether it was elsewhere.
 
-    TensorFlow can't move a variable, so Keras's variable gets a new `tf.Variable`. The old one is
-    destroyed: functions traced with it fail, instead of using stale values.
+    TensorFlow can't move a variable, so Keras's variable gets a new `tf.Variable`. Optimizers know
+    variables by TensorFlow's id, which the new one takes over. The old one is destroyed: functions
+    traced with it fail, instead of using stale values.
     """
     old = variable._value
     if old.device == full_name(device):
@@ -85,6 +84,7 @@ def move_variable(variable: keras.Variable, device: str) -> bool:
             synchronization=old.synchronization,
             aggregation=old.aggregation,
         )
+        variable._value._unique_id = old._unique_id
         tf.raw_ops.DestroyResourceOp(resource=old.handle, ignore_lookup_error=True)
     return True
 
@@ -93,37 +93,12 @@ def move_variables(homes: Sequence[tuple[keras.Variable, str]], model: keras.Mod
     """Moves each variable to the device beside it; drops what their model traced before."""
     moved = [move_variable(variable, full_name(device)) for variable, device in homes]
     if any(moved):
-        use_moved(model)
+        drop_functions(model)
 
 
-def knows_others(model: Any) -> bool:
-    """Whether variables of a model's optimizer have moved since it was built."""
-    return any(map(_knows_others, _optimizers(model)))
-
-
-def use_moved(model: Any) -> None:
-    """Makes a model and its optimizer use moved variables."""
+def drop_functions(model: Any) -> None:
+    """Drops the step functions that a model has traced."""
     model.train_function = model.test_function = model.predict_function = None
-    for optimizer in _optimizers(model):
-        # Keras's keys come from the `tf.Variable`s, which have been replaced.
-        optimizer._trainable_variables_indices = {
-            optimizer._var_key(variable): place
-            for place, variable in enumerate(optimizer._trainable_variables)
-        }
-
-
-def _optimizers(model: Any) -> Iterator[keras.Optimizer]:
-    """A model's optimizer and its inner ones, if built."""
-    optimizer = getattr(model, "optimizer", None)
-    while optimizer is not None and optimizer.built:
-        yield optimizer
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-
-
-def _knows_others(optimizer: keras.Optimizer) -> bool:
-    """Whether variables of an optimizer have moved since it was built."""
-    known = optimizer._trainable_variables_indices
-    return any(optimizer._var_key(one) not in known for one in optimizer._trainable_variables)
 
 
 def _device_of(variable: Any) -> str:

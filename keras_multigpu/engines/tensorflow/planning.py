@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -32,8 +33,7 @@ class _ObstacleError(Exception):
 
 def make_plan(trace: Trace) -> Plan:
     """Decides whether the batch of a traced template can be sliced, and how it is merged."""
-    # Losses look for an output's last operation, which merging hides, so it is applied again.
-    plan = Plan(trace=trace, finish=lambda outputs: trace.activate(take_apart(outputs)[0]))
+    plan = with_trace(Plan(), trace)
     try:
         if not tf.executing_eagerly():
             _check(trace)
@@ -53,6 +53,14 @@ def make_plan(trace: Trace) -> Plan:
     except (_ObstacleError, DependenceError) as error:
         plan.obstacle = str(error)
     return plan
+
+
+def with_trace(plan: Plan, trace: Trace) -> Plan:
+    """A plan for the call that was traced."""
+    # Losses look for an output's last operation, which merging hides, so it is applied again.
+    return dataclasses.replace(
+        plan, trace=trace, finish=lambda outputs: trace.activate(take_apart(outputs)[0])
+    )
 
 
 def signature(template: keras.Model, call: Call) -> Any:
@@ -158,15 +166,15 @@ def _gradient_rules(probe: Probe, tried: Trace) -> dict[int, str]:
     if not special:
         return {}
     rules = {}
-    found = probe.gradients(list(special))
-    for variable, (whole, parts, counts) in zip(special.values(), found):
-        if whole is None:
-            continue
-        if variable.overwrite_with_gradient:
-            rule = _first(kinds.find_kinds(whole, parts, counts))
+    for variable, found in zip(special.values(), probe.gradients(list(special))):
+        whole, _, _ = found[0]
+        if variable.overwrite_with_gradient and whole is not None:
+            rule = _first(set.intersection(*(kinds.find_kinds(*one) for one in found)))
             what = "is given a new value as its gradient"
         elif isinstance(whole, tf.IndexedSlices):
-            rule = _table_rule(whole, parts)
+            rule = _table_rule(
+                [[part.indices.numpy() for part in (one, *more)] for one, more, _ in found]
+            )
             what = "has a gradient of rows, some for each row of the batch and some not"
         else:
             continue
@@ -192,12 +200,17 @@ def _is_special(variable: keras.Variable, place: int, tried: Trace) -> bool:
     return False
 
 
-def _table_rule(whole: Any, parts: Sequence[Any]) -> str | None:
-    """The rule for gradients of table rows, from the rows in them."""
-    named = [np.sort(part.indices.numpy()) for part in (whole, *parts)]
-    joined = np.sort(np.concatenate(named[1:]))
-    if all(np.array_equal(one, named[0]) for one in named[1:]):
-        return kinds.SAME
-    if np.array_equal(named[0], joined):
+def _table_rule(found: Sequence[Sequence[np.ndarray]]) -> str | None:
+    """The rule for gradients of table rows, from the rows in those of a batch and of its parts."""
+
+    def fit(rule: Callable[[np.ndarray, np.ndarray, np.ndarray], bool]) -> bool:
+        return all(rule(*named) for named in found)
+
+    if fit(lambda whole, *parts: np.array_equal(np.sort(whole), np.sort(np.concatenate(parts)))):
         return kinds.ROWS
-    return ONCE if np.array_equal(named[0], np.unique(joined)) else None
+    # Before the next rule: on few values all parts may have the same rows by chance.
+    if fit(lambda whole, *parts: np.array_equal(np.sort(whole), np.unique(np.concatenate(parts)))):
+        return ONCE
+    if fit(lambda whole, *parts: all(np.array_equal(whole, part) for part in parts)):
+        return kinds.SAME
+    return None

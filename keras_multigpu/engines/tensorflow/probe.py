@@ -103,13 +103,14 @@ class Probe:
             kinds = [one & two for one, two in zip(found, kinds or found)]
         return kinds[: len(losses)], dict(zip(updates, kinds[len(losses) :]))
 
-    def gradients(self, places: Sequence[int]) -> Iterator[tuple[Any, list[Any], tuple[int, int]]]:
-        """Some variables' gradients: on all rows, on the two parts; and the parts' row counts."""
-        tried, forward, found = self._every[0], self._trace.forward, []
+    def gradients(
+        self, places: Sequence[int]
+    ) -> Iterator[list[tuple[Any, list[Any], tuple[int, int]]]]:
+        """Each variable's gradients in every try: on all rows, on the two parts; the row counts."""
+        forward = self._trace.forward
         structured = forward.structured_outputs
         results = floats((structured["outputs"], structured["attributes"]))
-        at = _places(forward, results)
-        whole = [self._rng.normal(size=tried.results[0][place].shape) for place in at]
+        found: list[list[Any]] = [[] for _ in self._every]
 
         def differentiate(state: list[Tensor], call: Any, upstream: list[Tensor]) -> list[Any]:
             sources = [state[place] for place in places]
@@ -121,22 +122,32 @@ class Probe:
 
         def run() -> None:
             function = tf.function(differentiate, autograph=False).get_concrete_function(
-                [tf.TensorSpec(value.shape, value.dtype) for value in tried.state],
+                [tf.TensorSpec(v.shape, v._value.dtype) for v in self._trace.variables],
                 tf.nest.map_structure(for_any_rows, self._trace.arguments),
                 [for_any_rows(result) for result in results],
             )
-            for number, call in enumerate(tried.calls):
-                upstream = []
-                for place, result, values in zip(at, results, whole):
-                    length = tried.results[number][place].shape[0]
-                    start = 0 if number < 2 else values.shape[0] - length
-                    upstream.append(tf.cast(values[start : start + length], result.dtype))
-                with tf.device(self._settings.device):
-                    found.append(function(list(tried.state), call, upstream))
+            for tried, gradients in zip(self._every, found):
+                for call, upstream in zip(tried.calls, self._upstream(tried, results)):
+                    with tf.device(self._settings.device):
+                        gradients.append(function(list(tried.state), call, upstream))
 
         in_fresh_thread(run)  # in `init_scope` no tape would record
-        for whole_gradient, *parts in zip(*found):
-            yield whole_gradient, parts, tried.counts
+        for number in range(len(places)):
+            yield [
+                (gradients[0][number], [one[number] for one in gradients[1:]], tried.counts)
+                for tried, gradients in zip(self._every, found)
+            ]
+
+    def _upstream(self, tried: Tried, results: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        """Made-up gradients of the results of all rows and of the two parts, equal row by row."""
+        at = _places(self._trace.forward, results)
+        whole = [self._rng.normal(size=tried.results[0][place].shape) for place in at]
+        for number, made in enumerate(tried.results):
+            start = tried.counts[0] if number == 2 else 0
+            yield [
+                tf.cast(values[start : start + made[place].shape[0]], result.dtype)
+                for place, result, values in zip(at, results, whole)
+            ]
 
     def _kinds(self, place: int, tried: Tried, before: Any = None) -> set[str]:
         whole, *parts = (values[place] for values in tried.results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,13 +15,15 @@ from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.calls import ReplicaCalls
 from keras_multigpu.engines.tensorflow.exchange import Exchange, read
 from keras_multigpu.engines.tensorflow.names import local_name, short_name
-from keras_multigpu.engines.tensorflow.planning import make_plan, signature
+from keras_multigpu.engines.tensorflow.planning import make_plan, signature, with_trace
 from keras_multigpu.engines.tensorflow.results import LocalResult, split_call
 from keras_multigpu.engines.tensorflow.scope import HiddenStateError
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
 from keras_multigpu.engines.tensorflow.tensors import gradient_order, message_of, substitute
 from keras_multigpu.engines.tensorflow.trace import Trace, is_for_xla
 from keras_multigpu.engines.values import Call, Plan, Result, Tensor
+
+_MOST_PLANS = 32  # of eager calls
 
 
 class Replicas:
@@ -54,7 +57,7 @@ class Replicas:
 
     def retrace(self) -> None:
         """Drops the plans: the template's layers may have changed."""
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, tuple[Plan, dict[int, str]]] = {}
 
     def plan(self, call: Call, *, compiled: bool) -> Plan:
         """Decides whether the batch of a call can be sliced, and how the results are merged."""
@@ -64,10 +67,18 @@ class Replicas:
         key = signature(self.template, call), self._order() > 0
         if key not in self._plans:
             try:
-                self._plans[key] = self._plan(call, compiled)
+                plan = self._plan(call, compiled)
             except Exception as error:  # anything: the code may run eagerly only
-                self._plans[key] = Plan(obstacle=f"it can't be traced ({message_of(error)})")
-        return self._plans[key]
+                plan = Plan(obstacle=f"it can't be traced ({message_of(error)})")
+            rules = plan.trace.gradient_rules if plan.trace else {}
+            if len(self._plans) == _MOST_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            # Without the trace, which has the call's arguments.
+            self._plans[key] = dataclasses.replace(plan, trace=None, finish=Plan().finish), rules
+        plan, rules = self._plans[key]
+        trace = self._trace(call, compiled)
+        trace.gradient_rules = rules
+        return with_trace(plan, trace)
 
     def _plan(self, call: Call, compiled: bool) -> Plan:
         try:

@@ -98,7 +98,7 @@ class CommitteeRunner(TowerRunner):
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
         place_updates(optimizer)
         if apart:
-            clip_by_member(optimizer, lambda: [model.variables for model in self._models])
+            clip_by_member(optimizer, self._models)
 
     def retrace(self) -> None:
         self._replicas.retrace()

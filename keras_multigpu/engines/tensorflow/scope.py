@@ -30,10 +30,15 @@ class ReplicaScope(keras.StatelessScope):
         self._number = number
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._seeded: set[int] = set()
+        self._before: dict[int, Tensor] = {}
         self.assigned: dict[int, keras.Variable] = {}
 
     def get_current_value(self, variable: keras.Variable) -> Tensor | None:
         value = super().get_current_value(variable)
+        if id(variable) in self._before:
+            # Only here: TensorFlow never forgets a graph that has custom gradients.
+            value = _assigned(value, self._before.pop(id(variable)))
+            self.state_mapping[id(variable)] = value
         if variable.name == SEED and id(variable) not in self._seeded:
             # The template's generators are in the mapping; Keras's global one is added here.
             self._seeded.add(id(variable))
@@ -43,6 +48,10 @@ class ReplicaScope(keras.StatelessScope):
             self.state_mapping[id(variable)] = value
         return value
 
+    def new_value(self, variable: keras.Variable) -> Tensor:
+        """An assigned variable's value, for use outside the call."""
+        return super().get_current_value(variable)
+
     def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
         variable, value = update
         if self._graph is not None and getattr(value, "graph", self._graph) is not self._graph:
@@ -51,10 +60,10 @@ class ReplicaScope(keras.StatelessScope):
                 "replica's state can't be followed. Unroll the loop (a recurrent layer: "
                 "`unroll=True`), or assign after it; random layers assign their seed."
             )
-        if tf.as_dtype(value.dtype).is_floating:
+        if tf.as_dtype(value.dtype).is_floating and id(variable) not in self._before:
             before = self.get_current_value(variable)
             before = tf.identity(variable._value) if before is None else before
-            value = _assigned(value, tf.cast(before, value.dtype))
+            self._before[id(variable)] = tf.cast(before, value.dtype)
         self.assigned[id(variable)] = variable
         super().add_update((variable, value))
 

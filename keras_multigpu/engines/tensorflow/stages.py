@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from keras_multigpu.engines.base import ModelRunner
+from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.placing import move_variables, place_updates
@@ -67,6 +68,9 @@ class StageRunner(ModelRunner):
         return request
 
     def lay_out(self) -> None:
+        in_fresh_thread(self._lay_out)
+
+    def _lay_out(self) -> None:
         graph, template = read_graph(self._template), self._template
         if self._placement is None:
             numbers = choose_placement(graph, len(self._devices))

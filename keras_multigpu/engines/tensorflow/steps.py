@@ -11,7 +11,7 @@ import keras
 from keras_multigpu.engines.base import Runner, Steps, TrainedModel
 from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.cluster.watched import Watched
-from keras_multigpu.engines.tensorflow.placing import knows_others, use_moved
+from keras_multigpu.engines.tensorflow.placing import drop_functions
 from keras_multigpu.engines.tensorflow.runners import SliceRunner
 
 
@@ -63,6 +63,5 @@ class TensorFlowSteps(Steps):
         before, model = self._traced_with, self._model
         now = {id(variable): (variable, variable._value) for variable in model.variables}
         self._traced_with = now
-        has_moved = any(now[key][1] is not before[key][1] for key in now.keys() & before.keys())
-        if has_moved or knows_others(model):
-            use_moved(model)
+        if any(now[key][1] is not before[key][1] for key in now.keys() & before.keys()):
+            drop_functions(model)

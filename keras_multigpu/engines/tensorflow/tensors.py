@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 # TensorFlow's own check for tapes that watch a tensor; there is no public one.
+from tensorflow.python.framework.ops import gradient_registry  # noqa: TID251
 from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes  # noqa: TID251
 
 from keras_multigpu.engines.values import Tensor
@@ -80,6 +81,16 @@ def message_of(error: Exception) -> str:
     """An error's message, without the layer arguments that Keras adds."""
     text = re.search(r"\x1b\[1m(.*)\x1b\[0m", str(error), flags=re.DOTALL)
     return text[1] if text else str(error)
+
+
+def forget_gradient(result: Tensor) -> None:
+    """Removes the gradient of a custom-gradient operation, once a tape has used it.
+
+    TensorFlow keeps these functions forever, each with its whole graph.
+    """
+    if not tf.executing_eagerly():
+        name = result.op.get_attr("_gradient_op_type").decode()
+        gradient_registry._registry.pop(name, None)
 
 
 def is_watched(tensor: Tensor) -> bool:

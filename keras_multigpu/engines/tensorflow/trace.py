@@ -212,7 +212,7 @@ class Trace:
             "outputs": tf.nest.map_structure(tf.identity, outputs, expand_composites=True),
             "attributes": attributes,
             "losses": [*scope.losses, *penalties],
-            "updates": {key: scope.get_current_value(v) for key, v in self.assigned.items()},
+            "updates": {key: scope.new_value(v) for key, v in self.assigned.items()},
         }
 
     def _penalties(self) -> list[Tensor]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 from support.parity import difference
+from support.precision import double_precision
 
 from keras_multigpu import make_parallel
 from keras_multigpu.engines.jax.transfers import count_collectives
@@ -106,7 +107,7 @@ def _build(name):
 def float64():
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    with jax.enable_x64(True):
+    with double_precision():
         yield
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from keras_multigpu import make_parallel
+from keras_multigpu.layers import MultiHotDense
 
 pytestmark = pytest.mark.thin(5)
 
@@ -104,6 +105,20 @@ def test_embeddings_of_positions_eagerly_after_a_call_without_a_tape():
         return model.get_weights()
 
     assert_equal(both(lambda: _classifier(Positions()), use))
+
+
+# In the narrow table each slice touches every row, in an order of its own.
+@pytest.mark.parametrize("width", [12, 3000])
+@pytest.mark.parametrize("sparse_gradient", [False, True])
+def test_tables_of_which_a_row_touches_many_rows(width, sparse_gradient):
+    x = RNG.integers(0, width, (22, 40))
+
+    def build():
+        inputs = keras.Input((40,), dtype="int32")
+        hidden = MultiHotDense(3, width, sparse_gradient=sparse_gradient)(inputs)
+        return keras.Model(inputs, layers.Dense(2)(hidden))
+
+    assert_equal(both(build, train(x, Y, "adam", jit_compile=False)))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])

@@ -524,3 +524,41 @@ def test_a_mask_goes_with_its_tensor(rng):
     placement = {"embedding.*": 0, "lstm.*": 1, "dense.*": 0}
     placed = make_parallel(model, 2, mode="model", placement=placement)
     assert difference(placed.predict(x, verbose=0), expected) < 1e-6
+
+
+def _train_one_layer_apart(optimizer_of, wrap):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(4, name="one"), layers.Dense(2, name="two")]
+    )
+    optimizer = optimizer_of(model)
+    optimizer.build(model.trainable_variables)
+    model.compile(optimizer, "mse")
+    parallel = wrap(model)
+    x, y = np.ones((4, 4)), np.ones((4, 2))
+    parallel.fit(x, y, epochs=2, verbose=0)
+    weights = model.get_weights()
+    model.fit(x, y, verbose=0)  # by the template's own optimizer
+    return weights
+
+
+def _excluding(model):
+    optimizer = keras.optimizers.SGD(0.01, weight_decay=1.0)
+    optimizer.exclude_from_weight_decay(var_list=[model.layers[1].kernel])
+    return optimizer
+
+
+def _of_several(model):
+    by_name = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1))
+    by_name["one/.*"] = keras.optimizers.Adam(0.1)
+    return keras.optimizers.MultiOptimizer(by_name)
+
+
+@pytest.mark.parametrize("optimizer_of", [_excluding, _of_several])
+def test_what_an_optimizer_knows_by_variable_survives_a_move(optimizer_of):
+    plain = _train_one_layer_apart(optimizer_of, lambda model: model)
+    placement = {"one": 0, "two": 1}
+    moved = _train_one_layer_apart(
+        optimizer_of, lambda model: make_parallel(model, 2, mode="model", placement=placement)
+    )
+    assert difference(plain, moved) < 1e-5

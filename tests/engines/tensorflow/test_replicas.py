@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from support.parity import difference
+from tensorflow.python.framework.ops import gradient_registry  # noqa: TID251
 
 from keras_multigpu import make_parallel, reports
 
@@ -301,3 +302,48 @@ def test_weights_that_are_cut_among_devices(rng):
         model.fit(x, y, batch_size=12, shuffle=False, verbose=0)
     for one, other in zip(plain.get_weights(), parallel.get_weights()):
         assert np.abs(one - other).max() < 2e-6
+
+
+def test_no_gradient_of_ours_keeps_a_graph(rng):
+    """TensorFlow keeps the gradients of `tf.custom_gradient` forever."""
+    model = keras.Sequential(
+        [keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(2)]
+    )
+    kept = []
+    for trained in (model, make_parallel(model, 4)):
+        counts = []
+        for _ in range(2):
+            trained.compile("adam", "mse")
+            trained.fit(np.ones((8, 3)), np.ones((8, 2)), verbose=0)
+            trained.predict(np.ones((8, 3)), verbose=0)
+            counts.append(len(gradient_registry._registry))
+        kept.append(counts[1] - counts[0])
+    assert kept[1] <= kept[0]
+
+
+class Scales(keras.Model):
+    """Is called with a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, inputs, factor=None):
+        return self.dense(inputs) * factor.value
+
+
+class Factor:
+    """All of them look alike."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __repr__(self):
+        return "a factor"
+
+
+def test_an_eager_call_has_its_own_arguments(rng):
+    x = rng.normal(size=(6, 3)).astype("float32")
+    parallel = make_parallel(Scales(), 2)
+    once, twice = (parallel(x, factor=Factor(value)) for value in (1.0, 2.0))
+    assert difference(np.asarray(twice), 2 * np.asarray(once)) < 1e-6
