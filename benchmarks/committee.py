@@ -16,8 +16,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks import processes
 from benchmarks.models import MODELS
-from benchmarks.processes import host, markdown_table, merge_versions, progress, run_module
 from benchmarks.step_time import FIGURES, Figures, measure
 
 _MEMBERS = 4
@@ -28,14 +28,13 @@ _SIDES = {
     "replicas": "committee, each by its own loss",
     "replicas, alone": "its members alone",
 }
-_TIMEOUT_S = 900.0
 
 
 def train(seed: int) -> dict[str, Any]:
     """The scores of a seed, from a separate process, or an `error`."""
     request = json.dumps({"seed": seed})
-    result = run_module("benchmarks.committee_worker", request, timeout=_TIMEOUT_S)
-    progress(f"seed {seed}: " + (result.get("error") or f"{result['seconds']:.0f} s"))
+    result = processes.run_module("benchmarks.committee_worker", request)
+    processes.progress(f"seed {seed}: " + (result.get("error") or f"{result['seconds']:.0f} s"))
     return result
 
 
@@ -50,7 +49,7 @@ def compare_quality(seeds: int) -> str:
     if errors:
         raise RuntimeError(f"{len(errors)} of {seeds} seeds gave no scores: {errors[0]}")
     parts = [
-        f"- {host()}\n- {merge_versions(results)}\n"
+        f"- {processes.host()}\n- {processes.merge_versions(results)}\n"
         f"- seeds 0 to {seeds - 1}, mean ± standard deviation over the seeds"
     ]
     for task in results[0]["scores"]:
@@ -60,7 +59,7 @@ def compare_quality(seeds: int) -> str:
             [title, *(_show(scores, side, name) for name in names), _count_wins(scores, side)]
             for side, title in _SIDES.items()
         ]
-        parts += [markdown_table([task, *names, "NLL below the single model's"], rows)]
+        parts += [processes.markdown_table([task, *names, "NLL below the single model's"], rows)]
     return "\n\n".join(parts)
 
 
@@ -90,7 +89,8 @@ def compare_time(models: Sequence[str], repeats: int, steps: int) -> str:
     ]
     results = [measure(turn, steps=steps) for turn in plan]
     setting = (
-        f"- {host()}\n- {merge_versions(results)}\n- {repeats} rounds, medians of {steps} steps, "
+        f"- {processes.host()}\n- {processes.merge_versions(results)}\n"
+        f"- {repeats} rounds, medians of {steps} steps, "
         f"Adam, {_MEMBERS} logical CPU devices, parts of one processor, with one intra-op thread"
     )
     figures = Figures(results)
@@ -103,13 +103,12 @@ def compare_time(models: Sequence[str], repeats: int, steps: int) -> str:
             + [figures.ratio(key, model, "separate", _MEMBERS, of="towers")]
             for model in models
         ]
-        parts += [f"{title} In {unit}.", markdown_table(header, rows)]
+        parts += [f"{title} In {unit}.", processes.markdown_table(header, rows)]
     return "\n\n".join(parts)
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.committee", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = processes.make_parser("committee", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     quality = commands.add_parser("quality", help="scores on two data sets")
     quality.add_argument("--seeds", type=int, default=5, help="how many (default: 5)")

@@ -11,17 +11,14 @@ sides take turns, each in a separate process.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 from typing import Any
 
+from benchmarks import processes
 from benchmarks.models import DEEPCONN
-from benchmarks.processes import host, markdown_table, merge_versions, progress, run_module
 
 SIDES = ("plain", "branches", "alternating")
-_TIMEOUT_S = 900.0
 
 
 def measure(rounds: int, steps: int) -> dict[str, list[dict[str, Any]]]:
@@ -30,11 +27,13 @@ def measure(rounds: int, steps: int) -> dict[str, list[dict[str, Any]]]:
     for number in range(rounds):
         for side in SIDES:
             request = {"side": side, "model": "deepconn", "devices": 2, "steps": steps}
-            result = run_module("benchmarks.step_worker", json.dumps(request), timeout=_TIMEOUT_S)
+            result = processes.run_module("benchmarks.step_worker", request)
             if "error" in result:
                 sys.exit(f"{side}: {result['error']}")
             found[side].append(result)
-            progress(f"round {number}: {side}: {statistics.median(result['all_steps_ms']):.1f} ms")
+            processes.progress(
+                f"round {number}: {side}: {statistics.median(result['all_steps_ms']):.1f} ms"
+            )
     return found
 
 
@@ -77,8 +76,7 @@ def predict(step_ms: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.deepconn", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = processes.make_parser("deepconn", __doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="timed steps in a process")
     options = parser.parse_args()
@@ -89,7 +87,7 @@ def main() -> None:
     }
     plain = statistics.median(medians["plain"])
     predicted = predict(plain)
-    print(f"- {host()}\n- {merge_versions(measured['plain'])}\n- {predicted['link']}\n")
+    processes.report_setting(measured["plain"], predicted["link"])
     rows = []
     for side in SIDES:
         ratios = [ours / one for ours, one in zip(medians[side], medians["plain"])]
@@ -101,11 +99,11 @@ def main() -> None:
                 *crossing,
                 f"{guess['step_ms']:.1f}",
                 f"{statistics.median(medians[side]):.1f}",
-                f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})",
+                processes.show_rounds(ratios, 2),
             ]
         )
     header = ["placement", "activations, MB", "gradients, MB", "predicted, ms", "measured, ms"]
-    print(markdown_table([*header, "measured, of one device"], rows))
+    print(processes.markdown_table([*header, "measured, of one device"], rows))
     print("\n" + "\n".join(predicted["alternating"]["notes"]))
 
 

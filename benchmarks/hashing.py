@@ -10,19 +10,15 @@ a round. Progress goes to stderr, the tables to stdout.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import pathlib
 import statistics
 import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.processes import host, markdown_table, merge_versions, progress, run_module
+from benchmarks import processes
 from benchmarks.wide_data import COLUMNS, write_parquet
-
-_TIMEOUT_S = 900.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +71,10 @@ WAYS = (
 def measure(way: Way, path: pathlib.Path, rows: int) -> dict[str, Any]:
     """Runs one measurement in a separate process."""
     request = {**way.options, "path": str(path), "rows": max(1, int(rows * way.share))}
-    found = run_module("benchmarks.hashing_worker", json.dumps(request), timeout=_TIMEOUT_S)
+    found = processes.run_module("benchmarks.hashing_worker", request)
     if "error" not in found:
         found["rate"] = statistics.median(found["rates"])
-    progress(f"{way.name}: {found.get('error') or round(found['rate'])}")
+    processes.progress(f"{way.name}: {found.get('error') or round(found['rate'])}")
     return {"name": way.name, **found}
 
 
@@ -89,18 +85,22 @@ def report(rounds: Sequence[Sequence[dict[str, Any]]]) -> str:
         for result in results:
             found.setdefault(result["name"], []).append(result.get("rate", float("nan")))
     rates = [
-        [name, _show(values, 0), f"{statistics.median(values) * COLUMNS / 1e6:.1f}"]
+        [name, processes.show_rounds(values, 0), f"{statistics.median(values) * COLUMNS / 1e6:.1f}"]
         for name, values in found.items()
     ]
     ratios = [
-        [way.name, rival, _show([a / b for a, b in zip(found[way.name], found[rival])], 1)]
+        [
+            way.name,
+            rival,
+            processes.show_rounds([a / b for a, b in zip(found[way.name], found[rival])], 1),
+        ]
         for way in WAYS
         for rival in way.rivals
     ]
     return "\n\n".join(
         [
-            markdown_table(["way", "rows/s", "million values/s"], rates),
-            markdown_table(["way", "beside", "times as fast"], ratios),
+            processes.markdown_table(["way", "rows/s", "million values/s"], rates),
+            processes.markdown_table(["way", "beside", "times as fast"], ratios),
         ]
     )
 
@@ -111,22 +111,18 @@ def memory(folder: pathlib.Path, rows: int) -> str:
     for count in (rows, 4 * rows):
         path = write_parquet(folder / f"{count}.parquet", count)
         request = {"side": "ours_from_parquet", "path": str(path), "rows": count}
-        found = run_module("benchmarks.hashing_worker", json.dumps(request), timeout=_TIMEOUT_S)
-        progress(f"memory, {count} rows: {found.get('error') or round(found['peak_mib'])}")
+        found = processes.run_module("benchmarks.hashing_worker", request)
+        processes.progress(
+            f"memory, {count} rows: {found.get('error') or round(found['peak_mib'])}"
+        )
         table.append([f"{count:,}", found.get("error") or f"{found['peak_mib']:.0f}"])
-    return markdown_table(["rows in the Parquet file", "peak memory of the process, MiB"], table)
-
-
-def _show(values: Sequence[float], digits: int) -> str:
-    middle, low, high = (
-        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    return processes.markdown_table(
+        ["rows in the Parquet file", "peak memory of the process, MiB"], table
     )
-    return f"{middle} ({low}..{high})" if len(values) > 1 else middle
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hashing", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = processes.make_parser("hashing", __doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
     options = parser.parse_args()
@@ -137,12 +133,10 @@ def main() -> None:
             [measure(way, path, options.rows) for way in WAYS] for _ in range(options.repeats)
         ]
         peaks = memory(folder, options.rows)
-    print(f"- {host()}")
-    print(f"- {merge_versions(result for results in rounds for result in results)}")
-    print(
-        f"- {options.rows:,} rows, {COLUMNS} columns of strings, in chunks of 65,536; one thread "
+    processes.report_setting(
+        (one for found in rounds for one in found),
+        f"{options.rows:,} rows, {COLUMNS} columns of strings, in chunks of 65,536; one thread "
         f"unless said; {options.repeats} rounds, medians (lowest..highest)",
-        end="\n\n",
     )
     print(report(rounds), peaks, sep="\n\n")
 

@@ -8,7 +8,6 @@ process's memory in MiB, and the versions.
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from benchmarks.processes import answer
+from benchmarks.processes import answer, peak_mib
 from benchmarks.wide_data import cardinalities
 from keras_multigpu.sparse import HashEncoder, hashing
 
@@ -112,7 +111,8 @@ def keras_hashing(path: str, rows: int) -> Callable[[], Any]:
     frames = [table.to_pandas() for table in _strings(path, rows)]
     encoder = HashEncoder(cardinalities())
     layers = {
-        name: keras.layers.Hashing(code.bucket) for name, code in encoder.layout.codes.items()
+        name: keras.layers.Hashing(code.group * code.splits)
+        for name, code in encoder.layout.codes.items()
     }
 
     def run() -> None:
@@ -174,7 +174,7 @@ def measure(side: str, path: str, rows: int, **options: Any) -> dict[str, Any]:
         run()
         if number:
             rates.append(rows / (time.perf_counter() - begin))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_mib()
     return {"rates": rates, "peak_mib": peak}
 
 

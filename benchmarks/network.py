@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import pathlib
 import statistics
@@ -25,15 +24,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks import processes
 from benchmarks.models import MODELS
-from benchmarks.processes import (
-    answer,
-    host,
-    markdown_table,
-    merge_versions,
-    progress,
-    run_module,
-)
 
 _SPACE, _HERE, _THERE = "kmg-worker", "kmg-here", "kmg-there"
 _DRIVER, _WORKER, _PORT = "10.231.77.1", "10.231.77.2", 2222
@@ -146,16 +138,14 @@ def report(model: str, rounds: list[dict[str, dict[str, Any]]]) -> list[list[str
             for figure in ("weights_mb", "out_mb", "back_mb", "step_s")
         }
         ratios = [found[side]["step_s"] / found["naive"]["step_s"] for found in rounds]
-        middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
         cells = [f"{medians[figure]:.1f}" for figure in ("weights_mb", "out_mb", "back_mb")]
         step = f"{1000 * medians['step_s']:,.0f}"
-        rows.append([model, name, *cells, step, f"{middle:.2f} ({low:.2f}..{high:.2f})"])
+        rows.append([model, name, *cells, step, processes.show_rounds(ratios, 2)])
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.network", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = processes.make_parser("network", __doc__)
     parser.add_argument("--rate", default="1gbit", help="as `tc` writes it (default: 1gbit)")
     parser.add_argument("--models", nargs="+", default=["mlp", "convnet"], choices=list(MODELS))
     parser.add_argument("--devices", type=int, default=4)
@@ -164,7 +154,7 @@ def main() -> None:
     parser.add_argument("--measure", metavar="JSON", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        answer(measure, ("keras", "tensorflow"), options.measure)
+        processes.answer(measure, ("keras", "tensorflow"), options.measure)
         return
     results: list[dict[str, Any]] = []
     rows = []
@@ -175,30 +165,20 @@ def main() -> None:
                 found = {}
                 for side in _SIDES:
                     request = {"side": side, "model": model, "steps": options.steps}
-                    found[side] = run_module(
-                        "benchmarks.network", "--measure", json.dumps(request), timeout=_TIMEOUT_S
+                    found[side] = processes.run_module(
+                        "benchmarks.network", "--measure", request, timeout=_TIMEOUT_S
                     )
-                    progress(f"{model}, {side}: {found[side]}")
+                    processes.progress(f"{model}, {side}: {found[side]}")
                 rounds.append(found)
                 results += found.values()
             rows += report(model, rounds)
-    print(f"- {host()}")
-    print(f"- {merge_versions(results)}")
-    print(
-        f"- {options.devices} logical CPU devices of one worker, {options.rate} each way; "
+    processes.report_setting(
+        results,
+        f"{options.devices} logical CPU devices of one worker, {options.rate} each way; "
         f"{options.rounds} rounds in turn of {options.steps} steps",
-        end="\n\n",
     )
-    header = [
-        "model",
-        "how weights cross",
-        "weights, MB",
-        "MB out",
-        "MB back",
-        "step, ms",
-        "of the naive copy",
-    ]
-    print(markdown_table(header, rows))
+    header = ["model", "how weights cross", "weights, MB", "MB out", "MB back", "step, ms"]
+    print(processes.markdown_table([*header, "of the naive copy"], rows))
 
 
 if __name__ == "__main__":

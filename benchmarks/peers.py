@@ -20,14 +20,7 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.processes import (
-    free_ports,
-    host,
-    markdown_table,
-    merge_versions,
-    progress,
-    run_module,
-)
+from benchmarks import processes
 
 _SIDES = {
     "plain": "one device",
@@ -49,7 +42,7 @@ def run_cell(case: str, side: str, jax_python: str | None, timeout: float) -> di
     """One cell: its `text`, and the `versions` in use."""
     if side == "jax" and jax_python is None:
         return _NO_JAX
-    found = run_module(
+    found = processes.run_module(
         "benchmarks.peer_cells",
         case,
         side,
@@ -62,14 +55,14 @@ def run_cell(case: str, side: str, jax_python: str | None, timeout: float) -> di
 
 def run_machines(timeout: float) -> dict[str, Any]:
     """The cell of several machines: two processes that reach each other over loopback."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    addresses = [f"127.0.0.1:{port}" for port in processes.free_ports(2)]
 
     def run_worker(index: int) -> dict[str, Any]:
         task = {"type": "worker", "index": index}
         cluster = json.dumps({"cluster": {"worker": addresses}, "task": task})
         environment = {"KERAS_BACKEND": "tensorflow", "TF_CONFIG": cluster}
         arguments = ("several_machines", "workers")
-        return run_module(
+        return processes.run_module(
             "benchmarks.peer_cells", *arguments, timeout=timeout, environment=environment
         )
 
@@ -80,7 +73,7 @@ def run_machines(timeout: float) -> dict[str, Any]:
 
 def _with_text(name: str, found: dict[str, Any]) -> dict[str, Any]:
     cell = {"text": found.get("error"), **found}
-    progress(f"{name}: {cell['text']}")
+    processes.progress(f"{name}: {cell['text']}")
     return cell
 
 
@@ -91,8 +84,7 @@ def _has_jax(python: str) -> bool:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = processes.make_parser("peers", __doc__)
     parser.add_argument(
         "--jax-python",
         default=sys.executable,
@@ -114,10 +106,10 @@ def main() -> None:
     machines = run_machines(options.timeout) if options.machines else {"text": "not measured"}
     rows = [[_CASES[case], *(cell["text"] for cell in row)] for case, row in cells.items()]
     rows.append([_MACHINES, "-", machines["text"], "-", "not yet"])
-    print(f"- {host()}")
-    print(f"- {merge_versions([*itertools.chain(*cells.values()), machines])}")
+    print(f"- {processes.host()}")
+    print(f"- {processes.merge_versions([*itertools.chain(*cells.values()), machines])}")
     print("- four virtual devices, 70 samples (64 where batches are whole), batches of 32\n")
-    print(markdown_table(["case", *_SIDES.values()], rows))
+    print(processes.markdown_table(["case", *_SIDES.values()], rows))
 
 
 if __name__ == "__main__":

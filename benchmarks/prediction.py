@@ -23,9 +23,8 @@ from typing import Any
 
 import keras
 
-from benchmarks import published
+from benchmarks import processes, published
 from benchmarks.prediction_models import CHOSEN
-from benchmarks.processes import host, markdown_table, merge_versions, progress, run_module
 from benchmarks.step_time import ONE_THREAD
 
 _TIMEOUT_S = 1800.0
@@ -37,13 +36,13 @@ def measure(model: str, devices: Sequence[int], steps: int, scaling: bool) -> di
     request = {"model": model, "devices": list(devices), "steps": steps, "scaling": scaling}
     is_jax = keras.backend.backend() == "jax"
     load = os.getloadavg()[0]
-    result = run_module(
+    result = processes.run_module(
         "benchmarks.prediction_worker",
-        json.dumps(request),
+        request,
         timeout=_TIMEOUT_S,
         environment={"XLA_FLAGS": ONE_THREAD} if is_jax else None,
     )
-    progress(f"{model}: {result.get('error', 'done')}, load {load:.0f}")
+    processes.progress(f"{model}: {result.get('error', 'done')}, load {load:.0f}")
     return result | {"load": (load + os.getloadavg()[0]) / 2}
 
 
@@ -58,7 +57,7 @@ def table(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> str:
             rows.append([model, *_row(found, place, count)])
     header = ["model", "batch", "devices", "one device, ms", "predicted, ms (range)"]
     header += ["measured, ms (rounds)", "error", "in range", "speed-up predicted", "measured"]
-    return markdown_table([*header, "fixed part paid"], rows)
+    return processes.markdown_table([*header, "fixed part paid"], rows)
 
 
 def _row(found: dict[str, Any], place: int, count: int) -> list[str]:
@@ -80,8 +79,7 @@ def _row(found: dict[str, Any], place: int, count: int) -> list[str]:
 
 
 def _times(rounds: Sequence[float]) -> str:
-    ends = f"{1e3 * min(rounds):.1f}..{1e3 * max(rounds):.1f}"
-    return f"{1e3 * statistics.median(rounds):.1f} ({ends})"
+    return processes.show_rounds([1e3 * one for one in rounds], 1)
 
 
 def _outside(found: dict[str, Any], place: int) -> float:
@@ -122,7 +120,7 @@ def summarize(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> 
         )
     header = ["models", "steps", "median error", "largest error", "within the range"]
     header += [f"within {_CLOSE:.0%} of it", f"within {_CLOSE:.0%} of a narrow range (30%)"]
-    return markdown_table(header, rows)
+    return processes.markdown_table(header, rows)
 
 
 def compare_with_scaling(results: Mapping[str, dict[str, Any]], devices: Sequence[int]) -> str:
@@ -138,7 +136,7 @@ def compare_with_scaling(results: Mapping[str, dict[str, Any]], devices: Sequenc
             error = f"{own / theirs - 1:+.0%}"
             rows.append([model, str(count), f"{1e3 * own:.1f}", f"{1e3 * theirs:.1f}", error])
     header = ["model", "devices", "measured by advise, ms", "by scaling, ms", "difference"]
-    return markdown_table(header, rows) if rows else ""
+    return processes.markdown_table(header, rows) if rows else ""
 
 
 def measure_all(models: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
@@ -157,17 +155,17 @@ def compare(results: Mapping[str, dict[str, Any]], devices: Sequence[int], steps
     """Markdown with the predicted and the measured steps."""
     loads = [found["load"] for found in results.values()]
     setting = (
-        f"- {host()}, load average {min(loads):.1f} to {max(loads):.1f}\n"
-        f"- {merge_versions(results.values())}\n- {steps} steps and more, in 3 rounds in turn; "
-        "logical CPU devices with one intra-op thread each"
+        f"- {processes.host()}, load average {min(loads):.1f} to {max(loads):.1f}\n"
+        f"- {processes.merge_versions(results.values())}\n"
+        f"- {steps} steps and more, in 3 rounds in turn; logical CPU devices with one "
+        "intra-op thread each"
     )
     parts = [setting, table(results, devices), summarize(results, devices)]
     return "\n\n".join(part for part in [*parts, compare_with_scaling(results, devices)] if part)
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.prediction", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = processes.make_parser("prediction", __doc__)
     parser.add_argument("--models", nargs="*", default=list(CHOSEN), choices=list(CHOSEN))
     parser.add_argument("--random", type=int, default=7, help="models to draw (default: 7)")
     parser.add_argument("--seed", type=int, help="of the drawn models (default: drawn, printed)")

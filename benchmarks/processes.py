@@ -7,6 +7,7 @@ and what one side allocates, caches or breaks doesn't affect the next.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -14,6 +15,7 @@ import pathlib
 import platform
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import traceback
@@ -28,8 +30,8 @@ _PREFACE = ("Graph execution error:", "Detected at node", "<stack traces", 'File
 
 def run_module(
     module: str,
-    *arguments: str,
-    timeout: float,
+    *arguments: str | Mapping[str, Any],
+    timeout: float = 900.0,
     python: str = sys.executable,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def run_module(
 
     Args:
         module: the module's full name.
-        *arguments: its command line.
+        *arguments: its command line; a mapping becomes a JSON object.
         timeout: seconds after which the process is killed.
         python: the interpreter that runs it.
         environment: environment variables to add to those of this process.
@@ -45,7 +47,8 @@ def run_module(
     Returns:
         The object; `{"error": "..."}` if the process died or was killed before it printed one.
     """
-    command = [python, "-m", module, *arguments]
+    words = (one if isinstance(one, str) else json.dumps(one) for one in arguments)
+    command = [python, "-m", module, *words]
     variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **(environment or {})}
     try:
         done = subprocess.run(
@@ -123,6 +126,35 @@ def merge_versions(results: Iterable[Mapping[str, Any]]) -> str:
     """The versions in the measurements' `"versions"`, each library once."""
     pairs = {pair for result in results for pair in result.get("versions", {}).items()}
     return ", ".join(f"{name} {version}" for name, version in sorted(pairs))
+
+
+def report_setting(results: Iterable[Mapping[str, Any]], setting: str) -> None:
+    """Prints the host, the versions in the measurements, and what else the figures depend on."""
+    print(f"- {host()}\n- {merge_versions(results)}\n- {setting}\n")
+
+
+def make_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser of a benchmark's command line, whose help is the module's docstring."""
+    return argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def peak_mib() -> float:
+    """The most memory that this process has had; not on Windows."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def show_rounds(values: Sequence[float], digits: int = 0) -> str:
+    """The median, with the lowest and the highest value if there are several."""
+    middle, low, high = (
+        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    )
+    return f"{middle} ({low}..{high})" if len(values) > 1 else middle
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

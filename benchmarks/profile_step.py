@@ -19,15 +19,8 @@ from typing import Any
 
 import keras
 
+from benchmarks import processes
 from benchmarks.models import MODELS
-from benchmarks.processes import (
-    answer,
-    host,
-    markdown_table,
-    merge_versions,
-    progress,
-    run_module,
-)
 
 # What an operation does, by its name in the graph: the first match. Replicas with loops are
 # separate functions, whose names begin with the model's, or with `gradients`.
@@ -43,7 +36,6 @@ KINDS = {
     "other operations": r"[^:]:[A-Z_]",
     "TensorFlow's executor": r"^ExecutorState::",
 }
-_TIMEOUT_S = 900.0
 _WARM_UP = 3
 
 
@@ -127,12 +119,11 @@ def table(results: list[dict[str, Any]]) -> str:
             own = result.get(kind)
             cells.append("-" if own is None else f"{own:.1f} ({own / total:.0%})")
         rows.append([kind, *cells])
-    return markdown_table(header, rows)
+    return processes.markdown_table(header, rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.profile_step", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = processes.make_parser("profile_step", __doc__)
     parser.add_argument("--models", nargs="+", default=["mlp", "convnet"], choices=list(MODELS))
     parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 8], metavar="N")
     parser.add_argument("--steps", type=int, default=5)
@@ -140,17 +131,17 @@ def main() -> None:
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        answer(measure, ("keras", "tensorflow", "keras_multigpu"), options.measure)
+        processes.answer(measure, ("keras", "tensorflow", "keras_multigpu"), options.measure)
         return
     results = []
     for model in options.models:
         for devices in options.devices:
             request = {"model": model, "devices": devices, "steps": options.steps}
             arguments = ("--measure", json.dumps(request))
-            found = run_module("benchmarks.profile_step", *arguments, timeout=_TIMEOUT_S)
+            found = processes.run_module("benchmarks.profile_step", *arguments)
             results.append({**request, **found})
-            progress(f"{model} on {devices}: {found.get('error', 'done')}")
-    print(f"- {host()}\n- {merge_versions(results)}\n\n{table(results)}")
+            processes.progress(f"{model} on {devices}: {found.get('error', 'done')}")
+    print(f"- {processes.host()}\n- {processes.merge_versions(results)}\n\n{table(results)}")
     for result in results:
         for name, own in result.get("operations", [])[: options.operations]:
             print("{model} on {devices}".format(**result), f"{own:8.2f} ms  {name}")

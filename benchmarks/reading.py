@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -24,21 +23,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from benchmarks.processes import (
-    answer,
-    host,
-    markdown_table,
-    merge_versions,
-    progress,
-    run_module,
-)
+from benchmarks import processes
 
 _CHUNK = 65_536
 _BATCH = 4096
 _CSV_COLUMNS = 8
 _REPEATS = 3
 _SMALL_ROWS = 1000  # of the files that are read first, to load the libraries
-_TIMEOUT_S = 900.0
 # The name of a side: its file, and the function in `WAYS` that reads it.
 CSV_SIDES = {
     "pyarrow.csv, unquoted": ("unquoted.csv", "arrow_csv"),
@@ -153,20 +144,26 @@ def _turns(
         for name, (file, way) in sides.items():
             paths = {"path": str(folder / "files" / file), "small": str(folder / "small" / file)}
             request = json.dumps({"way": way, "rows": rows, **paths})
-            result = run_module("benchmarks.reading", "--measure", request, timeout=_TIMEOUT_S)
+            result = processes.run_module("benchmarks.reading", "--measure", request)
             if "error" in result:
                 raise RuntimeError(f"{name}: {result['error']}")
-            progress(f"{name}: {result['scan']:,.0f}, {result['epoch']:,.0f} rows/s")
+            processes.progress(f"{name}: {result['scan']:,.0f}, {result['epoch']:,.0f} rows/s")
             found[name].append(result)
     return found
 
 
 def _table(found: dict[str, list[dict[str, Any]]]) -> str:
     rows = [
-        [name, *(_show([result[key] for result in results]) for key in ("scan", "epoch", "mib"))]
+        [
+            name,
+            *(
+                processes.show_rounds([result[key] for result in results])
+                for key in ("scan", "epoch", "mib")
+            ),
+        ]
         for name, results in found.items()
     ]
-    return markdown_table(
+    return processes.markdown_table(
         ["side", "scan, rows/s of CPU", "epoch, rows/s of CPU", "memory added, MiB"], rows
     )
 
@@ -177,27 +174,23 @@ def _ratios(found: dict[str, list[dict[str, Any]]], pairs: Sequence[tuple[str, s
         cells = []
         for key in ("scan", "epoch"):
             both = zip(found[side], found[other])
-            cells.append(_show([mine[key] / theirs[key] for mine, theirs in both], 2))
+            cells.append(
+                processes.show_rounds([mine[key] / theirs[key] for mine, theirs in both], 2)
+            )
         rows.append([side, other, *cells])
-    return markdown_table(["side", "beside", "scan, times as fast", "epoch, times as fast"], rows)
-
-
-def _show(values: Sequence[float], digits: int = 0) -> str:
-    middle, low, high = (
-        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    return processes.markdown_table(
+        ["side", "beside", "scan, times as fast", "epoch, times as fast"], rows
     )
-    return f"{middle} ({low}..{high})" if len(values) > 1 else middle
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reading", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = processes.make_parser("reading", __doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument("--measure", metavar="JSON", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        answer(measure, ("keras", "numba", "pyarrow", "xxhash"), options.measure)
+        processes.answer(measure, ("keras", "numba", "pyarrow", "xxhash"), options.measure)
         return
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -206,13 +199,11 @@ def main() -> None:
         csv = _turns(CSV_SIDES, folder, options.rows, options.repeats)
         parquet = _turns(PARQUET_SIDES, folder, options.rows, options.repeats)
     results = [one for found in (csv, parquet) for several in found.values() for one in several]
-    print(f"- {host()}")
-    print(f"- {merge_versions(results)}")
-    print(
-        f"- {options.rows:,} rows; CSV of {_CSV_COLUMNS} columns of text; one thread, its "
+    processes.report_setting(
+        results,
+        f"{options.rows:,} rows; CSV of {_CSV_COLUMNS} columns of text; one thread, its "
         f"processor time; chunks of {_CHUNK:,}, batches of {_BATCH:,}; {options.repeats} rounds, "
         "medians (lowest..highest)",
-        end="\n\n",
     )
     ours, sides = "HashedDataset, ", list(PARQUET_SIDES)
     print(_table(csv), _ratios(csv, [(f"{ours}quoted", f"{ours}unquoted")]), sep="\n\n")

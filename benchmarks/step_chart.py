@@ -6,12 +6,12 @@ python -m benchmarks.step_chart figures.json docs/step_time.svg
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 
 from matplotlib.figure import Figure
 
+from benchmarks.processes import make_parser
 from benchmarks.step_time import Figures
 
 _COLORS = ("#4c72b0", "#dd8452", "#55a868")
@@ -46,8 +46,7 @@ def draw(results: list[dict], environment: dict[str, str], title: str, peer: str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.step_chart", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = make_parser("step_chart", __doc__)
     parser.add_argument("figures", help="what `step_time --json` has written")
     parser.add_argument("chart", help="the picture to write, by its ending: .svg, .png, .pdf")
     options = parser.parse_args()

@@ -19,8 +19,8 @@ from typing import Any
 
 import keras
 
+from benchmarks import processes
 from benchmarks.models import MODELS
-from benchmarks.processes import host, markdown_table, merge_versions, progress, run_module
 
 _BACKEND = keras.backend.backend()
 _PEERS = {"tensorflow": ("mirrored", "MirroredStrategy"), "jax": ("distributed", "DataParallel")}
@@ -36,7 +36,6 @@ FIGURES = {
     "first_s": ("s", "First step, from the call: tracing and compiling."),
     "peak_mb": ("MB", "The most memory that the process had, the libraries' included."),
 }
-_TIMEOUT_S = 900.0
 
 
 def turns(
@@ -69,10 +68,9 @@ def measure(turn: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """
     request = {key: turn[key] for key in ("model", "side", "devices")}
     request |= settings
-    found = run_module(
+    found = processes.run_module(
         "benchmarks.step_worker",
-        json.dumps(request),
-        timeout=_TIMEOUT_S,
+        request,
         environment={"XLA_FLAGS": ONE_THREAD} if _BACKEND == "jax" else None,
     )
     result = {**turn, **found}
@@ -81,7 +79,7 @@ def measure(turn: dict[str, Any], **settings: Any) -> dict[str, Any]:
         result["fastest_ms"] = min(found["all_steps_ms"])
         result["cpu_ms"] = statistics.median(found["all_cpu_ms"])
     text = found.get("error") or f"{result['step_ms']:.1f} ms, first {found['first_s']:.1f} s"
-    progress("{model} round {round}: {side} on {devices}: ".format(**turn) + text)
+    processes.progress("{model} round {round}: {side} on {devices}: ".format(**turn) + text)
     return result
 
 
@@ -105,13 +103,13 @@ class Figures:
         found = self.find(model, side, devices).values()
         values = [result[key] for result in found if key in result]
         if values:
-            return _median_and_spread(values)
+            return processes.show_rounds(values, 1)
         return next((result["error"] for result in found), "-")
 
     def ratio(self, key: str, model: str, side: str, devices: int, of: str = "ours") -> str:
         """Median and spread of the ratio of our figure to another side's in the same round."""
         ratios = self.ratios(key, model, side, devices, of)
-        return _median_and_spread(ratios, digits=2) if ratios else "-"
+        return processes.show_rounds(ratios, 2) if ratios else "-"
 
     def ratios(
         self, key: str, model: str, side: str, devices: int, of: str = "ours"
@@ -126,13 +124,6 @@ class Figures:
         found = [self.ratios(key, model, side, count) for model in models for count in devices]
         medians = [statistics.median(ratios) for ratios in found if ratios]
         return f"{statistics.geometric_mean(medians):.2f}" if medians else "-"
-
-
-def _median_and_spread(values: Sequence[float], digits: int = 1) -> str:
-    middle, *ends = (
-        f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values))
-    )
-    return f"{middle} ({'..'.join(ends)})" if len(values) > 1 else middle
 
 
 def report(
@@ -154,13 +145,12 @@ def report(
         for count in devices:
             means = [figures.mean(key, models, side, [count]) for side in (peer[0], "plain")]
             rows.append(["geometric mean", "", str(count), *("" for _ in sides), *means])
-        parts += [title, markdown_table([*header, f"ours/{peer[1]}", "ours/plain"], rows)]
+        parts += [title, processes.markdown_table([*header, f"ours/{peer[1]}", "ours/plain"], rows)]
     return "\n\n".join(parts)
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.step_time", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = processes.make_parser("step_time", __doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 8], metavar="N")
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
@@ -184,8 +174,8 @@ def main() -> None:
     settings = {"steps": options.steps, "jit": options.jit, "call": options.call}
     results = [measure(turn, **settings) for turn in plan]
     environment = {
-        "host": host(),
-        "versions": merge_versions(results),
+        "host": processes.host(),
+        "versions": processes.merge_versions(results),
         "setting": f"`{options.call}`, {options.repeats} rounds, medians of {options.steps} steps, "
         "Adam, logical CPU devices with one intra-op thread each, "
         f"jit_compile={options.jit or _BACKEND == 'jax'}",

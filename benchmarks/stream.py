@@ -15,19 +15,11 @@ import argparse
 import contextlib
 import json
 import pathlib
-import resource
 import tempfile
 import time
 from typing import Any
 
-from benchmarks.processes import (
-    answer,
-    host,
-    markdown_table,
-    merge_versions,
-    progress,
-    run_module,
-)
+from benchmarks import processes
 from benchmarks.wide_data import COLUMNS, cardinalities, write_parquet
 
 _FILE_ROWS = 1_000_000
@@ -52,7 +44,7 @@ def train(folder: str, files: int) -> dict[str, Any]:
         "scan_s": scanned - begin,
         "rate": data.rows / (end - scanned),
         "loss": found["loss"][0],
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": processes.peak_mib(),
     }
 
 
@@ -64,7 +56,7 @@ def generate(folder: pathlib.Path, files: int) -> None:
             unfinished = path.with_suffix(".unfinished")
             write_parquet(unfinished, _FILE_ROWS, 1000 * number)
             unfinished.rename(path)
-            progress(f"file {number + 1} of {files}")
+            processes.progress(f"file {number + 1} of {files}")
 
 
 def _folder(given: pathlib.Path | None) -> contextlib.AbstractContextManager[Any]:
@@ -75,14 +67,13 @@ def _folder(given: pathlib.Path | None) -> contextlib.AbstractContextManager[Any
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stream", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = processes.make_parser("stream", __doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 4_000_000])
     parser.add_argument("--folder", type=pathlib.Path, help="where to keep the files")
     parser.add_argument("--train", metavar="JSON", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
-        answer(train, ("keras", "jax", "tensorflow"), options.train)
+        processes.answer(train, ("keras", "jax", "tensorflow"), options.train)
         return
     results, table = [], []
     counts = [-(-rows // _FILE_ROWS) for rows in options.rows]
@@ -90,8 +81,10 @@ def main() -> None:
         generate(pathlib.Path(folder), max(counts))
         for count in counts:
             request = json.dumps({"folder": str(folder), "files": count})
-            found = run_module("benchmarks.stream", "--train", request, timeout=_TIMEOUT_S)
-            progress(f"{count} files: {found}")
+            found = processes.run_module(
+                "benchmarks.stream", "--train", request, timeout=_TIMEOUT_S
+            )
+            processes.progress(f"{count} files: {found}")
             results.append(found)
             if "error" in found:
                 table.append([f"{count * _FILE_ROWS:,}", found["error"], *["-"] * 4])
@@ -102,18 +95,10 @@ def main() -> None:
             table.append(
                 [f"{count * _FILE_ROWS:,}", *cells, f"{found['loss']:.4f}", f"{hours:.1f}"]
             )
-    print(f"- {host()}")
-    print(f"- {merge_versions(results)}")
-    print(f"- {COLUMNS} columns, batches of {_BATCH:,}, linear, Adam, one device", end="\n\n")
-    header = [
-        "rows",
-        "examples/s",
-        "scan, s",
-        "peak memory, MiB",
-        "loss",
-        "1.5 billion rows, hours",
-    ]
-    print(markdown_table(header, table))
+    setting = f"{COLUMNS} columns, batches of {_BATCH:,}, linear, Adam, one device"
+    processes.report_setting(results, setting)
+    header = ["rows", "examples/s", "scan, s", "peak memory, MiB", "loss"]
+    print(processes.markdown_table([*header, "1.5 billion rows, hours"], table))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ Nothing is timed: the counts hold for GPUs too. For trained weights of P bytes, 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Sequence
 
 import keras
 
 import keras_multigpu
 from benchmarks.models import MODELS
-from benchmarks.processes import host, markdown_table, progress
+from benchmarks.processes import host, make_parser, markdown_table, progress
 from keras_multigpu.engines import Transfer
 from keras_multigpu.reports import TransfersReport, transfers
 
@@ -75,8 +74,7 @@ def table(models: Sequence[str], devices: Sequence[int], wire_dtype: str | None)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.traffic", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = make_parser("traffic", __doc__)
     parser.add_argument("--models", nargs="+", default=["mlp", "convnet", "text", "transformer"])
     parser.add_argument("--devices", nargs="+", type=int, default=[2, 4, 8], metavar="N")
     parser.add_argument("--wire-dtype", choices=["bfloat16", "float16"], help="TensorFlow only")

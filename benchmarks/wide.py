@@ -10,20 +10,17 @@ round. Progress goes to stderr, the tables to stdout.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from benchmarks.processes import host, markdown_table, merge_versions, progress, run_module
+from benchmarks import processes
 from benchmarks.wide_worker import BATCH, COLUMNS
 
 _BACKEND = keras.backend.backend()
-_TIMEOUT_S = 900.0
 # Batches in an epoch: enough for about a second.
 _BATCHES = {"dense": 3, "csr": 8, "indices": 24, "sparse": 12, "vw": 24}
 _LINEAR_FACTOR = {"dense": 1, "csr": 2, "indices": 4, "sparse": 4, "vw": 2}
@@ -59,10 +56,10 @@ def measure(key: Key) -> dict[str, Any]:
         "rows": BATCH * _BATCHES[side] * factor,
         "devices": devices,
     }
-    found = run_module("benchmarks.wide_worker", json.dumps(request), timeout=_TIMEOUT_S)
+    found = processes.run_module("benchmarks.wide_worker", request)
     if "error" not in found:
         found["rate"] = statistics.median(found["rates"])
-    progress(f"{key}: {found.get('error') or round(found['rate'])}")
+    processes.progress(f"{key}: {found.get('error') or round(found['rate'])}")
     return found
 
 
@@ -74,28 +71,20 @@ def report(rounds: Sequence[dict[Key, dict[str, Any]]], model: str) -> str:
         ours = [found[model, "indices", 1] for found in rounds]
         done = [pair for pair in zip(ours, results) if not any("error" in one for one in pair)]
         if done:
-            rates = _show([other["rate"] for _, other in done], 0)
+            rates = processes.show_rounds([other["rate"] for _, other in done], 0)
             failed = len(results) - len(done)
             peak = f"{max(other['peak_mib'] for _, other in done):,.0f}"
-            ratios = _show([one["rate"] / other["rate"] for one, other in done], 1)
+            ratios = processes.show_rounds([one["rate"] / other["rate"] for one, other in done], 1)
             cells = [f"{rates}; {failed} failed" if failed else rates, peak, ratios]
         else:
             cells = [results[0].get("error", "nothing to compare with"), "-", "-"]
         rows.append([_NAMES[key[1]], str(key[2]), *cells])
     header = ["input", "devices", "examples/s", "peak memory, MiB", "indices are times as fast"]
-    return f"{_MODELS[model]}:\n\n{markdown_table(header, rows)}"
-
-
-def _show(values: Sequence[float], digits: int) -> str:
-    middle, low, high = (
-        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
-    )
-    return f"{middle} ({low}..{high})" if len(values) > 1 else middle
+    return f"{_MODELS[model]}:\n\n{processes.markdown_table(header, rows)}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.wide", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = processes.make_parser("wide", __doc__)
     parser.add_argument("--models", nargs="+", default=list(_MODELS), choices=list(_MODELS))
     parser.add_argument("--devices", nargs="+", type=int, default=[1, 2], metavar="N")
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
@@ -103,12 +92,10 @@ def main() -> None:
     plan = keys(options.models, sorted({1, *options.devices}))
     rounds = [{key: measure(key) for key in plan} for _ in range(options.repeats)]
     results = itertools.chain.from_iterable(found.values() for found in rounds)
-    print(f"- {host()}")
-    print(f"- {merge_versions(results)}")
-    print(
-        f"- {COLUMNS} columns, 25,360 indices, 80 ones in a row, batches of {BATCH:,}; "
+    processes.report_setting(
+        results,
+        f"{COLUMNS} columns, 25,360 indices, 80 ones in a row, batches of {BATCH:,}; "
         f"{options.repeats} rounds, medians (lowest..highest)",
-        end="\n\n",
     )
     print("\n\n".join(report(rounds, model) for model in options.models))
 

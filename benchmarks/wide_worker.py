@@ -9,14 +9,13 @@ all epochs, the peak of the process's memory in MiB, and the versions.
 from __future__ import annotations
 
 import pathlib
-import resource
 import tempfile
 import time
 from typing import Any
 
 import numpy as np
 
-from benchmarks.processes import answer
+from benchmarks.processes import answer, peak_mib
 
 COLUMNS = 20
 CARDINALITY = 100_000
@@ -121,7 +120,7 @@ def measure(side: str, **request: Any) -> dict[str, Any]:
     """The figures of one side, and the process's peak memory."""
     is_peer = side == "vw"
     result = vowpal_wabbit(request["rows"]) if is_peer else train(side, **request)
-    result["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    result["peak_mib"] = peak_mib()
     return result
 
 

@@ -9,7 +9,6 @@ same for all sides. Nothing is timed: accuracy and bytes hold for GPUs too.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Sequence
 
@@ -19,7 +18,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import keras_multigpu
-from benchmarks.processes import host, markdown_table, progress
+from benchmarks.processes import host, make_parser, markdown_table, progress
 
 _DEVICES = 4
 _EPOCHS = 50
@@ -64,8 +63,7 @@ def table(results: dict[str, Sequence[dict[str, float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.wire", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = make_parser("wire", __doc__)
     parser.add_argument("--seeds", type=int, default=5, help="from 0 on (default: 5)")
     options = parser.parse_args()
     keras_multigpu.use_virtual_devices(_DEVICES)

@@ -5,10 +5,14 @@ NumPy's numbers count as the Python numbers that they stand for; booleans are no
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
+
+import keras
 
 
 def as_integer(value: Any) -> int | None:
@@ -20,11 +24,7 @@ def as_integer(value: Any) -> int | None:
 
 
 def positive_integer(name: str, value: Any, hint: str = "", *, expected: str = "") -> int:
-    """A positive integer; `expected` says what else is allowed, `hint` how to fix it.
-
-    Raises:
-        ValueError: if it is none.
-    """
+    """A positive integer; `expected` says what else is allowed, `hint` how to fix it."""
     number = as_integer(value)
     if number is None or number < 1:
         kind = "" if type(value) is int else f" (of type {type(value).__name__})"
@@ -33,6 +33,11 @@ def positive_integer(name: str, value: Any, hint: str = "", *, expected: str = "
             + (f" {hint}" if hint else "")
         )
     return number
+
+
+def non_negative_integer(name: str, value: Any) -> int:
+    """The Python integer that an argument stands for, 0 or more."""
+    return 0 if as_integer(value) == 0 else positive_integer(name, value, expected=", or 0")
 
 
 def integer_or_none(name: str, value: Any, meaning: str) -> int | None:
@@ -45,12 +50,48 @@ def integer_or_none(name: str, value: Any, meaning: str) -> int | None:
     return number
 
 
-def finite_number(name: str, value: Any, expected: str, *, above_zero: bool = False) -> Any:
-    """A finite number from 0 up; with `above_zero` 0 itself is refused."""
+def positive_integers(name: str, values: Any) -> list[int]:
+    """A list of positive integers, such as the units of layers; it may be empty."""
+    try:
+        if isinstance(values, (str, bytes)):
+            raise TypeError("a text is no list")
+        return [positive_integer(name, value) for value in values]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"`{name}` must be a list of positive integers. Received: {name}={values!r}."
+        ) from None
+
+
+def device_counts(name: str, values: Any) -> tuple[int, ...]:
+    """Different numbers of devices."""
+    is_list = isinstance(values, Sequence) and not isinstance(values, str)
+    counts = [as_integer(one) or 0 for one in values] if is_list else []
+    if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
+        raise ValueError(
+            f"`{name}` must be a sequence of different positive integers, each a number of "
+            f"devices. Received: {name}={values!r}. Give (1, 2, 4), for example."
+        )
+    return tuple(counts)
+
+
+def finite_number(
+    name: str, value: Any, expected: str, is_allowed: Callable[[Any], bool], hint: str = ""
+) -> Any:
+    """A finite number for which `is_allowed` is true; `expected` says which numbers these are."""
     is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value < 0 or (above_zero and value == 0):
-        raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}.")
+    if not is_number or not is_allowed(value):
+        raise ValueError(
+            f"`{name}` must be {expected}. Received: {name}={value!r}."
+            + (f" {hint}" if hint else "")
+        )
     return value.item() if hasattr(value, "item") else value
+
+
+def quantity(name: str, value: Any, *, zero: bool = False) -> float:
+    """A finite number above zero, or zero with `zero`, that has a unit."""
+    expected = f"a finite number, {'0 or more' if zero else 'above 0'}"
+    hint = "Check its unit."
+    return float(finite_number(name, value, expected, lambda x: x > 0 or (zero and x == 0), hint))
 
 
 def check_flag(name: str, value: Any, or_none: str = "") -> None:
@@ -68,18 +109,17 @@ def check_choice(name: str, value: Any, *choices: str | None) -> None:
         raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}.")
 
 
-def non_negative_integer(name: str, value: Any) -> int:
-    """The Python integer that an argument stands for, 0 or more."""
-    return 0 if as_integer(value) == 0 else positive_integer(name, value, expected=", or 0")
-
-
-def positive_integers(name: str, values: Any) -> list[int]:
-    """A list of positive integers, such as the units of layers; it may be empty."""
-    try:
-        if isinstance(values, (str, bytes)):
-            raise TypeError("a text is no list")
-        return [positive_integer(name, value) for value in values]
-    except (TypeError, ValueError):
+def check_model(model: Any, *, built: bool = False) -> None:
+    """Refuses what is not a Keras model; with `built`, a model without weights too."""
+    if not isinstance(model, keras.Model):
+        hint = " Create the model first: pass `YourModel()`." if inspect.isclass(model) else ""
         raise ValueError(
-            f"`{name}` must be a list of positive integers. Received: {name}={values!r}."
-        ) from None
+            "`model` must be a Keras 3 model, an instance of `keras.Model`. "
+            f"Received: model={model!r} (of type {type(model).__module__}."
+            f"{type(model).__name__}).{hint}"
+        )
+    if built and not model.built:
+        raise ValueError(
+            f"`model` must be built, so that it has weights. Received: model={model.name!r}, "
+            "which is not built. Call it on a batch, or give it an input shape."
+        )

@@ -8,14 +8,13 @@ every machine runs the same script, and `join` brings the processes together.
 from __future__ import annotations
 
 import contextlib
-import numbers
 import re
 import socket
 import threading
 from collections.abc import Sequence
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu.arguments import as_integer, finite_number, positive_integer
 from keras_multigpu.engines import Address, ClusterError
 
 __all__ = ["ClusterError", "connect", "disconnect", "join", "serve"]
@@ -71,11 +70,11 @@ port from 1 to 65535. Received: 'gpu7'. Write 'gpu7:2222', say.
             f"Received: workers={workers!r}. Give those with which `python -m keras_multigpu "
             "serve` was started."
         )
-    _check_timeout(timeout)
+    seconds = _check_timeout(timeout)
     addresses = [_find_address("workers", worker) for worker in workers]
     _check_different(addresses)
     here = None if local is None else _find_address("local", local)
-    return engines.current().remote.connect(addresses, here, float(timeout))
+    return engines.current().remote.connect(addresses, here, seconds)
 
 
 def disconnect() -> None:
@@ -164,24 +163,20 @@ def join(
         ValueError: `process_id` must be an integer from 0 to `num_processes` - 1, ...
     """
     num_processes = positive_integer("num_processes", num_processes)
-    is_integer = isinstance(process_id, numbers.Integral) and not isinstance(process_id, bool)
-    if not is_integer or not 0 <= process_id < num_processes:
+    number = as_integer(process_id)
+    if number is None or not 0 <= number < num_processes:
         raise ValueError(
             "`process_id` must be an integer from 0 to `num_processes` - 1, a different one in "
             f"each process. Received: num_processes={num_processes!r}, process_id={process_id!r}."
         )
-    _check_timeout(timeout)
+    seconds = _check_timeout(timeout)
     address = _find_address("coordinator", coordinator)
-    return engines.current().join(address, num_processes, int(process_id), float(timeout))
+    return engines.current().join(address, num_processes, number, seconds)
 
 
-def _check_timeout(timeout: float) -> None:
-    is_number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
-    if not is_number or not 3 <= timeout < float("inf"):
-        raise ValueError(
-            "`timeout` must be a number of seconds, 3 or more: a busy machine answers late. "
-            f"Received: timeout={timeout!r}."
-        )
+def _check_timeout(timeout: float) -> float:
+    expected = "a number of seconds, 3 or more: a busy machine answers late"
+    return float(finite_number("timeout", timeout, expected, lambda one: one >= 3))
 
 
 def _find_address(argument: str, value: object) -> Address:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import tempfile
 import time
@@ -18,19 +17,8 @@ _SEED = 20
 _BATCH_SIZE = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class DemoResult:
-    """One row of the demo's table."""
-
-    devices: tuple[str, ...]
-    seconds: float
-    loss: float
-    accuracy: float
-    difference: float
-
-
-def run_demo(n_gpus: int = 4, epochs: int = 5) -> list[DemoResult]:
-    """Trains on one device and on `n_gpus`, prints a comparison, and returns its two rows.
+def run_demo(n_gpus: int = 4, epochs: int = 5) -> None:
+    """Trains on one device and on `n_gpus`, and prints a comparison.
 
     The images are the handwritten digits of scikit-learn (1,797 of 8 x 8 pixels). If there are
     fewer GPUs than asked for, virtual devices stand in.
@@ -51,19 +39,18 @@ def run_demo(n_gpus: int = 4, epochs: int = 5) -> list[DemoResult]:
     parallel = make_parallel(template, n_gpus, mode="data")
 
     print("\nOn one device:")
-    first = _train(plain, images, labels, epochs)
+    one = _train(plain, images, labels, epochs)
     print(f"\nOn {n_gpus} devices, the same model:")
-    seconds, loss, accuracy = _train(parallel, images, labels, epochs)
+    several = _train(parallel, images, labels, epochs)
     pairs = zip(plain.get_weights(), parallel.get_weights())
-    difference = max(float(np.abs(one - other).max()) for one, other in pairs)
+    difference = max(float(np.abs(first - second).max()) for first, second in pairs)
 
-    results = [
-        DemoResult((parallel.devices[0],), *first, difference=0.0),
-        DemoResult(parallel.devices, seconds, loss, accuracy, difference),
-    ]
     _check_file(parallel, images)
-    _print_table(results)
-    return results
+    print(f"\n{'devices':>7}  {'time':>7}  {'loss':>8}  {'accuracy':>8}  largest weight difference")
+    for count, (seconds, loss, accuracy), gap in ((1, one, 0.0), (n_gpus, several, difference)):
+        print(f"{count:>7}  {seconds:>6.1f}s  {loss:>8.5f}  {accuracy:>8.4f}  {gap:.1e}")
+    if parallel.devices[0].startswith("cpu"):
+        print("\nVirtual devices share one processor: their times say nothing about GPUs.")
 
 
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
@@ -126,14 +113,3 @@ def _check_file(parallel: keras.Model, images: np.ndarray) -> None:
         f"\nSaved the weights from {len(parallel.devices)} devices ({size:,} bytes) and loaded "
         f"them into the plain model: its predictions differ by {np.abs(there - here).max():.1e}."
     )
-
-
-def _print_table(results: list[DemoResult]) -> None:
-    print(f"\n{'devices':>7}  {'time':>7}  {'loss':>8}  {'accuracy':>8}  largest weight difference")
-    for row in results:
-        print(
-            f"{len(row.devices):>7}  {row.seconds:>6.1f}s  {row.loss:>8.5f}  "
-            f"{row.accuracy:>8.4f}  {row.difference:.1e}"
-        )
-    if results[-1].devices[0].startswith("cpu"):
-        print("\nVirtual devices share one processor: their times say nothing about GPUs.")

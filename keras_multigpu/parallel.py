@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import check_model
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.modes import (
     DataParallel,
@@ -90,13 +91,7 @@ def make_parallel(
 def _check(
     model: Any, n_gpus: Any, mode: Any, devices: Any, options: dict[str, Any]
 ) -> engines.Request:
-    if not isinstance(model, keras.Model):
-        hint = " Create the model first: pass `YourModel()`." if inspect.isclass(model) else ""
-        raise ValueError(
-            "`model` must be a Keras 3 model, an instance of `keras.Model`. "
-            f"Received: model={model!r} (of type {type(model).__module__}."
-            f"{type(model).__name__}).{hint}"
-        )
+    check_model(model)
     if isinstance(model, ParallelModel):
         raise ValueError(
             f"`model` is a parallel model already, on {len(model.devices)} devices. "

@@ -16,12 +16,6 @@ def slice_bounds(rows: Any, index: int, num_slices: int) -> tuple[Any, Any]:
 
     Sizes differ by one row at most, and longer slices come first. A slice beyond the last row is
     empty. `rows` is an integer or a scalar tensor.
-
-    Example:
-        >>> [slice_bounds(5, index, 4) for index in range(4)]
-        [(0, 2), (2, 1), (3, 1), (4, 1)]
-        >>> [slice_bounds(2, index, 4)[1] for index in range(4)]
-        [1, 1, 0, 0]
     """
     least, extra = rows // num_slices, rows % num_slices
     start = index * least + _smaller(index, extra)
@@ -78,10 +72,7 @@ class BatchSlice(keras.Layer):
         """`call` gives each output its mask."""
 
     def compute_output_spec(self, inputs: Any) -> list[Any]:
-        def spec(tensor: Any) -> keras.KerasTensor:
-            return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype, tensor.sparse)
-
-        return [keras.tree.map_structure(spec, inputs) for _ in range(self.num_slices)]
+        return [keras.tree.map_structure(_any_rows, inputs) for _ in range(self.num_slices)]
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "num_slices": self.num_slices}
@@ -147,10 +138,7 @@ class BatchMerge(keras.Layer):
         """`call` gives each output its mask."""
 
     def compute_output_spec(self, inputs: list[Any], whole: Any = None) -> Any:
-        def spec(tensor: Any) -> keras.KerasTensor:
-            return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype, tensor.sparse)
-
-        return keras.tree.map_structure(spec, inputs[0])
+        return keras.tree.map_structure(_any_rows, inputs[0])
 
 
 def batch_rows(structure: Any) -> Any:
@@ -168,6 +156,11 @@ def batch_rows(structure: Any) -> Any:
             f"Received: tensors of {', '.join(map(str, known))} rows."
         )
     return known[0] if len(known) == len(counts) else engines.current().check_equal(counts)
+
+
+def _any_rows(tensor: Any) -> keras.KerasTensor:
+    """A symbolic tensor like this one, of any number of rows."""
+    return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype, tensor.sparse)
 
 
 def _smaller(first: Any, second: Any) -> Any:

@@ -57,11 +57,7 @@ class GatedMix(Mix):
     """
 
     def __init__(
-        self,
-        gate: keras.Layer | None = None,
-        hidden: int = 16,
-        balance: float = 0.0,
-        **kwargs: Any,
+        self, gate: keras.Layer | None = None, hidden: int = 16, balance: float = 0.0, **kwargs: Any
     ):
         super().__init__(**kwargs)
         if gate is not None and not isinstance(gate, keras.Layer):
@@ -72,7 +68,7 @@ class GatedMix(Mix):
             )
         self.gate: Any = gate
         self.hidden = positive_integer("hidden", hidden)
-        self.balance = finite_number("balance", balance, "a number from 0 up")
+        self.balance = finite_number("balance", balance, "a number from 0 up", lambda one: one >= 0)
         self._has_own_gate = gate is None
 
     def build(self, outputs_shape: list[Any] | None = None, features_shape: Any = None) -> None:
@@ -88,8 +84,9 @@ class GatedMix(Mix):
     def call(self, outputs: list[Any], features: Any = None, training: bool | None = None) -> Any:
         weights = self._weigh(features, count_replicas(outputs))
         if training and self.balance:
-            importance = keras.ops.sum(weights, axis=0)
-            self.add_loss(self.balance * _squared_variation(importance))
+            importance = keras.ops.sum(weights, axis=0)  # all 0 for an empty batch
+            mean, variance = keras.ops.mean(importance), keras.ops.var(importance)
+            self.add_loss(self.balance * keras.ops.divide_no_nan(variance, mean * mean))
         return mix_leaves(lambda parts: _weigh_rows(parts, weights), outputs)
 
     def _weigh(self, features: Any, num_replicas: int) -> Any:
@@ -167,12 +164,6 @@ def _weigh_rows(parts: list[Any], weights: Any) -> Any:
     column = (-1, *(1 for _ in shape[1:]))
     columns = [keras.ops.reshape(weights[:, index], column) for index in range(len(parts))]
     return weighted_sum(parts, columns)
-
-
-def _squared_variation(values: Any) -> Any:
-    """The squared coefficient of variation; 0 if all values are 0, as for an empty batch."""
-    mean = keras.ops.mean(values)
-    return keras.ops.divide_no_nan(keras.ops.var(values), mean * mean)
 
 
 def _is_dense(leaf: Any) -> bool:

@@ -59,7 +59,7 @@ class GaussianMix(Mix):
     def __init__(self, variance: float = 1.0, own_variance: bool | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         expected = "a positive number, the variance of replicas that do not give their own"
-        self.variance = finite_number("variance", variance, expected, above_zero=True)
+        self.variance = finite_number("variance", variance, expected, lambda one: one > 0)
         check_flag("own_variance", own_variance, or_none="True for outputs of two columns")
         self.own_variance = own_variance
 

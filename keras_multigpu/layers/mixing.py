@@ -130,20 +130,10 @@ def is_average(mix: keras.Layer) -> bool:
 
 
 def get_mix(mix: Any) -> keras.Layer:
-    """The Keras layer for the argument `mix`.
+    """The Keras layer for the argument `mix`; a function becomes a `keras.layers.Lambda`.
 
-    Args:
-        mix: `"mean"`, `"weighted"`, `"gaussian"` or `"gated"`; a Keras layer; or a function from
-            the list of outputs to one structure, which becomes a `keras.layers.Lambda`. Files
-            with a Python lambda or a local function don't load in safe mode: name the function
-            and register it by `keras.saving.register_keras_serializable`.
-
-    Raises:
-        ValueError: if it is none of these.
-
-    Example:
-        >>> get_mix("weighted").__class__.__name__
-        'WeightedMix'
+    Files with a Python lambda or a local function don't load in safe mode: name the function and
+    register it by `keras.saving.register_keras_serializable`.
     """
     named: dict[str, Callable[[], keras.Layer]]
     named = {"mean": mean_mix, "weighted": WeightedMix, "gaussian": GaussianMix, "gated": GatedMix}

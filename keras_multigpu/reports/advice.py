@@ -9,24 +9,30 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu import engines
+from keras_multigpu.arguments import (
+    check_model,
+    device_counts,
+    finite_number,
+    positive_integer,
+    quantity,
+)
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.reports import environment
+from keras_multigpu.reports.advice_arguments import (
+    check_counted,
+    check_hosts,
+    check_modes,
+    check_rows,
+    known_step,
+)
 from keras_multigpu.reports.advice_report import Advice
-from keras_multigpu.reports.checks import check_built, check_counts, check_number
 from keras_multigpu.reports.forms import show_bytes, show_seconds
-from keras_multigpu.reports.inspection import check_rows, find_sizes, make_inputs
+from keras_multigpu.reports.inspection import find_sizes, make_inputs
 from keras_multigpu.reports.interconnect import PRESETS, Link, find_link, measure_link
 from keras_multigpu.reports.loads import compare_designs, find_busiest, find_load
 from keras_multigpu.reports.placement import find_cut
 from keras_multigpu.reports.prediction import Cut, Load, Prediction, StepTime, Workload, predict
-from keras_multigpu.reports.request import (
-    check_counted,
-    check_hosts,
-    check_modes,
-    check_overlap,
-    known_step,
-)
 from keras_multigpu.reports.timing import Measured, measure_steps, take_rows
 from keras_multigpu.reports.transfers_report import TransfersReport
 
@@ -130,16 +136,16 @@ def advise(
         >>> advice.verdicts["data"].split(":")[0]
         'Stay on one device'
     """
-    counts, batch_size = check_counts("n_gpus", n_gpus), positive_integer("batch_size", batch_size)
+    counts, batch_size = device_counts("n_gpus", n_gpus), positive_integer("batch_size", batch_size)
     given, between = find_link(link), check_hosts(devices_per_host, host_link, counts)
     check_modes(modes, counts, batch_size)
     check_counted(counted, batch_size)
-    steps, overlap = positive_integer("steps", steps), check_overlap(overlap)
-    speed = check_number("speed", speed)
-    if processors is not None:
-        processors = check_number("processors", processors)
+    steps, speed = positive_integer("steps", steps), quantity("speed", speed)
+    hint = "Give 0 if copies and computations take turns."
+    finite_number("overlap", overlap, "a share, from 0 to 1", lambda one: 0 <= one <= 1, hint)
+    processors = None if processors is None else quantity("processors", processors)
     known = known_step(step_seconds, batch_size)
-    check_built(model)
+    check_model(model, built=True)
     if inputs is None:
         inputs = make_inputs(model, batch_size)
     check_rows("inputs", inputs, batch_size)
@@ -163,7 +169,7 @@ def advise(
         if processors is None and is_here and environment.are_virtual(pool):
             processors = max(environment.count_cores() / measured.cores, 1.0)
     step = StepTime(known.fixed_s / speed, known.row_s / speed)
-    by_compiler = environment.compiler_splits_steps()
+    by_compiler = engines.current().partitions
     work = Workload(step, batch_size, sizes, by_compiler, processors, cuts, devices_per_host)
     used = given or (measure_link() if len(pool) > 1 else PRESETS["pcie4"])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_multigpu.reports.forms import show_bytes, show_seconds
@@ -64,7 +64,8 @@ class Advice(Report):
         if any(one.devices > 1 and not one.is_measured for one in self.predictions):
             notes = [_RANGES, *notes]
         notes = [*self.verdicts.values(), *others, *notes]
-        super().__init__(title, _COLUMNS, list(map(_row, self.predictions)), notes, settings)
+        rows = [[find(one) for find in _TABLE.values()] for one in self.predictions]
+        super().__init__(title, list(_TABLE), rows, notes, settings)
 
     def draw(self, figure: Any) -> None:
         """Draws what a step consists of, and the speed-up, by the number of devices."""
@@ -183,26 +184,18 @@ def _blame(one: Prediction) -> str:
     return f"{lost_s} of {step} don't shrink with fewer rows per device"
 
 
-_COLUMNS = (
-    Column("mode"),
-    Column("devices"),
-    Column("source"),
-    Column("step", "s", show_seconds),
-    Column("at least", "s", show_seconds),
-    Column("at most", "s", show_seconds),
-    Column("computing", "s", show_seconds),
-    Column("moving", "s", show_seconds),
-    Column("sent", "B", show_bytes),
-    Column("received", "B", show_bytes),
-    Column("speed-up", "", ".2f"),
-    Column("efficiency", "", ".0%"),
-    Column("memory", "B", show_bytes),
-)
-
-
-def _row(one: Prediction) -> list[Any]:
-    source = "measured" if one.is_measured else "predicted"
-    times = [one.step_s, one.least_s, one.most_s, one.compute_s, one.transfer_s]
-    moved = [one.load.traffic.sent, one.load.traffic.received]
-    rates = [one.speedup, one.efficiency]
-    return [one.mode, one.devices, source, *times, *moved, *rates, one.load.memory]
+_TABLE: dict[Column, Callable[[Prediction], Any]] = {
+    Column("mode"): lambda one: one.mode,
+    Column("devices"): lambda one: one.devices,
+    Column("source"): lambda one: "measured" if one.is_measured else "predicted",
+    Column("step", "s", show_seconds): lambda one: one.step_s,
+    Column("at least", "s", show_seconds): lambda one: one.least_s,
+    Column("at most", "s", show_seconds): lambda one: one.most_s,
+    Column("computing", "s", show_seconds): lambda one: one.compute_s,
+    Column("moving", "s", show_seconds): lambda one: one.transfer_s,
+    Column("sent", "B", show_bytes): lambda one: one.load.traffic.sent,
+    Column("received", "B", show_bytes): lambda one: one.load.traffic.received,
+    Column("speed-up", "", ".2f"): lambda one: one.speedup,
+    Column("efficiency", "", ".0%"): lambda one: one.efficiency,
+    Column("memory", "B", show_bytes): lambda one: one.load.memory,
+}

@@ -16,12 +16,7 @@ from keras_multigpu.version import __version__
 
 
 def describe_environment(devices: Sequence[str]) -> dict[str, str]:
-    """The date, the machine, the named devices and the versions, each in a few words.
-
-    Example:
-        >>> describe_environment(["cpu:0", "cpu:1"])["devices"]
-        '2 x CPU'
-    """
+    """The date, the machine, the named devices and the versions, each in a few words."""
     engine = engines.current()
     kinds = collections.Counter(engine.describe_device(name) for name in devices)
     versions = {
@@ -50,12 +45,3 @@ def are_virtual(devices: Sequence[str]) -> bool:
     hosts = collections.Counter(name.rpartition("/")[0] for name in devices)
     is_one = len(devices) > 1 and len(hosts) == 1
     return is_one and all(name.rpartition("/")[2].startswith("cpu") for name in devices)
-
-
-def compiler_splits_steps() -> bool:
-    """Whether the backend's compiler splits a step over the devices, as on JAX.
-
-    Weights then stay on the devices and gradients are summed in a ring, and a batch that the
-    devices don't divide is computed whole on each. All of `reports` asks here.
-    """
-    return engines.current().partitions

@@ -34,29 +34,12 @@ _LOOK_UP = frozenset({"Take", "TakeAlongAxis", "Scatter", "ScatterUpdate", "Slic
 _VALUES = 256  # integers that are no indices are drawn from 0 to 255
 
 
-def check_rows(name: str, arrays: Any, batch_size: int) -> None:
-    """Raises a `ValueError` if an array has fewer rows than a batch."""
-    shapes = [tuple(np.shape(part)) for part in keras.tree.flatten(arrays)]
-    if not shapes or any(not shape or shape[0] < batch_size for shape in shapes):
-        raise ValueError(
-            f"`{name}` must have at least batch_size={batch_size} rows, to time a step on a whole "
-            f"batch. Received: {name} of the shapes {shapes}. Give `x[:{batch_size}]`."
-        )
-
-
 def make_inputs(model: keras.Model, rows: int) -> Any:
     """Random inputs for a model with known input shapes, in the model's structure.
 
     Where an `Embedding`, or another layer that looks up, takes integers, they are drawn evenly from
     all valid ones; other integers are from 0 to 255. A `ValueError` says which input has no known
     shape or range.
-
-    Example:
-        >>> words = keras.Input((3,), dtype="int32")
-        >>> model = keras.Sequential([words, keras.layers.Embedding(9, 2)])
-        >>> made = make_inputs(model, 500)
-        >>> made.shape, int(made.min()), int(made.max())
-        ((500, 3), 0, 8)
     """
     # A Sequential model has no `input`; in other models it has the structure.
     known = getattr(model, "inputs", None)
@@ -126,7 +109,8 @@ def _range(call: LayerCall) -> float | None:
     if _is_keras(layer) and not isinstance(layer, keras.Model):
         makes_integers = any("int" in str(one.dtype) for one in call.outputs)
         return None if makes_integers or name in _LOOK_UP else math.inf
-    inside = {found for part in _parts(layer) if (found := _own_range(part)) is not None}
+    parts = layer._flatten_layers(include_self=False) if isinstance(layer, keras.Layer) else ()
+    inside = {found for part in parts if (found := _own_range(part)) is not None}
     return inside.pop() if len(inside) == 1 else None
 
 
@@ -134,15 +118,6 @@ def _own_range(layer: Any) -> int | None:
     is_known = _is_keras(layer) or isinstance(layer, (keras.layers.Embedding, MultiHotDense))
     names = [kind.__name__ for kind in type(layer).__mro__ if kind.__name__ in _INDEX_TAKERS]
     return getattr(layer, _INDEX_TAKERS[names[0]]) if is_known and names else None
-
-
-def _parts(layer: Any) -> Iterator[Any]:
-    """The layers within a layer."""
-    for value in vars(layer).values():
-        for part in keras.tree.flatten(value) if isinstance(value, (list, dict)) else [value]:
-            if isinstance(part, keras.Layer) and part is not layer:
-                yield part
-                yield from _parts(part)
 
 
 def _is_keras(layer: Any) -> bool:
@@ -155,11 +130,6 @@ def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:
     For a model that is not compiled, the optimizer is taken to be Adam. The activations are an
     estimate: all outputs of the layers and operations of a Functional or Sequential model. A
     backend frees some of them early, and keeps others besides.
-
-    Example:
-        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        >>> find_sizes(model, model.outputs)
-        Sizes(weights=32, gradients=32, tensors=2, slots=64, outputs=8, activations=20, inputs=0)
     """
     trainable = model.trainable_variables
     within = {id(tensor): tensor for tensor in _outputs_within(model)}

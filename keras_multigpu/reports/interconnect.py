@@ -13,9 +13,8 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu.arguments import positive_integer, quantity
 from keras_multigpu.devices import choose_devices
-from keras_multigpu.reports.checks import check_number
 
 _SMALL, _LARGE = 4 * 2**10, 64 * 2**20  # bytes
 _TURNS = 20  # there and back
@@ -49,8 +48,8 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.bytes_per_s != math.inf:
-            check_number("bytes_per_s", self.bytes_per_s)
-        check_number("latency_s", self.latency_s, zero=True)
+            quantity("bytes_per_s", self.bytes_per_s)
+        quantity("latency_s", self.latency_s, zero=True)
 
     def seconds(self, size: float, copies: float = 1) -> float:
         """The time to send `size` bytes in `copies` copies, one after the other."""
@@ -91,12 +90,7 @@ and of TCP within a room. Where latency matters, use `measure_link` or give a `L
 
 
 def find_link(link: str | Link | None) -> Link | None:
-    """The preset of a name (`"nvlink"` is the latest); a `Link` or `None` comes back unchanged.
-
-    Example:
-        >>> str(find_link("pcie4"))
-        'PCIe 4.0 x16: 31.51 GB/s each way, 10 us per copy'
-    """
+    """The preset of a name (`"nvlink"` is the latest); a `Link` or `None` comes back unchanged."""
     if link is None or isinstance(link, Link):
         return link
     name = "nvlink4" if link == "nvlink" else link
@@ -172,12 +166,7 @@ def _make_block(size: int, device: str) -> Any:
 
 
 def fit_link(name: str, size: float, seconds: float, larger: float, longer: float) -> Link:
-    """The link on which `size` bytes take `seconds`, and `larger` ones take `longer`.
-
-    Example:
-        >>> fit_link("a link", 0, 1.0, 4, 3.0)
-        Link(name='a link', bytes_per_s=2.0, latency_s=1.0)
-    """
+    """The link on which `size` bytes take `seconds`, and `larger` ones take `longer`."""
     if longer <= seconds:  # the extra bytes took no measurable time
         return Link(name, math.inf, seconds)
     speed = (larger - size) / (longer - seconds)

@@ -58,17 +58,8 @@ def _load_data(work: Workload, devices: int) -> Load:
     return _load(work, rows, work.batch_size, traffic, rows, between)
 
 
-def _load_tower(work: Workload, devices: int) -> Load:
-    """The whole batch on each device, with shared weights."""
-    return _load_towers(work, devices, _weights_traffic(work, devices))
-
-
-def _load_committee(work: Workload, devices: int) -> Load:
-    """The whole batch on each device, with separate weights."""
-    return _load_towers(work, devices, _NONE)
-
-
 def _load_towers(work: Workload, devices: int, traffic: Traffic) -> Load:
+    """The whole batch on each device."""
     rows = work.batch_size
     traffic += _outputs_traffic(work, rows * (devices - 1))
     load = _load(work, rows, devices * rows, traffic, rows)
@@ -91,11 +82,10 @@ def _load_model(work: Workload, devices: int) -> Load:
 
 LOADS: dict[str, Callable[[Workload, int], Load]] = {
     "data": _load_data,
-    "tower": _load_tower,
-    "committee": _load_committee,
+    "tower": lambda work, n: _load_towers(work, n, _weights_traffic(work, n)),
+    "committee": lambda work, n: _load_towers(work, n, _NONE),  # with independent replicas
     "model": _load_model,
 }
-"""A `"committee"` is mode `"tower"` with independent replicas."""
 
 
 def _load(
@@ -135,7 +125,7 @@ def ring_inside(work: Workload, devices: int) -> Traffic:
     2 (g-1) rounds, which is optimal (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
     for clusters of workstations", 2009).
     """
-    count = _devices_in_host(work, devices)
+    count = work.in_host(devices)
     size = 2 * (count - 1) / count * work.sizes.gradients
     return Traffic(size, size, 2 * (count - 1), duplex=True)
 
@@ -154,7 +144,7 @@ def hubs_inside(work: Workload, devices: int) -> Traffic:
     of gradients (`docs/design.md`). In other hosts the weights from the driver arrive evenly spread
     over the devices, which pass their parts on; gradients are summed the same way back.
     """
-    count, sizes = _devices_in_host(work, devices), work.sizes
+    count, sizes = work.in_host(devices), work.sizes
     if count == 1:
         return _NONE
     if work.hosts(devices) == 1:
@@ -178,10 +168,6 @@ def driver_between(work: Workload, devices: int) -> Traffic:
     sent = hosts * sizes.weights + rows * (sizes.inputs + sizes.outputs)
     received = hosts * sizes.gradients + rows * sizes.outputs
     return Traffic(sent, received, 2 * hosts * sizes.tensors)
-
-
-def _devices_in_host(work: Workload, devices: int) -> int:
-    return devices if work.per_host is None else min(devices, work.per_host)
 
 
 def find_busiest(transfers: Iterable[Any], *, duplex: bool = False) -> Traffic:

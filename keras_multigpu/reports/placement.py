@@ -15,10 +15,8 @@ from keras_multigpu.graphs.crossings import find_crossings, find_share
 from keras_multigpu.graphs.graph import Graph, LayerCall, is_graph, read_graph
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
 from keras_multigpu.modes import ModelParallel
-from keras_multigpu.reports.environment import compiler_splits_steps
-from keras_multigpu.reports.forms import show_bytes
+from keras_multigpu.reports.forms import new_figure, show_bytes
 from keras_multigpu.reports.prediction import Cut, Sizes
-from keras_multigpu.reports.report import new_figure
 
 _COLUMN, _ROW = 2.4, 0.55  # inches for a layer
 
@@ -33,18 +31,8 @@ def find_cut(
     """What would cross if a model were divided, and the busiest device's work and memory.
 
     `placement` is as in `make_parallel`.
-
-    Example:
-        >>> inputs = keras.Input((4,))
-        >>> ends = [keras.layers.Dense(8)(inputs) for _ in range(2)]
-        >>> model = keras.Model(inputs, keras.layers.Add()(ends))
-        >>> from keras_multigpu.reports.inspection import find_sizes
-        >>> sizes = find_sizes(model, model.outputs)
-        >>> if keras.backend.backend() == "tensorflow":
-        ...     cut = find_cut(model, 2, 10, sizes, {"dense.*": 1})
-        ...     assert cut.size == 2 * 10 * 8 * 4  # two layers, 10 rows of 8 float32 each
     """
-    if compiler_splits_steps():
+    if engines.current().partitions:
         raise ValueError(
             f"On {engines.current().title} mode 'model' spreads each layer over all devices, and "
             "the compiler decides what crosses. Received: modes with 'model', and no cut for "

@@ -38,10 +38,6 @@ class StepTime:
         """The line through the times of a batch and of a smaller one.
 
         Neither part goes below zero: if the smaller batch took longer, that was noise.
-
-        Example:
-            >>> StepTime.through(4, 3.0, 2, 2.0)
-            StepTime(fixed_s=1.0, row_s=0.5)
         """
         slope = (seconds - shorter) / (rows - fewer)
         row_s = min(max(slope, 0.0), seconds / rows)
@@ -94,9 +90,10 @@ class Workload:
     """What is trained, and on what.
 
     `processors` is the number of devices that the processors could keep busy, for virtual devices,
-    which share them; `None` if each device has its own. `by_compiler` is
-    `environment.compiler_splits_steps()`. `cuts` are by number of devices. `per_host` is the number
-    of devices in a host; `None` if one host has them all.
+    which share them; `None` if each device has its own. `by_compiler` is `Engine.partitions`: then
+    weights stay on the devices, gradients are summed in a ring, and a batch that the devices don't
+    divide is computed whole on each. `cuts` are by number of devices. `per_host` is the number of
+    devices in a host; `None` if one host has them all.
     """
 
     step: StepTime
@@ -110,6 +107,10 @@ class Workload:
     def hosts(self, devices: int) -> int:
         """The number of hosts that have so many devices."""
         return 1 if self.per_host is None else math.ceil(devices / self.per_host)
+
+    def in_host(self, devices: int) -> int:
+        """The number of devices in the fullest host, of so many."""
+        return devices if self.per_host is None else min(devices, self.per_host)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,21 +228,6 @@ def predict(
 
     `processors` is as in `Workload`, `overlap` the share of the copies that computations hide,
     `host_link` a host's link to the others (`None`: the same as `link`).
-
-    Example:
-        Two devices compute half of the rows each. Each has 4 bytes to send and to receive, on a
-        link of 8 bytes per second:
-
-        >>> load = Load(1.0, 2.0, 2.0, Traffic(4, 4), None)
-        >>> predict("data", 2, load, Link("slow", 8)).step_s
-        2.0
-
-        Half a second that doesn't depend on the rows is paid once, or by each device:
-
-        >>> load = Load(1.0, 2.0, 2.5, Traffic(), None, fixed_s=0.5)
-        >>> found = predict("data", 2, load, Link("slow", 8))
-        >>> found.least_s, found.step_s, found.most_s
-        (1.5, 1.625, 2.0)
     """
     rows = load.rows_s if processors is None else max(load.rows_s, load.total_s / processors)
     copying = load.traffic.seconds(link) + load.between.seconds(host_link or link)

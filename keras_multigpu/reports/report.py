@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import io
+import html
+import json
+import numbers
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from keras_multigpu.reports import forms
+from keras_multigpu.reports.forms import html_row, json_value, markdown_cell, new_figure, one_line
 
 _PLOTS = (".png", ".svg", ".pdf")
 
@@ -104,22 +106,61 @@ class Report(abc.ABC):
         """Draws the report into an empty `matplotlib.figure.Figure`."""
 
     def __str__(self) -> str:
-        return forms.to_text(self)
+        cells = [list(map(one_line, row)) for row in self._cells()]
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        aligned = [str.rjust if side == "right" else str.ljust for side in self._sides()]
+        lines = [
+            "  ".join(align(cell, w) for align, cell, w in zip(aligned, row, widths)).rstrip()
+            for row in cells
+        ]
+        head = map(one_line, [self.title, *self._settings()])
+        parts = map("\n".join, (head, lines, map(one_line, self.notes)))
+        return "\n\n".join(filter(None, parts))
 
     def __repr__(self) -> str:
         return str(self)
 
     def to_markdown(self) -> str:
         """The report as Markdown, with a table that GitHub and notebooks show."""
-        return forms.to_markdown(self)
+        header, *rows = (list(map(markdown_cell, row)) for row in self._cells())
+        rules = ["---:" if side == "right" else "---" for side in self._sides()]
+        table = "\n".join(f"| {' | '.join(row)} |" for row in [header, rules, *rows])
+        settings = "\n".join(f"- {one_line(one)}" for one in self._settings())
+        parts = [f"**{one_line(self.title)}**", settings, table, *map(one_line, self.notes)]
+        return "\n\n".join(filter(None, parts))
 
     def to_html(self) -> str:
         """The report as a self-contained piece of HTML."""
-        return forms.to_html(self)
+        header, *rows = self._cells()
+        sides = self._sides()
+        settings = "".join(f"<li>{html.escape(line)}</li>" for line in self._settings())
+        body = "".join(html_row("td", row, sides) for row in rows)
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return (
+            f"<div><p><strong>{html.escape(self.title)}</strong></p>"
+            + (f"<ul>{settings}</ul>" if settings else "")
+            + f"<table><thead>{html_row('th', header, sides)}</thead><tbody>{body}</tbody></table>"
+            + f"{notes}</div>"
+        )
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return self.to_html()
+    _repr_html_ = to_html  # what a notebook shows
+
+    def _cells(self) -> list[list[str]]:
+        """The headings and the rows as text."""
+        shown = [[c.show(value) for c, value in zip(self.columns, row)] for row in self.rows]
+        return [[column.heading for column in self.columns], *shown]
+
+    def _sides(self) -> list[str]:
+        """The side to which each column is aligned: numbers to the right."""
+        columns = zip(*self.rows) if self.rows else ([] for _ in self.columns)
+        kinds = (type(None), numbers.Number)
+        return [
+            "right" if all(isinstance(value, kinds) for value in values) else "left"
+            for values in columns
+        ]
+
+    def _settings(self) -> list[str]:
+        return [f"{name}: {value}" for name, value in self.settings.items()]
 
     def to_dataframe(self) -> Any:
         """The table as a `pandas.DataFrame`, with the columns' names.
@@ -152,7 +193,15 @@ class Report(abc.ABC):
             An object with `title`, `settings`, `columns` (each with `name` and `unit`), `rows`
             (each an object with a value by column name) and `notes`.
         """
-        return forms.to_json(self)
+        names = [column.name for column in self.columns]
+        found = {
+            "title": self.title,
+            "settings": self.settings,
+            "columns": [{"name": column.name, "unit": column.unit} for column in self.columns],
+            "rows": [dict(zip(names, row)) for row in self.rows],
+            "notes": self.notes,
+        }
+        return json.dumps(json_value(found), indent=1, allow_nan=False)
 
     def plot(self) -> Any:
         """The report as a plot.
@@ -196,29 +245,3 @@ class Report(abc.ABC):
                 f"`path` must end in one of {', '.join([*texts, *_PLOTS])}. Received: "
                 f"path={str(path)!r}. Choose the ending of the form that you want."
             )
-
-
-def new_figure(width: float = 9.0, height: float = 4.0) -> Any:
-    """An empty matplotlib figure, `width` x `height` inches, that notebooks show.
-
-    It doesn't use `pyplot`, so it needs no display and leaves the user's figures and settings
-    alone. Notebooks show a plain `Figure` only after `pyplot` was imported, hence the subclass.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "A plot needs matplotlib, which is not installed. Install it: `pip install "
-            "'keras-multigpu[reports]'`, or print the report, or use `to_markdown()`."
-        ) from error
-
-    class NotebookFigure(Figure):
-        def _repr_png_(self) -> bytes:
-            data = io.BytesIO()
-            self.savefig(data, format="png")
-            return data.getvalue()
-
-    return NotebookFigure(figsize=(width, height), layout="constrained")

@@ -83,12 +83,6 @@ def find_speedup(run: Run, base: Run, *, weak: bool = False) -> float:
     """The speed-up of a run over another.
 
     With weak scaling n devices do n times the work in a step, so it compares rows per second.
-
-    Example:
-        >>> find_speedup(Run(4, (30.0,)), Run(1, (60.0,)))
-        2.0
-        >>> find_speedup(Run(4, (80.0,)), Run(1, (60.0,)), weak=True)
-        3.0
     """
     work = run.devices / base.devices if weak else 1.0
     own, others = comparable_times(run, base)

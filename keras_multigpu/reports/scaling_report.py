@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from keras_multigpu.reports.checks import check_counts, check_number
+from keras_multigpu.arguments import device_counts, quantity
 from keras_multigpu.reports.report import Column, Report
 from keras_multigpu.reports.runs import Run, comparable_times, find_speedup
 
@@ -102,14 +102,14 @@ class ScalingReport(Report):
             <BLANKLINE>
             4 devices are 3.25 times as fast as 1, an efficiency of 81%.
         """
-        counts = check_counts("n_gpus", n_gpus)
+        counts = device_counts("n_gpus", n_gpus)
         for name, values in {"seconds": seconds, "losses": losses}.items():
             if values is not None and len(values) != len(counts):
                 raise ValueError(
                     f"`{name}` must have a figure for each of the {len(counts)} numbers of "
                     f"devices, n_gpus={counts}. Received: {name}={values!r}. Give {len(counts)}."
                 )
-        times = [check_number("seconds", value) for value in seconds]
+        times = [quantity("seconds", value) for value in seconds]
         ends: Sequence[float | None] = losses or [None] * len(counts)
         runs = [Run(count, (time,), loss) for count, time, loss in zip(counts, times, ends)]
         return cls(runs, weak=weak, settings=settings, title=title)

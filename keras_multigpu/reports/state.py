@@ -12,16 +12,7 @@ import numpy as np
 
 
 class Snapshot:
-    """Copies of variables' values in host memory.
-
-    Example:
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
-        >>> before = Snapshot(model.variables)
-        >>> model.set_weights([np.zeros((2, 1))])
-        >>> before.restore()
-        >>> bool(np.any(model.get_weights()[0]))
-        True
-    """
+    """Copies of variables' values in host memory."""
 
     def __init__(self, variables: Iterable[keras.Variable]):
         self._values: dict[int, tuple[keras.Variable, np.ndarray]] = {}
@@ -46,6 +37,12 @@ def state_of(model: keras.Model) -> list[keras.Variable]:
     optimizer: Any = getattr(model, "optimizer", None)
     slots = [] if optimizer is None else optimizer.variables
     return list({id(v): v for v in [*model.variables, *model.metrics_variables, *slots]}.values())
+
+
+def build_optimizer(model: keras.Model) -> None:
+    """Makes the optimizer's state, if a model has an optimizer, so that it can be kept."""
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 from keras_multigpu import engines
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports.prediction import StepTime
-from keras_multigpu.reports.state import Snapshot, random_state_kept, state_of
+from keras_multigpu.reports.state import Snapshot, build_optimizer, random_state_kept, state_of
 
 ROUNDS = 3
 _WARM_UP = 3  # steps; the first one traces and compiles
@@ -87,10 +87,7 @@ class Stopwatch(keras.callbacks.Callback):
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The median step of each round: in wall time, and in processor time of all threads.
-
-    Other programs on the machine hardly change the processor time.
-    """
+    """The median step of each round: in wall time, and in processor time of all threads."""
 
     rounds: tuple[float, ...]
     cpu_rounds: tuple[float, ...]
@@ -184,10 +181,7 @@ def measure_steps(
 
 
 def time_in_turn(trainings: Sequence[Training], steps: int) -> list[Timing]:
-    """Times trainings in turn, at least `steps` steps each.
-
-    They take turns so that other work on the machine slows them all down alike.
-    """
+    """Times at least `steps` steps of each training, in turn: other work slows all down alike."""
     counts = [one.warm_up(-(-steps // ROUNDS)) for one in trainings]
     found = [[one.time(count) for one, count in zip(trainings, counts)] for _ in range(ROUNDS)]
     return [Timing(*(tuple(part) for part in zip(*rounds))) for rounds in zip(*found)]
@@ -208,21 +202,20 @@ class Training:
         mode: str = "data",
         **options: Any,
     ):
-        self._model = make_parallel(model, devices, mode, **options)
+        self._model = parallel = make_parallel(model, devices, mode, **options)
         inputs, targets = batch
         if targets is None:
-            self._model.compile(
-                optimizer=self._model.optimizer if self._model.compiled else "adam",
+            parallel.compile(
+                optimizer=parallel.optimizer if parallel.compiled else "adam",
                 loss="mse",
-                jit_compile=self._model.jit_compile if self._model.compiled else "auto",
+                jit_compile=parallel.jit_compile if parallel.compiled else "auto",
             )
             outputs = keras.tree.map_structure(keras.ops.convert_to_numpy, model(inputs))
             targets = keras.tree.map_structure(np.zeros_like, outputs)
-        self._model._parallel_place()
-        if self._model.optimizer is not None and not self._model.optimizer.built:
-            self._model.optimizer.build(self._model.trainable_variables)
+        parallel._parallel_place()
+        build_optimizer(parallel)
         # Copies: on JAX a step takes over the arrays that it is given.
-        self._start = Snapshot(state_of(self._model))
+        self._start = Snapshot(state_of(parallel))
         self._batch = (inputs, targets)
         arrays = keras.tree.flatten(self._batch)
         self._rows = len(arrays[0])

@@ -8,12 +8,12 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import check_model, device_counts
 from keras_multigpu.parallel import make_parallel
-from keras_multigpu.reports.checks import check_built, check_counts
 from keras_multigpu.reports.environment import are_virtual, describe_environment
 from keras_multigpu.reports.runs import Plan, Run
 from keras_multigpu.reports.scaling_report import ScalingReport
-from keras_multigpu.reports.state import Snapshot, random_state_kept, state_of
+from keras_multigpu.reports.state import Snapshot, build_optimizer, random_state_kept, state_of
 from keras_multigpu.reports.timing import Stopwatch
 
 _VIRTUAL = "Virtual devices share one processor: their times say nothing about GPUs."
@@ -87,9 +87,9 @@ def scaling(
         >>> [(run.devices, len(run.seconds)) for run in report.runs]
         [(1, 2), (2, 2)]
     """
-    counts = check_counts("n_gpus", n_gpus)
+    counts = device_counts("n_gpus", n_gpus)
     plan = Plan(data, batch_size, epochs, steps, warm_up, repeats, weak)
-    check_built(model)
+    check_model(model, built=True)
     _check_compiled(model, compile_with)
     before = Snapshot(state_of(model))
     with engines.current().places_kept(model), random_state_kept():
@@ -128,8 +128,7 @@ def _prepare(model: keras.Model, compile_with: Callable[[keras.Model], Any] | No
             f"model={model.template.name!r}, which has a custom `compile`, or outputs that the "
             f"mode changes. Give {_COMPILE}."
         )
-    if model.optimizer is not None and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    build_optimizer(model)
     return model
 
 

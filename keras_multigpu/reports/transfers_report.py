@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import check_choice
 from keras_multigpu.engines import Transfer
 from keras_multigpu.modes import ParallelModel
-from keras_multigpu.reports.environment import compiler_splits_steps, describe_environment
+from keras_multigpu.reports.environment import describe_environment
 from keras_multigpu.reports.forms import show_bytes
 from keras_multigpu.reports.report import Column, Report
-from keras_multigpu.reports.state import Snapshot, state_of
+from keras_multigpu.reports.state import Snapshot, build_optimizer, state_of
 
+_STEPS = ("training", "prediction")
 _NEEDED = ("weights", "activations", "gradients")
 _MUCH = 1.5  # times the least: worth a note
 
@@ -58,7 +60,7 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
     trained = _count(parallel, given, training=True) if parallel.compiled else []
     rows, count = len(keras.tree.flatten(given[0])[0]), len(parallel.devices)
     least, notes = parallel._parallel_least_bytes(rows), []
-    if parallel.mode == "data" and compiler_splits_steps() and rows % count:
+    if parallel.mode == "data" and engines.current().partitions and rows % count:
         least = sum(one.bytes or 0 for one in trained if one.kind in _NEEDED)
         notes = [
             f"{count} devices don't divide {rows} rows: each computes the whole batch, so nothing "
@@ -100,17 +102,16 @@ def _count(parallel: Any, batch: tuple[Any, ...], training: bool) -> list[Transf
     if not parallel.built:
         parallel.predict_on_batch(batch[0])
     before = Snapshot(state_of(parallel))
-    functions = {name: getattr(parallel, name) for name in ("train_function", "predict_function")}
+    functions = parallel.train_function, parallel.predict_function
     try:
         if training:  # make what the first step would make, so that it is restored, too
-            parallel.optimizer.build(parallel.trainable_variables)
+            build_optimizer(parallel)
             before.add(parallel.optimizer.variables)
             parallel.test_on_batch(*batch)
             parallel.reset_metrics()
         return engines.current().count_transfers(parallel, batch, training)
     finally:
-        for name, function in functions.items():
-            setattr(parallel, name, function)
+        parallel.train_function, parallel.predict_function = functions
         parallel.reset_metrics()
         before.restore()
 
@@ -162,11 +163,10 @@ class TransfersReport(Report):
         self.hosts = dict(hosts or {})
         columns = [Column(name) for name in ("step", "from", "to", "kind", "copies")]
         columns.append(Column("bytes", "", show_bytes))
-        named = {"mode": mode, "batch size": batch_size}
-        known = {name: one for name, one in named.items() if one is not None}
-        known |= settings or {}
-        super().__init__("Transfers between devices", columns, self._rows(), (), known)
-        self.notes += [*self._notes(), *notes]
+        named = {"mode": mode, "batch size": batch_size, **(settings or {})}
+        known = {name: value for name, value in named.items() if value is not None}
+        notes = [*self._notes(), *notes]
+        super().__init__("Transfers between devices", columns, self._rows(), notes, known)
 
     def bytes(self, step: str, source: str | None = None, target: str | None = None) -> dict:
         """The bytes of a step by kind; tensors of unknown size add none.
@@ -176,16 +176,20 @@ class TransfersReport(Report):
             source: the device they come from, `None` for any.
             target: the device they go to, `None` for any.
         """
-        found = self._transfers(step)
-        return _sum_by_kind(
-            one for one in found if source in (None, one.source) and target in (None, one.target)
+        return self._sum_by_kind(
+            step, lambda one: source in (None, one.source) and target in (None, one.target)
         )
 
     def between_hosts(self, step: str) -> dict[str, int]:
         """The bytes of a step by kind, counting only what crosses from one host to another."""
         host = collections.defaultdict(str, self.hosts)
-        found = self._transfers(step)
-        return _sum_by_kind(one for one in found if host[one.source] != host[one.target])
+        return self._sum_by_kind(step, lambda one: host[one.source] != host[one.target])
+
+    def _sum_by_kind(self, step: str, is_meant: Callable[[Transfer], bool]) -> dict[str, int]:
+        totals: collections.Counter[str] = collections.Counter()
+        for one in filter(is_meant, self._transfers(step)):
+            totals[one.kind] += one.bytes or 0
+        return dict(totals)
 
     def matrix(self, step: str) -> tuple[list[str], np.ndarray]:
         """The devices, and the bytes of a step from each (rows) to each (columns)."""
@@ -199,7 +203,7 @@ class TransfersReport(Report):
 
     def draw(self, figure: Any) -> None:
         """Draws a map of devices by devices for each step; darker cells send more."""
-        steps = [step for step in ("training", "prediction") if self._transfers(step)]
+        steps = [step for step in _STEPS if self._transfers(step)]
         for step, axes in zip(steps, np.atleast_1d(figure.subplots(1, max(len(steps), 1)))):
             names, sums = self.matrix(step)
             axes.imshow(sums, cmap="Blues", vmin=0)
@@ -213,20 +217,17 @@ class TransfersReport(Report):
                     axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
 
     def _transfers(self, step: str) -> list[Transfer]:
-        if step not in ("training", "prediction"):
-            raise ValueError(f"`step` must be 'training' or 'prediction'. Received: step={step!r}.")
+        check_choice("step", step, *_STEPS)
         return self.training if step == "training" else self.prediction
 
     def _rows(self) -> list[tuple[Any, ...]]:
         rows = []
-        for step in ("training", "prediction"):
-            groups: dict[tuple[str, str, str], list[Transfer]] = collections.defaultdict(list)
+        for step in _STEPS:
+            sums: dict[tuple[str, str, str], list[int]] = collections.defaultdict(lambda: [0, 0])
             for one in self._transfers(step):
-                groups[one.source, one.target, one.kind].append(one)
-            rows += [
-                (step, *key, sum(one.copies for one in ones), sum(one.bytes or 0 for one in ones))
-                for key, ones in sorted(groups.items())
-            ]
+                found = sums[one.source, one.target, one.kind]
+                found[:] = found[0] + one.copies, found[1] + (one.bytes or 0)
+            rows += [(step, *key, *sums[key]) for key in sorted(sums)]
         return rows
 
     def _notes(self) -> list[str]:
@@ -254,10 +255,3 @@ class TransfersReport(Report):
                 "copies, and add no bytes."
             )
         return notes
-
-
-def _sum_by_kind(transfers: Iterable[Transfer]) -> dict[str, int]:
-    totals: dict[str, int] = collections.defaultdict(int)
-    for one in transfers:
-        totals[one.kind] += one.bytes or 0
-    return dict(totals)

@@ -1,40 +1,32 @@
 """The hash code of a value, and where in the multi-hot row the codes of all columns are.
 
-A column of a table occupies `bucket` columns of the multi-hot row, in `splits` groups of equal
-width. The xxh64 hash of the value's text (UTF-8, seed 0) is written as sixteen hexadecimal digits
-and cut into as many groups of digits. Each group of digits, modulo the width, is the position of
-the one in its group.
+A column of a table occupies `splits` groups of equal width in the multi-hot row. The xxh64 hash of
+the value's text (UTF-8, seed 0) is written as sixteen hexadecimal digits and cut into as many
+groups of digits. Each group of digits, modulo the width, is the position of the one in its group.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu.arguments import as_integer, finite_number, positive_integer
 
 RECIPE = "xxh64 of UTF-8, seed 0, groups of hexadecimal digits"
-_SPLITS = (1, 2, 4)
 _LEAST_BUCKET = 32
 _HASH_BITS = 64
-_WIDEST = 2.0**64  # wider than any group; the exact width may be infinite
 
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """The code of the values of one column.
-
-    Attributes:
-        start: the column's first index in the row.
-        group: how many indices a group has.
-        splits: how many groups, and therefore ones, a value has: 1, 2 or 4.
+    """The code of a column: `splits` groups of `group` indices each, from index `start` on.
 
     Example:
         >>> import numpy as np, xxhash
@@ -51,11 +43,6 @@ class Code:
     group: int
     splits: int
 
-    @property
-    def bucket(self) -> int:
-        """How many indices the column has."""
-        return self.group * self.splits
-
     def indices(self, hashes: np.ndarray) -> np.ndarray:
         """The indices of uint64 hashes: int32 of shape `(values, splits)`, ascending in a row."""
         bits = _HASH_BITS // self.splits
@@ -71,13 +58,7 @@ class Code:
 
 
 class Place(NamedTuple):
-    """What an index stands for.
-
-    Attributes:
-        column: the table's column.
-        split: the group of the column, from 0.
-        position: the position in the group, from 0: the group's digits modulo its width.
-    """
+    """What an index stands for: a column, one of its groups, and the position in the group."""
 
     column: str
     split: int
@@ -91,47 +72,36 @@ class Place(NamedTuple):
     @classmethod
     def parse(cls, name: str) -> Place:
         """The place with a name; the column's own name may contain colons."""
-        parts = name.rsplit(":", 2)
-        if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
+        found = re.fullmatch(r"(.*):(\d+):(\d+)", name, flags=re.DOTALL)
+        if found is None:
             raise ValueError(
                 "The name of a place must be column:split:position, for example `city:2:17`. "
                 f"Received: {name!r}."
             )
-        return cls(parts[0], int(parts[1]), int(parts[2]))
+        return cls(found[1], int(found[2]), int(found[3]))
 
 
-@dataclasses.dataclass(frozen=True)
 class Layout:
-    """The codes of all columns, one after the other in the row, and the text of missing values."""
+    """The codes of all columns, one after the other in the row, and the text of missing values.
 
-    codes: Mapping[str, Code]
-    splits: int
-    missing: str
+    `width` is the number of indices, `ones` how many of them a row has.
+    """
 
-    @classmethod
-    def of(cls, groups: Mapping[str, int], splits: int, missing: str) -> Layout:
-        """Lays out columns, given the width of each column's groups."""
-        codes, start = {}, 0
-        for name, group in groups.items():
-            codes[name] = Code(start, group, splits)
-            start += codes[name].bucket
-        if start > 2**31 - 1:
+    def __init__(
+        self, cardinalities: Mapping[str, int], probability: float | None, splits: int, missing: str
+    ):
+        self.splits, self.missing = splits, missing
+        self.codes: dict[str, Code] = {}
+        self.width, self.ones = 0, splits * len(cardinalities)
+        for name, count in cardinalities.items():
+            self.codes[name] = Code(self.width, safe_group(count, probability, splits), splits)
+            self.width += self.codes[name].group * splits
+        if self.width > 2**31 - 1:
             raise ValueError(
                 f"Indices are int32, so a row has at most {2**31 - 1} of them. Received: columns "
-                f"that need {start}. Use fewer columns, lower cardinalities, or a higher "
+                f"that need {self.width}. Use fewer columns, lower cardinalities, or a higher "
                 "`collision_probability`."
             )
-        return cls(codes, splits, missing)
-
-    @property
-    def width(self) -> int:
-        """How many indices there are."""
-        return sum(code.bucket for code in self.codes.values())
-
-    @property
-    def ones(self) -> int:
-        """How many ones a row has."""
-        return self.splits * len(self.codes)
 
     @property
     def fingerprint(self) -> str:
@@ -147,9 +117,7 @@ class Layout:
             raise ValueError(
                 f"An index must be from 0 to {self.width - 1}. Received: index={index!r}."
             )
-        starts = [code.start for code in self.codes.values()]
-        name = list(self.codes)[bisect.bisect_right(starts, index) - 1]
-        code = self.codes[name]
+        name, code = [(n, c) for n, c in self.codes.items() if c.start <= index][-1]
         return Place(name, *divmod(index - code.start, code.group))
 
     def index(self, place: Place) -> int:
@@ -168,10 +136,6 @@ def group_width(cardinality: int, splits: int = 4) -> int:
     """The published width of a group: `max(32, 4 * ceil(sqrt(cardinality))) / splits`.
 
     The width of the whole column does not depend on `splits`.
-
-    Example:
-        >>> group_width(10), group_width(100_000), group_width(100_000, splits=1)
-        (8, 317, 1268)
     """
     cardinality, splits = check_cardinality(cardinality), check_splits(splits)
     root = math.isqrt(cardinality - 1) + 1  # the square root, rounded up, without rounding errors
@@ -214,15 +178,7 @@ def collision_probability(cardinality: int, group: int | None = None, splits: in
     `1 - exp(-expected_collisions)`, the Poisson approximation of the birthday problem (Feller,
     "An introduction to probability theory and its applications", 1968, II.3). With the published
     width it is about 0.39 for every large cardinality: four columns in ten have a pair of values
-    that the model can't tell apart.
-
-    Args:
-        cardinality: how many values the column has.
-        group: the width of a group; `None` for the published width.
-        splits: how many groups there are.
-
-    Raises:
-        ValueError: if an argument is not a positive integer, or `splits` is not 1, 2 or 4.
+    that the model can't tell apart. The arguments and errors are those of `expected_collisions`.
 
     Example:
         >>> round(collision_probability(100_000), 2)
@@ -233,21 +189,19 @@ def collision_probability(cardinality: int, group: int | None = None, splits: in
     return -math.expm1(-expected_collisions(cardinality, group, splits))
 
 
-def safe_group(cardinality: int, probability: float, splits: int = 4) -> int:
+def safe_group(cardinality: int, probability: float | None, splits: int = 4) -> int:
     """The smallest width of a group, from the published one up, with so few collisions.
 
-    With four groups and a probability of 0.01 it is about `2.7 * sqrt(cardinality)`.
-
-    Example:
-        >>> safe_group(100_000, 0.01)
-        840
+    With four groups and a probability of 0.01 it is about `2.7 * sqrt(cardinality)`; with `None`
+    it is the published one.
     """
-    check_probability(probability)
     least = group_width(cardinality, splits)
+    if probability is None:
+        return least
     pairs = cardinality * (cardinality - 1) / 2
-    # Exact for uniform groups; for others, search from there.
+    # Exact for uniform groups, possibly infinite; for others, search from there.
     exact = (pairs / -math.log1p(-probability)) ** (1 / splits)
-    group = _check_group(max(least, math.ceil(min(exact, _WIDEST))), splits)
+    group = _check_group(max(least, math.ceil(min(exact, 2.0**_HASH_BITS))), splits)
     while collision_probability(cardinality, group, splits) > probability:
         group = _check_group(group + 1, splits)
     while group > least and collision_probability(cardinality, group - 1, splits) <= probability:
@@ -262,24 +216,23 @@ def check_cardinality(cardinality: Any, name: str = "cardinality") -> int:
 
 def check_splits(splits: Any) -> int:
     """A number of groups as Python's integer."""
-    is_integer = isinstance(splits, (int, np.integer)) and not isinstance(splits, bool)
-    if not is_integer or splits not in _SPLITS:
+    number = as_integer(splits)
+    if number not in (1, 2, 4):
         raise ValueError(
             "`splits` must be 4 (the published code), 2, or 1 (one-hot), an integer. "
             f"Received: splits={splits!r}."
         )
-    return int(splits)
+    return number
 
 
 def check_probability(probability: Any) -> None:
-    """Refuses what is not a number between 0 and 1."""
-    is_number = isinstance(probability, (int, float)) and not isinstance(probability, bool)
-    if not is_number or not 0 < probability < 1:
-        raise ValueError(
-            "`collision_probability` must be a number between 0 and 1, the highest accepted "
-            "probability that two values of a column share a code, or None for the published "
-            f"width. Received: collision_probability={probability!r}."
-        )
+    """Refuses what is neither a number between 0 and 1 nor `None`."""
+    expected = (
+        "a number between 0 and 1, the highest accepted probability that two values of a column "
+        "share a code, or None for the published width"
+    )
+    if probability is not None:
+        finite_number("collision_probability", probability, expected, lambda one: 0 < one < 1)
 
 
 def _check_group(group: int, splits: int) -> int:

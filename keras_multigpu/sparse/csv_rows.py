@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
 
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
 _READ_BYTES = 2**18
 _LONGEST = 4 * 2**20  # bytes of a quoted field without an end; if it is longer, a mark is missing
-_FEW = 64  # runs of marks to follow at first; then twice as many, and so on
 
 
 class Rows(NamedTuple):
-    """The rows of a text.
+    """The byte after each row of a text; and where broken rows begin and end, `(rows, 2)`.
 
-    Attributes:
-        ends: the byte behind each row.
-        broken: the first byte of each broken row, and the byte behind it, of shape `(rows, 2)`. A
-            row is broken if a quoted field does not end before a delimiter or a line end.
+    A row is broken if a quoted field does not end before a delimiter or a line end.
     """
 
     ends: np.ndarray
@@ -63,23 +61,43 @@ def read_rows(file: BinaryIO, delimiter: str) -> Iterator[tuple[bytes, Rows]]:
     return read_parts(file, _READ_BYTES, cut)
 
 
+def read_fields(
+    data: bytes, header: list[str], wanted: list[str], **options: Any
+) -> tuple[pa.Table, list[Any]]:
+    """Columns of a text as bytes, and the rows that have too few or too many fields.
+
+    Empty fields are nulls. `options` are those of Arrow's `ParseOptions`.
+    """
+    malformed: list[Any] = []
+
+    def skip(row: Any) -> str:
+        malformed.append(row)
+        return "skip"
+
+    if not data.strip(b"\r\n"):
+        return pa.table({name: pa.array([], pa.binary()) for name in wanted}), []
+    table = arrow_csv.read_csv(
+        pa.py_buffer(data),
+        # One block, because Arrow does not join rows of two.
+        arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=header),
+        arrow_csv.ParseOptions(invalid_row_handler=skip, **options),
+        arrow_csv.ConvertOptions(
+            include_columns=wanted,
+            column_types=dict.fromkeys(wanted, pa.binary()),
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+    return table, malformed
+
+
 def find_rows(data: bytes, delimiter: str, *, is_whole: bool) -> Rows:
     r"""Finds the rows of a text that begins with a row.
 
     Lines end with LF, CR LF or CR, as in Python's `csv`. A quotation mark opens a field if it is
     the field's first character (RFC 4180); elsewhere it is an ordinary character. A broken row
-    ends at the end of the line in which the open field begins.
-
-    Args:
-        data: the text.
-        delimiter: the ASCII character between fields.
-        is_whole: whether the text is complete. Otherwise its last row is not.
-
-    Example:
-        >>> text = b'1,"Rome\nItaly"\n2,"Oslo\n3,"Bern"\n'
-        >>> rows = find_rows(text, ",", is_whole=True)
-        >>> rows.ends.tolist(), rows.broken.tolist()
-        ([15, 23, 32], [[15, 23]])
+    ends at the end of the line in which the open field begins. Unless the text `is_whole`, its
+    last row is not complete.
     """
     are_ends = _are_line_ends(data, is_whole)
     inside_all = _find_quoted(data, delimiter) if b'"' in data else np.zeros(1, dtype=bool)
@@ -88,7 +106,7 @@ def find_rows(data: bytes, delimiter: str, *, is_whole: bool) -> Rows:
         rest = len(data) - (int(ends[-1]) if len(ends) else 0)
         if not inside_all[-1] or not (is_whole or rest >= _LONGEST):
             return Rows(ends, np.empty((0, 2), int))
-    return _find_rows_by_runs(data, delimiter, np.flatnonzero(are_ends) + 1, is_whole)
+    return _find_rows_by_fields(data, delimiter, np.flatnonzero(are_ends) + 1, is_whole)
 
 
 def count_lines(data: bytes) -> int:
@@ -125,96 +143,34 @@ def _find_quoted(data: bytes, delimiter: str) -> np.ndarray | None:
     return None if opens_late.any() or closes_early.any() else inside
 
 
-def _find_rows_by_runs(data: bytes, delimiter: str, lines: np.ndarray, is_whole: bool) -> Rows:
-    """`find_rows` for any text; several times slower than `_find_quoted`."""
-    runs = _Runs.of(data, delimiter)
-    inside = np.zeros(len(runs.begins) + 1, dtype=bool)  # the last one: before the first run
-    broken, at = [], 0
-    while (open_field := runs.follow(at, inside)) is not None:
-        begin = runs.begins[open_field.run]
-        if open_field.is_last and not is_whole and len(data) - begin < _LONGEST:
+def _find_rows_by_fields(data: bytes, delimiter: str, lines: np.ndarray, is_whole: bool) -> Rows:
+    """`find_rows` for any text, one quoted field after the other; several times slower.
+
+    `lines` are the bytes after each line. A quoted field without an end is broken.
+    """
+    bound = re.escape(delimiter.encode()) + rb"\r\n"
+    inside = rb'[^"]*(?:""[^"]*)*'  # two marks stand for one
+    # Only bounds stand before the first mark of a field, and after its last one.
+    fields = re.compile(rb'"(?<![^%b]")%b(?:"(?!")(?P<end>(?![^%b])))?' % (bound, inside, bound))
+    closed = re.compile(rb'"%b"(?!")' % inside)
+    stops_of_lines = np.append(lines, len(data))
+    spans, broken, at = [(-1, -1)], [], 0
+    while at < len(data):
+        for field in fields.finditer(data, at):
+            if field["end"] is None:
+                break
+            spans.append((field.start(), field.end() - 1))
+        else:
             break
-        line = int(np.searchsorted(lines, begin, "right"))
-        stop = lines[line] if line < len(lines) else len(data)
-        at = int(np.searchsorted(runs.begins, stop))
-        inside[open_field.run : at] = False
+        begin = field.start()
+        if not closed.match(data, begin) and not is_whole and len(data) - begin < _LONGEST:
+            spans.append((begin, len(data)))
+            break
         broken.append(begin)
-    ends = lines[~inside[np.searchsorted(runs.begins, lines) - 1]]
+        at = int(stops_of_lines[np.searchsorted(lines, begin, "right")])
+    starts, stops = np.array(spans).T
+    ends = lines[lines > stops[np.searchsorted(starts, lines - 1, "right") - 1]]
     bounds = np.concatenate([[0], ends])
     rows = np.searchsorted(ends, np.array(broken, int), "right")
     rows = rows[rows < len(ends)]
     return Rows(ends, np.stack([bounds[rows], bounds[rows + 1]], axis=1))
-
-
-class _OpenField(NamedTuple):
-    """A quoted field without an end: the run that opens it, and whether no other run follows."""
-
-    run: int
-    is_last: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class _Runs:
-    """The runs of adjacent quotation marks of a text.
-
-    The effect of a run depends on whether its length is odd. Outside of a quoted field, a run at
-    the beginning of a field opens one (odd) or is an empty one (even); other runs are ordinary
-    characters. Inside, a pair of marks stands for one mark, and the last mark of an odd run ends
-    the field.
-
-    Attributes:
-        begins: the first byte of each run.
-        are_odd: whether its length is odd.
-        at_begin: whether it is at the beginning of a field.
-        at_end: whether it is at the end of a field, or of the text.
-    """
-
-    begins: np.ndarray
-    are_odd: np.ndarray
-    at_begin: np.ndarray
-    at_end: np.ndarray
-
-    @classmethod
-    def of(cls, data: bytes, delimiter: str) -> _Runs:
-        """Finds the runs of a text."""
-        text = np.frombuffer(data, "uint8")
-        marks = np.flatnonzero(text == _QUOTE)
-        is_first = np.ones(len(marks), dtype=bool)
-        is_first[1:] = np.diff(marks) > 1
-        first = np.flatnonzero(is_first)
-        begins = marks[first]
-        ends = marks[np.append(first[1:], len(marks)) - 1] + 1
-        is_bound = np.zeros(256, dtype=bool)
-        is_bound[[ord(delimiter), _NEWLINE, _RETURN]] = True
-        at_begin, at_end = is_bound[text[begins - 1]], is_bound[text[ends % len(text)]]
-        at_begin[0] |= begins[0] == 0
-        at_end[-1] |= ends[-1] == len(text)
-        return cls(begins, (ends - begins) % 2 == 1, at_begin, at_end)
-
-    def follow(self, first: int, inside: np.ndarray) -> _OpenField | None:
-        """Writes, from run `first` on, which runs are followed by text inside of quoted fields.
-
-        The text before `first` ends outside of a quoted field. Returns the first field without an
-        end; `None` if every field ends.
-        """
-        at, count, is_open = first, _FEW, False
-        while at < len(self.begins):
-            part = slice(at, min(at + count, len(self.begins)))
-            are_odd, at_begin = self.are_odd[part], self.at_begin[part]
-            # An odd run at a begin switches outside and inside; any other odd run leads outside.
-            turns = np.cumsum(are_odd & at_begin) + is_open
-            turns_before = np.maximum.accumulate(np.where(are_odd & ~at_begin, turns, 0))
-            after = (turns - turns_before) % 2 == 1
-            before = np.concatenate([[is_open], after[:-1]])
-            inside[part] = after
-            is_wrong = ~self.at_end[part] & np.where(before, are_odd, at_begin & ~are_odd)
-            if is_wrong.any():
-                wrong = int(np.argmax(is_wrong))
-                return _OpenField(self._opening(first, at + wrong, inside), is_last=False)
-            at, count, is_open = part.stop, 2 * count, bool(after[-1])
-        return _OpenField(self._opening(first, at, inside), is_last=True) if is_open else None
-
-    def _opening(self, first: int, run: int, inside: np.ndarray) -> int:
-        """The run that opens the field around a run; the run itself outside of fields."""
-        outside = np.flatnonzero(~inside[first:run])
-        return first + int(outside[-1]) + 1 if len(outside) else first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import io
 from collections.abc import Iterator
@@ -9,22 +10,24 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import csv as arrow_csv
 
-from keras_multigpu.sparse.csv_rows import Rows, count_lines, decompressed, find_rows, read_rows
+from keras_multigpu.sparse.csv_rows import (
+    Rows,
+    count_lines,
+    decompressed,
+    find_rows,
+    read_fields,
+    read_rows,
+)
 from keras_multigpu.sparse.sources import BadDataError, Block, Schema, Source
 
 _BYTE_ORDER_MARK = "\ufeff".encode()
 
 
 class Piece(NamedTuple):
-    """Where in the file, once decompressed, some rows are.
+    """Where in the file, once decompressed, some rows are; `broken` is as in `Rows`.
 
-    Attributes:
-        start: the first byte.
-        size: how many bytes.
-        line: the number of the first line, from 1.
-        broken: the bytes of the rows to leave out, as in `Rows.broken`.
+    `start` is the first byte, `line` the number of the first line, from 1.
     """
 
     start: int
@@ -124,46 +127,20 @@ class CsvSource(Source):
             row, problem = self.first_bad(table, numbers)
             raise BadDataError(f"{self.path}, line {self._row(data, piece, row)[0]}: {problem}")
         if is_scan:
-            self._count("malformed", len(malformed) + len(piece.broken))
-            self._count("no finite label or weight", int((~is_good).sum()))
+            bad = len(malformed) + len(piece.broken)
+            found = {"malformed": bad, "no finite label or weight": int((~is_good).sum())}
+            self.skipped += collections.Counter(found)  # adds no zeros
         return self.good_rows(table, features, numbers, is_good)
 
     def _to_arrow(self, data: bytes, features: tuple[str, ...]) -> tuple[pa.Table, list[Any]]:
         """Features and numbers as bytes, and the rows with too few or too many fields."""
         names = list(dict.fromkeys((*features, *self.schema.numbers))) or self._header[:1]
-        if not data:
-            return pa.table({name: pa.array([], pa.binary()) for name in names}), []
-        malformed: list[Any] = []
-
-        def skip(row: Any) -> str:
-            malformed.append(row)
-            return "skip"
-
         if data.startswith(_BYTE_ORDER_MARK):
             # Arrow drops a mark at the beginning. After the header it belongs to a value.
             data = _BYTE_ORDER_MARK + data
-        table = arrow_csv.read_csv(
-            pa.py_buffer(data),
-            # One block, because Arrow does not join rows of two.
-            arrow_csv.ReadOptions(
-                use_threads=False, block_size=len(data) + 1, column_names=self._header
-            ),
-            arrow_csv.ParseOptions(
-                delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=skip
-            ),
-            arrow_csv.ConvertOptions(
-                include_columns=names,
-                column_types=dict.fromkeys(names, pa.binary()),
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=True,
-            ),
+        return read_fields(
+            data, self._header, names, delimiter=self.delimiter, newlines_in_values=True
         )
-        return table, malformed
-
-    def _count(self, reason: str, rows: int) -> None:
-        if rows:
-            self.skipped[reason] += rows
 
     def _row(self, data: bytes, piece: Piece, number: int) -> tuple[int, str]:
         """The line on which a row begins, and its text; blank rows have no number."""

@@ -13,18 +13,13 @@ import numpy as np
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_choice, non_negative_integer, positive_integer
 from keras_multigpu.progress import ReadingBar
+from keras_multigpu.sparse import settings
 from keras_multigpu.sparse.csv_source import CsvSource
 from keras_multigpu.sparse.encoder import HashEncoder
 from keras_multigpu.sparse.epochs import EpochDataset
 from keras_multigpu.sparse.order import Order
 from keras_multigpu.sparse.parquet_source import ParquetSource
 from keras_multigpu.sparse.reading import ChunkLoader, ChunkReader
-from keras_multigpu.sparse.settings import (
-    check_delimiter,
-    is_shuffled,
-    number_columns,
-    process_number,
-)
 from keras_multigpu.sparse.sources import BadDataError, Chunk, Schema, Source
 
 
@@ -121,18 +116,16 @@ class HashedDataset(EpochDataset):
         chunk_rows = positive_integer("chunk_rows", chunk_rows)
         max_queue_size = positive_integer("max_queue_size", max_queue_size)
         processes = positive_integer("processes", processes)
-        process = process_number(process, processes)
-        seed, workers = (
-            non_negative_integer(name, value)
-            for name, value in [("seed", seed), ("workers", workers)]
-        )
+        process = settings.process_number(process, processes)
+        seed = non_negative_integer("seed", seed)
+        workers = non_negative_integer("workers", workers)
         check_choice("errors", errors, "raise", "skip")
-        check_delimiter(delimiter)
+        settings.check_delimiter(delimiter)
         self.encoder = copy_encoder(encoder)
-        numbers = number_columns(label, weight)
+        numbers = settings.number_columns(label, weight)
         self._has_weight = weight is not None
         self._num_labels = len(numbers) - self._has_weight
-        order_seed = seed if is_shuffled(shuffle, self._num_labels > 0) else None
+        order_seed = seed if settings.is_shuffled(shuffle, bool(self._num_labels)) else None
         self.skipped: collections.Counter[str] = collections.Counter()
         schema = Schema(tuple(self.encoder.layout.codes), numbers)
         sources = [
@@ -235,10 +228,7 @@ def copy_encoder(encoder: Any) -> HashEncoder:
 
 
 def _find_files(files: Any) -> list[str]:
-    """Paths in order; a pattern is replaced by the sorted paths that match it.
-
-    A path that exists is no pattern, whatever characters it has.
-    """
+    """Paths, with the sorted matches of patterns; a path that exists is no pattern."""
     given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     found: list[str] = []
     for path in [os.fspath(one) for one in given]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,11 +12,12 @@ import numpy as np
 
 from keras_multigpu.sparse import settings
 from keras_multigpu.sparse.cardinality import Cardinality
-from keras_multigpu.sparse.code import Layout, Place, group_width, safe_group
+from keras_multigpu.sparse.code import Layout, Place
 from keras_multigpu.sparse.hashing import TableHasher, distinct, hashes
 from keras_multigpu.sparse.tables import MISSING, column_names, is_table, texts, to_columns
 
 
+@dataclasses.dataclass(eq=False)
 class HashEncoder:
     """Turns the rows of a table of categorical columns into multi-hot rows, by hashing.
 
@@ -51,27 +54,16 @@ class HashEncoder:
         Place(column='age', split=1, position=3)
     """
 
-    def __init__(
-        self,
-        columns: Mapping[str, int | None] | Sequence[str] | None = None,
-        splits: int = 4,
-        collision_probability: float | None = None,
-        missing: str = MISSING,
-        output: str = "indices",
-        others: str = "error",
-        num_threads: int = 1,
-    ):
-        # Unchanged: scikit-learn's `clone` requires it.
-        self.columns = columns
-        self.splits = splits
-        self.collision_probability = collision_probability
-        self.missing = missing
-        self.output = output
-        self.others = others
-        self.num_threads = num_threads
-        self._prepare()
+    # Kept as they are given: scikit-learn's `clone` requires it.
+    columns: Mapping[str, int | None] | Sequence[str] | None = None
+    splits: int = 4
+    collision_probability: float | None = None
+    missing: str = MISSING
+    output: str = "indices"
+    others: str = "error"
+    num_threads: int = 1
 
-    def _prepare(self) -> None:
+    def __post_init__(self) -> None:
         """Checks the settings, forgets estimates, and lays out the row if nothing is missing."""
         settings.check(self.get_params())
         self._seen: dict[str, Cardinality] = {}
@@ -81,14 +73,9 @@ class HashEncoder:
             self._lay_out({name: count for name, count in self._given.items() if count})
 
     def _lay_out(self, cardinalities: dict[str, int]) -> None:
-        groups = {
-            name: group_width(count, self.splits)
-            if self.collision_probability is None
-            else safe_group(count, self.collision_probability, self.splits)
-            for name, count in cardinalities.items()
-        }
         self.cardinalities_ = cardinalities
-        self._layout = Layout.of(groups, int(self.splits), self.missing)
+        probability, splits = self.collision_probability, int(self.splits)
+        self._layout = Layout(cardinalities, probability, splits, self.missing)
 
     @property
     def is_ready(self) -> bool:
@@ -127,7 +114,7 @@ class HashEncoder:
             tables: a table, as for `transform`, or an iterable of tables, each read once.
             y: ignored.
         """
-        self._prepare()
+        self.__post_init__()
         for table in [tables] if is_table(tables) else tables:
             self.partial_fit(table)
         self.layout  # noqa: B018  refuses an iterable without tables
@@ -182,13 +169,7 @@ class HashEncoder:
         return lambda table: hasher(to_columns(table, list(layout.codes), others=others))
 
     def explain(self, index: int | str) -> Place | int:
-        """What an index stands for; or, given a name, its index.
-
-        Args:
-            index: an index, or a name as in `get_feature_names_out`.
-
-        Returns:
-            A `Place` for an index, an index for a name.
+        """What an index stands for; or the index of a name of `get_feature_names_out`.
 
         Raises:
             ValueError: if there is no such index or name.
@@ -211,7 +192,7 @@ class HashEncoder:
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The settings, by name."""
-        return {name: getattr(self, name) for name in settings.NAMES}
+        return {name: getattr(self, name) for name in _NAMES}
 
     def set_params(self, **changes: Any) -> HashEncoder:
         """Changes settings, and forgets estimated cardinalities.
@@ -220,13 +201,13 @@ class HashEncoder:
             ValueError: if a setting is unknown or invalid.
         """
         for name, value in changes.items():
-            if name not in settings.NAMES:
+            if name not in _NAMES:
+                known = ", ".join(_NAMES)
                 raise ValueError(
-                    f"An encoder has the settings {', '.join(settings.NAMES)}. "
-                    f"Received: {name}={value!r}."
+                    f"An encoder has the settings {known}. Received: {name}={value!r}."
                 )
             setattr(self, name, value)
-        self._prepare()
+        self.__post_init__()
         return self
 
     def to_json(self) -> str:
@@ -242,7 +223,7 @@ class HashEncoder:
             ValueError: if the text is something else, or gives other indices than its fingerprint
                 says.
         """
-        content, fingerprint = settings.parse(text)
+        content, fingerprint = settings.parse(text, _NAMES)
         encoder = cls(**content)
         if encoder.fingerprint != fingerprint:
             raise ValueError(
@@ -254,14 +235,12 @@ class HashEncoder:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `to_json` to a file."""
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.to_json())
+        pathlib.Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> HashEncoder:
         """Reads the encoder that `save` wrote."""
-        with open(path, encoding="utf-8") as file:
-            return cls.from_json(file.read())
+        return cls.from_json(pathlib.Path(path).read_text(encoding="utf-8"))
 
     def __sklearn_is_fitted__(self) -> bool:
         return self.is_ready
@@ -277,6 +256,5 @@ class HashEncoder:
             requires_fit=False,
         )
 
-    def __repr__(self) -> str:
-        given = (f"{name}={value!r}" for name, value in self.get_params().items())
-        return f"{type(self).__name__}({', '.join(given)})"
+
+_NAMES = [field.name for field in dataclasses.fields(HashEncoder)]

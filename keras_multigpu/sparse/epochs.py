@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
-import itertools
 import os
 import sys
 import threading
@@ -105,7 +104,7 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
                 `predict` begins to read it too.
         """
         self._begin_reading()
-        loops = running_loops()
+        loops, _ = running_loops()
         self._check_free(loops)
         with self._own_lock():
             self._is_in_order = bool(loops) and loops[0][0] != "fit"
@@ -120,13 +119,13 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
     def on_epoch_end(self) -> None:
         """Notes whether all batches were asked for; outside of Keras's loops, moves on."""
         self._begin_reading()  # Keras may now look at the first batches
-        loops = running_loops()
+        loops, is_reset = running_loops()
         self._check_free(loops)
         with self._own_lock():
             if not loops:
                 self._start += len(self)
                 self._asked = None
-            elif is_reset():
+            elif is_reset:
                 self._asked = None
             elif not self._is_in_order and self._is_complete:
                 self._is_done, self._asked = True, None
@@ -198,35 +197,22 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
         self._reset_lock()
 
 
-def running_loops() -> list[tuple[str, Any]]:
-    """The loops among the callers and the data that they read, the innermost first.
+def running_loops() -> tuple[list[tuple[str, Any]], bool]:
+    """The loops among the callers, the innermost first, and whether Keras only begins anew.
 
-    `fit` contains an `evaluate` while it validates.
+    Each loop comes with the data that it reads; `fit` contains an `evaluate` while it validates.
+    Keras may take a batch to build the model. Then it resets its iterator, with a method called
+    `reset`, which ends an epoch that begins again with its first batch.
     """
-    names = _loop_names()
-    return [
-        (names[frame.f_code], frame.f_locals.get("x"))
-        for frame in _callers()
-        if frame.f_code in names
-    ]
-
-
-def is_reset() -> bool:
-    """Whether Keras ends an epoch only to begin again; to be called from `on_epoch_end`.
-
-    Keras may take a batch to build the model. Then it resets its iterator, with a method of this
-    name, and the epoch begins again with its first batch.
-    """
-    loops = _loop_names()
-    inside = itertools.takewhile(lambda frame: frame.f_code not in loops, _callers())
-    return bool(running_loops()) and any(frame.f_code.co_name == "reset" for frame in inside)
-
-
-def _callers() -> Iterator[FrameType]:
+    names, loops, is_reset = _loop_names(), [], False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        yield frame
+        if frame.f_code in names:
+            loops.append((names[frame.f_code], frame.f_locals.get("x")))
+        elif not loops:
+            is_reset |= frame.f_code.co_name == "reset"
         frame = frame.f_back
+    return loops, is_reset and bool(loops)
 
 
 @functools.cache

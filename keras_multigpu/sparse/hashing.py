@@ -25,18 +25,9 @@ _TRIED_GROUP = 1_000_003
 
 
 class ColumnHasher:
-    """Writes the codes of a column's values.
+    """Writes the codes of a column's values; a dictionary is not decoded.
 
-    A column that comes as a dictionary is never decoded. Between chunks only the latest
-    dictionary is kept: if the next chunk has the same one, it is not hashed again.
-
-    Example:
-        >>> import numpy as np
-        >>> out = np.empty((3, 4), "int32")
-        >>> hasher = ColumnHasher(Code(start=0, group=8, splits=4), missing="nan")
-        >>> hasher.write(pa.array(["Rome", None, "Rome"]), out)
-        >>> out.tolist()
-        [[0, 13, 16, 28], [5, 9, 18, 31], [0, 13, 16, 28]]
+    The latest dictionary is kept: if the next chunk has the same one, it is not hashed again.
     """
 
     def __init__(self, code: Code, missing: str):
@@ -112,8 +103,7 @@ class TableHasher:
                 first += len(chunk)
 
         if self._num_threads == 1:
-            for place, name in enumerate(self._hashers):
-                write(place, name)
+            list(map(write, range(len(self._hashers)), self._hashers))
         else:
             with ThreadPoolExecutor(self._num_threads) as pool:
                 list(pool.map(write, range(len(self._hashers)), self._hashers))
@@ -121,12 +111,7 @@ class TableHasher:
 
 
 def hashes(strings: pa.Array) -> np.ndarray:
-    """The xxh64 hashes, with seed 0, of Arrow strings or bytes: uint64 of shape `(strings,)`.
-
-    Example:
-        >>> [f"{code:016x}" for code in hashes(pa.array(["Rome", ""])).tolist()]
-        ['f56804e558b0db3c', 'ef46db3751d8e999']
-    """
+    """The xxh64 hashes, with seed 0, of Arrow strings or bytes: uint64 of shape `(strings,)`."""
     kind = pa.large_binary() if pa.types.is_large_string(strings.type) else pa.binary()
     stored = strings.cast(kind) if not pa.types.is_large_binary(strings.type) else strings
     as_bytes = stored.to_numpy(zero_copy_only=False)

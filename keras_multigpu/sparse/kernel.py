@@ -23,15 +23,10 @@ _0, _1, _4, _8, _16, _24, _32 = map(np.uint64, (0, 1, 4, 8, 16, 24, 32))
 
 @numba.njit(nogil=True, cache=True)
 def write_codes(data, offsets, out, start, group, bits):  # type: ignore[no-untyped-def]
-    """Writes the indices of texts.
+    """Writes the indices of texts into `out`, int32 of shape `(texts, splits)`.
 
-    Args:
-        data: the bytes of all texts, uint8.
-        offsets: where each text begins, and where the last one ends, of shape `(texts + 1,)`.
-        out: int32 of shape `(texts, splits)`, the result.
-        start: the column's first index.
-        group: the width of a group.
-        bits: how many bits of the hash each group takes.
+    `data` are the bytes of all texts, `offsets` where each one begins and the last one ends.
+    `start` and `group` are as in `Code`; each group takes so many `bits` of the hash.
     """
     splits = out.shape[1]
     for row in range(out.shape[0]):

@@ -29,21 +29,8 @@ class ChunkShare:
 class Order:
     """The order of rows in an epoch: a function of the seed and of the epoch's number.
 
-    Args:
-        chunks: all chunks of the data set.
-        batch_size: the rows in a batch; the last one has the rest.
-        seed: the seed of the random order; `None` for the order of the files.
-        process: the number of this process, from 0.
-        processes: how many there are. All get the same number of rows: the last rows of the data
-            set, fewer than there are processes, are left out.
-
-    Example:
-        >>> chunks = [Chunk(0, 0, rows=3, place=None), Chunk(0, 1, rows=4, place=None)]
-        >>> order = Order(chunks, batch_size=2, seed=None)
-        >>> order.num_batches
-        4
-        >>> order.batch(epoch=0, number=1)
-        [(0, array([2])), (1, array([0]))]
+    With `seed=None` it is the order of the files. All processes get the same number of rows: the
+    last rows of the data set, fewer than there are processes, are left out.
     """
 
     def __init__(

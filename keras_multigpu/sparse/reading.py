@@ -80,11 +80,8 @@ class ChunkLoader:
 class ChunkReader:
     """Chunks by their number; the latest ones are kept.
 
-    Args:
-        loader: reads them.
-        workers: how many copies of the loader read ahead. A single thread does not read ahead.
-        in_processes: whether the workers are processes instead of threads.
-        ahead: how many chunks all workers together read ahead.
+    So many `workers`, each with a copy of the loader, together read `ahead` chunks in advance. A
+    single thread does not read ahead.
     """
 
     def __init__(self, loader: ChunkLoader, workers: int, in_processes: bool, ahead: int):
@@ -105,11 +102,7 @@ class ChunkReader:
         self._reads.clear()
 
     def read(self, number: int, following: Sequence[int] = ()) -> Hashed:
-        """A chunk. `following` are the chunks that will be needed next, if they are known.
-
-        Warns:
-            UserWarning: if a chunk is read several times in an epoch.
-        """
+        """A chunk. `following` are the chunks that will be needed next, if they are known."""
         if self._process_id != os.getpid():
             self._begin()  # this process was forked; the workers' threads were not
         if number not in self._kept:

@@ -9,18 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.arguments import check_choice, positive_integer
+from keras_multigpu.arguments import as_integer, check_choice, positive_integer
 from keras_multigpu.sparse.code import check_cardinality, check_probability, check_splits
 
-NAMES = (
-    "columns",
-    "splits",
-    "collision_probability",
-    "missing",
-    "output",
-    "others",
-    "num_threads",
-)
 _FORMAT = 1
 _NO_DELIMITERS = '"\r\n\0'
 
@@ -28,8 +19,7 @@ _NO_DELIMITERS = '"\r\n\0'
 def check(settings: Mapping[str, Any]) -> None:
     """Refuses invalid settings; `named_columns` checks the columns."""
     check_splits(settings["splits"])
-    if settings["collision_probability"] is not None:
-        check_probability(settings["collision_probability"])
+    check_probability(settings["collision_probability"])
     check_output(settings["output"])
     if not isinstance(settings["missing"], str):
         raise ValueError(
@@ -67,10 +57,10 @@ def named_columns(columns: Any) -> dict[str, int | None]:
 def write(settings: Mapping[str, Any], fingerprint: str) -> str:
     """Settings as JSON, with the encoder's fingerprint."""
     content = {"format": _FORMAT, **settings, "fingerprint": fingerprint}
-    return json.dumps(content, indent=1, ensure_ascii=False, default=int)  # NumPy's integers
+    return json.dumps(content, indent=1, ensure_ascii=False, default=lambda one: one.item())
 
 
-def parse(text: str) -> tuple[dict[str, Any], str]:
+def parse(text: str, names: Sequence[str]) -> tuple[dict[str, Any], str]:
     """The settings and the fingerprint in the JSON that `write` returned."""
     try:
         content = dict(json.loads(text))
@@ -80,9 +70,9 @@ def parse(text: str) -> tuple[dict[str, Any], str]:
             "An encoder is loaded from the JSON that `to_json` or `save` wrote. "
             f"Received: {text[:60]!r}: {error!r}."
         ) from error
-    if number != _FORMAT or set(content) != set(NAMES):
+    if number != _FORMAT or set(content) != set(names):
         raise ValueError(
-            f"An encoder's JSON has format {_FORMAT} and the settings {', '.join(NAMES)}. "
+            f"An encoder's JSON has format {_FORMAT} and the settings {', '.join(names)}. "
             f"Received: format {number!r} and {', '.join(content)}. Another version of "
             "keras_multigpu wrote it: load it with that version."
         )
@@ -95,14 +85,7 @@ def check_output(output: Any) -> None:
 
 
 def make_output(output: str, indices: np.ndarray, width: int) -> Any:
-    """Multi-hot rows in one of the forms, from the indices of their ones.
-
-    Example:
-        >>> import numpy as np
-        >>> make_output("dense", np.array([[0, 2], [1, 2]]), 3)
-        array([[1., 0., 1.],
-               [0., 1., 1.]], dtype=float32)
-    """
+    """Multi-hot rows in one of the forms, from the indices of their ones."""
     if output == "indices":
         return indices
     rows, ones = indices.shape
@@ -155,12 +138,13 @@ def check_delimiter(delimiter: Any) -> None:
 
 def process_number(process: Any, processes: int) -> int:
     """The number of one of several processes, as Python's integer."""
-    if isinstance(process, bool) or process not in range(processes):
+    number = as_integer(process)
+    if number is None or not 0 <= number < processes:
         raise ValueError(
             f"`process` must be an integer from 0 to {processes - 1}, one less than "
             f"`processes`. Received: process={process!r}."
         )
-    return int(process)
+    return number
 
 
 def is_shuffled(shuffle: Any, has_label: bool) -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from keras_multigpu.sparse.tables import compare_names, listed
+
 _TOO_LARGE = 2**53
 # What reading damaged bytes raises; a name in a Parquet file may no longer be UTF-8.
 _UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError)
@@ -26,14 +28,11 @@ class BadDataError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """Some rows of a file, read together.
+    """Some rows of a file, read together: `rows` good ones.
 
-    Attributes:
-        file: the file's number in the data set.
-        unit: the number, within the file, of the part that has to be read from its beginning: a
-            row group of Parquet, a compressed file, or the chunk itself.
-        rows: how many good rows it has.
-        place: where it is; its meaning is private to the source.
+    `file` is the file's number in the data set, and `unit` the number, within the file, of the part
+    that has to be read from its beginning: a row group of Parquet, a compressed file, or the chunk
+    itself. What `place` means is private to the source.
     """
 
     file: int
@@ -66,15 +65,8 @@ class Block:
 class Source(abc.ABC):
     """One file; abstract.
 
-    Args:
-        path: the file.
-        schema: the columns to read.
-        chunk_rows: about how many rows to read together.
-        skips: leave out and count bad rows; otherwise they are errors.
-
-    Attributes:
-        skipped: how many rows `scan` left out, by reason.
-        position: how many bytes of the file `scan` has read.
+    About `chunk_rows` rows are read together. If it `skips`, bad rows are left out, and `skipped`
+    counts them by reason; otherwise they are errors. `position` is how many bytes `scan` has read.
     """
 
     position = 0
@@ -92,22 +84,14 @@ class Source(abc.ABC):
         self.skipped: collections.Counter[str] = collections.Counter()
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
-        """The unit, the number of good rows and the place of each chunk, in order.
-
-        Raises:
-            BadDataError: if the file can't be read, or a row is bad and `skips` is false.
-        """
+        """The unit, the number of good rows and the place of each chunk, in order."""
         with self._readable():
-            self._state = self._current_state()
+            self._state = self._find_state()
             yield from self._scan()
         self._check_unchanged()
 
     def read(self, chunk: Chunk) -> Block:
-        """The good rows of a chunk; reading the chunks of a unit in order is fastest.
-
-        Raises:
-            BadDataError: if the file has changed since it was scanned.
-        """
+        """The good rows of a chunk; reading the chunks of a unit in order is fastest."""
         self._check_unchanged()
         with self._readable():
             block = self._read(chunk.place)
@@ -135,13 +119,13 @@ class Source(abc.ABC):
                 f"Received: {type(error).__name__}: {error}."
             ) from error
 
-    def _current_state(self) -> tuple[int, int]:
+    def _find_state(self) -> tuple[int, int]:
         found = os.stat(self.path)
         return found.st_size, found.st_mtime_ns
 
     def _check_unchanged(self) -> None:
         try:
-            state = self._current_state()
+            state = self._find_state()
         except OSError as error:
             raise self._changed(f"{type(error).__name__}: {error}") from error
         if state != self._state:
@@ -173,19 +157,16 @@ class Source(abc.ABC):
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Refuses a file that lacks a column, or has it several times."""
-        missing = [name for name in self.schema.names if name not in names]
+        missing, _, twice = compare_names(names, self.schema.names)
         if missing:
             raise BadDataError(
-                f"{self.path} must have the columns {', '.join(map(repr, self.schema.names))}. "
-                f"Received: {', '.join(map(repr, names)) or 'no columns'}; missing: "
-                f"{', '.join(map(repr, missing))}."
+                f"{self.path} must have the columns {listed(self.schema.names)}. "
+                f"Received: {listed(names) or 'no columns'}; missing: {missing}."
             )
-        twice = [name for name in self.schema.names if list(names).count(name) > 1]
         if twice:
             raise BadDataError(
-                f"{self.path} must have each of its columns once. Received: "
-                f"{', '.join(map(repr, twice))} more than once, in the header "
-                f"{', '.join(map(repr, names))}. Rename or remove one of them."
+                f"{self.path} must have each of its columns once. Received: {twice} more than "
+                f"once, in the header {listed(names)}. Rename or remove one of them."
             )
 
     def numbers_of(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
@@ -236,7 +217,7 @@ def to_numbers(column: pa.ChunkedArray) -> np.ndarray:
     try:
         numbers = array.cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
-        numbers = np.array([_number(value) for value in array.to_pylist()])
+        numbers = np.array([to_number(value) for value in array.to_pylist()])
     large = np.flatnonzero(np.abs(numbers) >= _TOO_LARGE)
     integers = [int(row) for row in large if _is_integer(array[int(row)].as_py())]
     if integers:
@@ -257,8 +238,8 @@ def _is_integer(value: Any) -> bool:
     return text.strip().lstrip("+-").isdigit()
 
 
-def _number(value: Any) -> float:
-    """A number as Arrow reads it; Python also accepts underscores and other digits."""
+def to_number(value: Any) -> float:
+    """A number as Arrow reads it, or not-a-number; Python also accepts underscores, for example."""
     is_other = isinstance(value, (str, bytes)) and ("_" in str(value) or not str(value).isascii())
     try:
         return float("nan" if is_other else value)

@@ -51,14 +51,6 @@ def texts(values: pa.Array, missing: str = MISSING) -> pa.Array:
     """The texts of values without nulls; `missing` is the text of not-a-number.
 
     Pass distinct values where speed counts: floats are converted one by one.
-
-    Example:
-        >>> texts(pa.array([0.1, 1e16, float("nan")])).to_pylist()
-        ['0.1', '1e+16', 'nan']
-        >>> texts(pa.array([0.1], pa.float32())).to_pylist()
-        ['0.1']
-        >>> texts(pa.array([True, False])).to_pylist(), texts(pa.array([7, -7])).to_pylist()
-        (['True', 'False'], ['7', '-7'])
     """
     kind = values.type
     if is_text(kind):
@@ -100,19 +92,12 @@ def to_columns(table: Any, names: Sequence[str], *, others: str = "error") -> Co
     """The named columns of a table as Arrow arrays of plain text or numbers, or dictionaries.
 
     `others="ignore"` accepts a table with other columns.
-
-    Raises:
-        ValueError: if columns are missing, unknown or of different length, or there are no rows.
-        TypeError: if it is no table, or a column's values are of mixed types or have no text.
-
-    Example:
-        >>> columns = to_columns({"city": ["Rome", None], "age": [3, 4]}, ["age"], others="ignore")
-        >>> columns["age"].to_pylist()
-        [3, 4]
     """
     found = column_names(table)
     _check_names(found, names, others)
-    columns = {name: _to_arrow(_column(table, name), name) for name in names}
+    is_arrow = isinstance(table, (pa.Table, pa.RecordBatch))
+    column_of = table.column if is_arrow else table.__getitem__
+    columns = {name: _to_arrow(column_of(name), name) for name in names}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"All columns must have the same number of rows. Received: {lengths}.")
@@ -125,41 +110,41 @@ def to_columns(table: Any, names: Sequence[str], *, others: str = "error") -> Co
 
 
 def _check_names(found: Sequence[str], names: Sequence[str], others: str) -> None:
-    missing = [name for name in names if name not in found]
-    unknown = [name for name in found if name not in names]
+    missing, unknown, twice = compare_names(found, names)
     if missing:
         raise ValueError(
-            f"A table must have the columns {', '.join(map(repr, names))}. Received: a table with "
-            f"{', '.join(map(repr, found)) or 'no columns'}; missing: "
-            f"{', '.join(map(repr, missing))}."
+            f"A table must have the columns {listed(names)}. Received: a table with "
+            f"{listed(found) or 'no columns'}; missing: {missing}."
         )
     if unknown and others == "error":
         raise ValueError(
-            f"A table must have the columns {', '.join(map(repr, names))} and no others. "
-            f"Received: unknown columns {', '.join(map(repr, unknown))}. Leave them out, or create "
+            f"A table must have the columns {listed(names)} and no others. "
+            f"Received: unknown columns {unknown}. Leave them out, or create "
             'the encoder with `others="ignore"`.'
         )
-    twice = sorted({name for name in names if list(found).count(name) > 1})
     if twice:
         raise ValueError(
-            f"A table's columns must have different names. Received: {', '.join(map(repr, twice))} "
-            "more than once."
+            f"A table's columns must have different names. Received: {twice} more than once."
         )
 
 
-def _column(table: Any, name: str) -> Any:
-    return table.column(name) if isinstance(table, (pa.Table, pa.RecordBatch)) else table[name]
+def compare_names(found: Sequence[str], wanted: Sequence[str]) -> tuple[str, str, str]:
+    """The wanted names that are missing, the names not wanted, the wanted ones found twice."""
+    missing = [name for name in wanted if name not in found]
+    unknown = [name for name in found if name not in wanted]
+    twice = [name for name in wanted if list(found).count(name) > 1]
+    return listed(missing), listed(unknown), listed(twice)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message."""
+    return ", ".join(map(repr, names))
 
 
 def _to_arrow(values: Any, name: str) -> pa.ChunkedArray:
-    if isinstance(values, pa.ChunkedArray):
-        chunked = values
-    elif isinstance(values, pa.Array):
-        chunked = pa.chunked_array([values])
-    else:
-        array = _from_python(values, name)
-        chunked = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
-    return _plain(chunked, name)
+    if not isinstance(values, (pa.Array, pa.ChunkedArray)):
+        values = _from_python(values, name)
+    return _plain(pa.chunked_array([values]) if isinstance(values, pa.Array) else values, name)
 
 
 def _from_python(values: Any, name: str) -> Any:

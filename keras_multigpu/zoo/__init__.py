@@ -4,10 +4,10 @@
 models, compiled as they were published. Use them with `make_parallel` like any other model.
 """
 
+from keras_multigpu.zoo.artificial import make_clicks, make_ratings, make_reviews
 from keras_multigpu.zoo.autorec import ObservedError, autorec, recommend
+from keras_multigpu.zoo.batches import ReviewPairs
 from keras_multigpu.zoo.deepconn import FactorizationMachine, deepconn
-from keras_multigpu.zoo.made import make_clicks, make_ratings, make_reviews
-from keras_multigpu.zoo.pairs import ReviewPairs
 from keras_multigpu.zoo.ratings import RatingBatches, Ratings, read_ratings
 from keras_multigpu.zoo.reviews import Reviews, read_reviews
 from keras_multigpu.zoo.wide import WideModel, wide

@@ -115,11 +115,13 @@ def deepconn(
         >>> [layer.name for layer in model.layers if layer.name.startswith("user")]
         ['user', 'user_embedding', 'user_conv', 'user_max', 'user_dense']
     """
-    sizes = {"vocabulary": vocabulary, "length": length, "embedding": embedding}
-    vocabulary, length, embedding, filters, width, units = (
-        positive_integer(name, size)
-        for name, size in {**sizes, "filters": filters, "width": width, "units": units}.items()
+    vocabulary = positive_integer("vocabulary", vocabulary)
+    length, width = positive_integer("length", length), positive_integer("width", width)
+    embedding, filters = (
+        positive_integer("embedding", embedding),
+        positive_integer("filters", filters),
     )
+    units = positive_integer("units", units)
     check_choice("head", head, "fm", "dot")
     if width > length:
         raise ValueError(

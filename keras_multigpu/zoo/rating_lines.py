@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import re
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import csv as arrow_csv
 
-from keras_multigpu.sparse.sources import BadDataError, to_numbers
+from keras_multigpu.sparse.csv_rows import read_fields
+from keras_multigpu.sparse.sources import BadDataError, to_number, to_numbers
 
 _COLUMNS = ("user", "item", "rating")
 _NAMES = {
@@ -20,6 +20,8 @@ _NAMES = {
 }
 # Delimiters of Arrow are one character: `::` is read as `:` with an empty field after it.
 _DELIMITERS = {"::": ":", "\t": "\t", ",": ",", ";": ";"}
+_HEADER = re.compile(rb"\s*[^\n]*\n?")  # blank lines may come first
+NO_LIMIT = float(np.finfo("float64").max)
 
 
 class Form(NamedTuple):
@@ -78,7 +80,7 @@ def _form(mark: str, line: bytes) -> Form | None:
     ]
     if all(place is not None for place in places):
         return Form(_DELIMITERS[mark], tuple(places), len(fields), True)  # type: ignore[arg-type]
-    if len(fields) > 2 * step and _is_number(fields[2 * step]):
+    if len(fields) > 2 * step and np.isfinite(to_number(fields[2 * step])):
         return Form(_DELIMITERS[mark], (0, step, 2 * step), len(fields), False)
     return None
 
@@ -89,13 +91,19 @@ def parse(path: str, form: Form, line: int, data: bytes, limit: float, skips: bo
     Ratings above `limit` are bad. The first bad line is a `BadDataError`, unless `skips`.
     """
     if line == 1 and form.has_header:
-        data = data.partition(b"\n")[2]
-        line += 1
+        header = _HEADER.match(data)
+        assert header is not None
+        line, data = 1 + header[0].count(b"\n"), data[header.end() :]
     closed = _closed(form, data)
-    malformed: list[object] = [None] * (data.count(b"\n") - closed.count(b"\n"))
-    table = _read(form, closed, malformed)
+    names = [str(place) for place in range(form.fields)]
+    quote = '"' if form.delimiter == "," else False
+    table, found = read_fields(
+        closed, names, [names[n] for n in form.places], delimiter=form.delimiter, quote_char=quote
+    )
+    table = table.rename_columns(list(_COLUMNS))
+    malformed = len(found) + data.count(b"\n") - closed.count(b"\n")
     ratings = to_numbers(table.column("rating"))
-    is_good = np.isfinite(ratings) & (ratings > 0) & (ratings <= limit)
+    is_good = (ratings > 0) & (ratings <= limit)
     for name in ("user", "item"):
         is_good &= ~np.asarray(table.column(name).is_null())
     if (malformed or not is_good.all()) and not skips:
@@ -105,7 +113,7 @@ def parse(path: str, form: Form, line: int, data: bytes, limit: float, skips: bo
     users, items = (
         table.column(name).combine_chunks().dictionary_encode() for name in ("user", "item")
     )
-    return Columns(users, items, ratings[is_good], len(malformed), int((~is_good).sum()))
+    return Columns(users, items, ratings[is_good], malformed, int((~is_good).sum()))
 
 
 def _closed(form: Form, data: bytes) -> bytes:
@@ -113,35 +121,6 @@ def _closed(form: Form, data: bytes) -> bytes:
     if form.delimiter != "," or b'"' not in data:
         return data
     return b"\n".join(line for line in data.split(b"\n") if not line.count(b'"') % 2)
-
-
-def _read(form: Form, data: bytes, malformed: list[object]) -> pa.Table:
-    """The columns as bytes; lines with too few or too many fields are added to `malformed`."""
-
-    def skip(row: object) -> str:
-        malformed.append(row)
-        return "skip"
-
-    names = [str(place) for place in range(form.fields)]
-    wanted = [names[place] for place in form.places]
-    if not data.strip():
-        return pa.table({name: pa.array([], pa.binary()) for name in _COLUMNS})
-    table = arrow_csv.read_csv(
-        pa.py_buffer(data),
-        arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
-        arrow_csv.ParseOptions(
-            delimiter=form.delimiter,
-            quote_char='"' if form.delimiter == "," else False,
-            invalid_row_handler=skip,
-        ),
-        arrow_csv.ConvertOptions(
-            include_columns=wanted,
-            column_types=dict.fromkeys(names, pa.binary()),
-            null_values=[""],
-            strings_can_be_null=True,
-        ),
-    )
-    return table.rename_columns(list(_COLUMNS))
 
 
 def _first_bad(path: str, form: Form, first: int, data: bytes, limit: float) -> BadDataError:
@@ -166,23 +145,10 @@ def _find_problem(form: Form, line: bytes, limit: float) -> str:
     if len(fields) != form.fields:
         expected = form.fields if form.delimiter != ":" else (form.fields + 1) // 2
         return f"a line must have {expected} fields, as the first line has. Received: {start!r}."
-    return _problem(fields, form.places, limit)
-
-
-def _problem(fields: Sequence[str], places: Sequence[int], limit: float) -> str:
-    """What is wrong with a line that has all its fields; an empty text if it is good."""
-    user, item, rating = (fields[place] for place in places)
+    user, item, rating = (fields[place] for place in form.places)
     if not user or not item:
         return f"the user and the item must not be empty. Received: user={user!r}, item={item!r}."
-    if not _is_number(rating) or not 0 < float(rating) <= limit:
-        most = "" if limit == float("inf") else f" and not above {limit:g}"
+    if not 0 < to_number(rating) <= limit:
+        most = "" if limit == NO_LIMIT else f" and not above {limit:g}"
         return f"a rating must be a number above 0{most}. Received: {rating!r}."
     return ""
-
-
-def _is_number(text: str) -> bool:
-    """Whether Arrow reads a text as a number; Python also accepts underscores and other digits."""
-    try:
-        return text.isascii() and "_" not in text and bool(np.isfinite(float(text)))
-    except ValueError:
-        return False

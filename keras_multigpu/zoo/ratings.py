@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import scipy.sparse
 
+from keras_multigpu.arguments import finite_number
 from keras_multigpu.sparse.sources import BadDataError
 from keras_multigpu.zoo.batches import ShuffledRows, check_file, read_blocks
-from keras_multigpu.zoo.rating_lines import Columns, find_form, parse
+from keras_multigpu.zoo.rating_lines import NO_LIMIT, Columns, find_form, parse
 
 
 def read_ratings(
@@ -58,9 +59,9 @@ def read_ratings(
         ([[0.0, 0.800000011920929], [0.6000000238418579, 0.0]], [186, 196])
     """
     path, skips = check_file(path, errors)
-    if highest is not None and not (isinstance(highest, (int, float)) and 0 < highest < np.inf):
-        raise ValueError(f"`highest` must be a number above 0. Received: highest={highest!r}.")
-    limit = np.inf if highest is None else float(highest)
+    limit = NO_LIMIT
+    if highest is not None:
+        limit = highest = finite_number("highest", highest, "a number above 0", lambda one: one > 0)
     form, parts = None, []
     for line, block in read_blocks(path, verbose):
         form = form or find_form(path, block, skips)

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu.arguments import finite_number, positive_integer
 from keras_multigpu.sparse.sources import BadDataError
-from keras_multigpu.zoo.batches import check_file, read_blocks
-from keras_multigpu.zoo.pairs import ReviewPairs
+from keras_multigpu.zoo.batches import ReviewPairs, check_file, read_blocks
 
 _WORD = re.compile(r"\w+(?:'\w+)*")
 _UNKNOWN = 1  # 0 pads short texts
@@ -147,8 +146,7 @@ class Reviews:
         Raises:
             ValueError: if the share is not between 0 and 1, or leaves no review on one side.
         """
-        if not 0 < share < 1:
-            raise ValueError(f"`share` must be between 0 and 1. Received: share={share!r}.")
+        finite_number("share", share, "between 0 and 1", lambda one: 0 < one < 1)
         order = np.random.default_rng(seed).permutation(len(self.ratings))
         first = round(share * len(order))
         if not 0 < first < len(order):
@@ -159,10 +157,7 @@ class Reviews:
         return np.sort(order[first:]), np.sort(order[:first])
 
     def pairs(
-        self,
-        rows: np.ndarray | None = None,
-        known: np.ndarray | None = None,
-        **options: Any,
+        self, rows: np.ndarray | None = None, known: np.ndarray | None = None, **options: Any
     ) -> ReviewPairs:
         """A user's text, an item's text, and the rating, to train a DeepCoNN.
 
@@ -172,8 +167,7 @@ class Reviews:
                 test on other reviews, pass those that the model was trained on.
             **options: `length`, `batch_size`, `shuffle` and `seed`, as for `ReviewPairs`.
         """
-        every = np.arange(len(self.ratings))
-        rows = every if rows is None else rows
+        rows = np.arange(len(self.ratings)) if rows is None else rows
         return ReviewPairs(self, rows, rows if known is None else known, **options)
 
 
@@ -231,41 +225,25 @@ class _Gathered:
 
 
 def parse_review(data: bytes) -> tuple[str, str, str, float]:
-    """The user, the item, the text and the rating of a line; a `ValueError` if one is missing.
-
-    The text may be missing.
-
-    Example:
-        >>> parse_review(b'{"user_id": "A1", "asin": "B7", "text": "Good.", "rating": 5}')
-        ('A1', 'B7', 'Good.', 5.0)
-    """
+    """The user, the item, the text (it may be missing) and the rating of a line."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ValueError(f"a line must be a JSON object. Received: {data[:60]!r}.")
-    user, item, text, rating = (
-        next((found[name] for name in names if name in found), None) for names in _FIELDS.values()
-    )
-    for field, value in {"user": user, "item": item}.items():
-        if not isinstance(value, str) or not value:
+    values: list[Any]
+    values = [next((found[n] for n in names if n in found), None) for names in _FIELDS.values()]
+    user, item, text, rating = values
+    is_number = isinstance(rating, (int, float)) and not isinstance(rating, bool)
+    for field, kind, value, is_good in (
+        ("user", "a text", user, isinstance(user, str) and user),
+        ("item", "a text", item, isinstance(item, str) and item),
+        ("rating", "a finite number", rating, is_number and abs(rating) < _HIGHEST),
+    ):
+        if not is_good:
+            names = " or ".join(map(repr, _FIELDS[field]))
             raise ValueError(
-                f"a review must have its {field} as a text named {_either(field)}. Received: "
-                f"{value!r}."
+                f"a review must have its {field} as {kind} named {names}. Received: {value!r}."
             )
-    if not _is_number(rating):
-        raise ValueError(
-            f"a review must have its rating as a finite number named {_either('rating')}. "
-            f"Received: {rating!r}."
-        )
-    return str(user), str(item), text if isinstance(text, str) else "", float(rating or 0)
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and abs(value) < _HIGHEST  # false for not-a-number
-
-
-def _either(field: str) -> str:
-    return " or ".join(map(repr, _FIELDS[field]))
+    return user, item, text if isinstance(text, str) else "", float(rating)

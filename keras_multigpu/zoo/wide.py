@@ -12,11 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.arguments import (
-    non_negative_integer,
-    positive_integer,
-    positive_integers,
-)
+from keras_multigpu.arguments import non_negative_integer, positive_integer, positive_integers
 from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.sparse import HashEncoder
 from keras_multigpu.sparse.dataset import copy_encoder
@@ -116,14 +112,7 @@ class WideModel(keras.Model):
         return self.predict(self.encoder.transform(table, output="indices"), **kwargs)
 
     def check_encoder(self, encoder: Any) -> None:
-        """Refuses an encoder whose indices differ from those of the model's encoder.
-
-        Args:
-            encoder: an encoder, or a dataset that has one.
-
-        Raises:
-            ValueError: if the fingerprints differ.
-        """
+        """Raises a `ValueError` for an encoder, or a dataset's, with another fingerprint."""
         _compare(encoder.fingerprint, self.encoder.fingerprint)
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -152,15 +141,13 @@ class WideModel(keras.Model):
             if encoder := _encoder_of(one):
                 self.check_encoder(encoder)
             elif isinstance(one, np.ndarray) and one.size:
-                self._check_range(int(one.min()), int(one.max()))
-
-    def _check_range(self, least: int, largest: int) -> None:
-        """Refuses indices that don't exist: XLA would use other ones without a warning."""
-        if least < 0 or largest >= self.encoder.width:
-            raise ValueError(
-                f"Indices must be from 0 to {self.encoder.width - 1}. Received: indices from "
-                f"{least} to {largest}. Use those that `model.encoder.transform(table)` returns."
-            )
+                least, largest = int(one.min()), int(one.max())
+                if least < 0 or largest >= self.encoder.width:  # XLA would use other ones
+                    raise ValueError(
+                        f"Indices must be from 0 to {self.encoder.width - 1}. Received: indices "
+                        f"from {least} to {largest}. Use those that "
+                        "`model.encoder.transform(table)` returns."
+                    )
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, with the encoder as JSON."""

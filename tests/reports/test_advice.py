@@ -394,7 +394,7 @@ def test_the_link_of_this_machine(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"model": 3}, r"`model` must be a Keras 3 model.*Received: model=3 \(of type int\)"),
+        ({"model": 3}, r"`model` must be a Keras 3 model.*model=3 \(of type builtins.int\)"),
         ({"model": keras.Sequential([keras.layers.Dense(1)])}, r"`model` must be built"),
         ({"batch_size": 0}, r"`batch_size` must be a positive integer. Received: batch_size=0"),
         ({"n_gpus": (2, 2)}, r"`n_gpus` must be a sequence.*Received: n_gpus=\(2, 2\)"),
@@ -410,7 +410,7 @@ def test_the_link_of_this_machine(monkeypatch):
         ({"step_seconds": {16: 1, 8: -2}}, r"`step_seconds` must be.*Received: step_seconds=-2"),
         ({"speed": 0}, r"`speed` must be a finite number, above 0. Received: speed=0"),
         ({"processors": -1}, r"`processors` must be a finite number.*Received: processors=-1"),
-        ({"overlap": -0.1}, r"`overlap` must be a finite number, 0 or more.*overlap=-0.1"),
+        ({"overlap": -0.1}, r"`overlap` must be a share, from 0 to 1. Received: overlap=-0.1"),
         ({"overlap": 1.1}, r"`overlap` must be a share, from 0 to 1. Received: overlap=1.1. Give"),
         ({"steps": 0}, r"`steps` must be a positive integer. Received: steps=0"),
     ],

@@ -6,8 +6,8 @@ import pathlib
 import keras
 import pytest
 
+from keras_multigpu import engines
 from keras_multigpu.reports import Link, advise
-from keras_multigpu.reports.environment import compiler_splits_steps
 from keras_multigpu.reports.loads import (
     compare_designs,
     driver_between,
@@ -94,7 +94,7 @@ def test_advice_over_hosts():
     asked = {"step_seconds": 1.0, "link": "nvlink", "host_link": "ethernet25"}
     advice = advise(model, 64, n_gpus=(8, 16, 64), devices_per_host=8, **asked)
     assert advice.settings["hosts"].startswith("8 devices each, linked by 25 Gbit Ethernet")
-    by_compiler = compiler_splits_steps()
+    by_compiler = engines.current().partitions
     assert by_compiler == (keras.backend.backend() == "jax")
     sizes = dataclasses.replace(SIZES, weights=4400, gradients=4400)
     expected = Workload(StepTime(0, 1 / 64), 64, sizes, by_compiler, per_host=8)

@@ -313,8 +313,8 @@ def test_how_quantities_are_shown():
     assert [show_seconds(one) for one in (0, 1e-5, 0.1234, 0.9996, 123.4)] == [
         "0.00 ms", "0.01 ms", "123 ms", "1.00 s", "123 s",
     ]  # fmt: skip
-    assert [show_bytes(one) for one in (0, 999, 1000, 12_345_678, 5e15)] == [
-        "0 B", "999 B", "1.00 kB", "12.3 MB", "5000 TB",
+    assert [show_bytes(one) for one in (0, 999, 1000, 999_999, 12_345_678, 5e15)] == [
+        "0 B", "999 B", "1.00 kB", "1.00 MB", "12.3 MB", "5000 TB",
     ]  # fmt: skip
 
 

@@ -231,5 +231,5 @@ def test_wrong_arguments(rng):
     with pytest.raises(ValueError, match=r"tuple of inputs, targets .* ndarray of 1. Give"):
         reports.transfers(_compiled(2), _batch(rng)[0])
     report = reports.TransfersReport([], [], ("cpu:0",))
-    with pytest.raises(ValueError, match="'training' or 'prediction'. Received: step='step'"):
+    with pytest.raises(ValueError, match='"training" or "prediction". Received: step='):
         report.bytes("step")

@@ -11,14 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.parity import difference
-from support.sparse_tables import plain_codes
+from support.sparse_tables import CARDINALITIES, ENCODER, plain_codes
 
 from keras_multigpu import make_parallel
 from keras_multigpu.sparse import HashedDataset, HashEncoder
 from keras_multigpu.zoo.wide import wide
 
-CARDINALITIES = {"city": 300, "age": 50}
-ENCODER = HashEncoder(CARDINALITIES)
 ROWS = 100
 
 
@@ -393,6 +391,7 @@ def test_files_that_are_not_there(tmp_path):
         ({"seed": -1}, "`seed` must be a positive integer, or 0. Received: seed=-1"),
         ({"errors": "ignore"}, '`errors` must be "raise" or "skip".*errors=\'ignore\''),
         ({"process": 2, "processes": 2}, "`process` must be an integer from 0 to 1.*process=2"),
+        ({"process": 1.0, "processes": 2}, "`process` must be an integer from 0 to 1.*process=1.0"),
         ({"workers": -1}, "`workers` must be a positive integer, or 0. Received: workers=-1"),
         ({"max_queue_size": 0}, "`max_queue_size` must be a positive.*max_queue_size=0"),
         ({"shuffle": "yes"}, "`shuffle` must be True, False or None. Received: shuffle='yes'"),

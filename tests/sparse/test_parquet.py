@@ -8,29 +8,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.sparse_tables import plain_codes
+from support.sparse_tables import CARDINALITIES, ENCODER, content, plain_codes
 
-from keras_multigpu.sparse import HashedDataset, HashEncoder
+from keras_multigpu.sparse import HashedDataset
 from keras_multigpu.sparse.parquet_source import ParquetSource
 from keras_multigpu.sparse.sources import BadDataError, Chunk, Schema
 
 pytestmark = pytest.mark.backend_free
 
-CARDINALITIES = {"city": 300, "age": 50}
-ENCODER = HashEncoder(CARDINALITIES)
 ROWS = 1000
 
 
 def dataset(files, **options):
     options = {"label": "label", "batch_size": 64, "shuffle": False, "chunk_rows": 70, **options}
     return HashedDataset(files, ENCODER, **options)
-
-
-def content(data):
-    """All labels and indices of a data set."""
-    batches = [data[number] for number in range(len(data))]
-    labels = np.concatenate([labels[:, 0] for _, labels in batches])
-    return labels.tolist(), np.concatenate([indices for indices, _ in batches])
 
 
 def cities(kind):

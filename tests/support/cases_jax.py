@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import jax
 import keras
-from keras import layers, ops
-from support.case import Case, vectors
+from keras import ops
+from support.case import Case, LossOfInputs, OneMetric, OwnLossAndMetric, vectors
 
 
-class CustomStep(keras.Model):
-    """Its own loss, its own metric, its own `train_step`."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.hidden = layers.Dense(8, activation="tanh")
-        self.out = layers.Dense(2)
-        self.largest = keras.metrics.Mean(name="largest")
-
-    def call(self, inputs):
-        return self.out(self.hidden(inputs))
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
-        return loss + ops.mean(ops.abs(y_pred))
-
+class CustomStep(OwnLossAndMetric):
     def train_step(self, state, data):
         logs, (*others, metrics) = super().train_step(state, data)
         scope = keras.StatelessScope(state_mapping=list(zip(self.metrics_variables, metrics)))
@@ -34,20 +19,8 @@ class CustomStep(keras.Model):
         return logs, (*others, metrics)
 
 
-class OwnSteps(keras.Model):
+class OwnSteps(OneMetric):
     """A `train_step`, `test_step` and `predict_step` from scratch."""
-
-    def __init__(self):
-        super().__init__()
-        self.out = layers.Dense(2, activation="tanh")
-        self.error = keras.metrics.MeanAbsoluteError(name="error")
-
-    def call(self, inputs):
-        return self.out(inputs)
-
-    @property
-    def metrics(self):
-        return [self.error]
 
     def train_step(self, state, data):
         trainable, fixed, slots, metrics = state
@@ -75,18 +48,8 @@ class OwnSteps(keras.Model):
         return {"twice": 2 * outputs}, fixed
 
 
-class LossesInStep(keras.Model):
+class LossesInStep(LossOfInputs):
     """Reads its regularization losses in its own step, and its inputs in its loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.out = layers.Dense(2, kernel_regularizer="l2", activity_regularizer="l1")
-
-    def call(self, inputs):
-        return self.out(inputs)
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return ops.mean(ops.square(ops.cast(y, "float32") - y_pred) * ops.abs(x[:, :1]))
 
     def train_step(self, state, data):
         trainable, fixed, slots, metrics = state

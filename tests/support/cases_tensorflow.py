@@ -5,45 +5,18 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 from keras import layers, ops
-from support.case import Case, vectors
+from support.case import Case, LossOfInputs, OneMetric, OwnLossAndMetric, vectors
 
 
-class CustomStep(keras.Model):
-    """Its own loss, its own metric, its own `train_step`."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.hidden = layers.Dense(8, activation="tanh")
-        self.out = layers.Dense(2)
-        self.largest = keras.metrics.Mean(name="largest")
-
-    def call(self, inputs):
-        return self.out(self.hidden(inputs))
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
-        return loss + ops.mean(ops.abs(y_pred))
-
+class CustomStep(OwnLossAndMetric):
     def train_step(self, data):
         logs = super().train_step(data)
         self.largest.update_state(ops.max(data[0]))
         return {**logs, "largest": self.largest.result()}
 
 
-class OwnSteps(keras.Model):
+class OwnSteps(OneMetric):
     """A `train_step`, `test_step`, `predict_step` and `compute_metrics` from scratch."""
-
-    def __init__(self):
-        super().__init__()
-        self.out = layers.Dense(2, activation="tanh")
-        self.error = keras.metrics.MeanAbsoluteError(name="error")
-
-    def call(self, inputs):
-        return self.out(inputs)
-
-    @property
-    def metrics(self):
-        return [self.error]
 
     def train_step(self, data):
         x, y = data[:2]
@@ -66,18 +39,8 @@ class OwnSteps(keras.Model):
         return {"error": self.error.result()}
 
 
-class LossesInStep(keras.Model):
+class LossesInStep(LossOfInputs):
     """Reads its regularization losses in its own step, and its inputs in its loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.out = layers.Dense(2, kernel_regularizer="l2", activity_regularizer="l1")
-
-    def call(self, inputs):
-        return self.out(inputs)
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return ops.mean(ops.square(ops.cast(y, "float32") - y_pred) * ops.abs(x[:, :1]))
 
     def train_step(self, data):
         x, y = data[:2]

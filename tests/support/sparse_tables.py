@@ -10,6 +10,18 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
+from keras_multigpu.sparse import HashEncoder
+
+CARDINALITIES = {"city": 300, "age": 50}
+ENCODER = HashEncoder(CARDINALITIES)
+
+
+def content(data):
+    """All labels and indices of a data set."""
+    batches = [data[number] for number in range(len(data))]
+    labels = np.concatenate([labels[:, 0] for _, labels in batches])
+    return labels.tolist(), np.concatenate([indices for indices, _ in batches])
+
 
 def plain_code(text, cardinality, splits=4):
     """The indices of a value's text within its column, as the recipe says it, digit by digit."""

@@ -63,8 +63,13 @@ def test_gzipped_with_a_mark_and_blank_lines(tmp_path):
     path = write(tmp_path, "ratings.csv", ["", *LINES, "", ""], before="\ufeff")
     packed = tmp_path / "ratings.csv.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    for one in (path, packed):
+    late = write(tmp_path, "ratings.tsv", before="\n \n")
+    for one in (path, packed, late):
         assert read_ratings(str(one), verbose=0).matrix.nnz == 4
+    with pytest.raises(ValueError, match="line 5: a rating must be a number"):
+        read_ratings(
+            write(tmp_path, "ratings.tsv", [LINES[0], (1, 2, "x")], before="\n\n"), verbose=0
+        )
 
 
 def test_names_that_are_no_numbers_and_the_scale(tmp_path):

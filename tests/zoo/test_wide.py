@@ -4,12 +4,11 @@ import keras
 import numpy as np
 import pytest
 from support.parity import difference, variables
+from support.sparse_tables import CARDINALITIES
 
 from keras_multigpu import make_parallel
 from keras_multigpu.sparse import HashedDataset, HashEncoder
 from keras_multigpu.zoo.wide import WideModel, wide
-
-CARDINALITIES = {"city": 300, "age": 50}
 
 
 def encoder(**settings):

@@ -112,13 +112,10 @@ def make_reviews(
     """
     path = os.fspath(path)
     suffix = _suffix(path, (".json", ".jsonl", ".json.gz", ".jsonl.gz"))
-    lines = (json.dumps(one) + "\n" for one in _reviews(reviews, users, items, seed))
-    if suffix.endswith(".gz"):
-        with gzip.open(path, "wt", encoding="utf-8") as file:
-            file.writelines(lines)
-    else:
-        with open(path, "w", encoding="utf-8") as file:
-            file.writelines(lines)
+    opened: Any = gzip.open if suffix.endswith(".gz") else open
+    with opened(path, "wt", encoding="utf-8") as file:
+        for review in _reviews(reviews, users, items, seed):
+            file.write(json.dumps(review) + "\n")
     return path
 
 

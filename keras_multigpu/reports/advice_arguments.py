@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_multigpu.arguments import positive_integer
-from keras_multigpu.reports.checks import check_number
+import keras
+import numpy as np
+
+from keras_multigpu.arguments import positive_integer, quantity
 from keras_multigpu.reports.interconnect import Link, find_link
 from keras_multigpu.reports.loads import check_mode
 from keras_multigpu.reports.prediction import StepTime
@@ -53,22 +55,12 @@ def check_counted(counted: Any, batch_size: int) -> None:
         )
 
 
-def check_overlap(overlap: Any) -> float:
-    """A share, from 0 to 1."""
-    if check_number("overlap", overlap, zero=True) > 1:
-        raise ValueError(
-            f"`overlap` must be a share, from 0 to 1. Received: overlap={overlap!r}. Give 0 if "
-            "copies and computations take turns."
-        )
-    return float(overlap)
-
-
 def known_step(given: Any, batch_size: int) -> StepTime | None:
     """The step time that the user gave, if any."""
     if given is None:
         return None
     if not isinstance(given, Mapping):
-        return StepTime(0.0, check_number("step_seconds", given) / batch_size)
+        return StepTime(0.0, quantity("step_seconds", given) / batch_size)
     others = [rows for rows in given if rows != batch_size]
     if batch_size not in given or len(others) != 1 or not 0 < others[0] < batch_size:
         raise ValueError(
@@ -76,5 +68,15 @@ def known_step(given: Any, batch_size: int) -> StepTime | None:
             f"one smaller batch. Received: step_seconds={given!r}. Give "
             f"{{{batch_size}: ..., {max(batch_size // 2, 1)}: ...}}, or one time."
         )
-    times = {rows: check_number("step_seconds", one) for rows, one in given.items()}
+    times = {rows: quantity("step_seconds", one) for rows, one in given.items()}
     return StepTime.through(batch_size, times[batch_size], others[0], times[others[0]])
+
+
+def check_rows(name: str, arrays: Any, batch_size: int) -> None:
+    """Raises a `ValueError` if an array has fewer rows than a batch."""
+    shapes = [tuple(np.shape(part)) for part in keras.tree.flatten(arrays)]
+    if not shapes or any(not shape or shape[0] < batch_size for shape in shapes):
+        raise ValueError(
+            f"`{name}` must have at least batch_size={batch_size} rows, to time a step on a whole "
+            f"batch. Received: {name} of the shapes {shapes}. Give `x[:{batch_size}]`."
+        )
