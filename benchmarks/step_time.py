@@ -2,6 +2,7 @@
 
     python -m benchmarks.step_time --models mlp convnet --devices 1 2 8 --repeats 5
     python -m benchmarks.step_time --call predict
+    python -m benchmarks.step_time --models convnet --only ours,apart,mirrored,mirrored_sync
     KERAS_BACKEND=jax python -m benchmarks.step_time --models mlp --devices 2 8
 
 Every measurement runs in a separate process (`step_worker`), on logical CPU devices with one thread
@@ -24,6 +25,8 @@ from benchmarks.models import MODELS
 
 _BACKEND = keras.backend.backend()
 _PEERS = {"tensorflow": ("mirrored", "MirroredStrategy"), "jax": ("distributed", "DataParallel")}
+# Not measured unless named by `--only`.
+_MORE = {"apart": "keras_multigpu, slices apart", "mirrored_sync": "MirroredStrategy, synchronized"}
 # One thread per operation, as if each device were one core.
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 FIGURES = {
@@ -89,6 +92,10 @@ class Figures:
     def __init__(self, results: Sequence[dict[str, Any]]):
         self._results = results
 
+    def has(self, side: str) -> bool:
+        """Whether a side was measured."""
+        return any(result["side"] == side for result in self._results)
+
     def find(self, model: str, side: str, devices: int) -> dict[int, dict[str, Any]]:
         """The measurements by round; plain Keras is the same for every number of devices."""
         wanted = (model, side, 1 if side == "plain" else devices)
@@ -130,7 +137,9 @@ def report(
     figures: Figures, models: Sequence[str], devices: Sequence[int], peer: tuple[str, str]
 ) -> str:
     """A Markdown table for each of `FIGURES`, with the ratios of the sides."""
-    sides = {"plain": "plain, 1 device", "ours": "keras_multigpu", peer[0]: peer[1]}
+    more = {side: name for side, name in _MORE.items() if figures.has(side)}
+    sides = {"plain": "plain, 1 device", "ours": "keras_multigpu", peer[0]: peer[1], **more}
+    others = (peer[0], "plain", *more)
     start = ["model", "batch", "devices"]
     parts = []
     for key, (unit, title) in FIGURES.items():
@@ -138,14 +147,15 @@ def report(
         rows = [
             [model, str(MODELS[model].batch_size), str(count)]
             + [figures.show(key, model, side, count) for side in sides]
-            + [figures.ratio(key, model, side, count) for side in (peer[0], "plain")]
+            + [figures.ratio(key, model, side, count) for side in others]
             for model in models
             for count in devices
         ]
         for count in devices:
-            means = [figures.mean(key, models, side, [count]) for side in (peer[0], "plain")]
+            means = [figures.mean(key, models, side, [count]) for side in others]
             rows.append(["geometric mean", "", str(count), *("" for _ in sides), *means])
-        parts += [title, processes.markdown_table([*header, f"ours/{peer[1]}", "ours/plain"], rows)]
+        header += [f"ours/{name}" for name in (peer[1], "plain", *more.values())]
+        parts += [title, processes.markdown_table(header, rows)]
     return "\n\n".join(parts)
 
 
@@ -161,7 +171,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="save the raw figures")
     options = parser.parse_args()
     sides = ["plain", "ours", _PEERS[_BACKEND][0]]
-    options.only = options.only.split(",") if options.only else sides
+    options.only = options.only.split(",") if options.only else list(sides)
+    sides += _MORE if _BACKEND == "tensorflow" else ()
     unknown = set(options.only) - set(sides)
     if unknown:
         parser.error(f"--only takes some of {','.join(sides)}. Received: {','.join(unknown)}")

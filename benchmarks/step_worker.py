@@ -80,17 +80,21 @@ def _compiled(benchmark: Benchmark, side: str, devices: int, jit: bool) -> list[
     if side == "distributed":
         names = [f"cpu:{index}" for index in range(devices)]
         keras.distribution.set_distribution(keras.distribution.DataParallel(devices=names))
-    if side == "mirrored":
+    if side in ("mirrored", "mirrored_sync"):
         import tensorflow as tf
 
         strategy = tf.distribute.MirroredStrategy([f"/cpu:{index}" for index in range(devices)])
         with strategy.scope():
             model = benchmark.build()
+            for layer in model.layers:
+                if isinstance(layer, keras.layers.BatchNormalization):
+                    layer.synchronized = side == "mirrored_sync"
             benchmark.compile(model, jit_compile=jit)
         return [model]
     model = benchmark.build()
-    if side == "ours":
-        model = keras_multigpu.make_parallel(model, n_gpus=devices, mode="data")
+    if side in ("ours", "apart"):
+        options = {"sync_batch_norm": False} if side == "apart" else {}
+        model = keras_multigpu.make_parallel(model, n_gpus=devices, mode="data", **options)
     if side == "towers":
         model = keras_multigpu.make_parallel(
             model, n_gpus=devices, mode="tower", replicas="independent", loss_of="replicas"
@@ -108,6 +112,8 @@ def measure(
 
     Args:
         side: `"ours"`, `"plain"`, and `"mirrored"` (TensorFlow) or `"distributed"` (JAX);
+            `"apart"`, ours with `sync_batch_norm=False`, or `"mirrored_sync"`, with
+            `BatchNormalization(synchronized=True)` (both TensorFlow);
             `"towers"`, an independent replica on every device, or `"separate"`, as many plain
             models, trained one after the other: a step is then one of each, added up;
             `"branches"` or `"alternating"`, a placement of the layers of `"deepconn"`.

@@ -50,7 +50,8 @@ def make_parallel(
         devices: the names of the devices to use instead, as `list_devices` gives them.
         **options: of mode `"data"`: `wire_dtype`, the type in which weights and gradients cross
             between devices, `None` (their own), `"bfloat16"` or `"float16"` (refused on JAX); and
-            `sync_batch_norm=True`, to have every `BatchNormalization` see the whole batch.
+            `sync_batch_norm=False`, on TensorFlow, to have every `BatchNormalization` see its
+            slice of the batch: faster, but not the numbers of one device.
             Of mode `"tower"`: `replicas="shared"` (one set of weights) or `"independent"` (a
             committee: the model, and others built like it with weights of their own);
             `mix="mean"`, `"weighted"`, `"gaussian"`, `"gated"`, a Keras layer, or a function of the

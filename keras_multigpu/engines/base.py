@@ -258,7 +258,7 @@ class DataRunner(Runner):
         devices: Sequence[str],
         *,
         wire_dtype: str | None = None,
-        sync_batch_norm: bool = False,
+        sync_batch_norm: bool = True,
     ): ...
 
     @abc.abstractmethod

@@ -43,25 +43,6 @@ def check_stateless(template: keras.Model) -> None:
             )
 
 
-def check_sync_batch_norm(template: keras.Model, sync_batch_norm: bool) -> None:
-    """Refuses a `BatchNormalization` that can't be made to see the whole batch."""
-    for layer in all_layers(template):
-        asked_for = sync_batch_norm or getattr(layer, "synchronized", False)
-        is_norm = isinstance(layer, keras.layers.BatchNormalization)
-        if not (is_norm and asked_for):
-            continue
-        own_call = type(layer).call is not keras.layers.BatchNormalization.call
-        if own_call or getattr(layer, "renorm", False):
-            reason = "a `call` of its own" if own_call else "renorm=True"
-            raise ValueError(
-                "BatchNormalization over the whole batch is exact for Keras's own layer without "
-                f"renormalization. Received: layer {layer.name!r} with {reason}, and "
-                f"synchronized={layer.synchronized}, sync_batch_norm={sync_batch_norm}. Use "
-                "`keras.layers.BatchNormalization(synchronized=True)`, or leave both False to "
-                "have each slice normalized by its own statistics."
-            )
-
-
 def warn_of_direct_calls(template: keras.Model) -> None:
     """Warns if a custom step of the template calls layers directly, not through the replicas."""
     direct = {}

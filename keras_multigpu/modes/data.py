@@ -27,8 +27,9 @@ class DataParallel(ParallelModel):
         wire_dtype: the type in which trainable weights and their gradients cross between
             devices: `None` (their own), `"bfloat16"` or `"float16"`. Must be `None` on JAX, whose
             compiler chooses what crosses; files saved with another value load there with a warning.
-        sync_batch_norm: let every `BatchNormalization` see the whole batch in training, as with
-            `synchronized=True`. On JAX they always do.
+        sync_batch_norm: in training, every `BatchNormalization` uses the statistics of the whole
+            batch, as on one device. With `False`, on TensorFlow, each replica uses those of its
+            slice, which is faster; layers with `synchronized=True` still see the whole batch.
     """
 
     mode = "data"
@@ -40,7 +41,7 @@ class DataParallel(ParallelModel):
         devices: Sequence[str],
         *,
         wire_dtype: str | None = None,
-        sync_batch_norm: bool = False,
+        sync_batch_norm: bool = True,
     ):
         options: dict[str, Any] = {"wire_dtype": wire_dtype, "sync_batch_norm": sync_batch_norm}
         super().__init__(template, devices, options)
@@ -54,7 +55,7 @@ class DataParallel(ParallelModel):
     @classmethod
     def _parallel_check(cls, options: Mapping[str, Any]) -> None:
         check_choice("wire_dtype", options.get("wire_dtype"), None, "bfloat16", "float16")
-        check_flag("sync_batch_norm", options.get("sync_batch_norm", False))
+        check_flag("sync_batch_norm", options.get("sync_batch_norm", True))
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         runner, call = self._parallel_runner, (args, kwargs)

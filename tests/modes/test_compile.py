@@ -193,7 +193,7 @@ def test_layers_frozen_and_unfrozen_after_wrapping(rng):
         )
 
     x, y = rng.normal(size=(40, 6)), rng.normal(size=(40, 2))
-    plain, parallel = build(), make_parallel(build(), 4, sync_batch_norm=True)
+    plain, parallel = build(), make_parallel(build(), 4)
     first = parallel.template.layers[0]
     for frozen in (True, False, True):
         for model in (plain, parallel):

@@ -76,7 +76,7 @@ def test_saved_and_loaded_in_safe_mode(build, rng, tmp_path):
     assert (loaded.devices, loaded.mode, loaded._parallel_options) == (
         parallel.devices,
         "data",
-        {"wire_dtype": WIRE, "sync_batch_norm": False},
+        {"wire_dtype": WIRE, "sync_batch_norm": True},
     )
     assert difference(variables(parallel), variables(loaded)) == 0
     for model in (parallel, loaded):

@@ -172,7 +172,6 @@ def make_case(model, optimizer, head, values):
     size, wiring, trunk = MODELS[model]
     heads = HEADS[head]
     data = INPUTS[values][size == _TOKENS].format(size)
-    is_batch_norm = model == "batch_normalization"  # which does not exchange eagerly
     number = TABLE.index((model, optimizer, head, values))
     on_tensorflow = keras.backend.backend() == "tensorflow"
     return Case(
@@ -185,13 +184,12 @@ def make_case(model, optimizer, head, values):
         outputs="list" if len(heads) > 1 else "single",
         optimizer=OPTIMIZERS[optimizer],
         settings=(("run_eagerly", "True"),)
-        if number % 3 and not is_batch_norm
+        if number % 3
         else (("jit_compile", str(not on_tensorflow)),),
         actions=("fit", "evaluate") if number % 3 else ("fit",),
         rows=9,
         batch=4,
         n=(2, 3)[number % 2],
-        options=(("sync_batch_norm", "True"),) if is_batch_norm and on_tensorflow else (),
     )
 
 

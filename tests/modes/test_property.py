@@ -17,6 +17,7 @@ def trainings(draw):
     return {
         "widths": [draw(st.integers(1, 5)), *widths],
         "activation": draw(st.sampled_from(["tanh", "relu", "linear"])),
+        "is_normalized": draw(st.booleans()),
         "n": draw(st.integers(1, 4)),
         "rows": draw(st.integers(1, 40)),
         "batch_size": draw(st.integers(1, 40)),
@@ -29,6 +30,8 @@ def _build(training):
     model = keras.Sequential([keras.Input((training["widths"][0],))])
     for width in training["widths"][1:]:
         model.add(keras.layers.Dense(width, activation=training["activation"]))
+        if training["is_normalized"]:
+            model.add(keras.layers.BatchNormalization(momentum=0.5))
     return model
 
 

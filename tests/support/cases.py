@@ -43,6 +43,24 @@ def _conv():
     return keras.Model(inputs, layers.Dense(5)(x))
 
 
+def _normalized():
+    """Its dense layers have no bias, whose gradient would be rounding alone."""
+    x = inputs = keras.Input((8, 8, 2))
+    x = layers.Conv2D(8, 3, use_bias=False)(x)
+    x = layers.Activation("tanh")(layers.BatchNormalization(momentum=0.8)(x))
+    skipped = layers.BatchNormalization()(layers.Conv2D(4, 1, use_bias=False)(x))
+    x = layers.BatchNormalization()(layers.Conv2D(4, 3, padding="same", use_bias=False)(x))
+    x = layers.GlobalAveragePooling2D()(layers.add([x, skipped]))
+    return keras.Model(inputs, layers.Dense(5)(x))
+
+
+def _normalized_sequence():
+    """What a mask leaves out is left out of the statistics."""
+    x = inputs = keras.Input((7,), dtype="int32")
+    x = layers.Embedding(30, 8, mask_zero=True)(x)
+    return keras.Model(inputs, layers.Dense(3)(layers.LSTM(8)(layers.BatchNormalization()(x))))
+
+
 def _residual():
     inputs = keras.Input((6,))
     block = keras.Sequential([keras.Input((6,)), layers.Dense(6, activation="tanh")], name="block")
@@ -267,6 +285,8 @@ CASES = [
     Case("mlp", _mlp, vectors),
     Case("unbuilt_sequential", _unbuilt, vectors, {"optimizer": "adam"}),
     Case("conv", _conv, _images, _CLASSES),
+    Case("batch_normalization", _normalized, _images, _CLASSES),
+    Case("batch_normalization_masked", _normalized_sequence, _tokens),
     Case("residual_shared_block", _residual, vectors, {"metrics": ["mae"]}),
     Case("embedding_lstm_masked", _lstm_masked, _tokens),
     Case("bidirectional_masked_output", _sequence_out, _sequence_data),

@@ -50,7 +50,7 @@ class RowsRunner(DataRunner):
         devices: Sequence[str],
         *,
         wire_dtype: str | None = None,
-        sync_batch_norm: bool = False,
+        sync_batch_norm: bool = True,
     ):
         assert wire_dtype is None
         self._template = template

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.exchange import Exchange, read
 from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult
-from keras_multigpu.engines.tensorflow.sync import Replica
+from keras_multigpu.engines.tensorflow.runs import CutRun, Run, WholeRun
 from keras_multigpu.engines.tensorflow.tensors import (
     add,
     floats,
@@ -37,7 +37,6 @@ class ReplicaCalls:
         self._links = links
         self._calls = calls
         self._sizes = sizes
-        self._tapes: list[tuple[tf.GradientTape, list[Tensor]]] = []
         self._used: set[int] = set()
         self._with_gradients: list[Tensor] = []
 
@@ -61,33 +60,34 @@ class ReplicaCalls:
         # derivatives, which take longer to trace and to run.
         hide = tf.stop_gradient if self._order == 1 else tf.identity
         weights = {id(variable): next(given) for variable in links.watched}
+        arguments, watched = [], []
         for number, (device, state) in enumerate(zip(links.devices, links.send(weights, hide))):
-            replica = Replica(number, self._sizes[number], len(links.devices))
-            keys = links.watched_of(number)
-            tape = tf.GradientTape(persistent=self._order > 1)
-            with tf.device(device), tape:
+            with tf.device(device):
                 call = map_tensors(hide, substitute(self._calls[number], given))
-                copies = [state[key] for key in keys] + floats(call)
-                if self._order:
-                    tape.watch(copies)
-                raw = self._trace(list(state.values()), call, replica)
-            self.raws.append(raw)
-            self._tapes.append((tape, copies))
+                size = tf.cast(self._sizes[number], tf.float32)
+                arguments.append((list(state.values()), call, tf.constant(number), size))
+            watched.append([state[key] for key in links.watched_of(number)] + floats(call))
+        trace = self._trace
+        self._run: Run = (
+            CutRun(trace.cut, links.devices, self._order)
+            if trace.cut
+            else WholeRun(trace, links.devices, self._order)
+        )
+        self.raws += self._run.forward(arguments, watched)
         with tf.device(links.devices[0]):
             results = [part for raw in self.raws for part in floats(raw.differentiable)]
             return [tf.identity(result) for result in results]
 
     def _backward(self, *upstream: Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
         """The gradients by the sources, and by any `tf.Variable`s that `call` uses."""
-        arriving = enumerate(upstream)
+        arriving = (one if place in self._used else None for place, one in enumerate(upstream))
         by_weights: list[dict[int, Tensor | None]] = []
         by_inputs: list[Tensor | None] = []
         by_others: list[list[Tensor]] = [[] for _ in variables]
-        for number, device in enumerate(self._links.devices):
+        results = [[next(arriving) for _ in floats(raw.differentiable)] for raw in self.raws]
+        for number, gradients in enumerate(self._run.backward(results, variables)):
             keys = self._links.watched_of(number)
-            count = len(self._tapes[number][1])
-            with tf.device(device), tf.name_scope("gradients"):
-                gradients = self._gradient(number, arriving, variables)
+            count = len(gradients) - len(variables)
             by_weights.append(dict(zip(keys, gradients)))
             by_inputs += gradients[len(keys) : count]
             for found, gradient in zip(by_others, gradients[count:]):
@@ -103,37 +103,11 @@ class ReplicaCalls:
 
         TensorFlow keeps a graph's gradient functions forever, and whatever they refer to.
         """
-        del self._trace, self._calls, self._links, self._sizes
+        del self._trace, self._calls, self._links, self._sizes, self._run
         self.raws.clear()
-        self._tapes.clear()
         for result in self._with_gradients:
             forget_gradient(result)
         self._with_gradients.clear()
-
-    def _gradient(
-        self,
-        number: int,
-        arriving: Iterator[tuple[int, Tensor]],
-        variables: Sequence[tf.Variable],
-    ) -> list[Tensor | None]:
-        """One replica's gradients by its copies of the weights, its inputs, and variables."""
-        (tape, copies), raw = self._tapes[number], self.raws[number]
-        results = floats(raw.differentiable)
-        pairs = [next(arriving) for _ in results]
-        is_used = [place in self._used for place, _ in pairs]
-        upstream = [tf.identity(value) for place, value in pairs if place in self._used]
-        results = [result for result, one_is_used in zip(results, is_used) if one_is_used]
-        sources = [*copies, *variables]
-        gradients = tape.gradient(results, sources, output_gradients=upstream)
-        if raw.arguments is None or all(is_used):
-            return gradients
-        # By `id`, because `==` compares the tensors' values.
-        places = {id(argument): place for place, argument in enumerate(raw.arguments)}
-        reached = self._trace.reached(tuple(is_used))
-        return [
-            None if id(source) in places and not reached[places[id(source)]] else gradient
-            for source, gradient in zip(sources, gradients)
-        ]
 
 
 def _note_use(result: Tensor, place: int, used: set[int]) -> Tensor:

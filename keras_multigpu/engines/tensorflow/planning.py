@@ -16,7 +16,7 @@ from keras_multigpu.engines.structures import take_apart
 from keras_multigpu.engines.tensorflow.exchange import ONCE
 from keras_multigpu.engines.tensorflow.inspection import find_obstacle, layer_of
 from keras_multigpu.engines.tensorflow.probe import DependenceError, Probe, ProbeError
-from keras_multigpu.engines.tensorflow.sync import batch_normalizations, replaced_calls
+from keras_multigpu.engines.tensorflow.sync import of_no_rows, replaced_statistics
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows, is_float
 from keras_multigpu.engines.tensorflow.trace import Trace
 from keras_multigpu.engines.values import Call, Plan
@@ -35,7 +35,7 @@ def make_plan(trace: Trace) -> Plan:
     """Decides whether the batch of a traced template can be sliced, and how it is merged."""
     plan = with_trace(Plan(), trace)
     try:
-        if not tf.executing_eagerly():
+        if not (tf.executing_eagerly() or trace.cut):
             _check(trace)
         # `BatchNormalization` mixes rows, and is handled separately.
         tried = _without_statistics(trace)
@@ -44,7 +44,7 @@ def make_plan(trace: Trace) -> Plan:
             probe = Probe(tried)
             _raise(probe.find_dependence())
             _find_rules(plan, probe, tried)
-            if trace.is_differentiated:
+            if trace.order:
                 trace.gradient_rules.update(_gradient_rules(probe, tried))
         except ProbeError as error:
             plan.doubt = str(error)
@@ -58,9 +58,9 @@ def make_plan(trace: Trace) -> Plan:
 def with_trace(plan: Plan, trace: Trace) -> Plan:
     """A plan for the call that was traced."""
     # Losses look for an output's last operation, which merging hides, so it is applied again.
-    return dataclasses.replace(
-        plan, trace=trace, finish=lambda outputs: trace.activate(take_apart(outputs)[0])
-    )
+    plan = dataclasses.replace(plan, trace=trace)
+    plan.finish = lambda outputs: plan.trace.activate(take_apart(outputs)[0])
+    return plan
 
 
 def signature(template: keras.Model, call: Call) -> Any:
@@ -100,15 +100,11 @@ def _raise(reason: str | None) -> None:
 
 
 def _without_statistics(trace: Trace) -> Trace:
-    layers = batch_normalizations(trace.template, "all")
+    layers = [*trace.layers, *trace.apart]
     if not (layers or trace.compiled or tf.executing_eagerly()):
         return trace
     plain = trace.alone()
-
-    def make(layer: Any, call: Any) -> Any:
-        return lambda inputs, training=None, mask=None: call(inputs, training=False, mask=mask)
-
-    with replaced_calls(layers, make):
+    with replaced_statistics(layers, of_no_rows):
         plain.forward  # noqa: B018  trace in this scope
     return plain
 
@@ -129,7 +125,7 @@ def _find_rules(plan: Plan, probe: Probe, tried: Trace) -> None:
                 "sum nor an extreme over the rows of the batch"
             )
         rules[int(key)] = rule
-    for layer in batch_normalizations(tried.template, "all"):
+    for layer in plan.trace.apart:
         rules.update({id(variable): kinds.MEAN for variable in layer.non_trainable_variables})
     plan.updates = rules
 

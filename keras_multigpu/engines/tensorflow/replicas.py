@@ -14,13 +14,12 @@ from keras_multigpu.engines.shared import SEED, check_alike, state_of_none
 from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.calls import ReplicaCalls
 from keras_multigpu.engines.tensorflow.exchange import Exchange, read
-from keras_multigpu.engines.tensorflow.names import local_name, short_name
 from keras_multigpu.engines.tensorflow.planning import make_plan, signature, with_trace
 from keras_multigpu.engines.tensorflow.results import LocalResult, split_call
 from keras_multigpu.engines.tensorflow.scope import HiddenStateError
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
 from keras_multigpu.engines.tensorflow.tensors import gradient_order, message_of, substitute
-from keras_multigpu.engines.tensorflow.trace import Trace, is_for_xla
+from keras_multigpu.engines.tensorflow.trace import NotTracedError, Trace, is_for_xla
 from keras_multigpu.engines.values import Call, Plan, Result, Tensor
 
 _MOST_PLANS = 32  # of eager calls
@@ -52,7 +51,6 @@ class Replicas:
         self.wire_dtype = wire_dtype
         self.synchronized = synchronized
         self._has_own_weights = any(model is not self.template for model in self.models)
-        self._batch_normalizations()
         self.retrace()
 
     def retrace(self) -> None:
@@ -82,7 +80,10 @@ class Replicas:
 
     def _plan(self, call: Call, compiled: bool) -> Plan:
         try:
-            return make_plan(self._trace(call, compiled))
+            trace = self._trace(call, compiled)
+            if trace.layers or not tf.executing_eagerly():
+                trace = self._traced(call, compiled)
+            return make_plan(trace)
         except (HiddenStateError, OpaqueError) as error:
             return Plan(obstacle=message_of(error))
 
@@ -95,55 +96,63 @@ class Replicas:
         plan: Plan | None = None,
     ) -> list[Result]:
         """Calls each replica: with a `plan` on a slice of one batch, else on a whole batch."""
-        trace = plan.trace if plan else self._trace(calls[0], compiled)
+        if not tf.executing_eagerly():
+            trace = plan.trace if plan else self._traced(calls[0], compiled)
+            return self._run(calls, sizes, trace, is_slice=plan is not None)
+        try:
+            return self._run_eagerly(calls, sizes, plan, self._trace(calls[0], compiled))
+        except NotTracedError:
+            return self._run_eagerly(calls, sizes, plan, self._traced(calls[0], compiled))
+
+    def _run_eagerly(
+        self, calls: Sequence[Call], sizes: Sequence[Any], plan: Plan | None, trace: Trace
+    ) -> list[Result]:
+        """Runs replicas by a trace of this call's own, since layers may have changed."""
+        if plan:
+            trace.gradient_rules = plan.trace.gradient_rules
+            plan.trace = trace
+        results = self._run(calls, sizes, trace, is_slice=plan is not None)
+        if len(_unique(self.template.variables)) == len(trace.variables):
+            return results
+        # This call has built layers, so run again with their variables.
+        return self.run(calls, sizes, compiled=trace.compiled, plan=plan)
+
+    def _run(
+        self, calls: Sequence[Call], sizes: Sequence[Any], trace: Trace, is_slice: bool
+    ) -> list[Result]:
         states = [_unique(model.variables) for model in self.models]
         check_alike(states)
         links = Exchange(states, self.devices, self.wire_dtype, trace.gradient_rules)
         passes = ReplicaCalls(trace, links, [split_call(call)[0] for call in calls], sizes)
         gathered = passes.run()
-        if tf.executing_eagerly() and len(_unique(self.template.variables)) != len(states[0]):
-            # This call has built layers, so run again with their variables.
-            return self.run(calls, sizes, compiled=compiled, plan=plan)
         raws = list(passes.raws)
         return [
-            self._result(raw, gathered, state, trace, is_slice=plan is not None)
-            for raw, state in zip(raws, states)
+            self._result(raw, gathered, state, trace, is_slice) for raw, state in zip(raws, states)
         ]
 
     def _trace(self, call: Call, compiled: bool) -> Trace:
-        layers, order = self._batch_normalizations(), self._order()
-        trace = Trace(
+        order = self._order()
+        exact, apart = batch_normalizations(self.template, self.synchronized)
+        return Trace(
             self.template,
             call,
-            layers,
-            len(self.devices),
-            compiled and not layers,  # XLA does not support collective operations
+            exact if len(self.devices) > 1 else (),
+            apart,
+            compiled,
+            order,
             touch_rows=not (compiled or is_for_xla()) and order == 1,
             with_penalties=self._has_own_weights,
         )
-        trace.is_differentiated = order > 0
-        if tf.executing_eagerly():
-            return trace
+
+    def _traced(self, call: Call, compiled: bool) -> Trace:
+        trace = self._trace(call, compiled)
         trace.forward  # noqa: B018  may build layers, and so add variables to the state
         is_whole = len(_unique(self.template.variables)) == len(trace.variables)
-        return trace if is_whole else self._trace(call, compiled)
+        return trace if is_whole else self._traced(call, compiled)
 
     def _order(self) -> int:
         """The highest derivative by the weights that active tapes may take."""
         return gradient_order([read(v) for v in _unique(self.template.trainable_variables)])
-
-    def _batch_normalizations(self) -> list[keras.Layer]:
-        """The layers that see the whole batch; refuses them on other machines' devices."""
-        layers = batch_normalizations(self.template, self.synchronized)
-        away = [short_name(device) for device in self.devices if local_name(device) is None]
-        if layers and away:
-            raise ValueError(
-                "A `BatchNormalization` that sees the whole batch exchanges its statistics by "
-                "TensorFlow's collective operations, which end the servers of other machines. "
-                f"Received: the layer {layers[0].name!r} on the device {away[0]!r}. Leave it to "
-                "see the rows of its own device: no `sync_batch_norm`, no `synchronized=True`."
-            )
-        return layers
 
     def _result(
         self,

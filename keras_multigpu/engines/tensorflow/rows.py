@@ -45,6 +45,8 @@ def sum_rows(
     # which may ask for second derivatives.
     may_touch = _by_rows_touched.get() and table.dtype.size >= 4
     sparse_gradient = sparse_gradient or (may_touch and not gradient_order([table]))
+    # The gradient uses them in the graph of this call, wherever they come from.
+    indices = tf.identity(indices)
     if weights is None and sparse_gradient:
         # Faster: makes no tensor of all the rows taken.
         rows, ones = tf.shape(indices)[0], tf.shape(indices)[1]

@@ -27,7 +27,7 @@ class SliceRunner(DataRunner):
         devices: Sequence[str],
         *,
         wire_dtype: str | None = None,
-        sync_batch_norm: bool = False,
+        sync_batch_norm: bool = True,
     ):
         self.template = template
         self.is_one_device = len(devices) == 1 and is_default(devices[0])
@@ -41,9 +41,6 @@ class SliceRunner(DataRunner):
 
     @classmethod
     def check(cls, request: Request) -> None:
-        templates.check_sync_batch_norm(
-            request.template, request.options.get("sync_batch_norm", False)
-        )
         if len(request.devices) > 1:
             templates.check_any_batch_size(request.template)
             templates.check_stateless(request.template)

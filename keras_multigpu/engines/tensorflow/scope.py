@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -19,16 +19,24 @@ class HiddenStateError(NotImplementedError):
 class ReplicaScope(keras.StatelessScope):
     """Stateless scope in which replica `number` calls the template.
 
+    It may assign variables in the current graph, and in those that `graphs` will have.
+
     Attributes:
         assigned: the assigned variables, by `id`.
     """
 
-    def __init__(self, state: Iterable[tuple[keras.Variable, Tensor]], number: Tensor):
+    def __init__(
+        self,
+        state: Iterable[tuple[keras.Variable, Tensor]],
+        number: Tensor,
+        graphs: Sequence[Any] = (),
+    ):
         super().__init__(collect_losses=True)
         # As an argument, Keras would cast the values to the calling layer's mixed-precision type.
         self.state_mapping.update((id(variable), value) for variable, value in state)
         self._number = number
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._graphs = graphs
         self._seeded: set[int] = set()
         self._before: dict[int, Tensor] = {}
         self.assigned: dict[int, keras.Variable] = {}
@@ -37,7 +45,8 @@ class ReplicaScope(keras.StatelessScope):
         value = super().get_current_value(variable)
         if id(variable) in self._before:
             # Only here: TensorFlow never forgets a graph that has custom gradients.
-            value = _assigned(value, self._before.pop(id(variable)))
+            before = self._before.pop(id(variable))
+            value = _assigned(tf.identity(value), tf.identity(before))
             self.state_mapping[id(variable)] = value
         if variable.name == SEED and id(variable) not in self._seeded:
             # The template's generators are in the mapping; Keras's global one is added here.
@@ -54,7 +63,7 @@ class ReplicaScope(keras.StatelessScope):
 
     def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
         variable, value = update
-        if self._graph is not None and getattr(value, "graph", self._graph) is not self._graph:
+        if self._graph is not None and not self._is_own(getattr(value, "graph", self._graph)):
             raise HiddenStateError(
                 f"The variable {variable.path!r} is assigned within a loop or a branch, where a "
                 "replica's state can't be followed. Unroll the loop (a recurrent layer: "
@@ -66,6 +75,9 @@ class ReplicaScope(keras.StatelessScope):
             self._before[id(variable)] = tf.cast(before, value.dtype)
         self.assigned[id(variable)] = variable
         super().add_update((variable, value))
+
+    def _is_own(self, graph: Any) -> bool:
+        return graph is self._graph or any(graph is own for own in self._graphs)
 
 
 @tf.custom_gradient

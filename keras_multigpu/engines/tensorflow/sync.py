@@ -1,160 +1,126 @@
-"""Synchronized BatchNormalization: statistics of the whole batch, across replicas.
+"""BatchNormalization over the whole batch.
 
-The replicas exchange counts, means and variances, and each combines them (Chan, Golub, LeVeque
-1979). The exchange is a collective all-reduce; its gradient is an all-reduce too.
+In training, each replica computes the count, mean and variance of its rows. They are merged over
+the replicas (Chan, Golub, LeVeque 1979), and every replica goes on with the merged ones.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import ops
 
+from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.values import Tensor
 
-_keys = itertools.count(1)
-_TIMEOUT_SECONDS = 600.0
+Merge = Callable[[Sequence[Tensor]], Tensor]
+"""Merges what the replicas hand over at an exchange, one tensor from each."""
+
+Exchange = Callable[[Tensor, Merge, tf.TensorSpec], Tensor]
+"""Takes a replica's tensor, the merge, and the type of the merged tensor, which it returns."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Replica:
-    """The replica that a call is for.
+def batch_normalizations(
+    template: keras.Model, which: str
+) -> tuple[list[keras.Layer], list[keras.Layer]]:
+    """The `BatchNormalization` layers that see the whole batch, and those that see their slice.
 
-    Attributes:
-        number: its index, an integer or a scalar tensor.
-        size: its number of rows; 0 for a replica beyond the last row of the batch.
-        count: the number of replicas.
+    `which` is `"all"`, `"none"`, or `"marked"` (`synchronized=True`). A layer that should see the
+    whole batch, but computes its statistics in its own way, is in neither list.
+    """
+    exact, apart = [], []
+    for layer in all_layers(template):
+        if not isinstance(layer, keras.layers.BatchNormalization):
+            continue
+        is_marked = which == "marked" and getattr(layer, "synchronized", False)
+        if which != "all" and not is_marked:
+            apart.append(layer)
+        elif type(layer)._moments is keras.layers.BatchNormalization._moments:
+            exact.append(layer)
+    return exact, apart
+
+
+@contextlib.contextmanager
+def synchronized(
+    layers: Iterable[keras.Layer], size: Tensor, exchange: Exchange, is_differentiated_twice: bool
+) -> Iterator[None]:
+    """Scope in which layers normalize with the statistics of all replicas.
+
+    `size` is the number of rows of this replica: 0 for one beyond the last row of the batch.
     """
 
-    number: Any
-    size: Any
-    count: int
+    def statistics(layer: Any, x: Tensor, mask: Tensor | None) -> list[Tensor]:
+        local = _local(layer, x, mask, is_differentiated_twice)
+        # A replica beyond the last row runs on a copy of that row, which must not count.
+        is_own = tf.cast(tf.stack([size > 0, True, True]), x.dtype)
+        merge = functools.partial(_merge, is_masked=mask is not None)
+        spec = tf.TensorSpec([2, local.shape[1]], x.dtype)
+        return tf.unstack(exchange(local * is_own[:, None], merge, spec))
 
-
-def batch_normalizations(template: keras.Model, which: str) -> list[keras.Layer]:
-    """The `BatchNormalization` layers: `"all"`, `"none"`, or `"marked"` (`synchronized=True`)."""
-    if which == "none":
-        return []
-    # Keras has no public list of nested layers.
-    return [
-        layer
-        for layer in template._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization)
-        and (which == "all" or getattr(layer, "synchronized", False))
-    ]
-
-
-@contextlib.contextmanager
-def synchronized(layers: list[keras.Layer], replica: Replica) -> Iterator[None]:
-    """Scope in which `BatchNormalization` layers see the whole batch."""
-    if replica.count == 1:
-        yield
-        return
-    group = next(_keys)
-    with replaced_calls(layers, lambda layer, call: _call(layer, call, replica, group)):
+    with replaced_statistics(layers, statistics):
         yield
 
 
-def _call(layer: Any, plain_call: Callable[..., Any], replica: Replica, group: int) -> Any:
-    def call(inputs: Tensor, training: bool | None = None, mask: Tensor | None = None) -> Tensor:
-        if not training or not layer.trainable:
-            return plain_call(inputs, training=training, mask=mask)
-        if tf.executing_eagerly():
-            raise RuntimeError(
-                f"The synchronized BatchNormalization {layer.name!r} needs its replicas to run "
-                "at the same time, and eagerly they run one after the other. Compile with "
-                "`run_eagerly=False`, or call the model in a `tf.function`."
-            )
-        x = ops.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
-        mean, variance = _moments(layer, x, mask, replica, group)
-        for moving, value in [(layer.moving_mean, mean), (layer.moving_variance, variance)]:
-            kept = ops.cast(moving, x.dtype) * layer.momentum
-            moving.assign(kept + value * (1.0 - layer.momentum))
-        outputs = ops.batch_normalization(
-            x,
-            mean,
-            variance,
-            layer.axis,
-            offset=ops.cast(layer.beta, x.dtype) if layer.center else None,
-            scale=ops.cast(layer.gamma, x.dtype) if layer.scale else None,
-            epsilon=layer.epsilon,
-        )
-        return ops.cast(outputs, layer.compute_dtype)
-
-    return call
-
-
-def _moments(
-    layer: Any, x: Tensor, mask: Tensor | None, replica: Replica, group: int
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance over the rows of all replicas."""
-    channel = layer.axis % len(x.shape)
-    axes = [axis for axis in range(len(x.shape)) if axis != channel]
-    weight = tf.ones_like(x) if mask is None else tf.cast(mask[..., None], x.dtype) + 0 * x
-    count = tf.reduce_sum(weight, axes)
-    mean = tf.math.divide_no_nan(tf.reduce_sum(weight * x, axes), count)
-    shape = [1] * len(x.shape)
-    shape[channel] = -1
-    deviation = x - tf.reshape(mean, shape)
-    variance = tf.math.divide_no_nan(tf.reduce_sum(weight * deviation**2, axes), count)
-
-    # A replica beyond the last row runs on a copy of that row, which must not count.
-    is_own = tf.cast(replica.size > 0, x.dtype)
-    # Each replica fills its own row of the matrix, so the sum is an all-gather.
-    place = tf.one_hot(replica.number, replica.count, dtype=x.dtype)[:, None, None]
-    mine = place * tf.stack([count * is_own, mean, variance])[None]
-    counts, means, variances = tf.unstack(_all_reduce(mine, replica.count, group), axis=1)
-    total = tf.reduce_sum(counts, axis=0)
-    mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, axis=0), total)
-    spread = variances + (means - mean) ** 2
-    return mean, tf.math.divide_no_nan(tf.reduce_sum(counts * spread, axis=0), total)
-
-
-def _all_reduce(value: Tensor, count: int, group: int) -> Tensor:
-    """All-reduces (sums) a value over the replicas, and its gradient too."""
-
-    @tf.custom_gradient
-    def reduce(value: Tensor) -> Any:
-        return (
-            _collective(value, count, group),
-            lambda upstream: _collective(upstream, count, group),
-        )
-
-    return reduce(value)
-
-
-def _collective(value: Tensor, count: int, group: int) -> Tensor:
-    return tf.raw_ops.CollectiveReduce(
-        input=value,
-        group_size=count,
-        group_key=group,
-        instance_key=next(_keys),
-        merge_op="Add",
-        final_op="Id",
-        subdiv_offsets=[0],
-        timeout_seconds=_TIMEOUT_SECONDS,
-    )
-
-
 @contextlib.contextmanager
-def replaced_calls(
-    layers: Iterable[keras.Layer], make: Callable[[keras.Layer, Any], Any]
+def replaced_statistics(
+    layers: Iterable[keras.Layer], statistics: Callable[[Any, Tensor, Tensor | None], Any]
 ) -> Iterator[None]:
-    """Scope in which layers use the `call` that `make(layer, call)` returns."""
-    before = [(layer, vars(layer).get("call")) for layer in layers]
+    """Scope in which layers in training use the mean and variance that a function returns.
+
+    It gets the layer, its inputs in float32 at least, and their mask. Everything else that the
+    layers do stays their own.
+    """
+    # Bypasses Keras's `__setattr__`, which would track the value.
+    before = [(layer, vars(layer).get("_moments")) for layer in layers]
     try:
         for layer, _ in before:
-            # Bypasses Keras's `__setattr__`, which would track the value.
-            object.__setattr__(layer, "call", make(layer, layer.call))
+            object.__setattr__(layer, "_moments", functools.partial(statistics, layer))
         yield
     finally:
         for layer, own in before:
-            vars(layer).pop("call", None)
+            vars(layer).pop("_moments", None)
             if own is not None:
-                object.__setattr__(layer, "call", own)
+                object.__setattr__(layer, "_moments", own)
+
+
+def of_no_rows(layer: Any, x: Tensor, mask: Tensor | None) -> Any:
+    """Statistics that don't depend on the rows."""
+    return [keras.ops.cast(v, x.dtype) for v in (layer.moving_mean, layer.moving_variance)]
+
+
+def _local(layer: Any, x: Tensor, mask: Tensor | None, is_differentiated_twice: bool) -> Tensor:
+    """The count, mean and variance of this replica's rows, of shape `(3, channels)`."""
+    channel = layer.axis % len(x.shape)
+    axes = [axis for axis in range(len(x.shape)) if axis != channel]
+    if mask is None:
+        count = tf.cast(tf.size(x, tf.int64) // x.shape[channel], x.dtype)
+        counts = tf.fill([x.shape[channel]], count)
+        means = tf.reduce_mean(x, axes, keepdims=True)
+        # The gradient through the mean is zero, but not the second derivative.
+        about = means if is_differentiated_twice else tf.stop_gradient(means)
+        variances = tf.reduce_mean(tf.math.squared_difference(x, about), axes)
+    else:
+        is_kept = tf.broadcast_to(tf.cast(mask, "bool")[..., None], tf.shape(x))
+        counts = tf.reduce_sum(tf.cast(is_kept, x.dtype), axes, keepdims=True)
+        sums = tf.reduce_sum(tf.where(is_kept, x, tf.zeros_like(x)), axes, keepdims=True)
+        means = tf.math.divide_no_nan(sums, counts)
+        deviations = tf.where(is_kept, x - means, tf.zeros_like(x))
+        counts = tf.reshape(counts, [-1])
+        variances = tf.math.divide_no_nan(tf.reduce_sum(deviations**2, axes), counts)
+    return tf.stack([tf.stop_gradient(counts), tf.reshape(means, [-1]), variances])
+
+
+def _merge(local: Sequence[Tensor], is_masked: bool) -> Tensor:
+    """The mean and variance over the rows of all replicas, of shape `(2, channels)`."""
+    counts, means, variances = tf.unstack(tf.stack(local), axis=1)
+    # Keras adds an epsilon to the count of rows that are not masked.
+    total = tf.reduce_sum(counts, axis=0) + (keras.config.epsilon() if is_masked else 0.0)
+    mean = tf.reduce_sum(counts * means, axis=0) / total
+    # As on one device, where the second derivative of the variance leaves out the mean's.
+    about = mean if is_masked else tf.stop_gradient(mean)
+    spread = variances + (means - about) ** 2
+    return tf.stack([mean, tf.reduce_sum(counts * spread, axis=0) / total])

@@ -18,10 +18,12 @@ import tensorflow as tf
 
 from keras_multigpu.engines.attributes import get_attributes, set_attributes
 from keras_multigpu.engines.structures import take_apart
+from keras_multigpu.engines.tensorflow.functions import has_flow, make_function, reached_inputs
 from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult, split_call, tensors_of
 from keras_multigpu.engines.tensorflow.rows import by_rows_touched
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
-from keras_multigpu.engines.tensorflow.sync import Replica, synchronized
+from keras_multigpu.engines.tensorflow.segments import Cut
+from keras_multigpu.engines.tensorflow.sync import Exchange, synchronized
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, substitute
 from keras_multigpu.engines.values import Call, Tensor
 
@@ -49,9 +51,10 @@ class Trace:
     Args:
         template: the model; layers may be built while it is traced.
         call: its arguments; the tensors' types matter, their row counts don't.
-        layers: the `BatchNormalization` layers that see the whole batch.
-        count: the number of replicas.
+        layers: the `BatchNormalization` layers that see the whole batch: calls are cut there.
+        apart: those that see their slice.
         compiled: compile with XLA.
+        order: the highest derivative that a tape may ask for; 0 for none.
         touch_rows: trace in the scope `by_rows_touched`.
         with_penalties: add the regularizers' penalties to the losses.
 
@@ -61,7 +64,7 @@ class Trace:
         rebuild: makes the template's outputs from their tensors.
         activations: the type of the softmax or sigmoid that ended each output, or `None`.
         gradient_rules: how to merge gradients that are not plain sums, by the variable's `id`.
-        is_differentiated: whether a tape may ask for gradients.
+        cut: the segments of a call in which replicas exchange values, once it is traced.
     """
 
     def __init__(
@@ -69,45 +72,53 @@ class Trace:
         template: keras.Model,
         call: Call,
         layers: Sequence[keras.Layer] = (),
-        count: int = 1,
+        apart: Sequence[keras.Layer] = (),
         compiled: bool = False,
+        order: int = 0,
         touch_rows: bool = False,
         with_penalties: bool = False,
     ):
         self.template = template
         self.layers = list(layers)
+        self.apart = list(apart)
         self.compiled = compiled
+        self.order = order
         self.assigned: dict[str, keras.Variable] = {}
         self.rebuild: Callable[[Sequence[Tensor]], Any] = lambda tensors: tensors
         self.activations: list[Any] = []
         self.gradient_rules: dict[int, str] = {}
-        self.is_differentiated = False
+        self.cut: Cut | None = None
         self._call = call
+        self._exchange: Exchange = _only_traced
+        self._graphs: Sequence[Any] = ()
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
-        self._count, self._with_penalties, self._touch_rows = count, with_penalties, touch_rows
+        self._with_penalties, self._touch_rows = with_penalties, touch_rows
         self.arguments, self._restore = split_call(call)
         self.variables = _unique(template.variables)
 
     @functools.cached_property
     def forward(self) -> Any:
-        """The traced function."""
-        can_be_apart = not (self.compiled or self.layers)
-        apart = can_be_apart and _is_recurrent(self.template)
-        forward = self._trace(self._run, self.compiled, apart=apart)
+        """The traced function; of a call that is cut, the first segment's."""
+        apart = not self.compiled and _is_recurrent(self.template)
+        forward = self._trace_call(apart)
+        if self.compiled and self.cut and self._has_flow(forward, "While", "If", "Case"):
+            # The gradient of a segment can't recompute it, as a compiled loop's must.
+            self.compiled = False
+            forward = self._trace_call(apart)
         # If TensorFlow inlines a call with a loop, it sends the loop's intermediate values to the
-        # first device, and back for the gradient. So calls with loops are not inlined. (Replicas
-        # that exchange statistics must be: else they would wait for each other forever.)
-        if can_be_apart and has_flow(forward, "While") != apart:
-            forward = self._trace(self._run, self.compiled, apart=not apart)
+        # first device, and back for the gradient. So calls with loops are not inlined.
+        if not self.compiled and self._has_flow(forward, "While") != apart:
+            forward = self._trace_call(not apart)
         return forward
 
     def alone(self) -> Trace:
-        """A new trace for a single replica, without synchronized layers."""
+        """A new trace for a single replica, in which no layer sees other replicas."""
         return Trace(self.template, self._call)
 
-    def __call__(self, state: list[Tensor], call: Arguments, replica: Replica) -> LocalResult:
-        """Calls the template on the device of the current scope."""
-        number, size = tf.constant(replica.number), tf.cast(replica.size, tf.float32)
+    def __call__(
+        self, state: list[Tensor], call: Arguments, number: Tensor, size: Tensor
+    ) -> LocalResult:
+        """Calls the template, uncut, on the device of the current scope."""
         if tf.executing_eagerly():
             return LocalResult(**self._run(state, call, number, size))
         if self.compiled and has_flow(self.forward, "While", "If", "Case"):
@@ -127,26 +138,31 @@ class Trace:
 
         A traced function returns gradients for the arguments that any result depends on.
         """
-        if is_used in self._reached:
-            return self._reached[is_used]
-        traced = self.forward.structured_outputs
-        results = floats((traced["outputs"], traced["attributes"], traced["losses"]))
-        used = [result for result, one_is_used in zip(results, is_used) if one_is_used]
-        with self.forward.graph.as_default():
-            gradients = tf.gradients(used, self.forward.inputs)
-        self._reached[is_used] = [gradient is not None for gradient in gradients]
+        if is_used not in self._reached:
+            traced = self.forward.structured_outputs
+            results = floats((traced["outputs"], traced["attributes"], traced["losses"]))
+            used = [result for result, one_is_used in zip(results, is_used) if one_is_used]
+            self._reached[is_used] = reached_inputs(self.forward, used)
         return self._reached[is_used]
 
     def _raw(self, *arguments: Any) -> LocalResult:
         return LocalResult(**self.forward(*arguments), arguments=tensors_of(arguments))
 
+    def _trace_call(self, apart: bool) -> Any:
+        if not self.layers:
+            return self._trace(self._run, self.compiled, apart=apart)
+        cut = Cut(lambda function: make_function(function, self.compiled, apart))
+        self._exchange, self._graphs = cut.exchange, cut.graphs
+        forward = self._trace(lambda *given: cut.run(self._run, given), self.compiled, apart=apart)
+        cut.finish(forward)
+        self.cut = cut if cut.segments else None
+        return forward
+
+    def _has_flow(self, forward: Any, *kinds: str) -> bool:
+        functions = [one.function for one in self.cut.segments] if self.cut else [forward]
+        return any(has_flow(function, *kinds) for function in functions)
+
     def _trace(self, function: Any, compiled: bool, more: Any = (), apart: bool = False) -> Any:
-        traced = tf.function(
-            function,
-            autograph=False,
-            jit_compile=compiled or None,
-            experimental_attributes={"_noinline": True} if apart else None,
-        )
         specs = (
             [tf.TensorSpec(v.shape, v._value.dtype) for v in self.variables],
             tf.nest.map_structure(for_any_rows, self.arguments),
@@ -156,7 +172,7 @@ class Trace:
         touching = by_rows_touched() if self._touch_rows else nullcontext()
         # Outside device scopes, so that the function can run on any device.
         with tf.device(None), touching:
-            return traced.get_concrete_function(*specs, *more)
+            return make_function(function, compiled, apart).get_concrete_function(*specs, *more)
 
     def _recomputed(self, state: list[Tensor], call: Arguments, *rest: Tensor) -> LocalResult:
         raws: list[LocalResult] = []
@@ -197,9 +213,8 @@ class Trace:
     def _run(self, state: list[Tensor], call: Any, number: Tensor, size: Tensor) -> dict[str, Any]:
         tensors = [set_attributes(tensor, own) for tensor, own in zip(*call)]
         args, kwargs = self._restore(tensors)
-        scope = ReplicaScope(zip(self.variables, state), number)
-        replica = Replica(number, size, self._count)
-        with synchronized(self.layers, replica), scope:
+        scope = ReplicaScope(zip(self.variables, state), number, self._graphs)
+        with synchronized(self.layers, size, self._exchange, self.order > 1), scope:
             value = self.template(*args, **kwargs)
             penalties = self._penalties() if self._with_penalties else []
         outputs, self.rebuild = take_apart(value)
@@ -220,17 +235,17 @@ class Trace:
         return [variable.regularizer(variable.value) for variable in regularized]
 
 
+class NotTracedError(Exception):
+    """Replicas that run eagerly, one after the other, can't exchange values."""
+
+
+def _only_traced(*exchanged: Any) -> Any:
+    raise NotTracedError
+
+
 def set_end(end: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     """Applies an activation to a tensor and keeps Keras's attributes."""
     return set_attributes(end(tensor), get_attributes(tensor))
-
-
-def has_flow(function: Any, *kinds: str) -> bool:
-    """Whether a traced function has operations of these kinds (loops, branches)."""
-    graph = function.graph.as_graph_def()
-    bodies = [body.node_def for body in graph.library.function]
-    types = {node.op for node in itertools.chain(graph.node, *bodies)}
-    return any(op in (kind, f"Stateless{kind}") for op in types for kind in kinds)
 
 
 def _end(output: Tensor) -> Any:

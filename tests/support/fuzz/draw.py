@@ -188,8 +188,6 @@ def _training(rng: random.Random, case: Case) -> Case:
     found["outputs"] = rng.choice(["list", "dict"]) if len(case.heads) > 1 else "single"
     found["n"] = rng.choice([2, 2, 2, 3, 4])
     found["rows"], found["batch"] = rng.choice(_SIZES)
-    if case.mode == "data" and "BatchNormalization" in text and not catalogue.ON_JAX:
-        found["options"] = (("sync_batch_norm", "True"),)
     found["settings"] = _settings(rng)
     found["feeding"], found["fit"] = _feeding(rng, case)
     actions = ["fit"] if rng.random() < 0.85 else ["train"]

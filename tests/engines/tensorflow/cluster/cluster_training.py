@@ -53,19 +53,9 @@ def test_weights_of_one_device(workers, rng, count, normalize):
     devices = _connect(workers[3 - count :])
     data = _rows(rng)
     parallel = make_parallel(_model(normalize), devices=devices)
-    # Each device normalizes its rows by their own statistics: as those of one machine do.
-    alone = make_parallel(_model(), len(devices)) if normalize else _model(normalize)
+    alone = _model(normalize)
     assert difference(_train(parallel, data), _train(alone, data)) < 2e-5
     assert difference(variables(parallel), variables(alone)) < 2e-5
-
-
-def test_statistics_of_the_whole_batch(workers):
-    devices = _connect(workers[1:])
-    with pytest.raises(ValueError, match=f"collective.*on the device '{devices[0]}'. Leave it"):
-        make_parallel(_model(), devices=devices, sync_batch_norm=True)
-    model = keras.Sequential([layers.Dense(2), layers.BatchNormalization(synchronized=True)])
-    with pytest.raises(ValueError, match=f"collective.*on the device '{devices[1]}'. Leave it"):
-        make_parallel(model, devices=["cpu:0", devices[1]])
 
 
 @pytest.mark.slow

@@ -1,0 +1,35 @@
+"""Helpers for traced functions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.values import Tensor
+
+
+def make_function(function: Any, compiled: bool, apart: bool = False) -> Any:
+    """A TensorFlow function; with `compiled` XLA compiles it, with `apart` it is never inlined."""
+    return tf.function(
+        function,
+        autograph=False,
+        jit_compile=compiled or None,
+        experimental_attributes={"_noinline": True} if apart else None,
+    )
+
+
+def has_flow(function: Any, *kinds: str) -> bool:
+    """Whether a traced function has operations of these kinds (loops, branches)."""
+    graph = function.graph.as_graph_def()
+    bodies = [body.node_def for body in graph.library.function]
+    types = {node.op for node in itertools.chain(graph.node, *bodies)}
+    return any(op in (kind, f"Stateless{kind}") for op in types for kind in kinds)
+
+
+def reached_inputs(function: Any, results: Sequence[Tensor]) -> list[bool]:
+    """Whether each input of a traced function has a gradient from results of its graph."""
+    with function.graph.as_default():
+        return [one is not None for one in tf.gradients(results, function.inputs)]
