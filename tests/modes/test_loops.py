@@ -1,0 +1,89 @@
+"""Published training loops, which call parts of the model: the numbers of one device."""
+
+import contextlib
+
+import keras
+import pytest
+from support.loops import LOOPS, VariationalAutoencoder
+from support.parity import difference
+
+from keras_multigpu import engines, make_parallel
+
+IS_JAX = keras.backend.backend() == "jax"
+ROWS = 16 if IS_JAX else 13  # TensorFlow: the last batch has 5 rows, on two devices
+
+every_loop = pytest.mark.parametrize("loop", LOOPS, ids=lambda one: one.__name__)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    in_64_bits = contextlib.nullcontext()
+    if IS_JAX:
+        import jax
+
+        in_64_bits = jax.enable_x64(True)
+    with in_64_bits:
+        yield
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """What data mode was asked to call, as pairs of a runner and its plan."""
+    runner, found = engines.current().data_runner, []
+    plan = runner.plan
+
+    def noted(self, call, *, compiled):
+        found.append((self, plan(self, call, compiled=compiled)))
+        return found[-1][1]
+
+    monkeypatch.setattr(runner, "plan", noted)
+    return found
+
+
+def _build(loop, n, **options):
+    keras.utils.set_random_seed(3)
+    model = loop()
+    model.compile(lambda: keras.optimizers.Adam(0.02), **options)
+    return make_parallel(model, n) if n else model  # compiled like the template
+
+
+def _pair(loop, rng, **options):
+    """A plain and a parallel model after two steps, their histories, and the data."""
+    x, models, histories = loop.data(rng, ROWS), [], []
+    for n in (None, 2):
+        models.append(_build(loop, n, **options))
+        fitted = models[-1].fit(x, batch_size=8, shuffle=False, verbose=0)
+        histories.append(fitted.history)
+    return models, histories, x
+
+
+@every_loop
+@pytest.mark.thin(7)
+def test_the_weights_and_logs_of_one_device(loop, rng, planned):
+    (plain, parallel), histories, x = _pair(loop, rng)
+    assert difference(*histories) < 1e-12
+    assert difference(plain.get_weights(), parallel.get_weights()) < 1e-12
+    start = _build(loop, None).get_weights()
+    assert difference(start, plain.get_weights()) > 1e-3
+    if not IS_JAX:  # there the compiler spreads them: engines/jax/test_parts.py
+        assert not any(plan.is_whole for _, plan in planned)
+        sliced = {id(runner.template) for runner, _ in planned}
+        phases = parallel.phases(keras.tree.map_structure(keras.ops.convert_to_tensor, x))
+        assert {id(part) for parts, _ in phases.values() for part in parts} <= sliced
+
+
+def test_evaluation(rng):
+    (plain, parallel), _, x = _pair(VariationalAutoencoder, rng)
+    logs = [m.evaluate(x, batch_size=8, verbose=0, return_dict=True) for m in (plain, parallel)]
+    assert difference(*logs) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [{"run_eagerly": True}, {"jit_compile": True}], ids=str)
+@pytest.mark.parametrize("loop", LOOPS[:2], ids=lambda one: one.__name__)
+def test_ways_of_running(loop, option, rng):
+    (plain, parallel), histories, _ = _pair(loop, rng, **option)
+    assert difference(*histories) < 1e-12
+    assert difference(plain.get_weights(), parallel.get_weights()) < 1e-12
