@@ -80,6 +80,43 @@ def test_evaluation(rng):
     assert difference(*logs) < 1e-12
 
 
+def _distiller():
+    distillation = keras.distillation
+    teacher, student = (
+        keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(4, activation="tanh", name="hidden"),
+                keras.layers.Dense(3),
+            ]
+        )
+        for _ in range(2)
+    )
+    losses = [
+        distillation.LogitsDistillation(temperature=2.0),
+        distillation.FeatureDistillation("mse", "hidden", "hidden"),
+    ]
+    return distillation.Distiller(teacher, student, losses)
+
+
+@pytest.mark.skipif(not hasattr(keras, "distillation"), reason="since Keras 3.12")
+def test_the_distiller_of_keras(rng, planned):
+    """Its own `compile` and `compute_loss`, and parts that share layers."""
+    x, y = rng.normal(size=(ROWS, 6)), rng.integers(0, 3, ROWS)
+    results = []
+    for n in (None, 2):
+        keras.utils.set_random_seed(3)
+        model = _distiller()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
+        model = make_parallel(model, n) if n else model
+        history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
+        results.append([history, model.get_weights()])
+    assert difference(*results) < 1e-12
+    assert planned
+    assert IS_JAX or not any(plan.is_whole for _, plan in planned)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("option", [{"run_eagerly": True}, {"jit_compile": True}], ids=str)
 @pytest.mark.parametrize("loop", LOOPS[:2], ids=lambda one: one.__name__)

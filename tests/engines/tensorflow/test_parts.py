@@ -149,12 +149,19 @@ def test_losses_of_parts():
     _train(lambda: layers.Dense(2, activity_regularizer="l2"), compute)
 
 
+class Halved(layers.Layer):
+    """Is built by Keras through a call: it does not know its output's shape."""
+
+    def call(self, inputs):
+        return inputs / 2
+
+
 class Late(keras.Model):
     """Is built by its first call."""
 
     def __init__(self):
         super().__init__()
-        self.hidden = keras.Sequential([layers.Dense(3, "tanh"), layers.Dropout(0.0)])
+        self.hidden = keras.Sequential([layers.Dense(3, "tanh"), Halved()])
         self.out = layers.Dense(1)
 
     def call(self, inputs):
