@@ -10,9 +10,9 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.engines import split_tensors
+from keras_multigpu.engines import count_rows, split_tensors
 from keras_multigpu.layers import BatchMerge, BatchSlice
-from keras_multigpu.layers.batch import batch_rows, slice_bounds
+from keras_multigpu.layers.batch import batch_rows, slice_bounds, take_slice
 
 
 class SlicedCalls:
@@ -46,7 +46,7 @@ class SlicedCalls:
             (result,) = runner.run([call], [None], plan)
             self._warn_of(plan)  # after the call: its error comes first
             return result.outputs
-        slices = _slice(call, len(self._devices))
+        slices = _slice(call, len(self._devices), is_part=self._whole is not None)
         results = runner.run(slices.calls, slices.sizes, plan)
         self._warn_of(plan)
         _assign_updates(results, slices.shares, plan)
@@ -121,18 +121,43 @@ class _Slices:
     whole: list[Any]
 
 
-def _slice(call: Any, count: int) -> _Slices:
-    """Cuts a call into `count` slices, on the host, so that each device receives only its slice."""
+def _slice(call: Any, count: int, *, is_part: bool) -> _Slices:
+    """Cuts a call into `count` slices, on the host, so that each device receives only its slice.
+
+    A step may call a part with tensors whose numbers of rows are known at run time only, and
+    differ. The first slice then has all their rows, and the others have copies.
+    """
     tensors, restore = split_tensors(call, keras.ops.is_tensor)
     with engines.current().on_device("cpu:0"):
-        parts = BatchSlice(count, name="slice")(tensors)
-    rows = batch_rows(tensors)
+        if is_part and sum(bool(len(one.shape)) for one in tensors) > 1:
+            parts, rows = _slices_if_alike(tensors, count)
+            tensors = [keras.ops.zeros([rows])]
+        else:
+            parts, rows = BatchSlice(count, name="slice")(tensors), batch_rows(tensors)
     sizes = [slice_bounds(rows, index, count)[1] for index in range(count)]
     total = keras.ops.cast(keras.ops.maximum(rows, 1), "float64")
     shares = [keras.ops.cast(size, "float64") / total for size in sizes]
     # For a batch without rows, the first replica's results equal those of one device.
     shares[0] = keras.ops.where(keras.ops.equal(rows, 0), keras.ops.ones_like(total), shares[0])
     return _Slices([restore(part) for part in parts], sizes, shares, tensors)
+
+
+def _slices_if_alike(tensors: Sequence[Any], count: int) -> tuple[list[list[Any]], Any]:
+    """The slices of tensors that may have different numbers of rows, and how many are in use."""
+    numbers = [count_rows(one) for one in tensors if len(one.shape)]
+    are_alike = keras.ops.all(keras.ops.equal(keras.ops.stack(numbers), numbers[0]))
+
+    def take(tensor: Any, index: int) -> Any:
+        if not len(tensor.shape):
+            return tensor
+        rows = count_rows(tensor)
+        apart = (rows, 0) if index else (0, rows)
+        bounds = zip(slice_bounds(rows, index, count), apart)
+        start, size = (keras.ops.where(are_alike, one, other) for one, other in bounds)
+        return take_slice(tensor, rows, start, size)
+
+    slices = [[take(tensor, index) for tensor in tensors] for index in range(count)]
+    return slices, keras.ops.where(are_alike, numbers[0], 1)
 
 
 def _merge_outputs(results: Sequence[engines.Result], slices: _Slices) -> Any:

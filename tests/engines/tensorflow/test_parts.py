@@ -99,6 +99,18 @@ def test_arguments_without_common_rows(rows):
     assert len(told) == 1
 
 
+def test_numbers_of_rows_that_differ_at_run_time():
+    """One row for all: the first device computes the whole call."""
+
+    def compute(self, x):
+        row = tf.boolean_mask(tf.constant([[1.0, 2.0, 3.0, 4.0]] * 2), [True, False])
+        assert row.shape[0] is None
+        alike = self.part([x, x, tf.square(x)])
+        return tf.reduce_mean(self.part([x, x, row]) ** 2 + alike)
+
+    _train(Product, compute)
+
+
 def test_numbers_beside_the_rows():
     """They go to all devices, and a part that gets numbers only has nothing to slice."""
 
