@@ -89,7 +89,7 @@ def warn_of_direct_calls(template: keras.Model) -> None:
         calls = ", ".join(f"`self.{layer}(...)` in `{step}`" for layer, step in direct.items())
         warnings.warn(
             f"{type(template).__name__} calls layers directly: {calls}. Only `self(...)` runs on "
-            "all devices; these calls run on one. Call them from `call` to have them sliced.",
+            "all devices; these calls run on one. Call them from `call`.",
             stacklevel=6,  # the caller of `make_parallel`
         )
 

@@ -129,7 +129,8 @@ def _slice(call: Any, count: int, *, is_part: bool) -> _Slices:
     """
     tensors, restore = split_tensors(call, keras.ops.is_tensor)
     with engines.current().on_device("cpu:0"):
-        if is_part and sum(bool(len(one.shape)) for one in tensors) > 1:
+        counts = [count_rows(one) for one in tensors if len(one.shape)]
+        if is_part and len(counts) > 1 and not all(isinstance(one, int) for one in counts):
             parts, rows = _slices_if_alike(tensors, count)
             tensors = [keras.ops.zeros([rows])]
         else:
