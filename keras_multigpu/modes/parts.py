@@ -98,10 +98,12 @@ class Parts:
                 object.__setattr__(layer, name, own)
 
     def _call(self, layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        calls = self._calls_of(layer)
-        if calls is None or not layer.built:  # Keras builds a layer by a call, too
+        if not layer.built:  # Keras builds it by this call
             return own(*args, **kwargs)
-        if not all(one.built for one in engines.all_layers(layer)):
+        is_first, calls = id(layer) not in self._known, self._calls_of(layer)
+        if calls is None:
+            return own(*args, **kwargs)
+        if is_first and not all(one.built for one in engines.all_layers(layer)):
             engines.current().build(layer, (args, kwargs))
         # Keras applies the regularizer afterwards, to the outputs of the whole batch.
         with unchanged(layer, "activity_regularizer", None):

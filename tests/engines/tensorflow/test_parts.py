@@ -32,13 +32,13 @@ class Steps(keras.Model):
         return {"loss": loss}
 
 
-def _train(make, compute, rows=9, n=2, **options):
+def _train(make, compute, rows=9, n=2, kind=Steps, **options):
     """The parallel model; checks losses and weights against one device."""
     x = np.random.default_rng(5).normal(size=(rows, 4)).astype("float32")
     models, histories = [], []
     for count in (None, n):
         keras.utils.set_random_seed(3)
-        model = Steps(make, compute)
+        model = kind(make, compute)
         model = make_parallel(model, count) if count else model
         model.compile(keras.optimizers.SGD(0.1), **options)
         history = model.fit(x, batch_size=6, epochs=2, shuffle=False, verbose=0)
@@ -208,6 +208,18 @@ def test_second_derivatives_by_weights():
         return tf.reduce_mean(tf.square(tape.gradient(y, x))) + tf.reduce_mean(y)
 
     _train(_mlp, compute)
+
+
+class Decorated(Steps):
+    """As in TensorFlow's tutorials."""
+
+    @tf.function
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_a_step_that_is_a_traced_function():
+    _train(_mlp, _square, kind=Decorated)
 
 
 def test_given_weights():
