@@ -73,8 +73,7 @@ class Parts:
         if layer is self._model.template:
             return {"call": _as_it_is}
         methods = {"call": self._call, "stateless_call": self._stateless_call}
-        # `build` may call the layer's own layers.
-        return methods if layer.built else {**methods, "build": _as_it_is}
+        return methods if layer.built else {**methods, "build": _build}
 
     @contextlib.contextmanager
     def _replaced(self, layer: keras.Layer, name: str, run: Callable[..., Any]) -> Iterator[None]:
@@ -124,6 +123,11 @@ class Parts:
                 calls = SlicedCalls(layer, runner, self._model.devices, self._model)
             self._known[id(layer)] = layer, calls
         return self._known[id(layer)][1]
+
+
+def _build(layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Builds a layer outside the step, in which its variables would have no values yet."""
+    engines.in_fresh_thread(functools.partial(own, *args, **kwargs))
 
 
 def _as_it_is(layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:

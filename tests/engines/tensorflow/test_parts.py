@@ -37,6 +37,7 @@ def _train(make, compute, rows=9, n=2, kind=Steps, **options):
     x = np.random.default_rng(5).normal(size=(rows, 4)).astype("float32")
     models, histories = [], []
     for count in (None, n):
+        keras.utils.clear_session()
         keras.utils.set_random_seed(3)
         model = kind(make, compute)
         model = make_parallel(model, count) if count else model
@@ -46,6 +47,8 @@ def _train(make, compute, rows=9, n=2, kind=Steps, **options):
         histories.append(history.history)
     assert difference(*histories) < 1e-6
     assert difference(*(model.part.get_weights() for model in models)) < 1e-6
+    paths = [[variable.path for variable in model.part.variables] for model in models]
+    assert paths[0] == paths[1]
     return models[1]
 
 
@@ -93,7 +96,7 @@ def test_arguments_without_common_rows(rows):
 
     with pytest.warns(
         UserWarning,
-        match=r"'product', which a step of 'steps.*' calls, runs on 'cpu:0' alone.*rows",
+        match=r"'product.*', which a step of 'steps.*' calls, runs on 'cpu:0' alone.*rows",
     ) as told:
         _train(Product, compute, rows)
     assert len(told) == 1
@@ -130,7 +133,7 @@ class Centred(layers.Dense):
 
 def test_a_part_whose_rows_see_each_other():
     with pytest.warns(
-        UserWarning, match="'centred', which a step of 'steps.*the rows of a"
+        UserWarning, match="'centred.*', which a step of 'steps.*rows of a batch"
     ) as told:
         _train(lambda: Centred(2), _square)
     assert len(told) == 1
