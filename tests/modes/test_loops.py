@@ -45,7 +45,8 @@ def planned(monkeypatch):
 def _build(loop, n, **options):
     keras.utils.set_random_seed(3)
     model = loop()
-    model.compile(lambda: keras.optimizers.Adam(0.02), **options)
+    # With the default epsilon, Adam makes steps of gradients that are zero but for rounding.
+    model.compile(lambda: keras.optimizers.Adam(0.02, epsilon=1e-3), **options)
     return make_parallel(model, n) if n else model  # compiled like the template
 
 
@@ -112,7 +113,7 @@ def test_the_distiller_of_keras(rng, planned):
         model = make_parallel(model, n) if n else model
         history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
         results.append([history, model.get_weights()])
-    assert difference(*results) < 1e-12
+    assert difference(*results) < (1e-6 if IS_JAX else 1e-12)  # Keras computes in float32 there
     assert planned
     assert IS_JAX or not any(plan.is_whole for _, plan in planned)
 

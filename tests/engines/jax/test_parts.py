@@ -58,7 +58,8 @@ class Dreamer(keras.Model):
 
     def train_step(self, state, data):
         trainable, fixed, slots, metrics = state
-        noise = jax.random.normal(jax.random.key(1), (data[0]["row"].shape[0], 8))
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        noise = jax.random.normal(jax.random.key(1), (x["row"].shape[0], 8))
 
         def loss(trainable):
             made, _ = self.net.stateless_call(trainable, [], noise)
