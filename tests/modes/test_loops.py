@@ -11,7 +11,7 @@ from keras_multigpu import engines, make_parallel
 
 IS_JAX = keras.backend.backend() == "jax"
 ROWS = 16 if IS_JAX else 13  # TensorFlow: the last batch has 5 rows, on two devices
-TOLERANCE = 1e-6 if IS_JAX else 1e-12  # on JAX Keras computes parts in float32
+TOLERANCE = 1e-5 if IS_JAX else 1e-12  # on JAX Keras computes parts in float32
 
 every_loop = pytest.mark.parametrize("loop", LOOPS, ids=lambda one: one.__name__)
 
