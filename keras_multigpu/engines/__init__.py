@@ -40,7 +40,7 @@ from keras_multigpu.engines.shared import (
     split_tensors,
 )
 from keras_multigpu.engines.structures import take_apart
-from keras_multigpu.engines.templates import all_layers
+from keras_multigpu.engines.templates import all_layers, own_steps
 from keras_multigpu.engines.values import Plan, Request, Result, Transfer
 
 __all__ = [
@@ -68,6 +68,7 @@ __all__ = [
     "current",
     "get_mask",
     "is_array",
+    "own_steps",
     "set_attributes",
     "set_mask",
     "split_tensors",

@@ -280,6 +280,13 @@ class DataRunner(Runner):
         """
 
     @abc.abstractmethod
+    def for_part(self, part: keras.Layer) -> DataRunner | None:
+        """A runner, on the same devices, of a part that a step of the template calls directly.
+
+        `None` if such calls stay as they are: on one device.
+        """
+
+    @abc.abstractmethod
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Answers `stateless_call` of the parallel model, whose own method is `own`."""
 

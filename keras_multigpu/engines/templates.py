@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-_STEPS = ("train_step", "test_step", "predict_step", "compute_loss")
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 
 
 def all_layers(model: keras.Model) -> list[keras.Layer]:
@@ -18,17 +18,34 @@ def all_layers(model: keras.Model) -> list[keras.Layer]:
     return model._flatten_layers()  # Keras has no public walk over them
 
 
+def own_steps(template: keras.Model) -> list[str]:
+    """The names of the step methods that a template, or its class, defines."""
+    return [
+        name
+        for name in _STEPS
+        if name in vars(template)
+        or inspect.getattr_static(type(template), name, None)
+        is not inspect.getattr_static(keras.Model, name)
+    ]
+
+
+def input_of_fixed_rows(layer: keras.Layer) -> keras.KerasTensor | None:
+    """A symbolic input of a model whose batch size is fixed, or `None`."""
+    inputs = keras.tree.flatten(getattr(layer, "inputs", None))
+    return next((one for one in inputs if one is not None and one.shape[0] is not None), None)
+
+
 def check_any_batch_size(template: keras.Model) -> None:
     """Refuses a template whose batch size is fixed."""
-    for tensor in keras.tree.flatten(getattr(template, "inputs", None)):
-        if tensor is not None and tensor.shape[0] is not None:
-            shape, name = tuple(tensor.shape), tensor.name
-            raise ValueError(
-                "Data mode slices the batch, so the template must take any batch size. "
-                f"Received: a model whose input {name!r} has the fixed batch_shape={shape}. "
-                f"Rebuild it with `keras.Input(shape={shape[1:]}, name={name!r})`, without a "
-                "batch size, and copy the weights with `set_weights`."
-            )
+    tensor = input_of_fixed_rows(template)
+    if tensor is not None:
+        shape, name = tuple(tensor.shape), tensor.name
+        raise ValueError(
+            "Data mode slices the batch, so the template must take any batch size. "
+            f"Received: a model whose input {name!r} has the fixed batch_shape={shape}. "
+            f"Rebuild it with `keras.Input(shape={shape[1:]}, name={name!r})`, without a "
+            "batch size, and copy the weights with `set_weights`."
+        )
 
 
 def check_stateless(template: keras.Model) -> None:
@@ -46,15 +63,14 @@ def check_stateless(template: keras.Model) -> None:
 def warn_of_direct_calls(template: keras.Model) -> None:
     """Warns if a custom step of the template calls layers directly, not through the replicas."""
     direct = {}
-    for name in _STEPS:
-        function = inspect.getattr_static(type(template), name, None)
-        if function is not inspect.getattr_static(keras.Model, name):
-            direct.update(dict.fromkeys(_layers_called(template, function), name))
+    for name in own_steps(template):
+        function = vars(template).get(name, inspect.getattr_static(type(template), name))
+        direct.update(dict.fromkeys(_layers_called(template, function), name))
     if direct:
         calls = ", ".join(f"`self.{layer}(...)` in `{step}`" for layer, step in direct.items())
         warnings.warn(
             f"{type(template).__name__} calls layers directly: {calls}. Only `self(...)` runs on "
-            "all devices; these calls run on one. Call them from `call` to have them sliced.",
+            "all devices; these calls run on one. Call them from `call`.",
             stacklevel=6,  # the caller of `make_parallel`
         )
 

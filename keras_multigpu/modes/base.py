@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,10 @@ class ParallelModel(SavedModel):
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The mode's forward pass: implemented by each mode."""
         raise NotImplementedError
+
+    def _parallel_in_step(self) -> contextlib.AbstractContextManager[None]:
+        """The mode's scope around `train_step`, `test_step` and `predict_step`."""
+        return contextlib.nullcontext()
 
     def _parallel_place(self) -> None:
         """Moves the weights back to this model's devices (modes that place weights only)."""

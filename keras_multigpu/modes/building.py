@@ -32,14 +32,22 @@ def build_parallel(
 def compile_like(model: keras.Model, compiled: keras.Model) -> None:
     """Compiles a model with the arguments that another one was compiled with.
 
-    The optimizer is a copy, with the state if both train the same weights; metrics are new. Does
-    nothing if the class overrides `compile`: its arguments are not known.
+    The optimizer is a copy, with the state if both train the same weights; metrics are new. What
+    a custom `compile` of the class has set otherwise (further optimizers, say) both have in common
+    already, as all attributes.
     """
-    if type(compiled).compile is not keras.Model.compile:
+    # Keras keeps the arguments here that reached its own `compile`; `get_compile_config` serializes
+    # them, and custom functions and losses don't survive that.
+    config = getattr(compiled, "_compile_config", None)
+    if config is None:
+        warnings.warn(
+            f"The `compile` of {type(compiled).__name__} does not call Keras's, so that the "
+            f"parallel model can't be compiled like {compiled.name!r}. Call "
+            "`parallel.compile(...)` with your arguments before `fit`.",
+            stacklevel=4,
+        )
         return
-    # Keras keeps the arguments here; `get_compile_config` serializes them, and custom functions
-    # and losses don't survive that.
-    arguments = dict(compiled._compile_config.config)
+    arguments = dict(config.config)
     try:
         for name in ("metrics", "weighted_metrics"):
             arguments[name] = keras.tree.map_structure(_copy_metric, arguments[name])
@@ -52,7 +60,10 @@ def compile_like(model: keras.Model, compiled: keras.Model) -> None:
             stacklevel=4,
         )
         return
-    model.compile(**arguments)
+    # Not `model.compile`: the class may have a custom one, with arguments that nobody kept.
+    keras.Model.compile(model, **arguments)
+    if type(compiled).compile is not keras.Model.compile:
+        model.loss = compiled.loss  # it may have been set after Keras's `compile`
 
 
 def _copy_metric(metric: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
@@ -93,12 +94,14 @@ def _method(name: str, function: Any, of_class: Any) -> property:
         bound = types.MethodType(function, self) if function else self._parallel_inherited(name)
         if name not in _STEPS:
             return bound
-        if name in _KERAS_STEPS:
+        is_step = name in _KERAS_STEPS
+        if is_step:
             bound = self._parallel_steps.around(bound)
 
         @functools.wraps(bound)
         def step(*args: Any, **kwargs: Any) -> Any:
-            with computing(self):
+            within = self._parallel_in_step() if is_step else contextlib.nullcontext()
+            with computing(self), within:
                 return bound(*args, **kwargs)
 
         return step

@@ -62,8 +62,8 @@ def scaling(
         repeats: timed runs on each number of devices.
         weak: give each of n devices `batch_size` rows, so that a batch has n times as many. The
             speed-up then compares rows per second, and the losses can't be compared.
-        compile_with: compiles a parallel model, if it can't be compiled like the model: because of
-            a custom `compile`, or because the mode changes the outputs.
+        compile_with: compiles a parallel model, if it can't be compiled like the model: because
+            the mode changes the outputs, or an optimizer or a metric can't be copied.
         verbose: 1 for a progress bar, 0 for silence.
         **options: the mode's options, for `make_parallel`.
 
@@ -125,8 +125,8 @@ def _prepare(model: keras.Model, compile_with: Callable[[keras.Model], Any] | No
     if not model.compiled:
         raise ValueError(
             "The parallel model could not be compiled like the model. Received: "
-            f"model={model.template.name!r}, which has a custom `compile`, or outputs that the "
-            f"mode changes. Give {_COMPILE}."
+            f"model={model.template.name!r}, whose outputs the mode changes, or which has an "
+            f"optimizer or a metric that can't be copied. Give {_COMPILE}."
         )
     build_optimizer(model)
     return model

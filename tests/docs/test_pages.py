@@ -81,20 +81,18 @@ def _check_readme(scope):
 
 
 def _check_custom_train_step(scope):
-    """A plain model of parallel parts trains to the weights of plain parts."""
+    """A parallel GAN trains to the weights of a plain one."""
     if "Gan" not in scope:
         return
     parts = scope["generator"], scope["critic"]
     start, ends = [part.get_weights() for part in parts], []
-    for wrap in (lambda part: make_parallel(part, 4), lambda part: part):
-        gan = scope["Gan"](*map(wrap, parts))
+    for wrap in (lambda gan: make_parallel(gan, 4), lambda gan: gan):
         for part, weights in zip(parts, start):
             part.set_weights(weights)
-        gan.generator.compile(keras.optimizers.SGD(0.1))
-        gan.critic.compile(keras.optimizers.SGD(0.1))
-        gan.compile()
-        keras.utils.set_random_seed(1)  # the same noise and the same order of the rows
-        gan.fit(scope["x"], batch_size=30, epochs=2, verbose=0)
+        gan = scope["Gan"](*parts)
+        gan.compile(lambda: keras.optimizers.SGD(0.1))
+        keras.utils.set_random_seed(1)  # the same order of the rows
+        wrap(gan).fit(scope["x"], batch_size=30, epochs=2, verbose=0)
         ends.append([weight for part in parts for weight in part.get_weights()])
     assert np.abs(start[0][0] - ends[0][0]).max() > 1e-2  # it has learned something
     for one, other in zip(*ends):

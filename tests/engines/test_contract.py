@@ -98,6 +98,21 @@ def called(contract, monkeypatch):
     return seen
 
 
+class Judged(keras.Model):
+    """Its loss calls a part of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.judge = keras.layers.Dense(4), keras.layers.Dense(1)
+        self.judge.build((None, 4))
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(keras.ops.abs(self.judge(y_pred)))
+
+
 def test_every_method_is_called(contract, called, tmp_path):
     _ask_for_devices()
     _use_tensors()
@@ -124,6 +139,9 @@ def test_every_method_is_called(contract, called, tmp_path):
         if mode == "data":
             values = [[v.value for v in parallel.trainable_variables], []]
             parallel.stateless_call(*values, keras.ops.convert_to_tensor(x))
+    judged = make_parallel(Judged(), 2)
+    judged.compile("sgd")
+    judged.fit(x, y, verbose=0)
     fresh = make_parallel(keras.Sequential([keras.layers.Dense(2)]), 2)
     fresh(np.ones((4, 3), "float32"))
     everything = {(one.__name__, name) for one in contract for name in one.__abstractmethods__}

@@ -204,21 +204,52 @@ def test_a_compiled_and_trained_template_goes_on_where_it_stood(loss, rng):
     template.fit(x, y, verbose=0)
 
 
-def test_a_template_with_a_compile_of_its_own_is_left_to_be_compiled():
-    class Own(keras.Model):
-        def compile(self, special, **kwargs):
-            super().compile(**kwargs)
-            self.special = special
+class OwnCompile(keras.Model):
+    """Has arguments of its own in `compile`, two optimizers, and a loss set afterwards."""
+
+    def compile(self, special, second, **kwargs):
+        super().compile("adam", **kwargs)
+        self.special, self.second = special, second
+        self.loss = "set afterwards"
+
+
+def _own_compile():
+    inputs = keras.Input((6,))
+    return OwnCompile(inputs, layers.Dense(2)(inputs))
+
+
+def test_a_template_with_a_compile_of_its_own():
+    template = _own_compile()
+    template.compile([3], second=keras.optimizers.SGD(), loss="mse", metrics=["mae"])
+    parallel = make_parallel(template, 2)
+    assert parallel.compiled
+    assert parallel.special == [3]
+    assert parallel.second is template.second  # set by `compile`, as other attributes are
+    assert template.loss == parallel.loss == "set afterwards"
+    assert type(parallel.optimizer) is keras.optimizers.Adam
+    assert parallel.optimizer is not template.optimizer
+    assert set(parallel.fit(np.zeros((4, 6)), np.zeros((4, 2)), verbose=0).history) == {
+        "loss",
+        "mae",
+    }
+    parallel.compile([4], second=None, loss="mae")
+    assert template.special == parallel.special == [4]
+
+
+def test_a_template_compiled_without_keras():
+    """Nothing says what its parallel model would be compiled with."""
+
+    class Unusual(keras.Model):
+        def compile(self, rate):
+            self.rate, self.compiled = rate, True
 
     inputs = keras.Input((6,))
-    template = Own(inputs, layers.Dense(2)(inputs))
-    template.compile([3], loss="mse")
-    parallel = make_parallel(template, 2)
+    template = Unusual(inputs, layers.Dense(2)(inputs))
+    template.compile(0.1)
+    with pytest.warns(UserWarning, match=r"`compile` of Unusual.*Call `parallel.compile") as told:
+        parallel = make_parallel(template, 2)
     assert not parallel.compiled
-    parallel.compile([4], loss="mse")
-    assert template.special == parallel.special == [4]  # set by `compile`: both have it
-    assert template.loss == parallel.loss == "mse"
-    assert template.optimizer is not parallel.optimizer
+    assert told[0].filename == __file__
 
 
 def test_a_template_compiled_with_what_cannot_be_copied():

@@ -409,6 +409,29 @@ def test_a_template_that_cannot_be_made_again():
     assert shared.predict(x, verbose=0).shape == (3, 2)
 
 
+class Adversary(keras.Model):
+    """Calls a layer directly in its step."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.critic = layers.Dense(3), layers.Dense(1)
+
+    def call(self, inputs):
+        return self.generator(inputs)
+
+    def test_step(self, data):
+        return {"score": self.critic(self(data[0]))}
+
+
+def test_layers_that_a_step_calls_directly_are_told():
+    """In data mode they run on all devices."""
+    with pytest.warns(UserWarning, match=r"`self.critic\(...\)` in `test_step`") as told:
+        make_parallel(Adversary(), 2, mode="tower")
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    make_parallel(Adversary(), 2)
+
+
 def test_names_that_clash():
     template = _regressor()
     template.mix = 3

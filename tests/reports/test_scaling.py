@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from keras_multigpu import make_parallel, reports
+from keras_multigpu.layers import GaussianNLL
 from keras_multigpu.reports import Run, ScalingReport
 from keras_multigpu.reports.runs import Plan, find_speedup
 from keras_multigpu.reports.state import state_of
@@ -303,16 +304,22 @@ def test_a_compile_of_its_own(data):
     model = OwnCompile()
     model(data[0])
     model.compile(rate=0.1)
+    assert len(reports.scaling(model, data, (1,), repeats=1, verbose=0).runs) == 1
+
+
+def test_outputs_that_the_mode_changes(data):
+    model = keras.Sequential([keras.Input(data[0].shape[1:]), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    data = data[0], data[1][:, :1]
+    options = {"mode": "tower", "mix": "gaussian", "repeats": 1, "verbose": 0}
     with pytest.raises(
         ValueError,
-        match=r"could not be compiled like the model. Received: model='own_compile.*', which "
-        r"has a custom `compile`.*Give `compile_with=",
+        match=r"could not be compiled like the model. Received: model='sequential.*', whose "
+        r"outputs the mode changes.*Give `compile_with=",
     ):
-        reports.scaling(model, data, (1,), verbose=0)
-    report = reports.scaling(
-        model, data, (1,), repeats=1, verbose=0, compile_with=lambda one: one.compile(rate=0.1)
-    )
-    assert len(report.runs) == 1
+        reports.scaling(model, data, (1,), **options)
+    options["compile_with"] = lambda one: one.compile("sgd", GaussianNLL())
+    assert len(reports.scaling(model, data, (1,), **options).runs) == 1
 
 
 @pytest.mark.parametrize(

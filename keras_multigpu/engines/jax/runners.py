@@ -54,6 +54,7 @@ class RowsRunner(DataRunner):
     ):
         assert wire_dtype is None
         self._template = template
+        self._devices = tuple(devices)
         self.where = placement_on(tuple(devices))
 
     @classmethod
@@ -86,6 +87,10 @@ class RowsRunner(DataRunner):
         ((args, kwargs),) = calls
         with self._rows_spread(args, kwargs) as (args, kwargs):
             return [Result(self._template(*args, **kwargs))]
+
+    def for_part(self, part: keras.Layer) -> RowsRunner | None:
+        # Unmarked, a part that gets no rows of the batch (noise, say) runs whole on every device.
+        return RowsRunner(part, self._devices) if len(self._devices) > 1 else None
 
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         # Keras's trainer calls this method, which calls `call`, not `__call__`; the template's does

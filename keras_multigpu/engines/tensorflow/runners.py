@@ -30,6 +30,11 @@ class SliceRunner(DataRunner):
         sync_batch_norm: bool = True,
     ):
         self.template = template
+        self._is_part = False
+        self._options: dict[str, Any] = {
+            "wire_dtype": wire_dtype,
+            "sync_batch_norm": sync_batch_norm,
+        }
         self.is_one_device = len(devices) == 1 and is_default(devices[0])
         self._devices = list(map(full_name, devices))
         self._replicas = Replicas(
@@ -44,7 +49,6 @@ class SliceRunner(DataRunner):
         if len(request.devices) > 1:
             templates.check_any_batch_size(request.template)
             templates.check_stateless(request.template)
-            templates.warn_of_direct_calls(request.template)
 
     @classmethod
     def adapt(cls, request: Request) -> Request:
@@ -54,6 +58,9 @@ class SliceRunner(DataRunner):
         tensors, _ = split_tensors(call, keras.ops.is_tensor)
         if self.is_one_device or not any(len(tensor.shape) for tensor in tensors):
             return Plan(is_whole=True)
+        obstacle = self._obstacle_of_part(tensors) if self._is_part else None
+        if obstacle:
+            return Plan(is_whole=True, obstacle=obstacle)
         plan = self._replicas.plan(call, compiled=compiled)
         obstacle = plan.obstacle or _other_rows(tensors)
         return Plan(is_whole=True, obstacle=obstacle) if obstacle else plan
@@ -66,11 +73,35 @@ class SliceRunner(DataRunner):
         with first:
             return [Result(self.template(*args, **kwargs))]
 
+    def for_part(self, part: keras.Layer) -> SliceRunner | None:
+        if self.is_one_device:
+            return None
+        runner = SliceRunner(part, self._devices, **self._options)
+        runner._is_part = True
+        return runner
+
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return own(*args, **kwargs)
 
     def retrace(self) -> None:
         self._replicas.retrace()
+
+    def _obstacle_of_part(self, tensors: Sequence[Tensor]) -> str | None:
+        """Why the arguments of a part can't be sliced, or `None`.
+
+        A step calls parts with what it likes, also with tensors that are the same for all rows.
+        """
+        fixed = templates.input_of_fixed_rows(self.template)
+        if fixed is not None:
+            return f"its input {fixed.name!r} has the fixed batch_shape={tuple(fixed.shape)}"
+        counts = {tensor.shape[0] for tensor in tensors if len(tensor.shape)}
+        if None in counts and len(counts) > 1:
+            known = ", ".join(map(str, sorted(counts - {None})))
+            return (
+                f"one of its arguments has {known} rows, and another has a number that is known "
+                "in the step only"
+            )
+        return _other_rows(tensors)
 
 
 class CommitteeRunner(TowerRunner):

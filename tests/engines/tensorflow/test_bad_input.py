@@ -75,43 +75,6 @@ def test_a_state_for_each_row():
         make_parallel(model, 2)
 
 
-class Adversary(keras.Model):
-    """Calls a layer directly in its step."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator, self.critic = layers.Dense(3), layers.Dense(1)
-
-    def build(self, shape):
-        self.generator.build(shape)
-        self.critic.build((None, 3))
-
-    def call(self, inputs):
-        return self.generator(inputs)
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(self.critic(self(data[0])) ** 2)
-        weights = self.generator.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-        return {"loss": loss}
-
-
-def test_layers_called_directly_are_told_once_and_exact():
-    x, losses = np.random.default_rng(0).normal(size=(9, 3)), []
-    for n in (None, 4):
-        keras.utils.set_random_seed(3)
-        model = Adversary()
-        if n:
-            with pytest.warns(UserWarning, match=r"`self.critic\(...\)` in `train_step`") as told:
-                model = make_parallel(model, n)
-            assert len(told) == 1
-            assert told[0].filename == __file__
-        model.compile(keras.optimizers.SGD(0.1))
-        losses.append(model.fit(x, x, verbose=0, epochs=3).history["loss"])
-    assert np.allclose(*losses, atol=1e-5)
-
-
 class CellWithDropout(layers.Layer):
     """Draws random numbers, and so assigns its seed, in every step of the loop."""
 

@@ -1,0 +1,134 @@
+"""The parts of a template that its own steps call: data-parallel calls too, while a step runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from keras_multigpu import engines
+from keras_multigpu.engines.shared import unchanged
+from keras_multigpu.modes.slicing import SlicedCalls
+
+
+class Parts:
+    """The layers and sub-models of a data-parallel model's template.
+
+    A `train_step` may call `self.encoder(x)`, and never `self(x)`. While it runs, every layer has
+    other methods: its `call` slices the batch, as `self(x)` does. Only what the step itself calls
+    is sliced, not what layers call in turn, nor what other threads call.
+
+    Args:
+        model: the data-parallel model.
+        runner: its runner.
+    """
+
+    def __init__(self, model: Any, runner: engines.DataRunner):
+        self._model = model
+        self._runner = runner
+        # By the layer's `id`; the layer is kept, so that no other one gets its `id`.
+        self._known: dict[int, tuple[keras.Layer, SlicedCalls | None]] = {}
+        self._thread: int | None = None  # the thread that runs a step
+        self._is_at_rest = False
+
+    def retrace(self) -> None:
+        """Drops everything that was traced or planned: the layers may have changed."""
+        self._known.clear()
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Scope in which this thread's calls of layers are data-parallel."""
+        template = self._model.template
+        if self._thread is not None or not engines.own_steps(template):
+            yield
+            return
+        self._thread = threading.get_ident()
+        try:
+            with contextlib.ExitStack() as replaced:
+                for layer in engines.all_layers(template):
+                    for name, run in self._methods(layer).items():
+                        replaced.enter_context(self._replaced(layer, name, run))
+                yield
+        finally:
+            self._thread = None
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Scope, in a step, in which layers are themselves: in a replica, say."""
+        if threading.get_ident() != self._thread:
+            yield
+            return
+        before, self._is_at_rest = self._is_at_rest, True
+        try:
+            yield
+        finally:
+            self._is_at_rest = before
+
+    def _methods(self, layer: keras.Layer) -> dict[str, Callable[..., Any]]:
+        """What runs in place of a layer's methods; called with the layer and its own method."""
+        if layer is self._model.template:
+            return {"call": _as_it_is}
+        methods = {"call": self._call, "stateless_call": self._stateless_call}
+        return methods if layer.built else {**methods, "build": _build}
+
+    @contextlib.contextmanager
+    def _replaced(self, layer: keras.Layer, name: str, run: Callable[..., Any]) -> Iterator[None]:
+        """Scope in which `run` answers calls of a layer's method by the step itself."""
+        own, is_set = getattr(layer, name), name in vars(layer)
+
+        @functools.wraps(own)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if self._is_at_rest or threading.get_ident() != self._thread:
+                return own(*args, **kwargs)
+            with self.at_rest():
+                return run(layer, own, args, kwargs)
+
+        # Bypasses Keras's `__setattr__`, which would track the value.
+        object.__setattr__(layer, name, method)
+        try:
+            yield
+        finally:
+            vars(layer).pop(name)
+            if is_set:
+                object.__setattr__(layer, name, own)
+
+    def _call(self, layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if not layer.built:  # Keras builds it by this call
+            return own(*args, **kwargs)
+        is_first, calls = id(layer) not in self._known, self._calls_of(layer)
+        if calls is None:
+            return own(*args, **kwargs)
+        if is_first and not all(one.built for one in engines.all_layers(layer)):
+            engines.current().build(layer, (args, kwargs))
+        # Keras applies the regularizer afterwards, to the outputs of the whole batch.
+        with unchanged(layer, "activity_regularizer", None):
+            return calls(args, kwargs, self._model.jit_compile)
+
+    def _stateless_call(
+        self, layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        calls = self._calls_of(layer)
+        return calls.runner.stateless_call(own, args, kwargs) if calls else own(*args, **kwargs)
+
+    def _calls_of(self, layer: keras.Layer) -> SlicedCalls | None:
+        """The sliced calls of a layer; `None` if it runs as it is."""
+        if id(layer) not in self._known:
+            runner = self._runner.for_part(layer)
+            calls = None
+            if runner is not None:
+                calls = SlicedCalls(layer, runner, self._model.devices, self._model)
+            self._known[id(layer)] = layer, calls
+        return self._known[id(layer)][1]
+
+
+def _build(layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Builds a layer outside the step, in which its variables would have no values yet."""
+    engines.current().build(own, (args, kwargs))
+
+
+def _as_it_is(layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return own(*args, **kwargs)
