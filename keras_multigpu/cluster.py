@@ -8,6 +8,7 @@ every machine runs the same script, and `join` brings the processes together.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import re
 import socket
 import threading
@@ -19,7 +20,7 @@ from keras_multigpu.engines import Address, ClusterError
 
 __all__ = ["ClusterError", "connect", "disconnect", "join", "serve"]
 
-_HOST_AND_PORT = re.compile(r"([\w.-]+):(\d{1,5})")
+_HOST_AND_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[\w.-]+):(\d{1,5})")
 _NO_PASSWORD = (
     "TensorFlow's server asks for no password and encrypts nothing: whoever reaches it can run "
     "computations with the rights of this process, and read and write its files."
@@ -42,7 +43,8 @@ def connect(
     TensorFlow asks for no password and encrypts nothing: use a private network, or tunnels.
 
     Args:
-        workers: one or more addresses, `"host:port"`, with IPv4 addresses or names of hosts.
+        workers: one or more addresses, `"host:port"`: the host's name, its IPv4 address, or its
+            IPv6 address in brackets.
         timeout: seconds of silence, 3 or more, after which a worker counts as lost: here, and
             later in `fit`, `evaluate` or `predict`.
         local: the address at which the workers reach this process, with a free port; `None` for
@@ -61,8 +63,8 @@ def connect(
     Example:
         >>> connect(["gpu7"])
         Traceback (most recent call last):
-        ValueError: `workers` must have the form 'HOST:PORT': a host's name or IPv4 address, and a \
-port from 1 to 65535. Received: 'gpu7'. Write 'gpu7:2222', say.
+        ValueError: `workers` must have the form 'HOST:PORT', with a port from 1 to 65535. \
+Received: 'gpu7'. Write 'gpu7:2222', '10.0.0.7:2222' or '[fd00::7]:2222', say.
     """
     if isinstance(workers, str) or not isinstance(workers, Sequence) or not workers:
         raise ValueError(
@@ -102,7 +104,7 @@ def serve(bind: str = "127.0.0.1:2222", *, virtual_devices: int = 1) -> None:
 
     Args:
         bind: `"host:port"`, an address of this machine: the server is reached at this address
-            only. `"0.0.0.0:port"` stands for all its addresses.
+            only. `"0.0.0.0:port"` stands for all its addresses, IPv6 included.
         virtual_devices: into how many CPU devices to split the processor.
 
     Raises:
@@ -114,8 +116,8 @@ def serve(bind: str = "127.0.0.1:2222", *, virtual_devices: int = 1) -> None:
     Example:
         >>> serve("2222")
         Traceback (most recent call last):
-        ValueError: `bind` must have the form 'HOST:PORT': a host's name or IPv4 address, and a \
-port from 1 to 65535. Received: '2222'. Write 'gpu7:2222', say.
+        ValueError: `bind` must have the form 'HOST:PORT', with a port from 1 to 65535. \
+Received: '2222'. Write 'gpu7:2222', '10.0.0.7:2222' or '[fd00::7]:2222', say.
     """
     virtual_devices = positive_integer("virtual_devices", virtual_devices, "Give 1 or more.")
     address = _find_address("bind", bind)
@@ -153,7 +155,7 @@ def join(
 
     Raises:
         ValueError: if an argument has the wrong form.
-        ClusterError: if the processes don't come together in time, or run different versions. It
+        ClusterError: if not all processes join in time, or if they run different versions. It
             has `host`, `problem` and `cure`.
         RuntimeError: on a Keras backend other than JAX, or if JAX has started already.
 
@@ -184,41 +186,42 @@ def _find_address(argument: str, value: object) -> Address:
     match = _HOST_AND_PORT.fullmatch(value) if isinstance(value, str) else None
     if match is None or not 0 < int(match[2]) < 65536:
         raise ValueError(
-            f"`{argument}` must have the form 'HOST:PORT': a host's name or IPv4 address, and a "
-            f"port from 1 to 65535. Received: {value!r}. Write 'gpu7:2222', say."
+            f"`{argument}` must have the form 'HOST:PORT', with a port from 1 to 65535. "
+            f"Received: {value!r}. Write 'gpu7:2222', '10.0.0.7:2222' or '[fd00::7]:2222', say."
         )
-    host, port = match[1], int(match[2])
+    host, port = match[1].strip("[]"), int(match[2])
     try:
-        found = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise ClusterError(
-            f"{host}:{port}",
-            f"This machine knows no IPv4 address of {host!r} ({error.strerror}).",
-            "Check the spelling, or give the host's IPv4 address.",
+            match[0],
+            f"This machine knows no address of {host!r} ({error.strerror}).",
+            "Check the spelling, or give the host's IP address.",
         ) from error
-    return Address(f"{host}:{port}", str(found[0][4][0]), port)
+    best = min(found, key=lambda one: one[0] != socket.AF_INET)  # IPv4 if the host has both
+    return Address(match[0], str(best[4][0]).removeprefix("::ffff:"), port)
 
 
 def _check_different(addresses: Sequence[Address]) -> None:
-    names: dict[str, str] = {}
+    first: dict[str, Address] = {}
     for address in addresses:
-        if address.numeric in names:
+        other = first.setdefault(address.numeric, address)
+        if other is not address:
             raise ValueError(
-                "`workers` must name each address once. Received: "
-                f"{names[address.numeric]!r} and {address.name!r}, which are the same. "
-                "Start a second worker on another port."
+                f"`workers` must name each address once. Received: {other.name!r} and "
+                f"{address.name!r}, which are the same. Start a second worker on another port."
             )
-        names[address.numeric] = address.name
 
 
 def _who_reaches(address: Address) -> str:
     """Who can use the server, and what that means."""
-    if address.ip.startswith("127."):
+    ip = ipaddress.ip_address(address.ip)
+    if ip.is_loopback:
         return (
             "Only processes of this machine reach it. From another machine, use an SSH tunnel, or "
             "bind to an address of a private network."
         )
-    where = "any address of this machine" if address.ip == "0.0.0.0" else address.ip
+    where = "any address of this machine" if ip.is_unspecified else address.ip
     return (
         f"Every machine that reaches {where} can use it. {_NO_PASSWORD} Let only your own "
         f"machines reach port {address.port}: use a private network, or a firewall."

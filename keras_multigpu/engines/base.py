@@ -73,7 +73,7 @@ class Engine(abc.ABC):
         given up. Returns a name for each process: its host, its number and its process id there.
 
         Raises:
-            ClusterError: if the processes don't come together in time, or don't fit together.
+            ClusterError: if not all processes join in time, or if they don't fit together.
             RuntimeError: if the backend can't join processes, or has started.
         """
 

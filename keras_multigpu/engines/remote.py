@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import socket
 from collections.abc import Sequence
 from typing import Any
+
+from keras_multigpu.engines.errors import ClusterError
 
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where a process is reached: `"host:port"` as the user wrote it, IPv4 address and port."""
+    """Where a process is reached: `"host:port"` as the user wrote it, IP address and port."""
 
     name: str
     ip: str
@@ -18,8 +21,34 @@ class Address:
 
     @property
     def numeric(self) -> str:
-        """The IPv4 address and the port: `"10.0.0.7:2222"`."""
-        return f"{self.ip}:{self.port}"
+        """The IP address and the port: `"10.0.0.7:2222"`, `"[::1]:2222"`."""
+        return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        """The kind of its sockets."""
+        return socket.AF_INET6 if ":" in self.ip else socket.AF_INET
+
+
+def check_free(address: Address, *others: str) -> None:
+    """Raises a `ClusterError` if this process can't listen at an address, or at other IPs there."""
+    for ip in (address.ip, *others):
+        with socket.socket(address.family, socket.SOCK_STREAM) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                one.bind((ip, address.port))
+                one.listen()
+            except OSError as error:
+                raise cannot_listen(address, str(error.strerror)) from error
+
+
+def cannot_listen(address: Address, reason: str) -> ClusterError:
+    """The error for an address at which this process can't listen."""
+    return ClusterError(
+        address.name,
+        f"This process can't listen there ({reason}).",
+        "Give an address of this machine, with a port that no other process uses.",
+    )
 
 
 class Remote:

@@ -20,7 +20,8 @@ def test_no_list(workers):
 
 
 @pytest.mark.parametrize(
-    "worker", ["gpu7", "gpu7:0", "gpu7:70000", ":2222", "[::1]:2222", "fe80::1:2222", 2222]
+    "worker",
+    ["gpu7", "gpu7:0", "gpu7:70000", ":2222", "[::1]", "[gpu7]:2222", "fe80::1:2222", 2222],
 )
 def test_no_address(worker):
     with pytest.raises(ValueError, match="`workers` must have the form 'HOST:PORT'") as error:
@@ -64,11 +65,8 @@ def test_wrong_arguments_of_join(arguments, message):
         cluster.join("127.0.0.1:1234", 2, 0, timeout=2)
 
 
-def test_a_name_without_an_ipv4_address(monkeypatch):
-    """The servers listen on IPv4 only: a host that has nothing else is refused by its name."""
-
-    def find(host, port, family, kind):
-        assert family == socket.AF_INET
+def test_a_name_without_an_address(monkeypatch):
+    def find(*arguments, **options):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", find)
@@ -77,7 +75,31 @@ def test_a_name_without_an_ipv4_address(monkeypatch):
         lambda: cluster.serve("gpu7:2222"),
         lambda: cluster.join("gpu7:2222", 2, 0),
     ):
-        with pytest.raises(cluster.ClusterError, match="no IPv4 address of 'gpu7'") as error:
+        with pytest.raises(cluster.ClusterError, match="no address of 'gpu7'") as error:
             call()
         assert error.value.host == "gpu7:2222"
-        assert "give the host's IPv4 address" in error.value.cure
+        assert "give the host's IP address" in error.value.cure
+
+
+@pytest.mark.parametrize(
+    ("name", "numeric"),
+    [
+        ("[fd00:0::7]:2222", "[fd00::7]:2222"),
+        ("[::ffff:10.0.0.7]:2222", "10.0.0.7:2222"),
+        ("10.0.0.7:2222", "10.0.0.7:2222"),
+    ],
+)
+def test_addresses(name, numeric):
+    found = cluster._find_address("bind", name)
+    assert (found.name, found.numeric) == (name, numeric)
+
+
+def test_ipv4_is_preferred(monkeypatch):
+    both = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::7", 2222, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.7", 2222)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    assert cluster._find_address("bind", "gpu7:2222").numeric == "10.0.0.7:2222"
+    both.pop()
+    assert cluster._find_address("bind", "gpu7:2222").numeric == "[fd00::7]:2222"

@@ -1,4 +1,4 @@
-"""What each of several processes runs: `process_script.py SCENARIO FOLDER COUNT NUMBER PORT`."""
+"""What each of several processes runs: `process_script.py SCENARIO FOLDER COUNT NUMBER ADDRESS`."""
 
 import os
 import pathlib
@@ -144,22 +144,21 @@ def full_disk(folder, number):
     fails(lambda: parallel.fit(*data(), epochs=10_000, verbose=0, callbacks=callbacks))
 
 
-def await_others(folder, count, number, port):
+def await_others(folder, count, number, address):
     """Waits until all have imported what takes long: on a busy machine, longer than `TIMEOUT`."""
-    imported = [folder / f"imported_{port}_{k}" for k in range(count)]
+    imported = [folder / f"imported_{address}_{k}" for k in range(count)]
     imported[number].touch()
     while not all(path.exists() for path in imported):
         time.sleep(0.05)
 
 
-def main(scenario, folder, count, number, port):
+def main(scenario, folder, count, number, address):
     folder, count, number = pathlib.Path(folder), int(count), int(number)
-    if scenario != "absent":
-        await_others(folder, count, number, port)
+    if scenario not in ("absent", "late"):
+        await_others(folder, count, number, address)
     if scenario == "other_count" and number:
         count += 1
-    address = f"127.0.0.1:{port}"
-    if scenario in ("other_count", "absent"):
+    if scenario in ("other_count", "absent", "late"):
         fails(lambda: join(address, count, number, timeout=TIMEOUT))
     names = join(address, count, number, timeout=TIMEOUT)
     assert names == join(address, count, number, timeout=TIMEOUT)

@@ -91,7 +91,7 @@ class Worker(Process):
 
     def __init__(self, *options, port=None, host="127.0.0.1"):
         self.port = port or free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        self.address = f"{'127.0.0.1' if host == '0.0.0.0' else host}:{self.port}"
         bind = f"--bind={host}:{self.port}"
         super().__init__("-m", "keras_multigpu", "serve", bind, *options)
 

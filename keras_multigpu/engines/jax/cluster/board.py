@@ -5,24 +5,17 @@ The service runs in process 0 and stores texts by key.
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from typing import Any
 
 import jax
 
-from keras_multigpu.engines.errors import ClusterError
-from keras_multigpu.engines.remote import Address
-
-_ROOT = "keras_multigpu/"
+ROOT = "keras_multigpu/"
+"""Before the keys of all entries."""
 _BEATS = "beats/"
 BEAT = 1.0
 """Seconds between two signs of life."""
-
-# The first bytes that an HTTP/2 client sends, and the type of the frame that a server answers with.
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_SETTINGS = b"\x04"
 
 
 class Board:
@@ -111,50 +104,8 @@ class Board:
     def _exchange(self, outbox: dict[str, str | None]) -> dict[str, str]:
         for key, value in outbox.items():
             if value is None:
-                self._client.key_value_delete(_ROOT + key)
+                self._client.key_value_delete(ROOT + key)
             else:
-                self._client.key_value_set(_ROOT + key, value, allow_overwrite=True)
-        found = self._client.key_value_dir_get(_ROOT)
-        return {key[key.index(_ROOT) + len(_ROOT) :]: value for key, value in found}
-
-
-def check_port(address: Address) -> None:
-    """Raises an error if this process can't listen at an address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.ip, address.port))
-        except OSError as error:
-            raise ClusterError(
-                address.name,
-                f"Process 0 can't listen there ({error.strerror}).",
-                "Give an address of the host of process 0, with a port that nothing else uses.",
-            ) from error
-
-
-def await_answer(address: Address, until: float) -> None:
-    """Waits until a server answers in HTTP/2, as JAX's coordinator does."""
-    reason = ""
-    while time.monotonic() < until:
-        try:
-            with socket.create_connection((address.ip, address.port), timeout=2.0) as probe:
-                probe.sendall(_GREETING)
-                answer = probe.recv(9)
-            if answer[3:4] == _SETTINGS:
-                return
-            reason = "something else than a coordinator answers there"
-        except OSError as error:
-            reason = str(error)
-        time.sleep(0.1)
-    raise not_together(address, reason)
-
-
-def not_together(address: Address, reason: str) -> ClusterError:
-    """The error that says that the processes did not come together, and why."""
-    return ClusterError(
-        address.name,
-        f"The processes did not come together there in time ({reason}).",
-        "Start all processes with the same `coordinator`, an address of the host of process 0 "
-        "that the others reach, and the same `num_processes`; and each with a `process_id` of "
-        "its own.",
-    )
+                self._client.key_value_set(ROOT + key, value, allow_overwrite=True)
+        found = self._client.key_value_dir_get(ROOT)
+        return {key[key.index(ROOT) + len(ROOT) :]: value for key, value in found}

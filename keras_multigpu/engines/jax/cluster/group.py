@@ -15,14 +15,15 @@ from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.jax.cluster.board import BEAT, Board
 
 _RESTART = (
-    "Start the script again in all processes: with `keras.callbacks.BackupAndRestore` it goes on "
-    "where it was."
+    "Start the script again in all processes: with `keras.callbacks.BackupAndRestore` it continues "
+    "from the last backup."
 )
+_ONE_EACH = f"Give each process a different `process_id`. {_RESTART}"
 _CURES = {
-    "batch": "Give the same data, in the same order, in all processes: each takes its rows of it. "
-    "What shuffles itself needs the same seed in all.",
-    "weights": "Build the model with the same seed in all processes, or load the same file: "
-    "`keras.utils.set_random_seed` after `join` sets it. After Ctrl-C, load the last file in all.",
+    "rows": "Give the same data, in the same order, in all processes: each takes its part. "
+    "Data that shuffle themselves need the same seed in all.",
+    "weights": "Build the model with the same seed in all processes (`keras.utils.set_random_seed` "
+    "after `join`), or load the same file. After Ctrl-C, load the last file in all.",
 }
 # After a network error, this many seconds of silence suffice to call a process lost.
 _SURELY_LOST = 4 * BEAT
@@ -77,8 +78,7 @@ class Group:
                 if other.get(fact) != value:
                     raise self._break(
                         number,
-                        f"Its {fact} differs from that of process 0: {other.get(fact)} there, and "
-                        f"{value} in process 0.",
+                        f"Its {fact} is {other.get(fact)}. In process 0 it is {value}.",
                         "Run the same script in all processes, with the same data, files and "
                         "seeds (`keras.utils.set_random_seed`).",
                     )
@@ -107,24 +107,23 @@ class Group:
         awaited = range(len(self.names)) if self.number == 0 else [self.number]
         while self._board.service_silence() < self.timeout:
             ended = self._board.read("ended/", seconds=0.05)
-            if all(str(k) in ended or self._is_silent(k) for k in awaited):
+            if all(str(k) in ended or self._board.silence(k) > self.timeout for k in awaited):
                 break
         if self.number == 0:
             # After that they disconnect from JAX's service, and their signs of life stop.
             until = time.monotonic() + self.timeout
             others = range(1, len(self.names))
-            while time.monotonic() < until and any(self._speaks(k) for k in others):
+            while time.monotonic() < until and any(
+                self._board.silence(k) < 3 * BEAT for k in others
+            ):
                 time.sleep(BEAT / 4)
         self._board.stop(self.timeout)
 
-    def _speaks(self, number: int) -> bool:
-        return self._board.silence(number) < 3 * BEAT
-
     def differs(self, number: int, what: str) -> ClusterError:
-        """The error for a process whose batch or weights (`what`) differ from process 0's."""
+        """The error for a process whose rows or weights (`what`) differ from process 0's."""
         return self._break(
             number,
-            f"Its {what} at step {self._steps} differs from that of process 0.",
+            f"Its {what} and those of process 0 differ at step {self._steps}.",
             _CURES[what],
         )
 
@@ -169,22 +168,21 @@ class Group:
         silence = self.timeout if silence is None else silence
         if self._board.service_silence() > silence and self.number:
             raise self._silent(0, self._board.service_silence())
-        stopped = self._board.read("ended/") | self._board.read("stopped/")
-        stopped |= self._board.read(f"failures/{self._loop}/")
-        ends = self._board.read(f"ends/{self._loop}/")
-        records = self._board.read("records/")
+        told = self._board.read("")
         for number in range(len(self.names)):
+            known = self._records.get(str(number))
+            if told.get(f"records/{number}", known) != known:
+                raise self._break(number, "Another process has taken its place.", _ONE_EACH)
             if number == self.number:
                 continue
-            known = self._records.get(str(number))
-            if records.get(str(number), known) != known:
-                raise self._break(number, "It has ended, and was started again.", _RESTART)
-            if self._is_silent(number, silence):
+            if self._board.silence(number) > silence:
                 raise self._silent(number, self._board.silence(number))
-            if str(number) in stopped:
-                raise self._break(number, f"It has {stopped[str(number)]}.", _RESTART)
-            if int(ends.get(str(number), self._steps)) < self._steps:
-                raise self._other_length(number, ends[str(number)], f"{self._steps} or more")
+            for kind in ("ended", "stopped", f"failures/{self._loop}"):
+                if f"{kind}/{number}" in told:
+                    raise self._break(number, f"It has {told[f'{kind}/{number}']}.", _RESTART)
+            steps = told.get(f"ends/{self._loop}/{number}", str(self._steps))
+            if int(steps) < self._steps:
+                raise self._other_length(number, steps, f"{self._steps} or more")
 
     def _gather(self, prefix: str, value: str) -> dict[int, str]:
         """Waits for what each process writes under a prefix."""
@@ -203,27 +201,24 @@ class Group:
                 is_told = True
                 absent = [n for k, n in enumerate(self.names) if str(k) not in found]
                 warnings.warn(
-                    f"For {self.timeout:g} seconds a parallel model has waited for "
-                    f"{', '.join(absent)}: alive, but not at the same call of a parallel model. "
-                    "All processes must make the same calls in the same order.",
+                    f"A parallel model has waited {self.timeout:g} seconds for "
+                    f"{', '.join(absent)}: alive, but not at the same call. All processes must "
+                    "make the same calls of parallel models in the same order.",
                     stacklevel=4,
                 )
-
-    def _is_silent(self, number: int, silence: float | None = None) -> bool:
-        return self._board.silence(number) > (self.timeout if silence is None else silence)
 
     def _silent(self, number: int, seconds: float) -> ClusterError:
         return self._break(
             number,
             f"It has given no sign of life for {seconds:.0f} seconds: it was killed or frozen, or "
             "the network is broken.",
-            f"See to that host. {_RESTART}",
+            f"Check that host. {_RESTART}",
         )
 
     def _other_length(self, number: int, steps: str, expected: str) -> ClusterError:
         return self._break(
             number,
-            f"It has ended a loop after {steps} steps, and others after {expected}.",
+            f"It ended a loop after {steps} steps, and others after {expected}.",
             "Give the same data, with the same number of batches, in all processes.",
         )
 

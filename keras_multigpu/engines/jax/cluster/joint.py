@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -40,14 +41,14 @@ def check_devices(names: Sequence[str], mode: str) -> None:
     absent = sorted(set(range(len(group.names))) - owners)
     if absent:
         raise ValueError(
-            "A model is on devices of this process only, or on one device at least of every "
-            f"process that has joined. Received: devices={list(names)!r}, none of which is of "
+            "A model uses devices of this process only, or at least one device of every "
+            f"process that has joined. Received: devices={list(names)!r}, with none of "
             f"process {', '.join(map(str, absent))}. This is process {group.number}. Leave "
             "`n_gpus` and `devices` out to use all, or join fewer processes."
         )
     if mode != "data":
         raise ValueError(
-            f"Of the modes only 'data' goes over several processes. Received: mode={mode!r} and "
+            f"Only mode 'data' can use several processes. Received: mode={mode!r} and "
             f"devices={list(names)!r}, of {len(owners)} processes. Use mode 'data', or devices of "
             "this process only."
         )
@@ -73,10 +74,10 @@ def copy_to_all(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else next(whole), tree)
 
 
-def compare(digest: int, what: str, mesh: Mesh, group: Group) -> None:
-    """Raises a `ClusterError` if another process has a different 31-bit checksum of `what`."""
+def compare(values: Any, what: str, mesh: Mesh, group: Group) -> None:
+    """Raises a `ClusterError` if another process has other values of `what`: rows or weights."""
     each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    mine = np.full(1, digest, "int32")
+    mine = np.full(1, _digest(values, _COMPARED if what == "rows" else sys.maxsize), "int32")
     known = _replicate(mesh)(
         jax.make_array_from_callback((mesh.devices.size,), each, lambda index: mine)
     )
@@ -88,22 +89,15 @@ def compare(digest: int, what: str, mesh: Mesh, group: Group) -> None:
             raise group.differs(number, what)
 
 
-def digest_of(arrays: Sequence[Any]) -> int:
-    """A 31-bit checksum of arrays."""
+def _digest(values: Any, count: int) -> int:
+    """A 31-bit checksum of arrays: shapes, types, and about `count` values of each."""
     digest = 0
-    for array in arrays:
-        digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), digest)
-    return digest >> 1
-
-
-def digest_of_batch(batch: Any) -> int:
-    """A 31-bit checksum of a batch: its shapes and types, and a sample of its values."""
-    samples = []
-    for leaf in jax.tree.leaves(batch):
+    for leaf in jax.tree.leaves(values):
         array = np.asarray(leaf)
-        few = array.reshape(-1)[:: max(1, array.size // _COMPARED)]
-        samples.append((array.shape, str(array.dtype), few.tobytes()))
-    return zlib.crc32(repr(samples).encode()) >> 1
+        some = array.reshape(-1)[:: max(1, array.size // count)]
+        digest = zlib.crc32(repr((array.shape, str(array.dtype))).encode(), digest)
+        digest = zlib.crc32(some.tobytes(), digest)
+    return digest >> 1
 
 
 def describe(model: keras.Model) -> str:

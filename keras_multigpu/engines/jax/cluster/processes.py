@@ -14,6 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -22,15 +23,10 @@ import numpy as np
 
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.jax import devices
-from keras_multigpu.engines.jax.cluster.board import (
-    BEAT,
-    Board,
-    await_answer,
-    check_port,
-    not_together,
-)
+from keras_multigpu.engines.jax.cluster.board import BEAT, Board
+from keras_multigpu.engines.jax.cluster.coordinator import await_coordinator, not_joined
 from keras_multigpu.engines.jax.cluster.group import Group
-from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.remote import Address, check_free
 
 # Extra seconds before JAX kills the process, so that our error comes first.
 _GRACE = 60
@@ -47,9 +43,9 @@ def check_not_joined_elsewhere() -> None:
     """Raises a `ValueError` if JAX's or Keras's own function has joined processes."""
     if _joined is None and jax.distributed.is_initialized():
         raise ValueError(
-            "Processes are joined by `keras_multigpu.cluster.join`, for a parallel model to notice "
-            "when one is lost. Received: a process that `jax.distributed.initialize` or "
-            "`keras.distribution.initialize` has joined. Call `join` in its place."
+            "Processes are joined by `keras_multigpu.cluster.join`, so that a parallel model "
+            "notices when one is lost. Received: a process that `jax.distributed.initialize` or "
+            "`keras.distribution.initialize` has joined to others. Call `join` instead."
         )
 
 
@@ -69,30 +65,28 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
     _check_version()
     until = time.monotonic() + timeout
     if number:
-        await_answer(address, until)
+        await_coordinator(address, number, until)
     else:
-        check_port(address)
+        check_free(address)
     _initialize(address, count, number, until, timeout)
     board = Board(_client(), number)
     try:
-        records = _introduce(board, address, count, number, until)
+        texts = _introduce(board, address, count, number, until)
     except ClusterError:
         atexit.register(_end_at_once)
         time.sleep(0 if number else 2 * BEAT)  # until the others have read the records
         raise
+    records = [json.loads(texts[str(k)]) for k in range(count)]
     names = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
-    group = Group(board, number, names, timeout, board.read("records/"))
-    # A process that restarts later reads here that the others have begun without it.
-    board.write(f"begun/{number}", json.dumps([record["seed"] for record in records]))
+    group = Group(board, number, names, timeout, texts)
     _joined = (request, group)
     atexit.register(_leave, group)
-    if any(record["random numbers"] != records[0]["random numbers"] for record in records):
+    if len({record["random numbers"] for record in records}) > 1:
         keras.utils.set_random_seed(int(records[0]["seed"]))
-    done, errors = _begin(jax.devices)  # starts JAX's runtime while all processes are here
-    while not done.wait(BEAT):
+    started = _begin(jax.devices)  # starts JAX's runtime while all processes are here
+    while not futures.wait([started], BEAT).done:
         group.check()
-    if errors:
-        raise errors[0]
+    started.result()  # raises the error, if there was one
     return names
 
 
@@ -100,9 +94,8 @@ def _check_version() -> None:
     known = inspect.signature(jax.distributed.initialize).parameters
     if "shutdown_timeout_seconds" not in known:
         raise RuntimeError(
-            "`join` needs JAX 0.8.1 or later, which can be told how long to wait for other "
-            f"processes. Received: jax.__version__={jax.__version__!r}. Install it: "
-            "`pip install -U jax`."
+            "`join` needs JAX 0.8.1 or later, where the time for waiting can be set. "
+            f"Received: jax.__version__={jax.__version__!r}. Install it: `pip install -U jax`."
         )
 
 
@@ -128,31 +121,27 @@ def _initialize(address: Address, count: int, number: int, until: float, timeout
             shutdown_timeout_seconds=round(timeout),
         )
 
-    done, errors = _begin(initialize)
-    if not done.wait(max(0.0, until - time.monotonic())):
+    joined = _begin(initialize)
+    if not futures.wait([joined], max(0.0, until - time.monotonic())).done:
         atexit.register(_end_at_once)
-        raise not_together(address, f"of {count} processes one or more are absent")
-    if errors:
-        raise not_together(address, str(errors[0]).splitlines()[0]) from errors[0]
+        raise not_joined(address, f"one or more of {count} processes are absent")
+    error = joined.exception()
+    if error is not None:
+        raise not_joined(address, str(error).splitlines()[0]) from error
 
 
-def _begin(call: Callable[[], Any]) -> tuple[threading.Event, list[Exception]]:
-    """Starts a call in a thread, because JAX may wait in it for ever.
-
-    Returns an event that is set when the call is done, and a list with the error it has raised.
-    """
-    done = threading.Event()
-    errors: list[Exception] = []
+def _begin(call: Callable[[], Any]) -> futures.Future[Any]:
+    """Starts a call in a thread, because JAX may wait in it for ever."""
+    future: futures.Future[Any] = futures.Future()
 
     def run() -> None:
         try:
-            call()
+            future.set_result(call())
         except Exception as error:
-            errors.append(error)
-        done.set()
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return done, errors
+    return future
 
 
 def _client() -> Any:
@@ -168,8 +157,8 @@ def _client() -> Any:
 
 def _introduce(
     board: Board, address: Address, count: int, number: int, until: float
-) -> list[dict[str, str]]:
-    """Exchanges a record of each process; returns them in the order of their numbers."""
+) -> dict[str, str]:
+    """Exchanges a record of each process; returns them by the processes' numbers."""
     mine = {
         "host": socket.gethostname(),
         "pid": str(os.getpid()),
@@ -183,26 +172,12 @@ def _introduce(
     board.write(f"records/{number}", json.dumps(mine))
     while True:
         found = board.read("records/", seconds=0.25)
-        records = {int(key): json.loads(value) for key, value in found.items()}
-        _check_alike(records)
-        _check_begins(board, mine["seed"], number, records)
-        if all(k in records for k in range(count)):
-            return [records[k] for k in range(count)]
+        _check_alike({int(key): json.loads(value) for key, value in found.items()})
+        absent = [str(k) for k in range(count) if str(k) not in found]
+        if not absent:
+            return found
         if time.monotonic() > until:
-            absent = ", ".join(str(k) for k in range(count) if k not in records)
-            raise not_together(address, f"absent: process {absent}")
-
-
-def _check_begins(board: Board, seed: str, number: int, records: dict[int, dict[str, str]]) -> None:
-    """Raises a `ClusterError` if the others began with an earlier process of this number."""
-    for other, begun in board.read("begun/").items():
-        if other != str(number) and json.loads(begun)[number] != seed:
-            first = records.get(int(other), {"host": "?", "pid": "?"})
-            raise ClusterError(
-                f"{first['host']} (process {other}, pid {first['pid']})",
-                f"It has begun with another process {number}, which has ended or still runs.",
-                "End all processes, and start all of them again.",
-            )
+            raise not_joined(address, f"absent: process {', '.join(absent)}")
 
 
 def _random_state() -> str:

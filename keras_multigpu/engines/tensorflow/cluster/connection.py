@@ -6,8 +6,9 @@ import contextlib
 import functools
 import re
 import threading
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,11 +24,11 @@ from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, full_name, short
 
 _DEVICE = re.compile(rf"/job:{REMOTE_JOB}/replica:0/task:\d+/device:\w+:\d+")
 _CURE = (
-    "Start it again if it has ended. Then either call `connect` with the workers that are there, "
-    "and make the model parallel again by `make_parallel(parallel.template, devices=...)`: its "
-    "weights are those of the last step that was finished, except those that the lost worker alone "
-    "held (in mode 'model' and of independent towers). Or start this process again, with "
-    "`keras.callbacks.BackupAndRestore` in `fit` to go on from its last backup."
+    "Start it again if it has ended. Then call `connect` with the workers that are there, and "
+    "`make_parallel(parallel.template, devices=...)`: the weights are those of the last finished "
+    "step, except weights that only the lost worker stored (mode 'model', independent towers). Or "
+    "restart this process, with `keras.callbacks.BackupAndRestore` in `fit` to continue from the "
+    "last backup."
 )
 
 
@@ -62,30 +63,26 @@ class Connection:
         self.devices = tuple(name for names in own for name in names)
         self.chosen = tuple(name for some, names in zip(gpus, own) for name in some or names)
         self._watchdog = Watchdog(workers, timeout)
-        self._guards = [
-            Guard(
-                worker,
-                status,
-                timeout,
-                functools.partial(self._watchdog.hand_over, number, worker),
-                Link(worker, local.port, self._compute_here),
-            )
-            for number, (worker, status) in enumerate(zip(workers, statuses))
-        ]
-        for guard in self._guards:
-            guard.others = [one for one in self._guards if one is not guard]
+        self._guards: list[Guard] = []
+        for worker, status in zip(workers, statuses):
+            self._guards.append(Guard(worker, status, timeout, self._watchdog, self._guards))
         try:
             self._open()
-            for guard, round_trip in zip(self._guards, self._round_trips):
-                guard.link.start(round_trip, timeout / 10)
-        except BaseException:
+        except BaseException as error:
+            fault = self._lost() if isinstance(error, tf.errors.OpError) else None
             self.close()
-            raise
+            if not isinstance(error, tf.errors.OpError):
+                raise
+            raise (fault or self._no_way_back()) from error
 
     def close(self) -> None:
         """Disconnects the workers, answering or not; later computations don't wait for them."""
-        for guard in self._guards:
-            guard.link.stop(0.1 * self.timeout)
+        links = [guard.link for guard in self._guards if guard.link is not None]
+        for link in links:
+            link.stopped.set()
+        until = time.monotonic() + 0.1 * self.timeout
+        for link in links:
+            link.stop(until)
         if runtime.has_started():
             runtime.update({})
         for guard in self._guards:
@@ -111,51 +108,46 @@ class Connection:
         return None
 
     def _open(self) -> None:
-        tasks = {task_of(one.name): one.numeric for one in self.workers}
-        try:
-            if runtime.has_started():
-                runtime.update(tasks)
-            else:
-                runtime.start(tasks, self.local)
-                _close_to_others(self.local)
-            for guard in self._guards:
-                guard.hand_over()
-            with self._limited():
-                _try_links([full_name(name) for name in self.devices])
-            with self._limited():
-                self._prepare_round_trips()
-        except tf.errors.OpError as error:
-            raise (self._lost() or self._no_way_back()) from error
-
-    def _prepare_round_trips(self) -> None:
-        """Makes the functions that `Link` calls, and calls each once.
-
-        TensorFlow sends every new function to all workers, so none is made later.
-        """
+        if not runtime.has_started():
+            # Without workers: TensorFlow holds Python's lock meanwhile, and one may freeze.
+            runtime.start(self.local)
+            _close_to_others(self.local)
+        self._add_workers()
+        for worker in self.workers:
+            self._watchdog.hand_over(worker)
+        # TensorFlow sends every new function to all workers, so all that are needed are made now.
         processors = [full_name(f"{worker.name}/cpu:0") for worker in self.workers]
-        zero = tf.constant(0.0)
-        self._round_trips = []
-        for target in processors:
-            others = [device for device in processors if device != target]
-            made = _round_trip(target, others).get_concrete_function(zero)
-            self._round_trips.append(functools.partial(made, zero))
-        self._here = functools.partial(
-            _round_trip(full_name("cpu:0"), []).get_concrete_function(zero), zero
-        )
-        for call in (*self._round_trips, self._here):
-            call()
+        with self._limited():
+            here = _round_trip([full_name("cpu:0")])
+            round_trips = [
+                _round_trip([one for one in processors if one != target] + [target])
+                for target in processors
+            ]
+        for guard, round_trip in zip(self._guards, round_trips):
+            pause = self.timeout / 10
+            guard.link = Link(guard.worker, self.local.port, pause, round_trip, here)
 
-    def _compute_here(self) -> None:
-        self._here()
+    def _add_workers(self) -> None:
+        tasks = {task_of(one.name): one.numeric for one in self.workers}
+        until = time.monotonic() + self.timeout
+        while True:
+            try:
+                return runtime.update(tasks)
+            except tf.errors.UnavailableError:
+                # TensorFlow delays new connections to workers that were restarted.
+                if time.monotonic() > until or any(guard.lost for guard in self._guards):
+                    raise
+            runtime.update({})
+            time.sleep(0.2)
 
     def _no_way_back(self) -> ClusterError:
         return ClusterError(
             self.local.name,
-            "The workers answer, but within half of `timeout` one of them does not reach this "
-            "process at this address, or does not reach another worker at the one given here.",
-            "Give `local` an address and a port of this machine that are open to the workers, "
-            "and have each worker reach the others by the addresses given here. If the network is "
-            "slow, give a longer `timeout`.",
+            "The workers answer, but within half of `timeout` one of them did not reach this "
+            "process at this address, or another worker at the address given to `connect`.",
+            "Give `local` an address and a port of this machine that are open to the workers, and "
+            "let each worker reach the others at the addresses given to `connect`. If the network "
+            "is slow, give a longer `timeout`.",
         )
 
     @contextlib.contextmanager
@@ -174,41 +166,27 @@ class Connection:
             timer.cancel()
 
 
-def _try_links(devices: Sequence[str]) -> None:
-    """Sends a tensor from this process to every device, and between all pairs of devices."""
+def _round_trip(devices: Sequence[str]) -> Callable[[], Any]:
+    """Sends numbers from here and from devices to the last device, and from there back here.
 
-    @tf.function(autograph=False)
-    def exchange(value: tf.Tensor) -> tf.Tensor:
-        sent, received = [], []
-        for device in devices:
-            with tf.device(device):
-                sent.append(value + 1.0)
-        for device in devices:
-            with tf.device(device):
-                received.append(tf.add_n(sent))
-        with tf.device(full_name("cpu:0")):
-            return tf.add_n(received)
-
-    value = tf.constant(0.0)
-    # A concrete function, because TensorFlow warns about functions that are traced repeatedly.
-    exchange.get_concrete_function(value)(value)
-
-
-def _round_trip(target: str, others: Sequence[str]) -> Any:
-    """A function that sends numbers from here and other workers to `target`, and back here."""
+    Returns a function that does it again.
+    """
 
     @tf.function(autograph=False)
     def exchange(value: tf.Tensor) -> tf.Tensor:
         sent = [value]
-        for device in others:
+        for device in devices[:-1]:
             with tf.device(device):
                 sent.append(value + 1.0)
-        with tf.device(target):
+        with tf.device(devices[-1]):
             received = tf.add_n(sent) + 1.0
         with tf.device(full_name("cpu:0")):
             return received + 1.0
 
-    return exchange
+    zero = tf.constant(0.0)
+    again = functools.partial(exchange.get_concrete_function(zero), zero)
+    again()
+    return again
 
 
 def _close_to_others(local: Address) -> None:
@@ -217,8 +195,8 @@ def _close_to_others(local: Address) -> None:
         listen_only_at(local.ip, local.port)
     except OSError as error:
         warnings.warn(
-            f"TensorFlow listens on the port {local.port} of all addresses of this machine, and "
-            f"this system can't close it to others ({error}): whoever reaches the port can "
-            "run computations in this process. Have a firewall close it to all but the workers.",
+            f"TensorFlow listens on port {local.port} of all addresses of this machine, and this "
+            f"system can't close it to others ({error}): whoever reaches the port can run "
+            "computations in this process. Let a firewall close it to all but the workers.",
             stacklevel=6,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import socket
@@ -9,14 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import grpc
 
 from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.tensorflow.cluster import watchdog
 from keras_multigpu.engines.tensorflow.cluster.link import Link
-from keras_multigpu.engines.tensorflow.cluster.sockets import Handed, end_connections
+from keras_multigpu.engines.tensorflow.cluster.sockets import end_connections, hand_over
 
 # The answer is a protocol buffer that contains the names of the devices as plain text.
 _DEVICE = re.compile(rb"/job:(\w+)/replica:0/task:0/device:(CPU|GPU):(\d+)")
@@ -43,7 +44,6 @@ class Caller:
     """Sends `GetStatus` to one worker, on a separate channel."""
 
     def __init__(self, worker: Address):
-        self.worker = worker
         self._channel = grpc.insecure_channel(worker.numeric, options=watchdog.OPTIONS)
         self._call = self._channel.unary_unary(watchdog.STATUS)
 
@@ -69,12 +69,11 @@ class Guard:
     """A thread that checks a worker, and ends the connections to it when it is lost.
 
     Otherwise a call to a frozen process would wait forever: its machine keeps the connection.
-
-    The worker is lost after `timeout` seconds of silence at the latest. `hand_over` passes the
-    connections to the watchdog.
+    The worker is lost after `timeout` seconds of silence at the latest.
 
     Attributes:
         lost: a sentence about what happened to it; `None` while it answers.
+        misses: how many of the latest checks had no answer.
     """
 
     def __init__(
@@ -82,17 +81,17 @@ class Guard:
         worker: Address,
         status: Status,
         timeout: float,
-        hand_over: Callable[[], None],
-        link: Link,
+        watchdog: Watchdog,
+        guards: Sequence[Guard],
     ):
         self.worker = worker
-        self.link = link
-        self.misses = 0
-        self.others: Sequence[Guard] = ()
-        self.hand_over = hand_over
         self.lost: str | None = None
+        self.misses = 0
+        self.link: Link | None = None  # once there are connections that carry tensors
+        self._guards = guards
         self._status = status
         self._timeout = timeout
+        self._watchdog = watchdog
         self._heard = time.monotonic()
         self._caller = Caller(worker)
         self._stopped = threading.Event()
@@ -107,9 +106,8 @@ class Guard:
             left = end - time.monotonic()
             if answer is None and left > 0:
                 # gRPC delays retries on a failed channel, so ask on a new one.
-                fresh = Caller(self.worker)
-                answer = fresh.ask(left)
-                fresh.close()
+                with contextlib.closing(Caller(self.worker)) as fresh:
+                    answer = fresh.ask(left)
             self._note(answer, silence=self._timeout)
         return self.lost
 
@@ -127,24 +125,22 @@ class Guard:
                 end_connections(self.worker.ip, self.worker.port)
                 pause = 0.5
                 continue
-            self.hand_over()
+            self._watchdog.hand_over(self.worker)
             answer = self._caller.ask(pause)
             self.misses = self.misses + 1 if answer is None else 0
             self._note(answer, time.monotonic() - self._heard if self.misses >= 3 else 0.0)
-            if self.link.is_silent(_PATIENCE * self._timeout) and self._all_answer():
+            is_silent = self.link is not None and self.link.is_silent(_PATIENCE * self._timeout)
+            # If a worker is frozen, the numbers sent to others come late too.
+            if is_silent and not any(guard.misses for guard in self._guards):
                 self.lost = (
                     "The worker answers, but the connections that carry its tensors are silent: "
                     "something between the machines has dropped them."
                 )
                 end_connections(self.worker.ip, self.worker.port)
 
-    def _all_answer(self) -> bool:
-        """Whether all workers answer: a frozen one also delays the numbers sent to others."""
-        return not any(guard.misses for guard in (self, *self.others))
-
     def _note(self, answer: Status | None, silence: float) -> None:
         if answer is not None and answer.identity != self._status.identity:
-            self.lost = "The worker was started again since `connect`."
+            self.lost = "The worker was restarted after `connect`."
         elif answer is None and silence > _PATIENCE * self._timeout:
             self.lost = "The worker does not answer: it has ended, is frozen, or is cut off."
         elif answer is not None:
@@ -157,9 +153,9 @@ class Watchdog:
     """A process that ends connections while no thread of this one can run: see `watchdog`."""
 
     def __init__(self, workers: Sequence[Address], timeout: float):
-        own, its = socket.socketpair()
-        self._socket = own
-        self._handed = Handed(own)
+        self._workers = list(workers)
+        self._socket, its = socket.socketpair()
+        self._socket.setblocking(False)
         with its:
             arguments = [str(its.fileno()), str(timeout), *(one.numeric for one in workers)]
             self._process = subprocess.Popen(
@@ -169,9 +165,9 @@ class Watchdog:
                 start_new_session=True,  # Ctrl-C is for the process that trains
             )
 
-    def hand_over(self, number: int, worker: Address) -> None:
+    def hand_over(self, worker: Address) -> None:
         """Passes the connections to a worker to the process."""
-        self._handed.give(number, worker.ip, worker.port)
+        hand_over(self._socket, self._workers.index(worker), worker.ip, worker.port)
 
     def stop(self) -> None:
         """Ends the process."""

@@ -22,18 +22,26 @@ class Link:
     `GetStatus` uses a separate connection, so its answers say nothing about the connections that
     carry tensors: a firewall may have dropped one of them.
 
-    The worker connects to `own_port`. `compute_here` computes something in this process only.
+    Args:
+        worker: the worker.
+        own_port: the port of this process to which it connects.
+        pause: seconds between two numbers.
+        round_trip: sends a number to the worker and back.
+        compute_here: computes something in this process only.
     """
 
-    def __init__(self, worker: Address, own_port: int, compute_here: Callable[[], Any]):
+    def __init__(
+        self,
+        worker: Address,
+        own_port: int,
+        pause: float,
+        round_trip: Callable[[], Any],
+        compute_here: Callable[[], Any],
+    ):
+        self.stopped = threading.Event()
         self._worker, self._own_port, self._compute_here = worker, own_port, compute_here
         self._begun: float | None = None
         self._moved, self._moved_at = 0, 0.0
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self, round_trip: Callable[[], Any], pause: float) -> None:
-        """Starts the thread, which calls `round_trip` with pauses of some seconds."""
         self._thread = threading.Thread(target=self._run, args=(round_trip, pause), daemon=True)
         self._thread.start()
 
@@ -44,16 +52,15 @@ class Link:
         # A number also waits while this process is too busy to compute. Then this call waits as
         # well, and gives the number time to come back afterwards.
         self._compute_here()
-        return not self._stopped.wait(seconds / 10) and self._silence() > seconds
+        return not self.stopped.wait(seconds / 10) and self._silence() > seconds
 
-    def stop(self, seconds: float) -> None:
-        """Stops; a number on its way gets some seconds to come back."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(seconds)
-            if self._thread.is_alive():
-                end_connections(self._worker.ip, self._worker.port)
-                self._thread.join(seconds)
+    def stop(self, until: float) -> None:
+        """Stops; a number on its way may come back until then."""
+        self.stopped.set()
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            end_connections(self._worker.ip, self._worker.port)
+            self._thread.join(1.0)
 
     def _silence(self) -> float:
         # A number may wait long behind a large tensor on a slow link: bytes that move count too.
@@ -65,7 +72,7 @@ class Link:
         return 0.0 if begun is None else now - max(begun, self._moved_at)
 
     def _run(self, round_trip: Callable[[], Any], pause: float) -> None:
-        while not self._stopped.wait(pause):
+        while not self.stopped.wait(pause):
             self._begun = time.monotonic()
             with contextlib.suppress(tf.errors.OpError):  # `Guard` finds out what has happened
                 round_trip()

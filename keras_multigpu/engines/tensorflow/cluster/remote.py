@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import tensorflow as tf
 
 from keras_multigpu.engines.errors import ClusterError
-from keras_multigpu.engines.remote import Address, Remote
+from keras_multigpu.engines.remote import Address, Remote, check_free
 from keras_multigpu.engines.tensorflow.cluster.connection import Connection
 from keras_multigpu.engines.tensorflow.cluster.health import Caller, Status
 from keras_multigpu.engines.tensorflow.cluster.runtime import (
-    check_free,
     has_started,
     start_server,
     version_job,
@@ -41,7 +41,7 @@ class TensorFlowRemote(Remote):
 
     def serve(self, address: Address, virtual_devices: int) -> tuple[str, ...]:
         start_server(address, virtual_devices)
-        here = "127.0.0.1" if address.ip == "0.0.0.0" else address.ip
+        here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.ip, address.ip)
         (status,) = greet([Address(address.name, here, address.port)], timeout=30.0)
         return status.devices
 
@@ -57,7 +57,7 @@ class TensorFlowRemote(Remote):
         self.disconnect()
         if self._local is None:
             here = local or _free_address(workers)
-            check_free(here)
+            check_free(here, "")  # TensorFlow takes the port on all addresses
         else:
             here = self._local
         self.serial += 1
@@ -75,13 +75,13 @@ class TensorFlowRemote(Remote):
         if self._local is None and has_started():
             raise RuntimeError(
                 "The first `connect` must come before TensorFlow starts, that is before the first "
-                "tensor or model: what is assigned to variables that are there already would "
-                "be lost. Received: a process in which TensorFlow has started. Restart it (or "
-                "the notebook's kernel), and connect right after the imports."
+                "tensor or model: existing variables would lose later assignments. Received: a "
+                "process in which TensorFlow has started. Restart it (or the notebook's kernel), "
+                "and connect right after the imports."
             )
         if self._local is not None and local not in (None, self._local):
             raise ValueError(
-                f"`local` can't change as long as this process lives: it is {self._local.name!r}. "
+                f"`local` can't change while this process lives: it is {self._local.name!r}. "
                 f"Received: local={local and local.name!r}. Leave it out, or restart the process "
                 "(or the notebook's kernel)."
             )
@@ -138,14 +138,14 @@ def _free_address(workers: Sequence[Address]) -> Address:
     """
     found = []
     for worker in workers:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        with socket.socket(worker.family, socket.SOCK_DGRAM) as one:
             one.connect((worker.ip, worker.port))  # sends nothing
             found.append(str(one.getsockname()[0]))
-    ip = next((ip for ip in found if not ip.startswith("127.")), found[0])
-    with socket.socket() as one:
+    ip = next((ip for ip in found if not ipaddress.ip_address(ip).is_loopback), found[0])
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as one:
         one.bind((ip, 0))
-        port = int(one.getsockname()[1])
-    return Address(f"{ip}:{port}", ip, port)
+        here = Address("", ip, int(one.getsockname()[1]))
+    return Address(here.numeric, here.ip, here.port)
 
 
 def greet(workers: Sequence[Address], timeout: float) -> list[Status]:
@@ -155,12 +155,9 @@ def greet(workers: Sequence[Address], timeout: float) -> list[Status]:
 
 
 def _greet(worker: Address, timeout: float) -> Status:
-    caller = Caller(worker)
-    try:
+    with contextlib.closing(Caller(worker)) as caller:
         # The rest of the time is for finding out why a worker is silent.
         status = caller.ask(0.8 * timeout, patient=True)
-    finally:
-        caller.close()
     if status is None:
         raise ClusterError(worker.name, *_why_silent(worker, 0.1 * timeout))
     if status.job != version_job():
@@ -169,7 +166,7 @@ def _greet(worker: Address, timeout: float) -> Status:
         raise ClusterError(
             worker.name,
             f"The worker has {told}, and this process has TensorFlow {tf.__version__}.",
-            f"Install one version on all machines, and start it again by {_START}.",
+            f"Install the same version on all machines, and restart the worker with {_START}.",
         )
     return status
 
@@ -181,16 +178,16 @@ def _why_silent(worker: Address, seconds: float) -> tuple[str, str]:
     except ConnectionRefusedError:
         return (
             f"Nobody listens there ({worker.numeric}).",
-            f"Start the worker by {_START}, with this port, and an address of its machine that "
-            "can be reached from here.",
+            f"Start the worker with {_START}, with this port, and an address of its machine that "
+            "this one reaches.",
         )
     except OSError as error:
         return (
             f"The machine can't be reached ({worker.numeric}: {error}).",
-            "Check the address, that the machine is up, and that no firewall is between.",
+            "Check the address, the machine, and the firewalls on the way.",
         )
     return (
         "Something listens there, but does not answer as a worker does: it is another program, or "
         "a worker that is frozen.",
-        f"Check the port; if it is the worker's, end it, and start it again by {_START}.",
+        f"Check the port. If it is the worker's, end the worker, and restart it with {_START}.",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import re
-import socket
 
 import tensorflow as tf
 
@@ -15,13 +14,15 @@ import tensorflow as tf
 from tensorflow.python.eager import context  # noqa: TID251
 
 from keras_multigpu.engines.errors import ClusterError
-from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.remote import Address, cannot_listen, check_free
 from keras_multigpu.engines.tensorflow.cluster.sockets import listen_only_at
 from keras_multigpu.engines.tensorflow.names import LOCAL_JOB, REMOTE_JOB
 
 # Read when the runtime starts. With separate calls, TensorFlow raises an error if one does not
 # arrive; in a stream of calls, it would wait for it.
 _STREAMS = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
+# Read at each call to a worker. Otherwise, calls wait for ever while a connection can't be made.
+_FAIL_FAST = "GRPC_FAIL_FAST"
 
 
 def has_started() -> bool:
@@ -35,11 +36,10 @@ def has_started() -> bool:
     return False
 
 
-def start(workers: dict[int, str], local: Address) -> None:
-    """Starts the runtime with other machines, by task number."""
+def start(local: Address) -> None:
+    """Starts the runtime with a server at `local`, and without other machines."""
     os.environ[_STREAMS] = "False"
-    jobs = {LOCAL_JOB: {0: local.numeric}, REMOTE_JOB: workers}
-    tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs))
+    tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec({LOCAL_JOB: [local.numeric]}))
     tf.config.list_logical_devices()
 
 
@@ -51,7 +51,14 @@ def update(workers: dict[int, str]) -> None:
     server.cluster.job.extend(kept)
     if workers:
         server.cluster.job.add(name=REMOTE_JOB, tasks=workers)
-    context.update_server_def(server)
+    before = os.environ.get(_FAIL_FAST)
+    os.environ[_FAIL_FAST] = "true"
+    try:
+        context.update_server_def(server)
+    finally:
+        del os.environ[_FAIL_FAST]
+        if before is not None:
+            os.environ[_FAIL_FAST] = before
 
 
 def version_job() -> str:
@@ -65,14 +72,14 @@ def start_server(address: Address, virtual_devices: int) -> None:
     Raises:
         ClusterError: if the address or the port can't be used, or can't be closed to others.
     """
-    check_free(address)
+    check_free(address, "")  # TensorFlow takes the port on all addresses
     cluster = tf.train.ClusterSpec({version_job(): {0: address.numeric}})
     settings = tf.compat.v1.ConfigProto(device_count={"CPU": virtual_devices})
     settings.gpu_options.allow_growth = True
     try:
         tf.distribute.Server(cluster, job_name=version_job(), task_index=0, config=settings)
     except tf.errors.OpError as error:
-        raise _taken(address) from error
+        raise cannot_listen(address, "TensorFlow's server did not start") from error
     try:
         listen_only_at(address.ip, address.port)
     except OSError as error:
@@ -80,34 +87,6 @@ def start_server(address: Address, virtual_devices: int) -> None:
             address.name,
             "TensorFlow's server listens on all addresses of a machine, and this system can't "
             f"close it to the others ({error}).",
-            f"Have a firewall close the port {address.port}, and bind to '0.0.0.0:{address.port}'; "
-            "or serve on Linux.",
+            f"Let a firewall close port {address.port}, and bind to '0.0.0.0:{address.port}'; or "
+            "serve on Linux.",
         ) from error
-
-
-def check_free(address: Address) -> None:
-    """Raises a `ClusterError` if an address is not this machine's, or its port is taken."""
-    with socket.socket() as one:
-        try:
-            one.bind((address.ip, 0))
-        except OSError as error:
-            raise ClusterError(
-                address.name,
-                f"It is no address of this machine ({error.strerror}).",
-                "Give one that it has, or '0.0.0.0' for all of them.",
-            ) from error
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            one.bind(("", address.port))  # TensorFlow takes the port on all addresses
-            one.listen()
-        except OSError as error:
-            raise _taken(address) from error
-
-
-def _taken(address: Address) -> ClusterError:
-    return ClusterError(
-        address.name,
-        f"Another process of this machine has the port {address.port}, or it may not be used.",
-        "End that process, or choose another port.",
-    )

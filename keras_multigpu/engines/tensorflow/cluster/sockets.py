@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import ipaddress
 import os
 import socket
 import stat
@@ -20,9 +21,9 @@ from collections.abc import Iterator
 _LOAD_BYTE, _LOAD_WORD, _AND, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x20, 0x54, 0x15, 0x06
 _NETWORK_HEADER = 0xFFF00000  # where offsets count from the packet's IP header
 _SO_ATTACH_FILTER = 26
-_ANY = "0.0.0.0"
 # Linux's `struct tcp_info`: the bytes acknowledged come just before the bytes received.
 _BYTES_RECEIVED = 128
+_Place = tuple[str, int]  # an IP address and a port
 
 
 def listen_only_at(ip: str, port: int) -> None:
@@ -33,26 +34,24 @@ def listen_only_at(ip: str, port: int) -> None:
     Raises:
         OSError: if this system has no such filters.
     """
-    if ip == _ANY:
+    if ipaddress.ip_address(ip).is_unspecified:
         return
     if sys.platform != "linux":
         raise OSError(f"{sys.platform} has no filters for sockets that listen")
     for one in _own_sockets():
-        if one.getsockname()[1] == port and _listens(one):
+        is_listening = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if is_listening and one.getsockname()[1] == port:
             _attach(one, ip)
-    for one in _own_sockets():
-        own = one.getsockname()
-        if own[1] == port and _plain(own[0]) != ip and not _listens(one):
+    for one, own, _ in _connections():
+        if own[1] == port and own[0] != ip:
             _end(one)
 
 
 def end_connections(ip: str, port: int) -> None:
     """Shuts this process's connections to an address down: waiting calls fail at once."""
-    for one in _own_sockets():
-        with contextlib.suppress(OSError):  # not connected
-            peer = one.getpeername()
-            if (_plain(peer[0]), peer[1]) == (ip, port):
-                _end(one)
+    for one, _, peer in _connections():
+        if peer == (ip, port):
+            _end(one)
 
 
 def bytes_moved(ip: str, port: int, own_port: int) -> int:
@@ -60,60 +59,57 @@ def bytes_moved(ip: str, port: int, own_port: int) -> int:
 
     The worker connects to `own_port`. The result is 0 on systems other than Linux.
     """
-    if sys.platform != "linux":
-        return 0
     moved = 0
-    for one in _own_sockets():
-        with contextlib.suppress(OSError):  # not connected
-            peer = one.getpeername()
-            if (_plain(peer[0]), peer[1]) == (ip, port) or one.getsockname()[1] == own_port:
-                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
-                moved += sum(struct.unpack_from("QQ", info, _BYTES_RECEIVED - 8))
+    for one, own, peer in _connections() if sys.platform == "linux" else ():
+        if peer == (ip, port) or own[1] == own_port:
+            info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
+            moved += sum(struct.unpack_from("QQ", info, _BYTES_RECEIVED - 8))
     return moved
 
 
-class Handed:
-    """Passes connections to another process through a socket, each once."""
-
-    def __init__(self, target: socket.socket):
-        self._target = target
-        self._known: set[tuple[object, ...]] = set()
-
-    def give(self, number: int, ip: str, port: int) -> None:
-        """Passes all new connections to an address, which the other process knows by a number."""
-        for one in _own_sockets():
-            with contextlib.suppress(OSError):  # not connected, or the other process has ended
-                peer = one.getpeername()
-                key = (number, one.getsockname(), os.fstat(one.fileno()).st_ino)
-                if (_plain(peer[0]), peer[1]) == (ip, port) and key not in self._known:
-                    socket.send_fds(self._target, [bytes([number])], [one.fileno()])
-                    self._known.add(key)
+def hand_over(target: socket.socket, number: int, ip: str, port: int) -> None:
+    """Sends copies of the connections to an address through a socket, with a number."""
+    # Not `socket.dup`, which makes the connection itself blocking.
+    copies = [os.dup(one.fileno()) for one, _, peer in _connections() if peer == (ip, port)]
+    with contextlib.suppress(OSError):  # the other process has ended, or is busy
+        socket.send_fds(target, [number.to_bytes(2, "big")], copies)
+    for copy in copies:
+        os.close(copy)
 
 
 def _attach(listening: socket.socket, ip: str) -> None:
-    """Attaches a filter that accepts packets to one IPv4 address only."""
-    (address,) = struct.unpack("!I", socket.inet_aton(ip))
-    program = [
-        (_LOAD_BYTE, 0, 0, _NETWORK_HEADER),
-        (_AND, 0, 0, 0xF0),
-        (_JUMP_IF_EQUAL, 0, 3, 0x40),  # IPv4
-        (_LOAD_WORD, 0, 0, _NETWORK_HEADER + 16),
-        (_JUMP_IF_EQUAL, 0, 1, address),  # to this address
-        (_RETURN, 0, 0, 0xFFFFFFFF),
-        (_RETURN, 0, 0, 0),
+    """Attaches a filter that accepts packets to one IP address only."""
+    address = ipaddress.ip_address(ip)
+    version, target = (0x40, 16) if address.version == 4 else (0x60, 24)  # and where its bytes are
+    program = [(_LOAD_BYTE, _NETWORK_HEADER), (_AND, 0xF0), (_JUMP_IF_EQUAL, version)]
+    for place, (word,) in enumerate(struct.iter_unpack("!I", address.packed)):
+        program += [(_LOAD_WORD, _NETWORK_HEADER + target + 4 * place), (_JUMP_IF_EQUAL, word)]
+    program += [(_RETURN, 0xFFFFFFFF), (_RETURN, 0)]
+    lines = [
+        # If it is not equal, jump to the last line, which drops the packet.
+        struct.pack("HBBI", code, 0, len(program) - 2 - at if code == _JUMP_IF_EQUAL else 0, value)
+        for at, (code, value) in enumerate(program)
     ]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
-    pointer = struct.pack("HL", len(program), ctypes.addressof(code))
+    code = ctypes.create_string_buffer(b"".join(lines))
+    pointer = struct.pack("HL", len(lines), ctypes.addressof(code))
     listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
-
-
-def _listens(one: socket.socket) -> bool:
-    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _end(connected: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it may have ended by itself
         connected.shutdown(socket.SHUT_RDWR)
+
+
+def _connections() -> Iterator[tuple[socket.socket, _Place, _Place]]:
+    """This process's TCP connections: copies of the sockets, their own ends and their peers."""
+    for one in _own_sockets():
+        with contextlib.suppress(OSError):  # not connected
+            # An IPv4 address has a prefix on a socket that serves IPv6 too.
+            own, peer = (
+                (str(end[0]).removeprefix("::ffff:"), int(end[1]))
+                for end in (one.getsockname(), one.getpeername())
+            )
+            yield one, own, peer
 
 
 def _own_sockets() -> Iterator[socket.socket]:
@@ -126,8 +122,3 @@ def _own_sockets() -> Iterator[socket.socket]:
                 is_tcp = one.family in (socket.AF_INET, socket.AF_INET6)
                 if is_tcp and one.type == socket.SOCK_STREAM:
                     yield one
-
-
-def _plain(ip: str) -> str:
-    """An IPv4 address without its IPv6 prefix."""
-    return ip.removeprefix("::ffff:")

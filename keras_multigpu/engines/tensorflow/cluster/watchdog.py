@@ -3,12 +3,13 @@
 TensorFlow sends every new function to the workers while it holds Python's lock. If a worker freezes
 then, no thread of that process can run, so this is a separate process. It imports neither
 TensorFlow nor the package. Its arguments are the number of a socket, the seconds of silence that
-are allowed, and the workers' addresses. The connections arrive through the socket: a byte with
-the worker's number, and with it the file descriptor.
+are allowed, and the workers' addresses. The connections arrive through the socket: a worker's
+number in two bytes, and with it the file descriptors of all connections to it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -38,18 +39,10 @@ def watch(address: str, timeout: float, connections: list[socket.socket]) -> Non
             except grpc.RpcError:
                 misses += 1
             if misses >= 3 and time.monotonic() - heard > 0.8 * timeout:
-                end(connections)
+                for one in list(connections):
+                    with contextlib.suppress(OSError):  # it has ended by itself
+                        one.shutdown(socket.SHUT_RDWR)
             time.sleep(timeout / 10)
-
-
-def end(connections: list[socket.socket]) -> None:
-    """Shuts connections down: calls that wait for them fail at once."""
-    while connections:
-        with connections.pop() as one:
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue  # ended by itself
 
 
 def main() -> None:
@@ -60,12 +53,11 @@ def main() -> None:
         threading.Thread(target=watch, args=(address, timeout, own), daemon=True).start()
     with socket.socket(fileno=parent) as source:
         while True:
-            number, handed, _, _ = socket.recv_fds(source, 1, 1)
+            number, handed, _, _ = socket.recv_fds(source, 2, 250)
             if not number:
                 os._exit(0)
-            own = connections[number[0]]
-            own += [socket.socket(fileno=one) for one in handed]
-            del own[:-100]  # the latest: others have ended long ago
+            latest = [socket.socket(fileno=one) for one in handed]
+            connections[int.from_bytes(number, "big")][:] = latest  # closes the copies before
 
 
 if __name__ == "__main__":

@@ -55,6 +55,6 @@ class Watched:
             if tf.DeviceSpec.from_string(device).job == REMOTE_JOB:
                 raise ClusterError(
                     short_name(device).partition("/")[0],
-                    f"The worker had the weight {variable.path!r}, in a connection that is over.",
-                    "Make the model and its parallel model again, and load the last file of them.",
+                    f"The worker stored the weight {variable.path!r}, and was disconnected.",
+                    "Create the model and its parallel model again, and load their last file.",
                 )

@@ -21,8 +21,9 @@ from support.worker_processes import free_port
 from keras_multigpu import make_parallel
 from keras_multigpu.cluster import ClusterError, join
 from keras_multigpu.engines import Address
-from keras_multigpu.engines.jax.cluster import board, joint, processes
+from keras_multigpu.engines.jax.cluster import board, coordinator, joint, processes
 from keras_multigpu.engines.jax.cluster.group import Group
+from keras_multigpu.engines.remote import check_free
 
 # On one worker: the processes are begun once, and each run has two of them.
 pytestmark = pytest.mark.xdist_group("processes")
@@ -33,12 +34,12 @@ LIMIT = 400  # far more than any of it takes: nothing hangs
 class Run:
     """Processes of a scenario, each with its output."""
 
-    def __init__(self, scenario, folder, numbers=(0, 1)):
-        port, self.outputs = free_port(), {}
+    def __init__(self, scenario, folder, numbers, address=None):
+        self.address = address or f"127.0.0.1:{free_port()}"
         environment = {**os.environ, "KERAS_BACKEND": "jax", "PYTHONUNBUFFERED": "1"}
         self.processes = {
             number: subprocess.Popen(
-                [sys.executable, SCRIPT, scenario, folder, "2", str(number), str(port)],
+                [sys.executable, SCRIPT, scenario, folder, "2", str(number), self.address],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -46,7 +47,6 @@ class Run:
             )
             for number in numbers
         }
-        self.address = f"127.0.0.1:{port}"
 
     def await_line(self, number, text):
         for line in self.processes[number].stdout:
@@ -64,8 +64,8 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(scenario, folder, numbers=(0, 1)):
-    run = Run(scenario, folder, numbers)
+def running(scenario, folder, numbers=(0, 1), address=None):
+    run = Run(scenario, folder, numbers, address)
     watch = threading.Timer(LIMIT, lambda: [p.kill() for p in run.processes.values()])
     watch.start()
     try:
@@ -138,19 +138,19 @@ def test_what_does_not_go_over_processes_is_refused(together):
     for number, found in enumerate(together[0]):
         for mode in ("tower", "model"):
             text = str(found[f"refusal {mode} None"])
-            assert "Of the modes only 'data' goes over several processes" in text
+            assert "Only mode 'data' can use several processes" in text
             assert f"Received: mode='{mode}'" in text
         if number:
             text = str(found["refusal data 2"])
-            assert "one device at least of every process" in text
-            assert "none of which is of process 1. This is process 1" in text
+            assert "at least one device of every process" in text
+            assert "with none of process 1. This is process 1" in text
 
 
 def test_other_data_are_noticed(together):
     for status, output in together[1].values():
         assert status == 1, output
         assert "(process 1, pid " in output
-        assert "Its batch at step 1 differs from that of process 0. Give the same data" in output
+        assert "Its rows and those of process 0 differ at step 1. Give the same data" in output
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_a_frozen_process_is_named(victim, tmp_path):
     assert status == 1, output
     assert f"(process {victim}, pid {run.processes[victim].pid})" in output
     assert "It has given no sign of life for" in output
-    assert "See to that host. Start the script again in all processes" in output
+    assert "Check that host. Start the script again in all processes" in output
 
 
 @pytest.mark.slow
@@ -228,8 +228,8 @@ def test_absent_processes(tmp_path):
     with running("absent", tmp_path, [0]) as run:
         status, output = run.end()[0]
     assert status == 1, output
-    assert f"{run.address}: The processes did not come together there in time" in output
-    assert "of 2 processes one or more are absent" in output
+    assert f"{run.address}: Not all processes joined there in time" in output
+    assert "one or more of 2 processes are absent" in output
     assert "Start all processes with the same `coordinator`" in output
 
 
@@ -239,29 +239,69 @@ def _address(port):
 
 def test_no_coordinator():
     address = _address(free_port())
-    with pytest.raises(ClusterError, match="did not come together .*Connection refused") as caught:
-        board.await_answer(address, time.monotonic() + 0.3)
+    with pytest.raises(
+        ClusterError, match="Not all processes joined .*Connection refused"
+    ) as caught:
+        coordinator.await_coordinator(address, 1, time.monotonic() + 0.3)
     assert caught.value.host == address.name
 
 
-def test_something_else_at_the_coordinators_address():
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
+def _await_answer(answer):
+    """What a process comes to that is to be number 1, where something answers it."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
         address = _address(other.getsockname()[1])
-        with pytest.raises(ClusterError, match="Process 0 can't listen there .Address already in"):
-            board.check_port(address)
+        with pytest.raises(ClusterError, match="This process can't listen there .Address already"):
+            check_free(address)
 
-        def answer():
+        def serve():
             connection, _ = other.accept()
-            connection.sendall(b"HTTP/1.1 400 Bad Request")
-            connection.close()
+            with connection:
+                connection.sendall(answer)
+                connection.recv(10_000)
 
-        server = threading.Thread(target=answer)
+        server = threading.Thread(target=serve)
         server.start()
-        with pytest.raises(ClusterError, match="something else than a coordinator answers"):
-            board.await_answer(address, time.monotonic() + 0.05)
-        server.join()
+        try:
+            coordinator.await_coordinator(address, 1, time.monotonic() + 0.05)
+        finally:
+            server.join()
+
+
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+NONE = b"\0\0\0\1\5\0\0\0"  # ends a stream without data: the stream's number follows
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request", b"", SETTINGS, SETTINGS + b"\0"])
+def test_something_else_at_the_coordinators_address(answer):
+    with pytest.raises(ClusterError, match="something else than a coordinator answers"):
+        _await_answer(answer)
+
+
+def test_a_number_that_nobody_has():
+    _await_answer(SETTINGS + NONE + b"\1")
+
+
+@pytest.mark.parametrize("pid", ["7", "7" * 90])  # short and long, so that the lengths differ
+def test_a_number_in_use(pid):
+    record = json.dumps({"host": "gpu7", "pid": pid}).encode()
+    data = b"\0\0\0\0\x50\n\x4e\n\x18keras_multigpu/records/1\x12{" + record
+    frame = len(data).to_bytes(3, "big") + b"\0\0\0\0\0\1"
+    with pytest.raises(ClusterError, match=f"has joined as process 1: pid {pid} on gpu7") as caught:
+        _await_answer(SETTINGS + frame + data + NONE + b"\1")
+    assert "Give each process a different `process_id`" in caught.value.cure
+
+
+@pytest.mark.slow
+def test_a_number_in_use_ends_no_training(tmp_path):
+    with running("train_long", tmp_path) as run:
+        run.await_line(0, "batch")
+        with running("late", tmp_path, [1], run.address) as second:
+            status, output = second.end()[1]
+        assert status == 1, output
+        pid = run.processes[1].pid
+        assert f"{run.address}: Another process has joined as process 1: pid {pid} on" in output
+        time.sleep(5.0)  # more than it takes to notice a lost process
+        assert all(process.poll() is None for process in run.processes.values())
 
 
 class Told:
@@ -295,7 +335,7 @@ def test_another_model_is_noticed():
     tanh, relu = meeting_facts(script.build()), meeting_facts(script.build("relu"))
     assert tanh == meeting_facts(script.build())
     told = Told(loops__1__1=json.dumps({"call": "fit", **relu}))
-    with pytest.raises(ClusterError, match="Its model differs from that of process 0: ") as caught:
+    with pytest.raises(ClusterError, match="Its model is .*. In process 0 it is ") as caught:
         group_of(told).begin("fit", tanh)
     assert caught.value.host == "b (process 1)"
     assert "Run the same script in all processes" in caught.value.cure
@@ -307,9 +347,9 @@ def meeting_facts(model):
 
 def test_another_call_is_noticed():
     group = group_of(Told(loops__1__1=json.dumps({"call": "evaluate"})))
-    with pytest.raises(ClusterError, match="Its call differs .*: evaluate there, and fit in proc"):
+    with pytest.raises(ClusterError, match="Its call is evaluate. In process 0 it is fit. Run"):
         group.begin("fit", {})
-    with pytest.raises(ClusterError, match="Its call differs"):
+    with pytest.raises(ClusterError, match="Its call is evaluate"):
         group.begin("fit", {})  # what is broken stays so
 
 
@@ -320,7 +360,7 @@ def test_other_lengths_of_data_are_noticed():
         group.begin("fit", {})
         group.count_step()
         group.count_step()
-        with pytest.raises(ClusterError, match="It has ended a loop after 1 steps, and others aft"):
+        with pytest.raises(ClusterError, match="It ended a loop after 1 steps, and others aft"):
             meet_again(group)
 
 
@@ -336,28 +376,18 @@ def test_what_is_lost_is_named():
         group_of(told).begin("fit", {})
 
 
-def test_a_process_that_was_started_again_is_lost():
-    """It leaves signs of life again, but knows nothing of the steps that the others are in."""
-    records = {"0": "pid 1", "1": "pid 2"}
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_whose_place_was_taken_is_lost(victim):
+    """It was started again, or two processes with one number have joined at the same time."""
     told = Told(records__0="pid 1", records__1="pid 2")
-    group = Group(told, 0, ("a", "b"), timeout=5.0, records=records)
+    group = Group(told, 0, ("a", "b"), timeout=5.0, records=told.read("records/"))
     group.check()
-    told.entries["records/1"] = "pid 3"
-    with pytest.raises(ClusterError, match="^b: It has ended, and was started again. Start the"):
+    told.entries[f"records/{victim}"] = "pid 3"
+    name = "ab"[victim]
+    with pytest.raises(ClusterError, match=f"^{name}: Another process has taken its place. Give"):
         group.check()
-    with (
-        pytest.raises(ClusterError, match="was started again"),
-        Group(told, 0, ("a", "b"), timeout=5.0, records=records).explained(),
-    ):
+    with pytest.raises(ClusterError, match="has taken its place"), group.explained():
         raise jax.errors.JaxRuntimeError("Connection closed by peer")
-
-
-def test_a_process_that_was_started_again_is_told():
-    told = Told(begun__0=json.dumps(["1", "2"]), begun__1=json.dumps(["1", "2"]))
-    records = {0: {"host": "gpu7", "pid": "4242"}}
-    processes._check_begins(told, "2", 1, records)
-    with pytest.raises(ClusterError, match=r"^gpu7 \(process 0, pid 4242\): It has begun "):
-        processes._check_begins(told, "3", 1, records)
 
 
 def test_the_first_process_leaves_when_the_others_are_silent():
@@ -420,7 +450,7 @@ def test_a_process_that_does_not_come_is_told_of(monkeypatch):
         return Told.read(told, prefix)
 
     monkeypatch.setattr(told, "read", read)
-    with pytest.warns(UserWarning, match="has waited for b: alive, but not at the same call"):
+    with pytest.warns(UserWarning, match="waited 0 seconds for b: alive, but not at the same call"):
         group.begin("fit", {})
 
 
@@ -441,7 +471,7 @@ def test_old_versions_of_jax_are_refused(monkeypatch):
 
 def test_other_weights_are_noticed():
     error = group_of(Told()).differs(1, "weights")
-    assert "Its weights at step 0 differs from that of process 0. Build the model" in str(error)
+    assert "Its weights and those of process 0 differ at step 0. Build the model" in str(error)
 
 
 def test_processes_joined_by_others_are_refused(monkeypatch):

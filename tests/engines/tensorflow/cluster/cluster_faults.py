@@ -112,7 +112,9 @@ def _check_what_has_weights_there(stages, tmp_path):
         lambda: stages.save_weights(path),
         lambda: stages.save(tmp_path / "lost.keras"),
     ):
-        with pytest.raises(cluster.ClusterError, match="The worker had the weight '.*is over"):
+        with pytest.raises(
+            cluster.ClusterError, match="The worker stored the weight '.*was disconnected"
+        ):
             call()
     assert path.read_bytes() == b"before"
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
@@ -172,8 +174,7 @@ def test_a_slow_connection_is_not_silent(monkeypatch):
         returns.wait(SECONDS)
 
     monkeypatch.setattr(link, "bytes_moved", lambda *_: next(moved))
-    one = link.Link(worker, 2220, compute_here=returns.set)
-    one.start(round_trip, pause=0.0)
+    one = link.Link(worker, 2220, 0.0, round_trip, compute_here=returns.set)
     assert begun.wait(SECONDS)
     time.sleep(0.05)
     assert not one.is_silent(0.02)  # bytes move
@@ -184,15 +185,14 @@ def test_a_slow_connection_is_not_silent(monkeypatch):
     assert not one.is_silent(0.02)  # after this process had time, the number came back
     assert returns.is_set()
     returns.clear()
-    stuck = link.Link(worker, 2220, compute_here=lambda: None)
-    stuck.start(lambda: returns.wait(SECONDS), pause=0.0)
+    stuck = link.Link(worker, 2220, 0.0, lambda: returns.wait(SECONDS), compute_here=lambda: None)
     time.sleep(0.05)
     stuck.is_silent(0.02)
     time.sleep(0.05)
     assert stuck.is_silent(0.02)
     returns.set()
-    one.stop(SECONDS)
-    stuck.stop(SECONDS)
+    one.stop(time.monotonic() + SECONDS)
+    stuck.stop(time.monotonic() + SECONDS)
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_lost_between_two_calls(steady, data):
         parallel.compile("sgd", "mse")
         worker.end()
         worker = Worker(port=worker.port).ready()
-        with pytest.raises(cluster.ClusterError, match="was started again since `connect`"):
+        with pytest.raises(cluster.ClusterError, match="was restarted after `connect`"):
             parallel.fit(*data, verbose=0)
     finally:
         worker.end()
@@ -229,11 +229,68 @@ def test_a_worker_that_freezes_while_python_waits():
         watchdog = health.Watchdog([worker], SILENCE)
         try:
             with socket.create_connection(("127.0.0.1", port)) as one:
-                watchdog.hand_over(0, worker)
+                watchdog.hand_over(worker)
                 waiting = ctypes.PyDLL(None).recv  # keeps the lock
                 assert waiting(one.fileno(), ctypes.create_string_buffer(1), 1, 0) == 0
         finally:
             watchdog.stop()
+
+
+def test_a_worker_that_freezes_when_it_has_answered(steady, monkeypatch):
+    """Between the first contact and TensorFlow's connection."""
+    worker = Worker().ready()
+    cluster.disconnect()
+    greet = remote.greet
+
+    def greet_and_freeze(*arguments):
+        statuses = greet(*arguments)
+        worker.freeze()
+        return statuses
+
+    try:
+        monkeypatch.setattr(remote, "greet", greet_and_freeze)
+        begun = time.monotonic()
+        with pytest.raises(cluster.ClusterError, match="does not answer") as caught:
+            cluster.connect([steady.address, worker.address], timeout=SILENCE)
+        assert caught.value.host == worker.address
+        assert time.monotonic() - begun < 10 * SILENCE  # it takes 2: far more
+        monkeypatch.undo()
+        assert cluster.connect([steady.address], timeout=SILENCE) == (f"{steady.address}/cpu:0",)
+    finally:
+        worker.end()
+
+
+@pytest.mark.slow
+def test_a_worker_that_freezes_at_the_first_connection():
+    """TensorFlow would hold Python's lock until it has connected."""
+    code = """
+import os, signal, sys
+from keras_multigpu import cluster
+from keras_multigpu.engines.tensorflow.cluster import remote
+
+greet = remote.greet
+
+def greet_and_freeze(*arguments):
+    statuses = greet(*arguments)
+    os.kill(int(sys.argv[2]), signal.SIGSTOP)
+    print("frozen")
+    return statuses
+
+remote.greet = greet_and_freeze
+cluster.connect([sys.argv[1]], timeout=3)
+"""
+    worker = Worker().ready()
+    process = Process("-c", code, worker.address, str(worker.process.pid))
+    try:
+        process.read_until("frozen")
+        begun = time.monotonic()
+        code, text = process.wait()
+        assert time.monotonic() - begun < 10 * SILENCE
+        assert code == 1
+        assert f"ClusterError: {worker.address}: The worker does not answer" in text
+    finally:
+        worker.end()
+        process.end()
 
 
 def test_workers_that_do_not_reach_this_process(steady, monkeypatch):
@@ -244,8 +301,8 @@ def test_workers_that_do_not_reach_this_process(steady, monkeypatch):
         assert len(devices) == 1
         raise tf.errors.UnavailableError(None, None, "no way")
 
-    monkeypatch.setattr(connection, "_try_links", fail)
-    with pytest.raises(cluster.ClusterError, match="one of them does not reach this") as e:
+    monkeypatch.setattr(connection, "_round_trip", fail)
+    with pytest.raises(cluster.ClusterError, match="one of them did not reach this") as e:
         cluster.connect([steady.address], timeout=SILENCE)
     assert "Give `local` an address and a port of this machine" in e.value.cure
     monkeypatch.undo()
@@ -268,12 +325,12 @@ def test_nobody_answers():
     address = f"127.0.0.1:{free_port()}"
     begin = time.monotonic()
     with pytest.raises(
-        cluster.ClusterError, match="Nobody listens there.*Start the worker by"
+        cluster.ClusterError, match="Nobody listens there.*Start the worker with"
     ) as e:
         cluster.connect([address], timeout=SILENCE)
     assert e.value.host == address
     assert time.monotonic() - begin < SECONDS
-    with pytest.raises(cluster.ClusterError, match="no IPv4 address of 'no.such.host'") as e:
+    with pytest.raises(cluster.ClusterError, match="knows no address of 'no.such.host'") as e:
         cluster.connect(["no.such.host:2222"])
     assert e.value.host == "no.such.host:2222"
 
@@ -286,7 +343,7 @@ def test_a_machine_that_is_off(monkeypatch):
     worker = connection.Address("gpu7:2222", "10.0.0.7", 2222)
     problem, cure = remote._why_silent(worker, 1.0)
     assert problem == "The machine can't be reached (10.0.0.7:2222: timed out)."
-    assert "no firewall is between" in cure
+    assert "the firewalls on the way" in cure
 
 
 def test_something_else_answers(steady):
@@ -300,7 +357,9 @@ def test_something_else_answers(steady):
         assert e.value.host == address
         # And it has a port that a worker wants.
         taken = connection.Address(address, "127.0.0.1", server.server_port)
-        with pytest.raises(cluster.ClusterError, match="Another process of this machine has"):
+        with pytest.raises(
+            cluster.ClusterError, match="can't listen there .Address already in use"
+        ):
             runtime.start_server(taken, 1)
     finally:
         server.shutdown()
@@ -312,7 +371,7 @@ def test_a_system_without_filters(monkeypatch):
     """Where a port can't be closed to others, nothing else is claimed."""
     monkeypatch.setattr(sockets.sys, "platform", "darwin")
     address = connection.Address("127.0.0.1:2220", "127.0.0.1", 2220)
-    with pytest.warns(UserWarning, match="2220 of all addresses of this machine, and .*darwin has"):
+    with pytest.warns(UserWarning, match="port 2220 of all addresses .*darwin has"):
         connection._close_to_others(address)
 
 
@@ -337,7 +396,7 @@ cluster.serve(sys.argv[1])
 
 def test_an_address_of_another_machine():
     there = connection.Address("192.0.2.77:2222", "192.0.2.77", 2222)
-    with pytest.raises(cluster.ClusterError, match="It is no address of this machine") as error:
+    with pytest.raises(cluster.ClusterError, match="can't listen there .Cannot assign") as error:
         runtime.start_server(there, 1)
     assert error.value.host == there.name
 
@@ -358,7 +417,7 @@ cluster.serve("127.0.0.1:{port}")
         with pytest.raises(cluster.ClusterError, match="has TensorFlow 2.99.1, and this") as e:
             cluster.connect([steady.address, f"127.0.0.1:{port}"], timeout=SILENCE)
         assert e.value.host == f"127.0.0.1:{port}"
-        assert "Install one version on all machines" in e.value.cure
+        assert "Install the same version on all machines" in e.value.cure
     finally:
         worker.end()
 

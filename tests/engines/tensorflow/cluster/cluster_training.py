@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from support.parity import difference, variables
+from support.worker_processes import Process, Worker
 
 from keras_multigpu import cluster, engines, list_devices, make_parallel, reports
 from keras_multigpu.layers import MultiHotDense
@@ -228,3 +229,45 @@ def test_who_reaches_a_worker(workers):
     assert "any address of this machine can use it. TensorFlow's server asks for no" in open_.text
     assert "use a private network, or a firewall" in open_.text
     assert _reaches("127.0.0.2", open_.port)
+
+
+def test_ipv6(rng):
+    """A worker at an IPv6 address, which nothing reaches at another one."""
+    worker = Worker(host="[::1]").ready()
+    try:
+        devices = cluster.connect([f"[::1]:{worker.port}"])
+        assert devices == (f"[::1]:{worker.port}/cpu:0",)
+        assert _reaches("::1", worker.port)
+        assert not _reaches("127.0.0.1", worker.port)
+        data = _rows(rng)
+        parallel, alone = make_parallel(_model(), devices=devices), _model()
+        assert difference(_train(parallel, data), _train(alone, data)) < 2e-5
+    finally:
+        cluster.disconnect()
+        worker.end()
+
+
+@pytest.mark.slow
+def test_ipv6_alone():
+    """The worker reaches this process at an IPv6 address too."""
+    code = """
+import sys
+import keras, numpy as np
+from keras_multigpu import cluster, make_parallel
+from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
+
+devices = cluster.connect(sys.argv[1:])
+parallel = make_parallel(keras.Sequential([keras.layers.Dense(1)]), devices=devices)
+parallel.compile("sgd", "mse")
+parallel.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+print("trained at", REMOTE._local.name)
+"""
+    worker = Worker(host="[::1]").ready()
+    process = Process("-c", code, worker.address)
+    try:
+        code, text = process.wait()
+        assert code == 0, text
+        assert "trained at [::1]:" in text
+    finally:
+        process.end()
+        worker.end()
