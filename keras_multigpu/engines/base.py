@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import keras
 
 from keras_multigpu.engines.remote import Address, Remote
+from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.values import Call, Plan, Request, Result, Tensor, Transfer
 
 
@@ -173,6 +174,10 @@ class Engine(abc.ABC):
 
         They exist when this returns, whatever scope of Keras or of the backend the caller is in.
         """
+
+    def in_fresh_thread(self, function: Callable[[], Any]) -> None:
+        """Calls a function outside the caller's scopes: it may make variables, and compute."""
+        in_fresh_thread(function)
 
     @abc.abstractmethod
     def make_steps(self, model: TrainedModel, runner: Runner) -> Steps:

@@ -110,6 +110,12 @@ def in_fresh_thread(function: Callable[[], Any]) -> None:
         raise errors[0]
 
 
+def given_value(variable: keras.Variable) -> Tensor | None:
+    """A variable's value in the `keras.StatelessScope` that is active, if it has one there."""
+    scope = global_state.get_global_attribute("stateless_scope")
+    return None if scope is None else scope.get_current_value(variable)
+
+
 @contextlib.contextmanager
 def unchanged(model: Any, attribute: str, value: Any) -> Iterator[None]:
     """Sets an attribute of a model and restores it afterwards."""

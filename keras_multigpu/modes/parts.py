@@ -127,7 +127,7 @@ class Parts:
 
 def _build(layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """Builds a layer outside the step, in which its variables would have no values yet."""
-    engines.current().build(own, (args, kwargs))
+    engines.current().in_fresh_thread(functools.partial(own, *args, **kwargs))
 
 
 def _as_it_is(layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -43,7 +43,7 @@ def test_the_file_that_was_there(tmp_path, name):
     save(path)
     before, weights = path.read_bytes(), parallel.get_weights()
     parallel.fit(np.ones((8, 20)), np.ones((8, 2)), verbose=0)
-    with _full_disk(), pytest.raises(OSError, match="there before is as it was. Make room"):
+    with _full_disk(), pytest.raises(OSError, match="previous file is unchanged. Free disk"):
         save(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

@@ -281,11 +281,11 @@ def test_every_case_keeps_its_file(tmp_path, rng):
 
 def test_the_legacy_format_is_refused(tmp_path):
     parallel = make_parallel(_functional(), 2)
-    with pytest.raises(ValueError, match=r"format `.keras`.*model.h5.*model.template.save"):
+    with pytest.raises(ValueError, match=r"legacy HDF5 format.*model.h5.*model.template.save"):
         parallel.save(tmp_path / "model.h5")
     inputs = keras.Input((6,))
     for model in (parallel, keras.Model(inputs, parallel(inputs), name="around")):
-        with pytest.raises(ValueError, match=r"format `.keras`.*'small'.*model.template.save"):
+        with pytest.raises(ValueError, match=r"legacy HDF5 format.*'small'.*model.template.save"):
             keras.models.save_model(model, tmp_path / "model.h5")
         model.get_config()  # of no file, or of a newer one
 

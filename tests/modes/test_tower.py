@@ -503,7 +503,7 @@ def test_a_state_of_no_model_is_refused(rng):
     template = keras.Model(inputs, layers.GRU(3, stateful=True)(inputs))
     x = rng.normal(size=(8, 3, 4)).astype("float32")
     parallel = _committee(2, template)
-    with pytest.raises(ValueError, match="needs a state of its own.*stateful=True"):
+    with pytest.raises(ValueError, match="need separate state.*stateful=True"):
         parallel.predict(x, batch_size=2, verbose=0)
 
 

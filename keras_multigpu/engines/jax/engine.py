@@ -156,6 +156,9 @@ class JaxEngine(Engine):
 
         in_fresh_thread(build)
 
+    def in_fresh_thread(self, function: Callable[[], Any]) -> None:
+        in_fresh_thread(function)
+
     def make_steps(self, model: TrainedModel, runner: Runner) -> JaxSteps:
         assert isinstance(runner, JaxRunner)
         return JaxSteps(model, runner)

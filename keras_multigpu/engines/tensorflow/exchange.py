@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.kinds import ROWS, SAME, combine
+from keras_multigpu.engines.shared import given_value
 from keras_multigpu.engines.tensorflow.hubs import Part, divide, shares_back, shares_out
 from keras_multigpu.engines.tensorflow.names import full_name, host_of
 from keras_multigpu.engines.tensorflow.rows import merge_rows
@@ -233,11 +234,17 @@ def _join(pieces: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
 
 
 def read(variable: keras.Variable) -> Tensor:
-    """A variable's value, in its own type, on its own device.
+    """A variable's value, or the one that `stateless_call` was given, on the variable's device.
 
-    `Variable.value` casts to the type of the calling layer, and Keras has no public way to avoid
-    that, hence `_value`.
+    In the variable's own type: `Variable.value` casts to that of the calling layer.
     """
+    given = given_value(variable)
+    with tf.device(_home(variable)):
+        return stored(variable) if given is None else tf.cast(given, dtype_of(variable))
+
+
+def stored(variable: keras.Variable) -> Tensor:
+    """The value that is stored in a variable, in its own type, on its own device."""
     with tf.device(_home(variable)):
         return tf.identity(variable._value)
 

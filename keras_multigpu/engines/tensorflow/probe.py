@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.kinds import ROWS, find_kinds
 from keras_multigpu.engines.shared import in_fresh_thread
-from keras_multigpu.engines.tensorflow.exchange import read
+from keras_multigpu.engines.tensorflow.exchange import stored
 from keras_multigpu.engines.tensorflow.inspection import layer_of
 from keras_multigpu.engines.tensorflow.made_up import Settings, make_up, perturb, take_part
 from keras_multigpu.engines.tensorflow.stilled import Stilled
@@ -97,7 +97,7 @@ class Probe:
         for tried in self._every:
             known = dict(zip(map(id, self._trace.variables), tried.state))
             with tf.init_scope():
-                others = {key: read(self._trace.assigned[key]) for key in updates}
+                others = {key: stored(self._trace.assigned[key]) for key in updates}
             before = [None] * len(losses) + [known.get(int(key), others[key]) for key in updates]
             found = [self._kinds(place, tried, start) for place, start in zip(places, before)]
             kinds = [one & two for one, two in zip(found, kinds or found)]
@@ -161,7 +161,7 @@ class Probe:
             try:
                 with tf.init_scope(), tf.device(settings.device):
                     calls = self._calls(settings)
-                    state = [perturb(read(v), self._rng) for v in self._trace.variables]
+                    state = [perturb(stored(v), self._rng) for v in self._trace.variables]
                     whole = self._stilled(state, calls[0])
             except Exception as error:  # the template may raise anything on unsuitable rows
                 problem = problem or error

@@ -45,9 +45,11 @@ class ReplicaScope(keras.StatelessScope):
         value = super().get_current_value(variable)
         if id(variable) in self._before:
             # Only here: TensorFlow never forgets a graph that has custom gradients.
-            before = self._before.pop(id(variable))
+            before = self._before[id(variable)]
             value = _assigned(tf.identity(value), tf.identity(before))
-            self.state_mapping[id(variable)] = value
+            if self._graph is None or self._is_own(tf.compat.v1.get_default_graph()):
+                self.state_mapping[id(variable)] = value
+                del self._before[id(variable)]
         if variable.name == SEED and id(variable) not in self._seeded:
             # The template's generators are in the mapping; Keras's global one is added here.
             self._seeded.add(id(variable))

@@ -347,3 +347,23 @@ def test_an_eager_call_has_its_own_arguments(rng):
     parallel = make_parallel(Scales(), 2)
     once, twice = (parallel(x, factor=Factor(value)) for value in (1.0, 2.0))
     assert difference(np.asarray(twice), 2 * np.asarray(once)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mode": "tower"}, {"mode": "model", "placement": {"two": 1}}], ids=str
+)
+@pytest.mark.parametrize("wrap", [lambda function: function, tf.function], ids=["eager", "graph"])
+def test_a_stateless_call_uses_the_values_that_it_is_given(options, wrap, rng):
+    x = rng.normal(size=(6, 3)).astype("float32")
+    model = keras.Sequential(
+        [keras.Input((3,)), layers.Dense(4, name="one"), layers.Dense(2, name="two")]
+    )
+    results = []
+    for one in (model, make_parallel(model, 2, **options)):
+        values = [tf.constant(2 * np.asarray(v)) for v in one.trainable_variables]
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            call = wrap(lambda *given, one=one: one.stateless_call(list(given[:-1]), [], given[-1]))
+            outputs, _ = call(*values, x)
+        results.append([outputs, *tape.gradient(outputs, values)])
+    assert difference(*results) < 1e-5
