@@ -133,7 +133,7 @@ def test_a_loss_scale_is_one_for_all_members():
         inner = _optimizer("Adam", {"global_clipnorm": 0.1})
         return optimizers.LossScaleOptimizer(inner, initial_scale=8.0, dynamic_growth_steps=2)
 
-    with pytest.warns(UserWarning, match="skips the step of all. Received: optimizer=.loss_scale"):
+    with pytest.warns(UserWarning, match="skips the step for all. Received: optimizer=.loss_scale"):
         _check_apart(make)
 
 
