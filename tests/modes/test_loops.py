@@ -1,11 +1,10 @@
 """Published training loops, which call parts of the model: the numbers of one device."""
 
-import contextlib
-
 import keras
 import pytest
 from support.loops import LOOPS, VariationalAutoencoder
 from support.parity import difference
+from support.precision import double_precision
 
 from keras_multigpu import engines, make_parallel
 
@@ -20,12 +19,7 @@ every_loop = pytest.mark.parametrize("loop", LOOPS, ids=lambda one: one.__name__
 def float64():
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    in_64_bits = contextlib.nullcontext()
-    if IS_JAX:
-        import jax
-
-        in_64_bits = jax.enable_x64(True)
-    with in_64_bits:
+    with double_precision():
         yield
 
 

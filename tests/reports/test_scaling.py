@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_multigpu import make_parallel, reports
-from keras_multigpu.layers import GaussianNLL
+from keras_multigpu.layers import GaussianMix, GaussianNLL
 from keras_multigpu.reports import Run, ScalingReport
 from keras_multigpu.reports.runs import Plan, find_speedup
 from keras_multigpu.reports.state import state_of
@@ -310,8 +310,9 @@ def test_a_compile_of_its_own(data):
 def test_outputs_that_the_mode_changes(data):
     model = keras.Sequential([keras.Input(data[0].shape[1:]), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
-    data = data[0], data[1][:, :1]
-    options = {"mode": "tower", "mix": "gaussian", "repeats": 1, "verbose": 0}
+    data = data[0], np.repeat(data[1][:, :1], 2, axis=1)
+    mix = GaussianMix(own_variance=False)
+    options = {"mode": "tower", "mix": mix, "repeats": 1, "verbose": 0}
     with pytest.raises(
         ValueError,
         match=r"could not be compiled like the model. Received: model='sequential.*', whose "
