@@ -56,11 +56,17 @@ def take_part(value: Any, start: int, size: int, rows: int) -> Any:
 
 
 def perturb(value: Any, rng: np.random.Generator) -> Any:
-    """Changes a weight a little: initial zeros would hide what it does."""
+    """Changes a weight a little.
+
+    Values that are all equal also get other sizes: initial zeros would hide what they do. Random
+    ones don't, because the numbers of a deep model would grow from layer to layer.
+    """
     if not value.dtype.is_floating:
         return value
-    factor = tf.cast(rng.uniform(0.6, 1.4, value.shape), value.dtype)
-    return value * factor + tf.cast(rng.uniform(0.01, 0.1, value.shape), value.dtype)
+    changed = value * tf.cast(rng.uniform(0.6, 1.4, value.shape), value.dtype)
+    if tf.reduce_min(value) < tf.reduce_max(value):
+        return changed
+    return changed + tf.cast(rng.uniform(0.01, 0.1, value.shape), value.dtype)
 
 
 def _shape(tensor: Any) -> list[int | None]:

@@ -242,3 +242,12 @@ def test_two_calls_in_a_step(rng):
         model.compile(keras.optimizers.SGD(0.05))
         model.fit(x, x, batch_size=8, epochs=2, shuffle=False, verbose=0)
     assert difference(*(model.get_weights() for model in models)) < 2e-5
+
+
+@pytest.mark.slow
+def test_a_deep_net_can_be_tried_on_made_up_rows(rng):
+    """Its numbers stay finite; else a warning, which is an error here, says that rows may mix."""
+    model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
+    parallel = make_parallel(model, 2)
+    x = tf.constant(rng.normal(size=(5, 32, 32, 3)), "float32")
+    tf.function(lambda: parallel(x, training=True)).get_concrete_function()
