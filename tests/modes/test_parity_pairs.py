@@ -209,7 +209,7 @@ def test_every_pair_is_in_the_table():
     assert len(TABLE) < 110
 
 
-@pytest.mark.thin(20)
+@pytest.mark.thin(33)
 @pytest.mark.usefixtures("_double_precision")
 @pytest.mark.parametrize("row", TABLE, ids="-".join)
 def test_one_device_and_several(row):

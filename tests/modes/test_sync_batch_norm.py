@@ -137,7 +137,7 @@ def _compare(models, x, y, tolerance, **fit):
     assert difference(*outputs) < tolerance
 
 
-@pytest.mark.thin(7)
+@pytest.mark.thin(20)
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("n", [2, 4])
 def test_one_devices_numbers(build, n, rng):
@@ -149,7 +149,7 @@ def test_one_devices_numbers(build, n, rng):
         _compare(_pair(build, n), x, y, 1e-6 if ON_JAX else 1e-10, epochs=2)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(9)
 @pytest.mark.parametrize("build", [_conv, _masked, _branches])
 @pytest.mark.parametrize(
     "option", [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 2}], ids=str

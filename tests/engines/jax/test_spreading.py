@@ -11,7 +11,7 @@ from support.precision import double_precision
 from keras_multigpu import make_parallel
 from keras_multigpu.engines.jax.transfers import count_collectives
 
-pytestmark = pytest.mark.thin(5)
+pytestmark = pytest.mark.thin(10)
 
 
 class Apply(layers.Layer):

@@ -31,7 +31,12 @@ def _run(code, *args, **environment):
 
 
 @pytest.mark.parametrize(
-    ("devices", "steps"), [(4, 1000), pytest.param(16, 100, marks=pytest.mark.slow)]
+    ("devices", "steps"),
+    [
+        (4, 200),
+        pytest.param(4, 1000, marks=pytest.mark.slow),
+        pytest.param(16, 100, marks=pytest.mark.slow),
+    ],
 )
 def test_a_long_training_ends(devices, steps):
     # As on two cores, whatever there are here: XLA makes as many threads as there are devices.
