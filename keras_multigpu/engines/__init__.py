@@ -37,7 +37,9 @@ from keras_multigpu.engines.shared import (
     check_alike,
     count_rows,
     is_array,
+    is_training,
     split_tensors,
+    value_of,
 )
 from keras_multigpu.engines.structures import take_apart
 from keras_multigpu.engines.templates import all_layers, own_steps
@@ -68,11 +70,13 @@ __all__ = [
     "current",
     "get_mask",
     "is_array",
+    "is_training",
     "own_steps",
     "set_attributes",
     "set_mask",
     "split_tensors",
     "take_apart",
+    "value_of",
     "with_attributes",
 ]
 

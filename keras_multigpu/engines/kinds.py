@@ -18,19 +18,27 @@ Values = Sequence[np.ndarray]
 SAME, MEAN, SUM, MAXIMUM, MINIMUM, ROWS = "same", "mean", "sum", "maximum", "minimum", "rows"
 
 
+_LEAST = 30  # rounding errors of the largest value
+
+
 def find_kinds(
     whole: Any, parts: Values, counts: Sequence[int], before: Any = None, is_half: bool = False
 ) -> set[str]:
     """The rules that merge the parts' values into the value of the whole."""
-
-    def is_close(first: Any, second: Any) -> bool:
-        return _is_close(first, second, is_half)
-
     whole, parts = np.asarray(whole), [np.asarray(part) for part in parts]
     found = {ROWS} if _are_rows(whole, parts, is_half) else set()
     if any(part.shape != whole.shape for part in parts):
         return found
-    start = np.zeros_like(whole) if before is None else np.asarray(before)
+    start, floor = np.zeros_like(whole), 0.0
+    if before is not None and all(map(_is_finite, (before, whole, *parts))):
+        # A large counter hardly changes, so its changes are compared, not its values.
+        start = np.asarray(before)
+        largest = max(float(np.abs(one).max(initial=0.0)) for one in (start, whole, *parts))
+        floor = _LEAST * np.finfo(whole.dtype).eps * largest if whole.dtype.kind == "f" else 0.0
+
+    def is_close(first: Any, second: Any) -> bool:
+        return _is_close(first - start, second - start, is_half, floor)
+
     rules: dict[str, Callable[[], Any]] = {
         SAME: lambda: parts[0],
         MEAN: lambda: sum(n * part for n, part in zip(counts, parts)) / sum(counts),
@@ -39,7 +47,8 @@ def find_kinds(
         MINIMUM: lambda: np.minimum(*parts),
     }
     if whole.dtype.kind not in "fiuc":
-        rules = {SAME: rules[SAME]}
+        same = [np.array_equal(part, whole) for part in parts]
+        return found | ({SAME} if all(same) else set())
     for kind, rule in rules.items():
         needs_all = kind == SAME and not is_close(parts[0], parts[1])
         if not needs_all and is_close(whole, rule()):
@@ -47,7 +56,12 @@ def find_kinds(
     return found
 
 
-def _is_close(first: Any, second: Any, is_half: bool) -> bool:
+def _is_finite(value: Any) -> bool:
+    value = np.asarray(value)
+    return value.dtype.kind in "iu" or (value.dtype.kind == "f" and bool(np.isfinite(value).all()))
+
+
+def _is_close(first: Any, second: Any, is_half: bool, floor: float = 0.0) -> bool:
     """Whether two arrays are equal within rounding; NaN equals NaN, infinity infinity."""
     first, second = np.asarray(first), np.asarray(second)
     if first.shape != second.shape:
@@ -66,7 +80,7 @@ def _is_close(first: Any, second: Any, is_half: bool) -> bool:
     # column is judged by itself, apart from the rounding of large numbers.
     relative, absolute = _tolerances(first.dtype, is_half)
     column = size.max(axis=0, initial=0.0) if size.ndim else size
-    within = relative * column + absolute * size.max(initial=0.0)
+    within = relative * column + absolute * size.max(initial=0.0) + floor
     return bool(np.all(np.abs(first - second) <= within))
 
 

@@ -110,6 +110,29 @@ def in_fresh_thread(function: Callable[[], Any]) -> None:
         raise errors[0]
 
 
+class _AsksForTraining(keras.Layer):
+    """Finds out whether layers that are called now are in training."""
+
+    answer: bool | None = None
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        object.__setattr__(self, "answer", training)
+        return inputs
+
+
+def is_training() -> bool | None:
+    """The `training` that layers called now get from the call around them, if any."""
+    layer = _AsksForTraining(autocast=False)
+    layer(keras.ops.zeros([1]))
+    return layer.answer
+
+
+def value_of(variable: keras.Variable) -> Tensor:
+    """A variable's value in its own type; `Variable.value` casts to the calling layer's type."""
+    given = given_value(variable)
+    return variable._value if given is None else given
+
+
 def given_value(variable: keras.Variable) -> Tensor | None:
     """A variable's value in the `keras.StatelessScope` that is active, if it has one there."""
     scope = global_state.get_global_attribute("stateless_scope")

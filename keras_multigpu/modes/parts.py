@@ -102,8 +102,12 @@ class Parts:
         is_first, calls = id(layer) not in self._known, self._calls_of(layer)
         if calls is None:
             return own(*args, **kwargs)
+        if "training" not in kwargs and (training := engines.is_training()) is not None:
+            # Keras takes it from the call around, which is over after the first replica.
+            kwargs = {**kwargs, "training": training}
         if is_first and not all(one.built for one in engines.all_layers(layer)):
             engines.current().build(layer, (args, kwargs))
+            layer._clear_losses()  # of this trial
         # Keras applies the regularizer afterwards, to the outputs of the whole batch.
         with unchanged(layer, "activity_regularizer", None):
             return calls(args, kwargs, self._model.jit_compile)
@@ -117,12 +121,19 @@ class Parts:
     def _calls_of(self, layer: keras.Layer) -> SlicedCalls | None:
         """The sliced calls of a layer; `None` if it runs as it is."""
         if id(layer) not in self._known:
-            runner = self._runner.for_part(layer)
+            # A replica would apply a `__call__` of the user's own a second time.
+            runner = None if _is_called_otherwise(layer) else self._runner.for_part(layer)
             calls = None
             if runner is not None:
                 calls = SlicedCalls(layer, runner, self._model.devices, self._model)
             self._known[id(layer)] = layer, calls
         return self._known[id(layer)][1]
+
+
+def _is_called_otherwise(layer: keras.Layer) -> bool:
+    """Whether the `__call__` of a layer's class is not Keras's."""
+    definer = next(cls for cls in type(layer).__mro__ if "__call__" in vars(cls))
+    return not definer.__module__.startswith("keras.")
 
 
 def _build(layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any) -> None:

@@ -99,7 +99,7 @@ def _assign_updates(
         variable = column[0][0]
         is_float = keras.backend.is_float_dtype(variable.dtype)
         rule = plan.updates.get(id(variable), engines.MEAN if is_float else engines.SAME)
-        before = keras.ops.convert_to_tensor(variable)
+        before = engines.value_of(variable)
         variable.assign(engines.combine(rule, [value for _, value in column], shares, before))
 
 

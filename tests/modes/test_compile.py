@@ -225,3 +225,24 @@ def test_layers_in_full_precision_within_a_mixed_model(mode, rng):
         model.fit(x, y, epochs=2, shuffle=False, verbose=0)
     assert difference(plain.get_weights(), parallel.get_weights()) < 1e-6
     assert difference(plain.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-6
+
+
+class Counts(layers.Layer):
+    """Counts rows, in float32."""
+
+    def __init__(self):
+        super().__init__(dtype="float32")
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.seen.assign(self.seen + ops.cast(ops.shape(inputs)[0], "float32"))
+        return inputs
+
+
+def test_a_count_in_full_precision_within_a_mixed_model():
+    keras.config.set_dtype_policy("mixed_float16")
+    parallel = make_parallel(keras.Sequential([keras.Input((3,)), Counts(), layers.Dense(1)]), 4)
+    parallel.layers[0].seen.assign(2049.0)  # float16 rounds it
+    parallel.compile("sgd", "mse")
+    parallel.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=8, verbose=0)
+    assert float(parallel.layers[0].seen.value) == 2057.0

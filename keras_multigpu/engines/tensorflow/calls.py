@@ -94,7 +94,8 @@ class ReplicaCalls:
                 found += [] if gradient is None else [gradient]
         self._used.clear()
         flat = self._links.sum(by_weights) + by_inputs
-        if self._order == 1:
+        # A user's own function may build its gradient, in another graph, more than once.
+        if self._order == 1 and self._with_gradients[0].graph is tf.compat.v1.get_default_graph():
             self._release()
         return (flat, [add(found) for found in by_others]) if variables else flat
 

@@ -11,8 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines import kinds
-from keras_multigpu.engines.shared import SEED
+from keras_multigpu.engines.attributes import get_attributes
+from keras_multigpu.engines.shared import SEED, is_training
 from keras_multigpu.engines.structures import take_apart
+from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.tensorflow.exchange import ONCE
 from keras_multigpu.engines.tensorflow.inspection import find_obstacle, layer_of
 from keras_multigpu.engines.tensorflow.probe import DependenceError, Probe, ProbeError
@@ -68,24 +70,23 @@ def signature(template: keras.Model, call: Call) -> Any:
     args, kwargs = call
     flat = keras.tree.flatten((args, kwargs))
     specs = [for_any_rows(one) if tf.is_tensor(one) else repr(one) for one in flat]
+    attached = [sorted(get_attributes(one)) for one in flat if tf.is_tensor(one)]
     frozen = tuple(variable.trainable for variable in template.variables)
-    return str(specs), tuple(kwargs), frozen, _is_training()
+    known = str(specs), str(attached), tuple(kwargs), frozen
+    return *known, is_training(), _settings(template)
 
 
-class _AsksForTraining(keras.Layer):
-    """Finds out whether layers that are called now are in training."""
-
-    answer: bool | None = None
-
-    def call(self, inputs: Any, training: Any = None) -> Any:
-        object.__setattr__(self, "answer", training)
-        return inputs
-
-
-def _is_training() -> bool | None:
-    layer = _AsksForTraining(autocast=False)
-    layer(tf.zeros([1]))
-    return layer.answer
+def _settings(template: keras.Model) -> str:
+    """What layers are set to: their attributes that are numbers, flags or texts."""
+    kinds_of_settings = (bool, int, float, str, type(None))
+    return repr(
+        [
+            (name, value)
+            for layer in all_layers(template)
+            for name, value in vars(layer).items()
+            if isinstance(value, kinds_of_settings)
+        ]
+    )
 
 
 def _check(trace: Trace) -> None:

@@ -18,7 +18,7 @@ from keras_multigpu.engines.tensorflow.planning import make_plan, signature, wit
 from keras_multigpu.engines.tensorflow.results import LocalResult, split_call
 from keras_multigpu.engines.tensorflow.scope import HiddenStateError
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
-from keras_multigpu.engines.tensorflow.tensors import gradient_order, message_of, substitute
+from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order, message_of, substitute
 from keras_multigpu.engines.tensorflow.trace import NotTracedError, Trace, is_for_xla
 from keras_multigpu.engines.values import Call, Plan, Result, Tensor
 
@@ -62,7 +62,7 @@ class Replicas:
         if not tf.executing_eagerly():
             return self._plan(call, compiled)
         # Plans made without a tape have no gradient rules.
-        key = signature(self.template, call), self._order() > 0
+        key = signature(self.template, call), self._order(call) > 0
         if key not in self._plans:
             try:
                 plan = self._plan(call, compiled)
@@ -131,7 +131,7 @@ class Replicas:
         ]
 
     def _trace(self, call: Call, compiled: bool) -> Trace:
-        order = self._order()
+        order = self._order(call)
         exact, apart = batch_normalizations(self.template, self.synchronized)
         return Trace(
             self.template,
@@ -150,9 +150,10 @@ class Replicas:
         is_whole = len(_unique(self.template.variables)) == len(trace.variables)
         return trace if is_whole else self._traced(call, compiled)
 
-    def _order(self) -> int:
-        """The highest derivative by the weights that active tapes may take."""
-        return gradient_order([read(v) for v in _unique(self.template.trainable_variables)])
+    def _order(self, call: Call) -> int:
+        """The highest derivative, by weights and inputs, that active tapes may take."""
+        weights = [read(v) for v in _unique(self.template.trainable_variables)]
+        return gradient_order([*weights, *floats(split_call(call)[0])])
 
     def _result(
         self,

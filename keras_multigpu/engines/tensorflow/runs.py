@@ -82,7 +82,8 @@ class Run(abc.ABC):
         """
 
     def _tape(self) -> tf.GradientTape:
-        return tf.GradientTape(persistent=self._order > 1)
+        # Also in a graph: a user's own function may build its gradient more than once.
+        return tf.GradientTape(persistent=True)
 
 
 class WholeRun(Run):

@@ -97,8 +97,8 @@ def _local(layer: Any, x: Tensor, mask: Tensor | None, is_differentiated_twice: 
     channel = layer.axis % len(x.shape)
     axes = [axis for axis in range(len(x.shape)) if axis != channel]
     if mask is None:
-        count = tf.cast(tf.size(x, tf.int64) // x.shape[channel], x.dtype)
-        counts = tf.fill([x.shape[channel]], count)
+        count = tf.cast(tf.size(x, tf.int64) // layer.moving_mean.shape[0], x.dtype)
+        counts = tf.fill([layer.moving_mean.shape[0]], count)
         means = tf.reduce_mean(x, axes, keepdims=True)
         # The gradient through the mean is zero, but not the second derivative.
         about = means if is_differentiated_twice else tf.stop_gradient(means)

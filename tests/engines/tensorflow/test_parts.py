@@ -32,7 +32,7 @@ class Steps(keras.Model):
         return {"loss": loss}
 
 
-def _train(make, compute, rows=9, n=2, kind=Steps, **options):
+def _train(make, compute, rows=9, n=2, kind=Steps, is_sliced=None, **options):
     """The parallel model; checks losses and weights against one device."""
     x = np.random.default_rng(5).normal(size=(rows, 4)).astype("float32")
     models, histories = [], []
@@ -49,6 +49,8 @@ def _train(make, compute, rows=9, n=2, kind=Steps, **options):
     assert difference(*(model.part.get_weights() for model in models)) < 1e-6
     paths = [[variable.path for variable in model.part.variables] for model in models]
     assert paths[0] == paths[1]
+    known = models[1]._parallel_parts._known.values()
+    assert is_sliced is None or is_sliced == any(calls is not None for _, calls in known)
     return models[1]
 
 
@@ -296,3 +298,53 @@ def test_one_device_is_left_alone():
     step = tf.function(lambda data: parallel.train_step((data,)))
     graph = step.get_concrete_function(tf.zeros((4, 4))).graph.as_graph_def()
     assert not [node for node in graph.node if "PartitionedCall" in node.op]
+
+
+class Block(layers.Layer):
+    """Has no argument `training`, and a layer that needs it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = layers.BatchNormalization()
+        self.dense = layers.Dense(2)
+
+    def build(self, shape):
+        self.norm.build(shape)
+        self.dense.build(shape)
+
+    def call(self, inputs):
+        return self.dense(self.norm(inputs))
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=str)
+def test_a_part_that_takes_training_from_the_call_around(options):
+    model = _train(Block, _square, is_sliced=True, **options)
+    assert np.abs(model.part.norm.moving_mean.numpy()).min() > 0
+
+
+class Doubling(layers.Dense):
+    """Has a `__call__` of its own."""
+
+    def __call__(self, inputs, **kwargs):
+        return super().__call__(2 * inputs, **kwargs)
+
+
+def test_a_part_that_is_called_otherwise():
+    _train(lambda: Doubling(2), _square, is_sliced=False)
+
+
+class Regularized(layers.Layer):
+    """Builds the layer in it by its first call."""
+
+    def build(self, shape):
+        self.dense = layers.Dense(3, activity_regularizer="l2")
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def test_the_call_that_builds_a_part_leaves_no_losses():
+    def compute(self, x):
+        return tf.reduce_mean(self.part(x) ** 2) + tf.add_n(self.part.losses)
+
+    _train(Regularized, compute, is_sliced=True)

@@ -367,3 +367,25 @@ def test_a_stateless_call_uses_the_values_that_it_is_given(options, wrap, rng):
             outputs, _ = call(*values, x)
         results.append([outputs, *tape.gradient(outputs, values)])
     assert difference(*results) < 1e-5
+
+
+class Centre(layers.Layer):
+    """Has rows that see each other once it is switched on."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_on = False
+
+    def call(self, inputs):
+        return inputs - keras.ops.mean(inputs, axis=0) if self.is_on else inputs
+
+
+def test_an_eager_plan_is_of_the_settings_at_its_time(rng):
+    x = rng.normal(size=(6, 3)).astype("float32")
+    template = keras.Sequential([keras.Input((3,)), Centre()])
+    parallel = make_parallel(template, 2)
+    assert difference(np.asarray(parallel(x)), x) == 0
+    template.layers[0].is_on = True
+    with pytest.warns(UserWarning, match="rows of a batch depend on each other"):
+        found = parallel(x)
+    assert difference(np.asarray(found), np.asarray(template(x))) < 1e-6

@@ -94,7 +94,8 @@ def test_an_error_in_a_step_leaves_a_process_that_works(rng):
     assert np.isfinite(parallel.train_on_batch(x, x))
 
 
-def test_second_derivatives(rng):
+@pytest.mark.parametrize("watches_weights", [True, False])
+def test_second_derivatives(watches_weights, rng):
     """As on one device, through the statistics too."""
     keras.utils.set_random_seed(3)
     template = keras.Sequential(
@@ -110,7 +111,7 @@ def test_second_derivatives(rng):
     @tf.function
     def penalty(model, x):
         with tf.GradientTape() as outer:
-            with tf.GradientTape() as inner:
+            with tf.GradientTape(watch_accessed_variables=watches_weights) as inner:
                 inner.watch(x)
                 y = model(x, training=True)
             slope = inner.gradient(y, x)
@@ -251,3 +252,21 @@ def test_a_deep_net_can_be_tried_on_made_up_rows(rng):
     parallel = make_parallel(model, 2)
     x = tf.constant(rng.normal(size=(5, 32, 32, 3)), "float32")
     tf.function(lambda: parallel(x, training=True)).get_concrete_function()
+
+
+def test_a_gradient_that_is_built_more_than_once(rng):
+    """A user's function, differentiated from outside: TensorFlow builds its gradient when asked."""
+    template = keras.Sequential(
+        [keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(2)]
+    )
+    x, found = tf.constant(rng.normal(size=(6, 3)), "float32"), []
+    weights = [variable.value for variable in template.trainable_variables]
+    for model in (template, make_parallel(template, 2)):
+        function = tf.function(lambda x, model=model: model(x, training=True))
+        around = tf.function(lambda x, function=function: function(x))
+        for call, persistent in [(function, False), (function, True), (around, False)]:
+            template.layers[1].moving_mean.assign(tf.zeros(4))
+            with tf.GradientTape(persistent=persistent) as tape:
+                loss = tf.reduce_sum(call(x) ** 2)
+            found.append(tape.gradient(loss, weights))
+    assert difference(found[:3], found[3:]) < 1e-3
