@@ -73,10 +73,21 @@ def _fresh_state():
     yield
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(policy)
-    # TensorFlow never forgets a graph that has gradients of its own. What is left of a test is not
-    # looked through again and again by all that follow.
+    keras.utils.clear_session()
+    forget_graphs()
+    # What is left of a test is not looked through again and again by all that follow.
     gc.collect()
     gc.freeze()
+
+
+def forget_graphs():
+    """TensorFlow never forgets a graph that has custom gradients; hundreds of tests make many."""
+    if BACKEND == "tensorflow":
+        from tensorflow.python.framework.ops import gradient_registry  # noqa: TID251
+
+        known = gradient_registry._registry
+        for name in [name for name in known if name.startswith("CustomGradient")]:
+            del known[name]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ Values = Sequence[np.ndarray]
 SAME, MEAN, SUM, MAXIMUM, MINIMUM, ROWS = "same", "mean", "sum", "maximum", "minimum", "rows"
 
 
-_LEAST = 30  # rounding errors of the largest value
+_LEAST = 30  # rounding errors of a value
 
 
 def find_kinds(
@@ -29,12 +29,13 @@ def find_kinds(
     found = {ROWS} if _are_rows(whole, parts, is_half) else set()
     if any(part.shape != whole.shape for part in parts):
         return found
-    start, floor = np.zeros_like(whole), 0.0
+    start, floor = np.zeros_like(whole), np.zeros(())
     if before is not None and all(map(_is_finite, (before, whole, *parts))):
         # A large counter hardly changes, so its changes are compared, not its values.
         start = np.asarray(before)
-        largest = max(float(np.abs(one).max(initial=0.0)) for one in (start, whole, *parts))
-        floor = _LEAST * np.finfo(whole.dtype).eps * largest if whole.dtype.kind == "f" else 0.0
+        if whole.dtype.kind == "f":
+            sizes = np.max([np.abs(one) for one in (start, whole, *parts)], axis=0)
+            floor = _LEAST * np.finfo(whole.dtype).eps * sizes
 
     def is_close(first: Any, second: Any) -> bool:
         return _is_close(first - start, second - start, is_half, floor)
@@ -61,7 +62,7 @@ def _is_finite(value: Any) -> bool:
     return value.dtype.kind in "iu" or (value.dtype.kind == "f" and bool(np.isfinite(value).all()))
 
 
-def _is_close(first: Any, second: Any, is_half: bool, floor: float = 0.0) -> bool:
+def _is_close(first: Any, second: Any, is_half: bool, floor: Any = 0.0) -> bool:
     """Whether two arrays are equal within rounding; NaN equals NaN, infinity infinity."""
     first, second = np.asarray(first), np.asarray(second)
     if first.shape != second.shape:

@@ -82,8 +82,7 @@ class Run(abc.ABC):
         """
 
     def _tape(self) -> tf.GradientTape:
-        # Also in a graph: a user's own function may build its gradient more than once.
-        return tf.GradientTape(persistent=True)
+        return tf.GradientTape(persistent=self._order > 1)
 
 
 class WholeRun(Run):

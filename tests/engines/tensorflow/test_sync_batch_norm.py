@@ -254,8 +254,8 @@ def test_a_deep_net_can_be_tried_on_made_up_rows(rng):
     tf.function(lambda: parallel(x, training=True)).get_concrete_function()
 
 
-def test_a_gradient_that_is_built_more_than_once(rng):
-    """A user's function, differentiated from outside: TensorFlow builds its gradient when asked."""
+def test_a_function_that_is_differentiated_from_outside(rng):
+    """TensorFlow builds its gradient when asked, in another graph."""
     template = keras.Sequential(
         [keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(2)]
     )
@@ -263,10 +263,8 @@ def test_a_gradient_that_is_built_more_than_once(rng):
     weights = [variable.value for variable in template.trainable_variables]
     for model in (template, make_parallel(template, 2)):
         function = tf.function(lambda x, model=model: model(x, training=True))
-        around = tf.function(lambda x, function=function: function(x))
-        for call, persistent in [(function, False), (function, True), (around, False)]:
-            template.layers[1].moving_mean.assign(tf.zeros(4))
-            with tf.GradientTape(persistent=persistent) as tape:
-                loss = tf.reduce_sum(call(x) ** 2)
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(function(x) ** 2)
             found.append(tape.gradient(loss, weights))
-    assert difference(found[:3], found[3:]) < 1e-3
+    assert difference(found[:2], found[2:]) < 1e-3
