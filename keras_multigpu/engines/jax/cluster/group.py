@@ -177,7 +177,8 @@ class Group:
                 continue
             if self._board.silence(number) > silence:
                 raise self._silent(number, self._board.silence(number))
-            for kind in ("ended", "stopped", f"failures/{self._loop}"):
+            # The reason first: a process that has failed ends.
+            for kind in (f"failures/{self._loop}", "stopped", "ended"):
                 if f"{kind}/{number}" in told:
                     raise self._break(number, f"It has {told[f'{kind}/{number}']}.", _RESTART)
             steps = told.get(f"ends/{self._loop}/{number}", str(self._steps))
