@@ -14,12 +14,12 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 demo: $(VENV)/demo.installed
 	$(BIN)/python -m keras_multigpu demo
 
-# Under 15 minutes on 2 cores.
+# About 15 minutes on 2 cores.
 test: installed lint
 	$(PYTEST) -m "not slow"
 	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
 
-# What `make test` leaves out: exhaustive tables, notebooks, long waits. About 50 minutes.
+# What `make test` leaves out: exhaustive tables, notebooks, long waits. About an hour.
 # In two halves, because TensorFlow and JAX keep much of what a process has compiled.
 test-all: installed
 	for backend in tensorflow jax; do \
