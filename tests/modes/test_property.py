@@ -67,6 +67,9 @@ def _compare(training):
     x = rng.normal(size=(training["rows"], training["widths"][0]))
     y = rng.normal(size=(training["rows"], training["widths"][-1]))
     plain, parallel = _build(training), make_parallel(_build(training), training["n"])
+    # BatchNormalization of few rows magnifies rounding; on JAX Keras rounds losses to float32.
+    is_rough = training["is_normalized"]
+    limit = (1e-6 if keras.backend.backend() == "jax" else 1e-9) if is_rough else 1e-12
     histories = []
     for model in (plain, parallel):
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
@@ -75,7 +78,7 @@ def _compare(training):
             x, y, batch_size=training["batch_size"], epochs=training["epochs"], verbose=0
         )
         histories.append(history.history)
-    assert difference(variables(plain), variables(parallel)) < 1e-12
+    assert difference(variables(plain), variables(parallel)) < limit
     assert difference(*histories) < 1e-6  # Keras keeps its metrics in float32
     outputs = [model.predict(x, verbose=0) for model in (plain, parallel)]
-    assert difference(*outputs) < 1e-12
+    assert difference(*outputs) < limit
