@@ -58,8 +58,8 @@ class OwnLossAndMetric(keras.Model):
 class OneMetric(keras.Model):
     """No metric but its own; a backend adds all steps."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
         self.out = layers.Dense(2, activation="tanh")
         self.error = keras.metrics.MeanAbsoluteError(name="error")
 
