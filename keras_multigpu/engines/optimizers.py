@@ -29,9 +29,9 @@ def claim(optimizer: keras.Optimizer, use: Any) -> bool:
     before = vars(optimizer).get("parallel_use", use)
     if before != use:
         raise ValueError(
-            "An optimizer that is compiled into a parallel model updates the variables of that "
-            f"model's replicas. Received: {optimizer.name!r}, which another parallel model uses "
-            "already. Give each model a new optimizer."
+            "An optimizer of independent replicas, or of mode 'model', belongs to one parallel "
+            f"model. Received: {optimizer.name!r}, which another parallel model uses already. Give "
+            "each model a new optimizer."
         )
     is_new = "parallel_use" not in vars(optimizer)
     vars(optimizer)["parallel_use"] = use  # untracked

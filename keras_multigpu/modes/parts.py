@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,6 +33,7 @@ class Parts:
         self._runner = runner
         # By the layer's `id`; the layer is kept, so that no other one gets its `id`.
         self._known: dict[int, tuple[keras.Layer, SlicedCalls | None]] = {}
+        self._warned: set[str] = set()
         self._thread: int | None = None  # the thread that runs a step
         self._is_at_rest = False
 
@@ -58,7 +60,7 @@ class Parts:
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
-        """Scope, in a step, in which layers are themselves: in a replica, say."""
+        """Scope, in a step, in which layers run their own methods, as inside a replica."""
         if threading.get_ident() != self._thread:
             yield
             return
@@ -77,7 +79,7 @@ class Parts:
 
     @contextlib.contextmanager
     def _replaced(self, layer: keras.Layer, name: str, run: Callable[..., Any]) -> Iterator[None]:
-        """Scope in which `run` answers calls of a layer's method by the step itself."""
+        """Scope in which `run` replaces a layer's method for calls that the step makes itself."""
         own, is_set = getattr(layer, name), name in vars(layer)
 
         @functools.wraps(own)
@@ -118,14 +120,27 @@ class Parts:
         calls = self._calls_of(layer)
         return calls.runner.stateless_call(own, args, kwargs) if calls else own(*args, **kwargs)
 
+    def _warn_of_own_call(self, layer: keras.Layer) -> None:
+        """Warns once of a class that overrides `__call__`: a replica would apply it again."""
+        text = (
+            f"{layer.name!r}, which a step of {self._model.name!r} calls, is not spread over the "
+            f"devices, because {type(layer).__name__} overrides `__call__`. The numbers are those "
+            "of one device. Override `call` instead."
+        )
+        if len(self._model.devices) > 1 and text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, stacklevel=2)
+
     def _calls_of(self, layer: keras.Layer) -> SlicedCalls | None:
         """The sliced calls of a layer; `None` if it runs as it is."""
         if id(layer) not in self._known:
-            # A replica would apply a `__call__` of the user's own a second time.
-            runner = None if _is_called_otherwise(layer) else self._runner.for_part(layer)
-            calls = None
+            calls, runner = None, None
+            if _is_called_otherwise(layer):
+                self._warn_of_own_call(layer)
+            else:
+                runner = self._runner.for_part(layer)
             if runner is not None:
-                calls = SlicedCalls(layer, runner, self._model.devices, self._model)
+                calls = SlicedCalls(layer, runner, self._model.devices, self._model, self._warned)
             self._known[id(layer)] = layer, calls
         return self._known[id(layer)][1]
 

@@ -23,6 +23,7 @@ class SlicedCalls:
         runner: runs it.
         devices: the names of the devices.
         whole: the model that it is a part of, for warnings.
+        warned: the texts that were given as warnings before.
     """
 
     def __init__(
@@ -31,12 +32,13 @@ class SlicedCalls:
         runner: engines.DataRunner,
         devices: Sequence[str],
         whole: keras.Model | None = None,
+        warned: set[str] | None = None,
     ):
         self.runner = runner
         self._layer = layer
         self._devices = tuple(devices)
         self._whole = whole
-        self._warned: set[str] = set()
+        self._warned = set() if warned is None else warned
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool) -> Any:
         """The outputs of one call; losses and states are added and assigned."""

@@ -58,15 +58,15 @@ def take_part(value: Any, start: int, size: int, rows: int) -> Any:
 def perturb(value: Any, rng: np.random.Generator) -> Any:
     """Changes a weight a little.
 
-    Values that are all equal also get other sizes: initial zeros would hide what they do. Random
-    ones don't, because the numbers of a deep model would grow from layer to layer.
+    Zeros, which would hide what they do, and values that are all equal also get something added.
+    Random values don't: the numbers of a deep model would grow from layer to layer.
     """
     if not value.dtype.is_floating:
         return value
     changed = value * tf.cast(rng.uniform(0.6, 1.4, value.shape), value.dtype)
-    if tf.reduce_min(value) < tf.reduce_max(value):
-        return changed
-    return changed + tf.cast(rng.uniform(0.01, 0.1, value.shape), value.dtype)
+    added = tf.cast(rng.uniform(0.01, 0.1, value.shape), value.dtype)
+    are_equal = tf.reduce_min(value) >= tf.reduce_max(value)
+    return tf.where((value == 0) | are_equal, changed + added, changed)
 
 
 def _shape(tensor: Any) -> list[int | None]:

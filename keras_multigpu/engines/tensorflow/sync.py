@@ -21,7 +21,7 @@ Merge = Callable[[Sequence[Tensor]], Tensor]
 """Merges what the replicas hand over at an exchange, one tensor from each."""
 
 Exchange = Callable[[Tensor, Merge, tf.TensorSpec], Tensor]
-"""Takes a replica's tensor, the merge, and the type of the merged tensor, which it returns."""
+"""Called with a replica's tensor, the merge and the result's type; returns the merged tensor."""
 
 
 def batch_normalizations(

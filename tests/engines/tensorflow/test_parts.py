@@ -330,7 +330,9 @@ class Doubling(layers.Dense):
 
 
 def test_a_part_that_is_called_otherwise():
-    _train(lambda: Doubling(2), _square, is_sliced=False)
+    with pytest.warns(UserWarning, match="because Doubling overrides `__call__`") as told:
+        _train(lambda: Doubling(2), _square, is_sliced=False)
+    assert len(told) == 1
 
 
 class Regularized(layers.Layer):

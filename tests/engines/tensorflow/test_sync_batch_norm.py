@@ -149,7 +149,7 @@ class OwnStatistics(layers.BatchNormalization):
         return mean, 2 * variance
 
 
-class Differentiates(layers.Layer):
+class HasNorm(layers.Layer):
     def __init__(self):
         super().__init__()
         self.norm = layers.BatchNormalization()
@@ -157,6 +157,8 @@ class Differentiates(layers.Layer):
     def build(self, shape):
         self.norm.build(shape)
 
+
+class Differentiates(HasNorm):
     def call(self, x, training=False):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -164,15 +166,8 @@ class Differentiates(layers.Layer):
         return tape.gradient(y, x)
 
 
-class CustomGradient(layers.Layer):
+class CustomGradient(HasNorm):
     """TensorFlow's own gradient of silu refers to its argument."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = layers.BatchNormalization()
-
-    def build(self, shape):
-        self.norm.build(shape)
 
     def call(self, x, training=False):
         return self.norm(x, training=training) + tf.nn.silu(x)

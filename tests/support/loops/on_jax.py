@@ -5,25 +5,14 @@ from __future__ import annotations
 import jax
 import keras
 from keras import ops
+from support.loops.common import AnyLoop
 
 
-class Loop(keras.Model):
+class Loop(AnyLoop):
     """A model whose `train_step` calls its parts, and never itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.seed = keras.random.SeedGenerator(1)
-        self.built = True
 
     def compile(self, make_optimizer, **kwargs):
         super().compile(optimizer=make_optimizer(), **kwargs)
-
-    def phases(self, x):
-        """By name: the parts to train, and a function that computes their loss."""
-        raise NotImplementedError
-
-    def after(self, x):
-        """What follows the updates."""
 
     def slope(self, function, x):
         """The gradient of a function's sum."""

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
+from support.loops.common import AnyLoop
 
 
-class Loop(keras.Model):
+class Loop(AnyLoop):
     """A model whose `train_step` calls its parts, and never itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.seed = keras.random.SeedGenerator(1)
-        self.built = True
 
     def compile(self, make_optimizer, **kwargs):
         super().compile(**kwargs)
         self.make_optimizer, self.optimizers = make_optimizer, {}
-
-    def phases(self, x):
-        """By name: the parts to train, and a function that computes their loss."""
-        raise NotImplementedError
-
-    def after(self, x):
-        """What follows the updates."""
 
     def slope(self, function, x):
         """The gradient of a function's sum."""
