@@ -1,4 +1,4 @@
-# Commands that do all the set-up: `make demo`, `make test` and `make test-all`.
+# Commands that do all the set-up: `make demo`, `make docs`, `make test` and `make test-all`.
 # Each makes and uses the virtual environment .venv; Python 3.10 or newer is all they need.
 
 PYTHON ?= python3
@@ -9,7 +9,7 @@ TENSORFLOW := $(if $(shell command -v nvidia-smi),tensorflow,tensorflow-cpu)
 
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 
-.PHONY: demo test test-all test-oldest installed lint format clean
+.PHONY: demo test test-all test-oldest installed lint format docs clean
 
 demo: $(VENV)/demo.installed
 	$(BIN)/python -m keras_multigpu demo
@@ -19,9 +19,9 @@ test: installed lint
 	$(PYTEST) -m "not slow"
 	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
 
-# What `make test` leaves out: exhaustive tables, notebooks, long waits. About an hour.
+# What `make test` leaves out: the site, exhaustive tables, notebooks, long waits. About an hour.
 # In two halves, because TensorFlow and JAX keep much of what a process has compiled.
-test-all: installed
+test-all: installed docs
 	for backend in tensorflow jax; do \
 	  KERAS_BACKEND=$$backend $(PYTEST) -m slow tests/modes && \
 	  KERAS_BACKEND=$$backend $(PYTEST) -m slow --ignore tests/modes || exit 1; \
@@ -58,6 +58,11 @@ format: $(VENV)/test.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The pages as a site in build/site. The search box needs a server, the pages don't.
+docs: $(VENV)/docs.installed
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "Now: $(BIN)/python -m http.server --directory build/site"
+
 SOURCES := pyproject.toml README.md $(shell find keras_multigpu -name '*.py')
 
 $(VENV)/bin/pip:
@@ -77,6 +82,10 @@ $(VENV)/demo.installed: $(VENV)/wheel.built
 $(VENV)/test.installed: $(VENV)/wheel.built
 	$(BIN)/pip install --quiet "$$(ls dist/*.whl)[$(TENSORFLOW),test,lint]"
 	$(BIN)/pip install --quiet --force-reinstall --no-deps "$$(ls dist/*.whl)"
+	touch $@
+
+$(VENV)/docs.installed: $(VENV)/wheel.built
+	$(BIN)/pip install --quiet "$$(ls dist/*.whl)[docs]"
 	touch $@
 
 clean:
