@@ -47,7 +47,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to notebooks lead to their pages."""
+    """Links to notebooks lead to their pages; docstrings replace links to their sources."""
+    markdown = re.sub(r"^\[Source\]\(.+\)\n", "", markdown, flags=re.MULTILINE)
     return re.sub(r"(\]\([^)\s]+)\.ipynb\)", r"\1.md)", markdown)
 
 

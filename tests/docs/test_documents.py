@@ -64,7 +64,7 @@ def test_tests_that_are_named_exist(path):
 @pytest.mark.backend_free
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_no_page_for_users_names_a_file_within_the_package(path):
-    if path.name != "design.md":
+    if path.name != "design.md" and path.parent.name != "api":
         assert re.findall(r"keras_multigpu/\w+/\w+\.py", path.read_text()) == []
 
 

@@ -207,7 +207,10 @@ def test_the_reference_describes_every_public_name():
     described = []
     for path in ROOT.glob("docs/api/*.md"):
         text = path.read_text()
-        described += [pydoc.locate(name) for name in re.findall(r"^::: (\S+)$", text, flags=re.M)]
+        for file, name in re.findall(r"^\[Source\]\(../../(.+)\)\n\n::: (.+)$", text, flags=re.M):
+            value = pydoc.locate(name)
+            described.append(value)
+            assert not callable(value) or inspect.getsourcefile(value).endswith(file), name
         in_tables = re.findall(r"^\| \[`(\w+)`\]\(#", text, flags=re.M)
         assert re.findall(r"^## (\w+)$", text, flags=re.M) == in_tables, path.name
     for module, name in NAMES:
