@@ -47,8 +47,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to notebooks lead to their pages; docstrings replace links to their sources."""
-    markdown = re.sub(r"^\[Source\]\(.+\)\n", "", markdown, flags=re.MULTILINE)
+    """Links to notebooks lead to their pages; mkdocstrings makes the headings of the reference."""
+    headings = r"(?m)^## (\w+)\n\n\[Source\]\(.+\)$"
+    markdown = re.sub(headings, lambda found: f'<a id="{found[1].lower()}"></a>', markdown)
     return re.sub(r"(\]\([^)\s]+)\.ipynb\)", r"\1.md)", markdown)
 
 

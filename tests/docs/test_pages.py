@@ -16,7 +16,7 @@ import importlib.util
 import inspect
 import io
 import pathlib
-import pydoc
+import pkgutil
 import re
 
 import keras
@@ -208,7 +208,7 @@ def test_the_reference_describes_every_public_name():
     for path in ROOT.glob("docs/api/*.md"):
         text = path.read_text()
         for file, name in re.findall(r"^\[Source\]\(../../(.+)\)\n\n::: (.+)$", text, flags=re.M):
-            value = pydoc.locate(name)
+            value = pkgutil.resolve_name(name)
             described.append(value)
             assert not callable(value) or inspect.getsourcefile(value).endswith(file), name
         in_tables = re.findall(r"^\| \[`(\w+)`\]\(#", text, flags=re.M)
