@@ -1,6 +1,6 @@
 """Hooks of MkDocs: the site has the repository's own pages, at the repository's own paths.
 
-So the relative links between them hold on the site as they do on a code host.
+Relative links between them then hold on the site as they do on a code host.
 """
 
 from __future__ import annotations
