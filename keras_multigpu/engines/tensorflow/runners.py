@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -16,6 +17,19 @@ from keras_multigpu.engines.tensorflow.names import full_name, is_default
 from keras_multigpu.engines.tensorflow.placing import clip_by_member, place_updates
 from keras_multigpu.engines.tensorflow.replicas import Replicas
 from keras_multigpu.engines.values import Call, Plan, Request, Result, Tensor
+
+
+_whole = contextvars.ContextVar("_whole", default=False)
+
+
+@contextlib.contextmanager
+def running_whole() -> Iterator[None]:
+    """Scope in which no batch is sliced, for a trace that is never run."""
+    token = _whole.set(True)
+    try:
+        yield
+    finally:
+        _whole.reset(token)
 
 
 class SliceRunner(DataRunner):
@@ -56,7 +70,8 @@ class SliceRunner(DataRunner):
 
     def plan(self, call: Call, *, compiled: bool) -> Plan:
         tensors, _ = split_tensors(call, keras.ops.is_tensor)
-        if self.is_one_device or not any(len(tensor.shape) for tensor in tensors):
+        has_rows = any(len(tensor.shape) for tensor in tensors)
+        if self.is_one_device or _whole.get() or not has_rows:
             return Plan(is_whole=True)
         obstacle = self._obstacle_of_part(tensors) if self._is_part else None
         if obstacle:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_multigpu.engines.base import Runner, Steps, TrainedModel
 from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.cluster.watched import Watched
 from keras_multigpu.engines.tensorflow.placing import drop_functions
-from keras_multigpu.engines.tensorflow.runners import SliceRunner
+from keras_multigpu.engines.tensorflow.runners import SliceRunner, running_whole
 
 
 class TensorFlowSteps(Steps):
@@ -20,7 +22,9 @@ class TensorFlowSteps(Steps):
 
     def __init__(self, model: TrainedModel, runner: Runner):
         self._model = model
-        self._is_one_device = isinstance(runner, SliceRunner) and runner.is_one_device
+        self._slices = isinstance(runner, SliceRunner)
+        self._is_one_device = self._slices and runner.is_one_device
+        self._is_new = False  # the function of a training step is made, and not traced
         self._watched = Watched(model)
         self._traced_with: dict[int, tuple[keras.Variable, Any]] = {}
 
@@ -36,13 +40,28 @@ class TensorFlowSteps(Steps):
         self._drop_stale()
         if self._is_one_device:
             return make(force)
+        before = getattr(self._model, name)
         # XLA compiles a cluster for one device: a compiled step would leave the others idle.
         # The replicas are compiled instead.
         with unchanged(self._model, "jit_compile", False):
-            return make(force)
+            made = make(force)
+        self._is_new = name == "train_function" and getattr(self._model, name) is not before
+        return made
 
     def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        return step
+        @functools.wraps(step)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            is_new, self._is_new = self._is_new, False
+            optimizer = self._model.optimizer
+            if not is_new or tf.executing_eagerly() or optimizer is None or optimizer.built:
+                return step(*args, **kwargs)
+            # TensorFlow drops a first trace that makes variables (slots, metrics), and traces
+            # again. So it need not slice, and makes a variable even if the step makes none.
+            tf.Variable(0.0)
+            with running_whole():
+                return step(*args, **kwargs)
+
+        return traced if self._slices and not self._is_one_device else step
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return variables

@@ -65,7 +65,12 @@ class WassersteinGan(Images):
     def __init__(self):
         super().__init__()
         self.generator = keras.Sequential(
-            [keras.Input((3,)), layers.Dense(SIDE**2), layers.Reshape((SIDE, SIDE, 1))]
+            [
+                keras.Input((3,)),
+                layers.Dense(SIDE**2),
+                layers.BatchNormalization(),
+                layers.Reshape((SIDE, SIDE, 1)),
+            ]
         )
         self.critic = to_score()
 

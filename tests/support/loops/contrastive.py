@@ -29,6 +29,11 @@ class Views(Images):
         self.projector = mlp(5, 6, 4)
 
 
+def normalized(encoder):
+    """The encoder, and BatchNormalization."""
+    return keras.Sequential([encoder, layers.BatchNormalization()])
+
+
 class SimClr(Views):
     def __init__(self):
         super().__init__()
@@ -53,11 +58,13 @@ class SimClr(Views):
 class SimSiam(Views):
     def __init__(self):
         super().__init__()
+        self.encoder = normalized(self.encoder)
         self.predictor = mlp(4, 3, 4)
 
     def phases(self, x):
         def loss():
-            first, second = (self.projector(self.encoder(one)) for one in self.views(x))
+            encoded = (self.encoder(one, training=True) for one in self.views(x))
+            first, second = map(self.projector, encoded)
             pairs = (self.predictor(first), second), (self.predictor(second), first)
             alike = [ops.diagonal(cosine(p, ops.stop_gradient(z))) for p, z in pairs]
             return -ops.mean(alike[0] + alike[1])
@@ -70,14 +77,16 @@ class Byol(Views):
 
     def __init__(self):
         super().__init__()
-        self.target, self.predictor = to_vector(5), mlp(5, 4, 5)
+        self.encoder, self.target = normalized(self.encoder), normalized(to_vector(5))
+        self.predictor = mlp(5, 4, 5)
         self.target.trainable = False
 
     def phases(self, x):
         def loss():
             first, second = self.views(x)
-            gap = mse(self.predictor(self.encoder(first)), ops.stop_gradient(self.target(second)))
-            return gap + mse(self.predictor(self.encoder(second)), self.target(first))
+            pairs = (self.predictor(self.encoder(one, training=True)) for one in (first, second))
+            wanted = (ops.stop_gradient(self.target(one)) for one in (second, first))
+            return sum(mse(made, one) for made, one in zip(pairs, wanted))
 
         return {"loss": ([self.encoder, self.predictor], loss)}
 

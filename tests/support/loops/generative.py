@@ -84,9 +84,10 @@ class ImplicitDiffusion(Images):
     def _network():
         images, rates = keras.Input((SIDE, SIDE, 1)), keras.Input((1, 1, 1))
         planes = layers.UpSampling2D(SIDE)(layers.Dense(2, activation="tanh")(rates))
-        made = layers.Conv2D(3, 3, padding="same", activation="tanh")(
-            layers.Concatenate()([images, planes])
-        )
+        made = layers.Concatenate()([images, planes])
+        skipped = made = layers.Conv2D(3, 3, padding="same", activation="tanh")(made)
+        made = layers.BatchNormalization(center=False, scale=False)(made)
+        made = layers.Conv2D(3, 3, padding="same", activation="tanh")(made) + skipped
         return keras.Model([images, rates], layers.Conv2D(1, 3, padding="same")(made))
 
     def phases(self, x):
