@@ -13,6 +13,7 @@ from support.parity import difference
 from tensorflow.python.framework.ops import gradient_registry  # noqa: TID251
 
 from keras_multigpu import make_parallel, reports
+from keras_multigpu.engines.tensorflow.replicas import Replicas
 
 pytestmark = pytest.mark.thin(4)
 
@@ -95,13 +96,41 @@ def test_traced_once_for_all_devices_and_batch_sizes():
     template = keras.Sequential([keras.Input((3,)), Probe(), layers.Dense(2)])
     built = Probe.traces
     parallel = make_parallel(template, 4)
-    parallel.compile("sgd", "mse")
+    parallel.compile("adam", "mse")
     x, y = np.zeros((70, 3)), np.zeros((70, 2))
     parallel.fit(x, y, batch_size=32, epochs=2, verbose=0)
-    assert Probe.traces - built == 1
+    assert Probe.traces - built == 2  # as on one device: the first makes the optimizer's slots
     for rows in (1, 2, 3, 5, 33):
         parallel.fit(x[:rows], y[:rows], verbose=0)
-    assert Probe.traces - built == 1
+    assert Probe.traces - built == 2
+
+
+class WithoutUpdates(keras.Model):
+    """Its step never uses the optimizer, and so makes no variables."""
+
+    def train_step(self, data):
+        x, y = data
+        return {"loss": self.compute_loss(x, y, self(x, training=True))}
+
+
+@pytest.mark.parametrize("make", [keras.Model, WithoutUpdates], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_trace_that_makes_variables_is_not_planned(make, steps, monkeypatch):
+    plans, plan = [], Replicas.plan
+
+    def noted(self, call, *, compiled):
+        plans.append(plan(self, call, compiled=compiled))
+        return plans[-1]
+
+    monkeypatch.setattr(Replicas, "plan", noted)
+    inputs = keras.Input((3,))
+    parallel = make_parallel(make(inputs, layers.Dense(2)(inputs)), 4)
+    parallel.compile("adam", "mse", steps_per_execution=steps)
+    x, y = np.ones((16, 3)), np.ones((16, 2))
+    for _ in range(2):
+        parallel.fit(x, y, batch_size=4, verbose=0)
+    assert len(plans) == 1
+    assert plans[0].trace is not None  # the batch is sliced
 
 
 def _traces(model):
