@@ -52,8 +52,7 @@ class TensorFlowSteps(Steps):
         @functools.wraps(step)
         def traced(*args: Any, **kwargs: Any) -> Any:
             is_new, self._is_new = self._is_new, False
-            optimizer = self._model.optimizer
-            if not is_new or tf.executing_eagerly() or optimizer is None or optimizer.built:
+            if not is_new or tf.executing_eagerly() or not self._lacks_slots():
                 return step(*args, **kwargs)
             # TensorFlow drops a first trace that makes variables (slots, metrics), and traces
             # again. So it need not slice, and makes a variable even if the step makes none.
@@ -62,6 +61,10 @@ class TensorFlowSteps(Steps):
                 return step(*args, **kwargs)
 
         return traced if self._slices and not self._is_one_device else step
+
+    def _lacks_slots(self) -> bool:
+        optimizer = getattr(self._model, "optimizer", None)  # `compile` may be the user's
+        return optimizer is not None and not optimizer.built
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return variables
