@@ -56,7 +56,8 @@ def make_parallel(
             committee: the model, and others built like it with weights of their own);
             `mix="mean"`, `"weighted"`, `"gaussian"`, `"gated"`, a Keras layer, or a function of the
             list of outputs; `num_replicas`, if not one per device; and `loss_of="mix"` or
-            `"replicas"`, what is trained. Of mode `"model"`: `placement`, a dict from names of
+            `"replicas"`, what is trained: by default a committee's replicas, each by its own loss,
+            unless the mix has weights. Of mode `"model"`: `placement`, a dict from names of
             layers, or regular expressions, to device numbers; `None` to have it chosen.
 
     Returns:

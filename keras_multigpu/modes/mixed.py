@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_multigpu.engines import is_array
 from keras_multigpu.graphs.graph import symbolic_ends
+from keras_multigpu.layers.gaussian import GaussianMix
 from keras_multigpu.layers.mixing import get_mix
 from keras_multigpu.modes.base import ParallelModel
 
@@ -38,6 +39,7 @@ class MixedModel(ParallelModel):
     """The parts of a mode that mixes the outputs of several replicas."""
 
     _parallel_mix: Any = None
+    _parallel_mix_has_weights = False  # decided when the mix is set, so that a training keeps it
     _parallel_clones: Sequence[keras.Model] = ()
     compiled: bool
     _parallel_latest: LatestUse
@@ -71,10 +73,11 @@ class MixedModel(ParallelModel):
     def mix(self, value: Any) -> None:
         mix, before = get_mix(value), self._parallel_mix
         outputs = self._parallel_build_mix(mix)
-        self._parallel_mix = mix
+        had_weights = before is None or has_weights(before)
+        self._parallel_mix, self._parallel_mix_has_weights = mix, has_weights(mix)
         self._parallel_latest.symbolic_outputs = outputs
         self.train_function = self.test_function = self.predict_function = None
-        if self.compiled and (before is None or _has_weights(before) or _has_weights(mix)):
+        if self.compiled and (had_weights or self._parallel_mix_has_weights):
             self.compiled = False
 
     def _parallel_build_mix(self, mix: keras.Layer) -> Any:
@@ -208,6 +211,7 @@ def _call_mix(mix: keras.Layer, outputs: list[Any], features: Any) -> Any:
     return mix(outputs, features=features) if takes_features else mix(outputs)
 
 
-def _has_weights(mix: keras.Layer) -> bool:
+def has_weights(mix: keras.Layer) -> bool:
     """Whether a mix has weights, or may get some when it is built."""
-    return bool(mix.variables) or not (mix.built or isinstance(mix, keras.layers.Lambda))
+    never = (keras.layers.Lambda, GaussianMix)
+    return bool(mix.variables) or not (mix.built or isinstance(mix, never))

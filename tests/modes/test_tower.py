@@ -116,7 +116,7 @@ MIXES = {
 @pytest.mark.parametrize("mix", MIXES)
 def test_a_committee_trains_like_one_model_of_its_parts(mix, rng):
     x, y = _data(rng)
-    parallel = _committee(3, _regressor(None), mix=mix)
+    parallel = _committee(3, _regressor(None), mix=mix, loss_of="mix")
     keras.utils.set_random_seed(5)
     reference_mix = MIXES[mix]()
     reference, members = _by_hand(parallel, reference_mix)
@@ -136,7 +136,7 @@ def test_a_committee_trains_like_one_model_of_its_parts(mix, rng):
 
 def test_replicas_trained_each_by_its_own_loss(rng):
     x, y = _data(rng)
-    parallel = _committee(3, loss_of="replicas")
+    parallel = _committee(3)
     alone = [keras.models.clone_model(model) for model in parallel.replicas]
     for model, replica in zip(alone, parallel.replicas):
         model.set_weights(replica.get_weights())
@@ -158,6 +158,54 @@ def test_own_losses_need_a_mix_without_weights(rng):
     parallel.compile("sgd", "mse")
     with pytest.raises(ValueError, match="a mix without weights. Received: y_pred=.*1 weights"):
         parallel.fit(x, y, verbose=0)
+    parallel.loss_of = "mix"
+    parallel.compile("sgd", "mse")
+    parallel.fit(x, y, verbose=0)
+
+
+class Blend(layers.Layer):
+    """A mix with weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, outputs):
+        return self.dense(ops.concatenate(outputs, axis=-1))
+
+
+def test_what_is_trained_by_default():
+    without_weights = ("mean", "gaussian", layers.Maximum(), sum)
+    for mix in (*without_weights, "weighted", "gated", Blend()):
+        expected = "replicas" if mix in without_weights else "mix"
+        assert _committee(2, mix=mix).loss_of == expected, mix
+    for given in ("mix", "replicas"):
+        assert _committee(2, loss_of=given).loss_of == given
+    assert make_parallel(_regressor(), 2, mode="tower").loss_of == "mix"
+
+
+def test_what_is_trained_by_default_where_the_model_has_its_own_step():
+    template = next(case for case in CASES if case.name == "own_steps").build()
+    assert _committee(2, template).loss_of == "mix"
+    assert _committee(2, Plain()).loss_of == "replicas"
+
+
+def test_what_is_trained_follows_the_mix_and_is_kept_in_files(rng):
+    x, y = _data(rng)
+    parallel = _committee(2)
+    parallel.compile("sgd", "mse")
+    for mix, loss_of in (("weighted", "mix"), ("mean", "replicas")):
+        parallel.mix = mix
+        assert (parallel.loss_of, parallel.compiled) == (loss_of, False)
+        parallel.compile("sgd", "mse")
+        parallel.fit(x, y, verbose=0)
+    cls, config = type(parallel), parallel.get_config()
+    assert cls.from_config(config).loss_of == config["loss_of"] == "replicas"
+    assert cls.from_config({**config, "loss_of": "mix"}).loss_of == "mix"
+    del config["loss_of"]  # as in files from before there was a choice
+    assert cls.from_config(config).loss_of == "mix"
+    with pytest.raises(ValueError, match="`loss_of` must be None, .*loss_of='all'"):
+        parallel.loss_of = "all"
 
 
 def test_replicas_begin_apart_and_share_what_is_fixed(rng):
@@ -257,11 +305,8 @@ def test_whole_models_are_loaded_in_safe_mode(replicas, mix, rng, tmp_path):
     parallel.fit(x, y, verbose=0)
     parallel.save(tmp_path / "tower.keras")
     loaded = keras.saving.load_model(tmp_path / "tower.keras")
-    assert (loaded.mode, loaded.devices, loaded._parallel_options) == (
-        "tower",
-        parallel.devices,
-        parallel._parallel_options,
-    )
+    assert (loaded.mode, loaded.devices) == ("tower", parallel.devices)
+    assert loaded._parallel_options == {**parallel._parallel_options, "loss_of": parallel.loss_of}
     assert type(loaded.mix) is type(parallel.mix)
     outputs = [model.predict(x, verbose=0) for model in (parallel, loaded)]
     assert difference(*outputs) < 1e-6
@@ -329,7 +374,8 @@ def test_more_shared_replicas_than_devices(sparse_gradient, rng):
 
 def test_every_batch_size_of_a_committee(rng):
     x, y = _data(rng)
-    parallel = _committee(4, keras.Sequential([keras.Input((6,)), layers.Dense(2)]))
+    template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    parallel = _committee(4, template, loss_of="mix")
     reference, _ = _by_hand(parallel, layers.Average())
     for model in (parallel, reference):
         model.compile("sgd", "mse")
@@ -344,7 +390,8 @@ def test_every_batch_size_of_a_committee(rng):
 @pytest.mark.parametrize("replicas", ["shared", "independent"])
 def test_ways_of_running(replicas, option, rng):
     x, y = _data(rng, 21)
-    parallel = make_parallel(_regressor(None), 3, mode="tower", replicas=replicas)
+    options = {"mode": "tower", "replicas": replicas, "loss_of": "mix"}
+    parallel = make_parallel(_regressor(None), 3, **options)
     if replicas == "independent":
         reference, _ = _by_hand(parallel, layers.Average())
     else:
@@ -376,7 +423,10 @@ def test_penalties_are_the_mean_of_the_replicas(rng):
         ({"mix": "median"}, "Received: mix='median'"),
         ({"mix": 3}, "Received: mix=3"),
         ({"replicas": "own"}, '`replicas` must be "shared" or "independent".*replicas=\'own\''),
-        ({"loss_of": "all"}, '`loss_of` must be "mix" or "replicas". Received: loss_of=\'all\''),
+        (
+            {"loss_of": "all"},
+            '`loss_of` must be None, "mix" or "replicas". Received: loss_of=\'all\'',
+        ),
         ({"num_replicas": 0}, "`num_replicas` must be a positive integer.*num_replicas=0"),
         ({"num_replicas": True}, "`num_replicas` must be a positive integer.*num_replicas=True"),
     ],
@@ -475,7 +525,7 @@ def test_a_large_committee_is_loaded_and_copied(rng, tmp_path):
 
 def test_frozen_and_unfrozen_again(rng):
     x, y = _data(rng)
-    parallel = _committee(2, _regressor(None))
+    parallel = _committee(2, _regressor(None), loss_of="mix")
     reference, members = _by_hand(parallel, layers.Average())
     for trainable in (False, True):
         for first in (parallel.template.layers[0], *(model.layers[0] for model in members)):
@@ -596,7 +646,7 @@ def test_optimizers_that_name_the_argument(rng):
 
 def test_constraints_of_independent_replicas(rng):
     x, y = _data(rng)
-    parallel = _committee(2, _regressor(None, kernel_constraint="non_neg"))
+    parallel = _committee(2, _regressor(None, kernel_constraint="non_neg"), loss_of="mix")
     reference, members = _by_hand(parallel, layers.Average())
     for model in (reference, parallel):
         model.compile(keras.optimizers.SGD(0.1), "mse")
