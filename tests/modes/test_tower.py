@@ -241,8 +241,39 @@ def test_each_shared_replica_draws_its_own_numbers():
     assert set(np.unique(np.round(mixed * 3))) <= {0.0, 2.0, 4.0, 6.0}
     assert len(np.unique(np.round(mixed, 4))) == 4
     assert difference(parallel.predict(x, verbose=0), x) == 0
-    assert difference(parallel.disagreement(x, verbose=0), np.zeros(4)) == 0
+    with pytest.warns(
+        UserWarning, match="zero by construction.*training=False. Use `tr"
+    ):
+        assert difference(parallel.disagreement(x, verbose=0), np.zeros(4)) == 0
     assert parallel.disagreement(x, training=True, verbose=0).min() > 0.3
+
+
+def test_a_disagreement_that_is_zero_by_construction(rng):
+    x, _ = _data(rng, 5)
+    shared = make_parallel(_regressor(), 2, mode="tower")
+    with pytest.warns(UserWarning, match="no random numbers.*replicas='shared', training=True"):
+        shared.disagreement(x, training=True, verbose=0)
+    _committee(1).disagreement(x, verbose=0)  # one replica has nobody to disagree with
+
+
+def test_a_gaussian_mix_needs_its_loss(rng):
+    x, y = _data(rng)
+    parallel = _committee(2, mix="gaussian")
+    for loss in ("mse", keras.losses.MeanSquaredError(), ["mse"], {"any": ops.mean}):
+        with pytest.raises(ValueError, match=r"compares with the targets.*loss=.*GaussianNLL\(\)"):
+            parallel.compile("sgd", loss)
+        assert not parallel.compiled
+    parallel.compile("sgd", keras_multigpu.layers.GaussianNLL())
+    parallel.fit(x, y[:, :1], verbose=0)
+    parallel.mix = "mean"
+    parallel.compile("sgd", "mse")
+    parallel.mix = "gaussian"
+    assert parallel.predict(x, verbose=0).shape == (70, 2)
+    with pytest.raises(ValueError, match=r"call `compile\(\)`"):
+        parallel.fit(x, y, verbose=0)
+    template = _regressor()
+    template.compile("sgd", "mse")  # fits the two columns, which the mix reads otherwise
+    assert not _committee(2, template, mix="gaussian").compiled
 
 
 def test_looking_at_the_replicas_changes_nothing(rng):
