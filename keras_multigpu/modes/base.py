@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -108,6 +110,20 @@ class ParallelModel(SavedModel):
         self.template.build(*args, **kwargs)
 
     @property
+    def output(self) -> Any:
+        """The template's symbolic outputs; a model built on them is not parallel."""
+        return _warn_of_building(self, "output", super().output)
+
+    @property
+    def outputs(self) -> Any:
+        """The template's symbolic outputs as a list; a model built on them is not parallel."""
+        return _warn_of_building(self, "outputs", self.template.outputs)
+
+    @outputs.setter
+    def outputs(self, value: Any) -> None:
+        self.template.outputs = value  # of a user's class, which may have such an attribute
+
+    @property
     def layers(self) -> list[keras.Layer]:
         """The template's layers."""
         return self.template.layers
@@ -192,3 +208,25 @@ class ParallelModel(SavedModel):
         super().summary(*args, **kwargs)
         line = f" Parallel: mode {self.mode!r} on {', '.join(self.devices)}"
         kwargs.get("print_fn", print)(line)
+
+
+def _warn_of_building(model: ParallelModel, name: str, value: Any) -> Any:
+    """Returns symbolic outputs; warns users of them, who may build a model that is not parallel.
+
+    Keras reads them too: to build a model that calls this one, or to draw it.
+    """
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_code.co_name in ("_warn_of_building", name, "__getattribute__"):
+        frame, level = frame.f_back, level + 1
+    caller = frame.f_globals.get("__name__", "") if frame else ""
+    is_symbolic = any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(value))
+    if is_symbolic and caller.partition(".")[0] not in ("keras", "keras_multigpu"):
+        warnings.warn(
+            f"`{name}` of a parallel model is its template's: a model that is built on it, such as "
+            f"`keras.Model(parallel.input, layer(parallel.{name}))`, runs on one device, without "
+            f"the parallel model. Received: {model.name!r}, in mode {model.mode!r}. Call the "
+            "parallel model: `outputs = layer(parallel(inputs))`, with `inputs = keras.Input(...)`."
+            f" If you mean the template's graph, use `parallel.template.{name}`.",
+            stacklevel=level,
+        )
+    return value

@@ -241,9 +241,7 @@ def test_each_shared_replica_draws_its_own_numbers():
     assert set(np.unique(np.round(mixed * 3))) <= {0.0, 2.0, 4.0, 6.0}
     assert len(np.unique(np.round(mixed, 4))) == 4
     assert difference(parallel.predict(x, verbose=0), x) == 0
-    with pytest.warns(
-        UserWarning, match="zero by construction.*training=False. Use `tr"
-    ):
+    with pytest.warns(UserWarning, match="zero by construction.*training=False. Use `tr"):
         assert difference(parallel.disagreement(x, verbose=0), np.zeros(4)) == 0
     assert parallel.disagreement(x, training=True, verbose=0).min() > 0.3
 
