@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu.arguments import as_integer, positive_integer
 
 _HINT = "Give the number of devices, 1 or more; 1 runs the same way on one device."
 
@@ -94,8 +95,8 @@ def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...
     is_list = isinstance(devices, Sequence) and not isinstance(devices, str)
     if not is_list or not all(isinstance(name, str) for name in devices):
         raise TypeError(
-            "`devices` must be a list of device names, as `list_devices()` gives them. "
-            f"Received: devices={devices!r}."
+            '`devices` must be a list of device names such as "gpu:0", as `list_devices()` gives '
+            f"them. Received: devices={devices!r}.{_find_cure(devices)}"
         )
     found = [engines.current().find_device(name) for name in devices]
     unknown = [name for name, device in zip(devices, found) if device is None]
@@ -116,6 +117,19 @@ def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...
             f"Received: n_gpus={n_gpus} and {len(chosen)} devices, {list(devices)!r}."
         )
     return chosen
+
+
+def _find_cure(devices: Any) -> str:
+    """The names that numbers of devices stand for, or the number that a list does."""
+    if as_integer(devices):
+        return f" Write `n_gpus={devices}`."
+    if isinstance(devices, str):
+        return f" Write `devices=[{devices!r}]`."
+    numbers = [as_integer(one) for one in devices] if isinstance(devices, Sequence) else [None]
+    if None in numbers:
+        return ""
+    kind = choose_devices(None, None)[0].partition(":")[0]
+    return f" Write `devices={[f'{kind}:{number}' for number in numbers]}`."
 
 
 def _too_many(n_gpus: int, gpus: int, cpus: int) -> str:

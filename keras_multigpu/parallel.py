@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, overload
 
 import keras
 
@@ -19,6 +20,9 @@ from keras_multigpu.modes import (
     build_parallel,
 )
 
+Mode = Literal["data", "tower", "model"]
+_Mix = Literal["mean", "weighted", "gaussian", "gated"] | keras.Layer | Callable[[list[Any]], Any]
+
 _MODES: dict[str, type[ParallelModel]] = {
     "data": DataParallel,
     "tower": TowerParallel,
@@ -26,10 +30,72 @@ _MODES: dict[str, type[ParallelModel]] = {
 }
 
 
+@overload
 def make_parallel(
     model: keras.Model,
     n_gpus: int | None = None,
-    mode: str = "data",
+    mode: Literal["data"] = "data",
+    *,
+    devices: Sequence[str] | None = None,
+    wire_dtype: Literal["bfloat16", "float16"] | None = None,
+    sync_batch_norm: bool = True,
+) -> DataParallel: ...
+
+
+@overload
+def make_parallel(
+    model: keras.Model,
+    n_gpus: int | None = None,
+    *,
+    mode: Literal["tower"],
+    devices: Sequence[str] | None = None,
+    replicas: Literal["shared", "independent"] = "shared",
+    mix: _Mix = "mean",
+    num_replicas: int | None = None,
+    loss_of: Literal["mix", "replicas"] | None = None,
+) -> TowerParallel: ...
+
+
+@overload
+def make_parallel(
+    model: keras.Model,
+    n_gpus: int | None,
+    mode: Literal["tower"],
+    *,
+    devices: Sequence[str] | None = None,
+    replicas: Literal["shared", "independent"] = "shared",
+    mix: _Mix = "mean",
+    num_replicas: int | None = None,
+    loss_of: Literal["mix", "replicas"] | None = None,
+) -> TowerParallel: ...
+
+
+@overload
+def make_parallel(
+    model: keras.Model,
+    n_gpus: int | None = None,
+    *,
+    mode: Literal["model"],
+    devices: Sequence[str] | None = None,
+    placement: Mapping[str, int] | None = None,
+) -> ModelParallel: ...
+
+
+@overload
+def make_parallel(
+    model: keras.Model,
+    n_gpus: int | None,
+    mode: Literal["model"],
+    *,
+    devices: Sequence[str] | None = None,
+    placement: Mapping[str, int] | None = None,
+) -> ModelParallel: ...
+
+
+def make_parallel(
+    model: keras.Model,
+    n_gpus: int | None = None,
+    mode: Mode = "data",
     *,
     devices: Sequence[str] | None = None,
     **options: Any,
@@ -103,12 +169,28 @@ def _check(
         raise ValueError(
             f"`mode` must be one of {', '.join(map(repr, _MODES))}. Received: mode={mode!r}."
         )
-    mode_class = _MODES[mode]
-    known = list(inspect.signature(mode_class.__init__).parameters)[3:]
+    known = _options_of(mode)
     for name, value in options.items():
         if name not in known:
             raise TypeError(
                 f"mode={mode!r} has the options {', '.join(known)}. Received: {name}={value!r}."
+                f"{_find_cure(name, value, known)}"
             )
     chosen = choose_devices(n_gpus, devices)
     return engines.Request(mode, model, chosen, options)
+
+
+def _options_of(mode: str) -> list[str]:
+    return list(inspect.signature(_MODES[mode].__init__).parameters)[3:]
+
+
+def _find_cure(name: str, value: Any, known: list[str]) -> str:
+    """What was meant by an option that a mode doesn't have, as far as its name tells."""
+    owner = next((mode for mode in _MODES if name in _options_of(mode)), None)
+    if owner:
+        return f" It is an option of mode={owner!r}."
+    if "gpu" in name.lower() or name in ("num_devices", "n_devices"):
+        argument = "devices" if isinstance(value, (list, tuple)) else "n_gpus"
+        return f" Write `{argument}={value!r}`."
+    alike = difflib.get_close_matches(name, [*known, "n_gpus", "devices"], 1)
+    return f" Did you mean `{alike[0]}`?" if alike else ""

@@ -15,6 +15,8 @@ from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.modes.one_model import calling, computing
 from keras_multigpu.modes.saving import SavedModel
 
+_OF_TOWERS = ("predict_replicas", "disagreement", "replicas", "clones", "mix", "loss_of")
+
 
 class ParallelModel(SavedModel):
     """A model that calls replicas of another one, its template.
@@ -152,6 +154,18 @@ class ParallelModel(SavedModel):
         if getattr(self, name) is None or force:
             self._parallel_retrace()
         return self._parallel_steps.make(name, make, force)
+
+    def __getattr__(self, name: str) -> Any:
+        inherited = getattr(super(), "__getattr__", None)  # of the template's class
+        if inherited is not None:
+            return inherited(name)
+        if name in _OF_TOWERS:
+            raise AttributeError(
+                f"`{name}` needs mode 'tower': replicas that see the whole batch. Received: "
+                f"{self.name!r}, in mode {self.mode!r}. Make a committee: `make_parallel(model, "
+                "mode='tower', replicas='independent')`."
+            )
+        return super().__getattribute__(name)  # raises the error of this attribute, again
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as Keras does."""

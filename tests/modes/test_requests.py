@@ -112,11 +112,44 @@ def test_unknown_modes_and_options():
         make_parallel(_model(), 2, wire_dtype="int8")
 
 
+def test_options_that_are_nearly_right():
+    for mode, option, cure in [
+        ("data", {"gpus": 2}, "Received: gpus=2. Write `n_gpus=2`."),
+        ("data", {"num_devices": 2}, "Write `n_gpus=2`."),
+        ("data", {"gpus": ["gpu:0"]}, "Write `devices=['gpu:0']`."),
+        ("data", {"placement": {}}, "It is an option of mode='model'."),
+        ("model", {"loss_of": "mix"}, "It is an option of mode='tower'."),
+        ("tower", {"mixx": "mean"}, "Did you mean `mix`?"),
+        ("data", {"toast": 1}, "Received: toast=1."),
+    ]:
+        with pytest.raises(TypeError) as error:
+            make_parallel(_model(), mode=mode, **option)
+        assert str(error.value).endswith(cure)
+
+
+def test_what_only_towers_have():
+    parallel = make_parallel(_model(), 2)
+    assert not hasattr(parallel, "mix")
+    with pytest.raises(AttributeError, match="`predict_replicas` needs mode 'tower'.*mode 'data'"):
+        parallel.predict_replicas(np.ones((2, 3)))
+    with pytest.raises(AttributeError, match="no attribute 'toast'"):
+        parallel.toast()
+    unbuilt = make_parallel(keras.Sequential([keras.layers.Dense(1)]), 2)
+    with pytest.raises(AttributeError, match="has no defined inputs yet"):
+        unbuilt.inputs()
+
+
 @pytest.mark.parametrize(
     ("devices", "error", "message"),
     [
-        ("cpu:0", TypeError, "list of device names.*devices='cpu:0'"),
-        ([0, 1], TypeError, r"list of device names.*devices=\[0, 1\]"),
+        ("cpu:0", TypeError, r"list of device names.*devices='cpu:0'. Write `devices=\['cpu:0'\]`"),
+        (
+            [0, 1],
+            TypeError,
+            r"names such as \"gpu:0\".*\[0, 1\]. Write `devices=\['cpu:0', 'cpu:1'\]`",
+        ),
+        (2, TypeError, "devices=2. Write `n_gpus=2`"),
+        (["cpu:0", None], TypeError, r"devices=\['cpu:0', None\].$"),
         (["cpu:9"], ValueError, r"cpu:0, cpu:1, cpu:2, cpu:3. Received.*\['cpu:9'\] are unknown"),
         (["gpu:0"], ValueError, r"\['gpu:0'\] are unknown"),
         (["/job:worker/task:0/device:CPU:0"], ValueError, "are unknown"),
