@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import shutil
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,6 +93,30 @@ def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[s
     if n_gpus > len(pool):
         raise ValueError(_too_many(n_gpus, len(gpus), len(cpus)))
     return pool[:n_gpus]
+
+
+def explain_no_gpus() -> list[str]:
+    """Why this process may see no GPU: what can be found out about it."""
+    reasons = [engines.current().no_gpu_support]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        reasons.append(f"the environment variable CUDA_VISIBLE_DEVICES={visible!r} hides GPUs")
+    if shutil.which("nvidia-smi"):
+        reasons.append("if `nvidia-smi` lists a GPU, its driver may be too old for this CUDA")
+    else:
+        reasons.append("`nvidia-smi` is not there: no NVIDIA driver, or a container without it")
+    return [reason for reason in reasons if reason]
+
+
+@functools.cache
+def warn_of_one_cpu() -> None:
+    """Says, once in a process, that there is no GPU to use."""
+    warnings.warn(
+        "`make_parallel` found no GPU, so it uses one CPU device. Received: n_gpus=None. Possible "
+        f"reasons: {'; '.join(explain_no_gpus())}. If this is what you want, give `n_gpus=1`; to "
+        "try several devices on this host, call `keras_multigpu.use_virtual_devices(4)` first.",
+        stacklevel=3,
+    )
 
 
 def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...]:

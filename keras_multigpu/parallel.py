@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_model
-from keras_multigpu.devices import choose_devices
+from keras_multigpu.devices import choose_devices, warn_of_one_cpu
 from keras_multigpu.modes import (
     DataParallel,
     ModelParallel,
@@ -21,7 +21,9 @@ from keras_multigpu.modes import (
 )
 
 Mode = Literal["data", "tower", "model"]
-_Mix = Literal["mean", "weighted", "gaussian", "gated"] | keras.Layer | Callable[[list[Any]], Any]
+_Mix: TypeAlias = (
+    Literal["mean", "weighted", "gaussian", "gated"] | keras.Layer | Callable[[list[Any]], Any]
+)
 
 _MODES: dict[str, type[ParallelModel]] = {
     "data": DataParallel,
@@ -137,6 +139,9 @@ def make_parallel(
         TypeError: for an option that the mode does not have.
         RuntimeError: on a Keras backend that is not supported.
 
+    Warns:
+        UserWarning: if it takes the CPU device because it finds no GPU; once in a process.
+
     Example:
         >>> import numpy as np
         >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -153,6 +158,8 @@ def make_parallel(
     """
     engines.current()
     request = _check(model, n_gpus, mode, devices, options)
+    if n_gpus is None and devices is None and request.devices == ("cpu:0",):
+        warn_of_one_cpu()
     return build_parallel(_MODES[mode], request)
 
 

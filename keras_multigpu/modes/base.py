@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +12,8 @@ from keras_multigpu import engines
 from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.modes.one_model import calling, computing
 from keras_multigpu.modes.saving import SavedModel
+from keras_multigpu.modes.symbolic import warn_of_building
+from keras_multigpu.progress import with_first_told
 
 _OF_TOWERS = ("predict_replicas", "disagreement", "replicas", "clones", "mix", "loss_of")
 
@@ -114,12 +114,12 @@ class ParallelModel(SavedModel):
     @property
     def output(self) -> Any:
         """The template's symbolic outputs; a model built on them is not parallel."""
-        return _warn_of_building(self, "output", super().output)
+        return warn_of_building(self, "output", super().output)
 
     @property
     def outputs(self) -> Any:
         """The template's symbolic outputs as a list; a model built on them is not parallel."""
-        return _warn_of_building(self, "outputs", self.template.outputs)
+        return warn_of_building(self, "outputs", self.template.outputs)
 
     @outputs.setter
     def outputs(self, value: Any) -> None:
@@ -151,9 +151,19 @@ class ParallelModel(SavedModel):
         return self._parallel_make_step("predict_function", super().make_predict_function, force)
 
     def _parallel_make_step(self, name: str, make: Any, force: bool) -> Any:
-        if getattr(self, name) is None or force:
+        before = getattr(self, name)
+        if before is None or force:
             self._parallel_retrace()
-        return self._parallel_steps.make(name, make, force)
+        made = self._parallel_steps.make(name, make, force)
+        function = getattr(self, name)
+        # Not an evaluation, which may be within a `fit` that shows its bar.
+        if function is not before and function is not None and name != "test_function":
+            text = (
+                f"keras_multigpu: {self.name!r} is traced and compiled for {len(self.devices)} "
+                "devices. A large model takes minutes, in the first step only."
+            )
+            setattr(self, name, with_first_told(function, text))
+        return made
 
     def __getattr__(self, name: str) -> Any:
         inherited = getattr(super(), "__getattr__", None)  # of the template's class
@@ -218,29 +228,21 @@ class ParallelModel(SavedModel):
         """Refuses a change of the template's layers that the mode can't follow."""
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Prints the template's summary, and a line on the mode and the devices."""
-        super().summary(*args, **kwargs)
-        line = f" Parallel: mode {self.mode!r} on {', '.join(self.devices)}"
-        kwargs.get("print_fn", print)(line)
+        """Prints the template's summary, the mode, the devices, and what the replicas add up to."""
+        more = [layer for layer in self._parallel_layers() if layer.variables]
+        # Keras's totals would count replicas and a mix that its rows don't show.
+        (self.template.summary if more else super().summary)(*args, **kwargs)
+        show = kwargs.get("print_fn") or (args[2] if len(args) > 2 else None) or print
+        show(f" Parallel: {self._parallel_describe()}")
+        if more:
+            parts = [f"{layer.count_params():,} of {layer.name!r}" for layer in more]
+            own = f"{self.template.count_params():,} of {self.template.name!r}"
+            show(f" Parameters: {own} + {' + '.join(parts)} = {self.count_params():,}")
 
+    def _parallel_describe(self) -> str:
+        """The mode and the devices in a few words."""
+        return f"mode {self.mode!r} on {', '.join(self.devices)}"
 
-def _warn_of_building(model: ParallelModel, name: str, value: Any) -> Any:
-    """Returns symbolic outputs; warns users of them, who may build a model that is not parallel.
-
-    Keras reads them too: to build a model that calls this one, or to draw it.
-    """
-    frame, level = inspect.currentframe(), 1
-    while frame and frame.f_code.co_name in ("_warn_of_building", name, "__getattribute__"):
-        frame, level = frame.f_back, level + 1
-    caller = frame.f_globals.get("__name__", "") if frame else ""
-    is_symbolic = any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(value))
-    if is_symbolic and caller.partition(".")[0] not in ("keras", "keras_multigpu"):
-        warnings.warn(
-            f"`{name}` of a parallel model is its template's: a model that is built on it, such as "
-            f"`keras.Model(parallel.input, layer(parallel.{name}))`, runs on one device, without "
-            f"the parallel model. Received: {model.name!r}, in mode {model.mode!r}. Call the "
-            "parallel model: `outputs = layer(parallel(inputs))`, with `inputs = keras.Input(...)`."
-            f" If you mean the template's graph, use `parallel.template.{name}`.",
-            stacklevel=level,
-        )
-    return value
+    def __repr__(self) -> str:
+        built = f"name={self.name}, built={self.built}"
+        return f"<{type(self).__name__} {built}, {self._parallel_describe()}>"

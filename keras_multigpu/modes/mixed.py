@@ -117,6 +117,10 @@ class MixedModel(ParallelModel):
         self.template.outputs  # noqa: B018  the template's error where there are none
         return keras.tree.flatten(self._parallel_latest.symbolic_outputs)
 
+    @outputs.setter
+    def outputs(self, value: Any) -> None:
+        self.template.outputs = value  # as in the other modes
+
     @property
     def output_names(self) -> list[str] | None:
         """The template's names of the outputs, if the mix has the same number."""

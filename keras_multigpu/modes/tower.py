@@ -100,6 +100,12 @@ class TowerParallel(OwnLosses):
         with engines.current().on_device(device):
             return clone(self.template, number)
 
+    def _parallel_describe(self) -> str:
+        options = self._parallel_options
+        replicas = f"{options['num_replicas']} {options['replicas']} replicas"
+        mix = type(self._parallel_mix).__name__
+        return f"{super()._parallel_describe()}: {replicas}, mixed by {mix}"
+
     @property
     def replicas(self) -> tuple[keras.Model, ...]:
         """The replicas as Keras models: the template, and its clones or itself again."""

@@ -57,7 +57,7 @@ def test_structure():
 def test_building_on_the_outputs_is_told(mode):
     """Such a model is the template's, and not parallel; Keras's own uses of them are no mistake."""
     template = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
-    template = keras.Model(template.inputs, template.outputs)
+    template = keras.Model(template.inputs[0], template.outputs[0])
     parallel = make_parallel(template, 2, mode=mode)
     for name in ("output",) if mode == "tower" else ("output", "outputs"):
         told = f"(?s)`{name}` of a parallel.*mode '{mode}'.*parallel.template.{name}"
@@ -87,7 +87,8 @@ def test_summary():
     lines: list[list[str]] = [[], []]
     for model, into in zip((parallel.template, parallel), lines):
         model.summary(print_fn=lambda line, into=into, **kwargs: into.append(line))
-    assert lines[1] == [*lines[0], " Parallel: mode 'data' on cpu:0, cpu:1"]
+    assert lines[1] == [*lines[0], " Parallel: mode 'data' on cpu:0, cpu:1: 2 replicas"]
+    assert repr(parallel).endswith("built=True, mode 'data' on cpu:0, cpu:1: 2 replicas>")
 
 
 def test_a_class_of_the_users_own():

@@ -187,11 +187,17 @@ def test_no_devices_asked_for_means_the_one_processor():
     code = (
         "import keras, keras_multigpu as k\n"
         "m = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
+        "k.make_parallel(m, 1)\n"
+        "print('asked for')\n"
+        "print(k.make_parallel(m).devices)\n"
         "print(k.make_parallel(m).devices)\n"
         "k.make_parallel(m, 2)\n"
     )
     done = _run(code, CUDA_VISIBLE_DEVICES="-1")
-    assert "('cpu:0',)" in done.stdout
+    assert done.stdout.count("('cpu:0',)") == 2
+    assert done.stderr.count("found no GPU, so it uses one CPU device. Received: n_gpus=None") == 1
+    assert "<string>:5: UserWarning" in done.stderr
+    assert "CUDA_VISIBLE_DEVICES='-1' hides GPUs" in done.stderr
     assert "n_gpus=2, and this host has 0 GPUs" in done.stderr
     assert "use_virtual_devices(2)` at the start of the process" in done.stderr
 

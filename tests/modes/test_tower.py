@@ -1,6 +1,7 @@
 """Tower mode: replicas that see the whole batch, mixed into one prediction."""
 
 import copy
+import re
 
 import keras
 import numpy as np
@@ -519,9 +520,18 @@ def test_names_that_clash():
 
 
 def test_summary_and_structure(capsys):
-    parallel = _committee(2)
+    parallel = _committee(2, mix="weighted", num_replicas=3)
     parallel.summary()
-    assert "mode 'tower' on cpu:0, cpu:1" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    told = "mode 'tower' on cpu:0, cpu:1: 3 independent replicas, mixed by WeightedMix"
+    assert told in shown
+    assert told in repr(parallel)
+    rows, total = sum(layer.count_params() for layer in parallel.layers), parallel.count_params()
+    assert re.search(rf"Total params: .*{rows} ", re.sub(r"\x1b\[[\d;]*m", "", shown))
+    numbers = [int(one) for one in re.findall(r"(\d+) of '", shown.partition(" Parameters: ")[2])]
+    assert numbers == [rows, rows, rows, 3]
+    assert sum(numbers) == total
+    assert f"= {total}" in shown
     assert parallel.get_layer(index=0) is parallel.template.layers[0]
     assert [layer.name for layer in parallel.layers] == [
         layer.name for layer in parallel.template.layers
@@ -696,7 +706,8 @@ def test_as_a_layer_of_another_model(replicas, rng):
 
 def test_what_is_excluded_from_weight_decay(rng):
     x, _ = _data(rng)
-    parallel = _committee(2, keras.Sequential([keras.Input((6,)), layers.Dense(2)]))
+    template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    parallel = _committee(2, template, loss_of="mix")
     optimizer = keras.optimizers.SGD(0.01, weight_decay=1.0)
     kernels = [model.layers[0].kernel for model in parallel.replicas]
     optimizer.exclude_from_weight_decay(var_list=kernels)
