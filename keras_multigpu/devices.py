@@ -95,6 +95,34 @@ def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[s
     return pool[:n_gpus]
 
 
+def take_several(count: int | None) -> tuple[tuple[str, ...], str]:
+    """Devices on which to show a parallel training: GPUs, or virtual devices if there are not two.
+
+    Must come before the backend starts, like `use_virtual_devices`.
+
+    Args:
+        count: how many devices, or fewer if there are fewer GPUs; `None` for all GPUs, or four
+            virtual devices.
+
+    Returns:
+        The devices' names, and a sentence that says which they are.
+    """
+    if count is not None:
+        count = positive_integer("n_gpus", count, _HINT)
+    engine = engines.current()
+    gpus, cpus = engine.list_devices("gpu"), engine.list_devices("cpu")
+    if len(cpus) > engine.num_processes:
+        chosen = choose_devices(count, None)
+        return chosen, f"Virtual devices are in use: {', '.join(chosen)}."
+    if len(gpus) >= min(count or 2, 2):
+        chosen = gpus[:count]
+        return chosen, f"Of {len(gpus)} GPUs here, {len(chosen)} are used: {', '.join(chosen)}."
+    use_virtual_devices(count or 4)
+    chosen = choose_devices(count or 4, None)
+    found = "only one GPU" if gpus else "no GPU"
+    return chosen, f"There is {found} here, so {len(chosen)} virtual CPU devices stand in."
+
+
 def explain_no_gpus() -> list[str]:
     """Why this process may see no GPU: what can be found out about it."""
     reasons = [engines.current().no_gpu_support]

@@ -11,6 +11,8 @@ from keras_multigpu.layers.outputs import are_alike
 from keras_multigpu.modes.committee import mean_of_apart
 from keras_multigpu.modes.mixed import MixedModel
 
+_CURE = "Set `parallel.loss_of = 'mix'` and compile the model again."
+
 
 class OwnLosses(MixedModel):
     """A mixed model that can train each replica by its own loss."""
@@ -38,6 +40,22 @@ class OwnLosses(MixedModel):
         """Whether several models are trained, each with its own loss."""
         return self.loss_of == "replicas" and bool(self._parallel_clones)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Not in `compile`: Keras compiles a loaded model only if it does not override `compile`.
+        if name == "optimizer" and value is not None and self.loss_of == "replicas":
+            self._parallel_check_mix()
+        super().__setattr__(name, value)
+
+    def _parallel_check_mix(self) -> None:
+        """Refuses a mix whose weights would not be trained."""
+        count = len(self._parallel_mix.trainable_variables)
+        if count:
+            raise ValueError(
+                "With `loss_of='replicas'` every replica is trained by its own loss, which needs a "
+                f"mix without weights. Received: mix={self._parallel_mix!r} with {count} weights. "
+                f"{_CURE}"
+            )
+
     def train_step(self, *args: Any) -> Any:
         """The template's training step."""
         try:
@@ -53,13 +71,12 @@ class OwnLosses(MixedModel):
         """
         if not training or self.loss_of == "mix":
             return self._parallel_inherited("compute_loss")(x, y, y_pred, sample_weight, training)
-        if y_pred is not self._parallel_latest.mixed or self._parallel_mix.trainable_variables:
+        self._parallel_check_mix()
+        if y_pred is not self._parallel_latest.mixed:
             raise ValueError(
                 "With `loss_of='replicas'` every replica is trained by its own loss, which needs "
-                "`compute_loss` to be given the model's outputs as they are, and a mix without "
-                f"weights. Received: y_pred={y_pred} and mix={self._parallel_mix!r} with "
-                f"{len(self._parallel_mix.trainable_variables)} weights. Set "
-                "`parallel.loss_of = 'mix'` and compile the model again."
+                f"`compute_loss` to be given the model's outputs as they are. Received: "
+                f"y_pred={y_pred}. {_CURE}"
             )
         own_loss = self._parallel_inherited("compute_loss")
         losses = [

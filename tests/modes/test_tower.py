@@ -156,12 +156,20 @@ def test_replicas_trained_each_by_its_own_loss(rng):
 def test_own_losses_need_a_mix_without_weights(rng):
     x, y = _data(rng)
     parallel = _committee(2, loss_of="replicas", mix="weighted")
-    parallel.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="a mix without weights. Received: y_pred=.*1 weights"):
-        parallel.fit(x, y, verbose=0)
+    with pytest.raises(ValueError, match="a mix without weights. Received: mix=.*1 weights. Set"):
+        parallel.compile("sgd", "mse")
+    assert not parallel.compiled
     parallel.loss_of = "mix"
     parallel.compile("sgd", "mse")
     parallel.fit(x, y, verbose=0)
+
+
+def test_own_losses_need_the_outputs_as_they_are(rng):
+    x, y = _data(rng)
+    parallel = _committee(2)
+    parallel.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="(?s)outputs as they are. Received: y_pred=.*Set `par"):
+        parallel.compute_loss(x, y, parallel(x) / 2)
 
 
 class Blend(layers.Layer):
