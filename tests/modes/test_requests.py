@@ -1,6 +1,9 @@
 """What make_parallel and the devices refuse, and what they say."""
 
+import ast
+import inspect
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 
 import keras_multigpu
-from keras_multigpu import list_devices, make_parallel, use_virtual_devices
+from keras_multigpu import list_devices, make_parallel, parallel, use_virtual_devices
 
 pytestmark = pytest.mark.thin(4)
 
@@ -125,6 +128,22 @@ def test_options_that_are_nearly_right():
         with pytest.raises(TypeError) as error:
             make_parallel(_model(), mode=mode, **option)
         assert str(error.value).endswith(cure)
+
+
+def test_the_overloads_have_each_modes_options():
+    """With their defaults, for editors and type checkers; each mode by position and by name."""
+    found = []
+    for node in ast.parse(pathlib.Path(parallel.__file__).read_text()).body:
+        if getattr(node, "decorator_list", None) and node.name == "make_parallel":
+            keywords = {one.arg: one for one in [*node.args.args, *node.args.kwonlyargs]}
+            mode = ast.literal_eval(keywords["mode"].annotation.slice)
+            pairs = zip(node.args.kwonlyargs, node.args.kw_defaults)
+            given = {one.arg: ast.literal_eval(value) for one, value in pairs if value}
+            assert given.pop("devices") is None
+            found.append(mode)
+            expected = inspect.signature(parallel._MODES[mode].__init__).parameters.values()
+            assert given == {one.name: one.default for one in list(expected)[3:]}, mode
+    assert sorted(found) == ["data", "model", "model", "tower", "tower"]
 
 
 def test_what_only_towers_have():
