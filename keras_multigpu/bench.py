@@ -83,7 +83,7 @@ def run_bench(
     data = _OneBatch((x, rng.integers(benchmark.classes, size=rows)), steps)
     report = scaling(built, data, counts, repeats=repeats)
     report.title = f"{model}, {rows} rows of shape {benchmark.shape} in a batch"
-    report.settings["batch size"] = rows
+    report.settings |= {"model": model, "batch size": rows, "steps of an epoch": steps}
     print(f"\n{report.to_markdown()}\n")
     print("docs/speed.md has a place for reports: paste what is printed above, from the title on.")
     return report

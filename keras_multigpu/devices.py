@@ -116,7 +116,7 @@ def take_several(count: int | None) -> tuple[tuple[str, ...], str]:
         return chosen, f"Virtual devices are in use: {', '.join(chosen)}."
     if len(gpus) >= min(count or 2, 2):
         chosen = gpus[:count]
-        return chosen, f"Of {len(gpus)} GPUs here, {len(chosen)} are used: {', '.join(chosen)}."
+        return chosen, f"GPUs in use: {', '.join(chosen)} (of {len(gpus)})."
     use_virtual_devices(count or 4)
     chosen = choose_devices(count or 4, None)
     found = "only one GPU" if gpus else "no GPU"

@@ -156,8 +156,9 @@ class ParallelModel(SavedModel):
             self._parallel_retrace()
         made = self._parallel_steps.make(name, make, force)
         function = getattr(self, name)
+        is_new = function is not before and function is not None
         # Not an evaluation, which may be within a `fit` that shows its bar.
-        if function is not before and function is not None and name != "test_function":
+        if is_new and name != "test_function" and len(self.devices) > 1:
             text = (
                 f"keras_multigpu: {self.name!r} is traced and compiled for {len(self.devices)} "
                 "devices. A large model takes minutes, in the first step only."

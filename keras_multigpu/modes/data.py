@@ -58,7 +58,8 @@ class DataParallel(ParallelModel):
         check_flag("sync_batch_norm", options.get("sync_batch_norm", True))
 
     def _parallel_describe(self) -> str:
-        return f"{super()._parallel_describe()}: {len(self.devices)} replicas"
+        count = len(self.devices)
+        return f"{super()._parallel_describe()}: {count} replica{'s' if count > 1 else ''}"
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._parallel_parts.at_rest():

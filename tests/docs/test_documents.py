@@ -144,17 +144,18 @@ def test_bench(capsys):
     table = [line for line in shown.splitlines() if line.startswith("|")]
     assert [line.split("|")[1].strip() for line in table] == ["devices", "---:", "1", "2"]
     assert "**mlp, 8 rows of shape (1024,) in a batch**" in shown
-    assert "- batch size: 8" in shown
+    for setting in ("- model: mlp", "- batch size: 8", "- steps of an epoch: 2"):
+        assert setting in shown
     assert "paste" in shown.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     ("gpus", "cpus", "count", "chosen", "told"),
     [
-        (8, 1, None, [f"gpu:{number}" for number in range(8)], "Of 8 GPUs here, 8 are used"),
-        (4, 1, 2, ["gpu:0", "gpu:1"], "Of 4 GPUs here, 2 are used: gpu:0, gpu:1."),
-        (2, 1, 4, ["gpu:0", "gpu:1"], "Of 2 GPUs here, 2 are used"),
-        (1, 1, 1, ["gpu:0"], "Of 1 GPUs here, 1 are used"),
+        (8, 1, None, [f"gpu:{number}" for number in range(8)], "gpu:7 (of 8)."),
+        (4, 1, 2, ["gpu:0", "gpu:1"], "GPUs in use: gpu:0, gpu:1 (of 4)."),
+        (2, 1, 4, ["gpu:0", "gpu:1"], "gpu:1 (of 2)"),
+        (1, 1, 1, ["gpu:0"], "GPUs in use: gpu:0 (of 1)."),
         (1, 1, None, ["cpu:0", "cpu:1", "cpu:2", "cpu:3"], "only one GPU here, so 4 virtual CPU"),
         (0, 1, 2, ["cpu:0", "cpu:1"], "There is no GPU here, so 2 virtual CPU devices stand in"),
         (2, 3, None, ["cpu:0", "cpu:1", "cpu:2"], "Virtual devices are in use: cpu:0, cpu:1,"),
