@@ -1,4 +1,4 @@
-"""The command line: `python -m keras_multigpu demo`, `devices` and `serve`."""
+"""The command line: `python -m keras_multigpu check`, `demo`, `bench`, `devices`, `serve`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 
 from keras_multigpu import cluster
+from keras_multigpu.bench import BENCHMARKS, run_bench
+from keras_multigpu.check import run_check
 from keras_multigpu.demo import run_demo
 from keras_multigpu.devices import list_devices
 
@@ -16,18 +18,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m keras_multigpu", description="Multi-GPU training of any Keras model."
     )
     commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("check", help="say what is here, and compare one device with all")
     demo = commands.add_parser("demo", help="train on one device and on several, and compare")
-    demo.add_argument("--devices", type=int, default=4, help="how many devices (default: 4)")
+    demo.add_argument("--devices", type=int, help="how many devices (default: all GPUs, or 4)")
     demo.add_argument("--epochs", type=int, default=5, help="how many epochs (default: 5)")
     commands.add_parser("devices", help="list the devices that can be used")
+    _add_bench(commands)
     _add_serve(commands)
     chosen = parser.parse_args(arguments)
     if chosen.command == "demo":
         run_demo(chosen.devices, chosen.epochs)
+    elif chosen.command == "check":
+        if not run_check():
+            parser.exit(1)
+    elif chosen.command == "bench":
+        run_bench(chosen.model, chosen.batch_size, chosen.devices, chosen.steps, chosen.repeats)
     elif chosen.command == "serve":
         _serve(parser, chosen)
     else:
         print(*list_devices(), sep="\n")
+
+
+def _add_bench(commands: argparse._SubParsersAction) -> None:
+    bench = commands.add_parser("bench", help="time a model on 1, 2, 4 devices")
+    bench.add_argument("--model", choices=tuple(BENCHMARKS), default="resnet50")
+    bench.add_argument("--batch-size", type=int, help="rows on all devices together")
+    bench.add_argument("--devices", type=int, nargs="+", metavar="N", help="default: 1, 2, 4, ...")
+    bench.add_argument("--steps", type=int, default=20, help="batches of a run (default: 20)")
+    bench.add_argument("--repeats", type=int, default=3, help="timed runs (default: 3)")
 
 
 def _add_serve(commands: argparse._SubParsersAction) -> None:

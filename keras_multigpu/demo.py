@@ -9,19 +9,22 @@ import time
 import keras
 import numpy as np
 
-from keras_multigpu import engines
-from keras_multigpu.devices import list_devices, use_virtual_devices
+from keras_multigpu.devices import take_several
 from keras_multigpu.parallel import make_parallel
 
 _SEED = 20
 _BATCH_SIZE = 64
 
 
-def run_demo(n_gpus: int = 4, epochs: int = 5) -> None:
-    """Trains on one device and on `n_gpus`, and prints a comparison.
+def run_demo(n_gpus: int | None = None, epochs: int = 5) -> None:
+    """Trains on one device and on several, and prints a comparison.
 
     The images are the handwritten digits of scikit-learn (1,797 of 8 x 8 pixels). If there are
-    fewer GPUs than asked for, virtual devices stand in.
+    fewer than two GPUs, virtual devices stand in.
+
+    Args:
+        n_gpus: how many devices; `None` for all GPUs, or four virtual devices.
+        epochs: how many epochs to train.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -29,17 +32,16 @@ def run_demo(n_gpus: int = 4, epochs: int = 5) -> None:
             something else.
     """
     images, labels = _load_digits()
-    if len(engines.current().list_devices("gpu")) < n_gpus:
-        use_virtual_devices(n_gpus)
-        print(f"There are fewer than {n_gpus} GPUs, so {n_gpus} virtual CPU devices stand in.")
-    print("Devices:", ", ".join(list_devices()))
+    devices, which = take_several(n_gpus)
+    print(which)
+    n_gpus = len(devices)
 
     plain, template = _build_model(), _build_model()
     template.set_weights(plain.get_weights())
-    parallel = make_parallel(template, n_gpus, mode="data")
+    parallel = make_parallel(template, devices=devices)
 
-    print("\nOn one device:")
-    one = _train(plain, images, labels, epochs)
+    print(f"\nOn one device, {devices[0]}:")
+    one = _train(make_parallel(plain, devices=devices[:1]), images, labels, epochs)
     print(f"\nOn {n_gpus} devices, the same model:")
     several = _train(parallel, images, labels, epochs)
     pairs = zip(plain.get_weights(), parallel.get_weights())

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import shutil
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu.arguments import as_integer, positive_integer
 
 _HINT = "Give the number of devices, 1 or more; 1 runs the same way on one device."
 
@@ -90,12 +95,64 @@ def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[s
     return pool[:n_gpus]
 
 
+def take_several(count: int | None) -> tuple[tuple[str, ...], str]:
+    """Devices on which to show a parallel training: GPUs, or virtual devices if there are not two.
+
+    Must come before the backend starts, like `use_virtual_devices`.
+
+    Args:
+        count: how many devices, or fewer if there are fewer GPUs; `None` for all GPUs, or four
+            virtual devices.
+
+    Returns:
+        The devices' names, and a sentence that says which they are.
+    """
+    if count is not None:
+        count = positive_integer("n_gpus", count, _HINT)
+    engine = engines.current()
+    gpus, cpus = engine.list_devices("gpu"), engine.list_devices("cpu")
+    if len(cpus) > engine.num_processes:
+        chosen = choose_devices(count, None)
+        return chosen, f"Virtual devices are in use: {', '.join(chosen)}."
+    if len(gpus) >= min(count or 2, 2):
+        chosen = gpus[:count]
+        return chosen, f"GPUs in use: {', '.join(chosen)} (of {len(gpus)})."
+    use_virtual_devices(count or 4)
+    chosen = choose_devices(count or 4, None)
+    found = "only one GPU" if gpus else "no GPU"
+    return chosen, f"There is {found} here, so {len(chosen)} virtual CPU devices stand in."
+
+
+def explain_no_gpus() -> list[str]:
+    """Why this process may see no GPU: what can be found out about it."""
+    reasons = [engines.current().no_gpu_support]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        reasons.append(f"the environment variable CUDA_VISIBLE_DEVICES={visible!r} hides GPUs")
+    if shutil.which("nvidia-smi"):
+        reasons.append("if `nvidia-smi` lists a GPU, its driver may be too old for this CUDA")
+    else:
+        reasons.append("`nvidia-smi` is not there: no NVIDIA driver, or a container without it")
+    return [reason for reason in reasons if reason]
+
+
+@functools.cache
+def warn_of_one_cpu() -> None:
+    """Says, once in a process, that there is no GPU to use."""
+    warnings.warn(
+        "`make_parallel` found no GPU, so it uses one CPU device. Received: n_gpus=None. Possible "
+        f"reasons: {'; '.join(explain_no_gpus())}. If this is what you want, give `n_gpus=1`; to "
+        "try several devices on this host, call `keras_multigpu.use_virtual_devices(4)` first.",
+        stacklevel=3,
+    )
+
+
 def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...]:
     is_list = isinstance(devices, Sequence) and not isinstance(devices, str)
     if not is_list or not all(isinstance(name, str) for name in devices):
         raise TypeError(
-            "`devices` must be a list of device names, as `list_devices()` gives them. "
-            f"Received: devices={devices!r}."
+            '`devices` must be a list of device names such as "gpu:0", as `list_devices()` gives '
+            f"them. Received: devices={devices!r}.{_find_cure(devices)}"
         )
     found = [engines.current().find_device(name) for name in devices]
     unknown = [name for name, device in zip(devices, found) if device is None]
@@ -116,6 +173,19 @@ def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...
             f"Received: n_gpus={n_gpus} and {len(chosen)} devices, {list(devices)!r}."
         )
     return chosen
+
+
+def _find_cure(devices: Any) -> str:
+    """The names that numbers of devices stand for, or the number that a list does."""
+    if as_integer(devices):
+        return f" Write `n_gpus={devices}`."
+    if isinstance(devices, str):
+        return f" Write `devices=[{devices!r}]`."
+    numbers = [as_integer(one) for one in devices] if isinstance(devices, Sequence) else [None]
+    if None in numbers:
+        return ""
+    kind = choose_devices(None, None)[0].partition(":")[0]
+    return f" Write `devices={[f'{kind}:{number}' for number in numbers]}`."
 
 
 def _too_many(n_gpus: int, gpus: int, cpus: int) -> str:

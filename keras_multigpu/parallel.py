@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, overload
 
 import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_model
-from keras_multigpu.devices import choose_devices
+from keras_multigpu.devices import choose_devices, warn_of_one_cpu
 from keras_multigpu.modes import (
     DataParallel,
     ModelParallel,
     ParallelModel,
     TowerParallel,
     build_parallel,
+)
+
+Mode = Literal["data", "tower", "model"]
+_Mix: TypeAlias = (
+    Literal["mean", "weighted", "gaussian", "gated"] | keras.Layer | Callable[[list[Any]], Any]
 )
 
 _MODES: dict[str, type[ParallelModel]] = {
@@ -26,10 +32,72 @@ _MODES: dict[str, type[ParallelModel]] = {
 }
 
 
+@overload
 def make_parallel(
     model: keras.Model,
     n_gpus: int | None = None,
-    mode: str = "data",
+    mode: Literal["data"] = "data",
+    *,
+    devices: Sequence[str] | None = None,
+    wire_dtype: Literal["bfloat16", "float16"] | None = None,
+    sync_batch_norm: bool = True,
+) -> DataParallel: ...
+
+
+@overload
+def make_parallel(
+    model: keras.Model,
+    n_gpus: int | None = None,
+    *,
+    mode: Literal["tower"],
+    devices: Sequence[str] | None = None,
+    replicas: Literal["shared", "independent"] = "shared",
+    mix: _Mix = "mean",
+    num_replicas: int | None = None,
+    loss_of: Literal["mix", "replicas"] | None = None,
+) -> TowerParallel: ...
+
+
+@overload
+def make_parallel(
+    model: keras.Model,
+    n_gpus: int | None,
+    mode: Literal["tower"],
+    *,
+    devices: Sequence[str] | None = None,
+    replicas: Literal["shared", "independent"] = "shared",
+    mix: _Mix = "mean",
+    num_replicas: int | None = None,
+    loss_of: Literal["mix", "replicas"] | None = None,
+) -> TowerParallel: ...
+
+
+@overload
+def make_parallel(
+    model: keras.Model,
+    n_gpus: int | None = None,
+    *,
+    mode: Literal["model"],
+    devices: Sequence[str] | None = None,
+    placement: Mapping[str, int] | None = None,
+) -> ModelParallel: ...
+
+
+@overload
+def make_parallel(
+    model: keras.Model,
+    n_gpus: int | None,
+    mode: Literal["model"],
+    *,
+    devices: Sequence[str] | None = None,
+    placement: Mapping[str, int] | None = None,
+) -> ModelParallel: ...
+
+
+def make_parallel(
+    model: keras.Model,
+    n_gpus: int | None = None,
+    mode: Mode = "data",
     *,
     devices: Sequence[str] | None = None,
     **options: Any,
@@ -56,7 +124,8 @@ def make_parallel(
             committee: the model, and others built like it with weights of their own);
             `mix="mean"`, `"weighted"`, `"gaussian"`, `"gated"`, a Keras layer, or a function of the
             list of outputs; `num_replicas`, if not one per device; and `loss_of="mix"` or
-            `"replicas"`, what is trained. Of mode `"model"`: `placement`, a dict from names of
+            `"replicas"`, what is trained: by default a committee's replicas, each by its own loss,
+            unless the mix has weights. Of mode `"model"`: `placement`, a dict from names of
             layers, or regular expressions, to device numbers; `None` to have it chosen.
 
     Returns:
@@ -69,6 +138,9 @@ def make_parallel(
             received, and how to put it right.
         TypeError: for an option that the mode does not have.
         RuntimeError: on a Keras backend that is not supported.
+
+    Warns:
+        UserWarning: if it takes the CPU device because it finds no GPU; once in a process.
 
     Example:
         >>> import numpy as np
@@ -86,6 +158,8 @@ def make_parallel(
     """
     engines.current()
     request = _check(model, n_gpus, mode, devices, options)
+    if n_gpus is None and devices is None and request.devices == ("cpu:0",):
+        warn_of_one_cpu()
     return build_parallel(_MODES[mode], request)
 
 
@@ -102,12 +176,28 @@ def _check(
         raise ValueError(
             f"`mode` must be one of {', '.join(map(repr, _MODES))}. Received: mode={mode!r}."
         )
-    mode_class = _MODES[mode]
-    known = list(inspect.signature(mode_class.__init__).parameters)[3:]
+    known = _options_of(mode)
     for name, value in options.items():
         if name not in known:
             raise TypeError(
                 f"mode={mode!r} has the options {', '.join(known)}. Received: {name}={value!r}."
+                f"{_find_cure(name, value, known)}"
             )
     chosen = choose_devices(n_gpus, devices)
     return engines.Request(mode, model, chosen, options)
+
+
+def _options_of(mode: str) -> list[str]:
+    return list(inspect.signature(_MODES[mode].__init__).parameters)[3:]
+
+
+def _find_cure(name: str, value: Any, known: list[str]) -> str:
+    """What was meant by an option that a mode doesn't have, as far as its name tells."""
+    owner = next((mode for mode in _MODES if name in _options_of(mode)), None)
+    if owner:
+        return f" It is an option of mode={owner!r}."
+    if "gpu" in name.lower() or name in ("num_devices", "n_devices"):
+        argument = "devices" if isinstance(value, (list, tuple)) else "n_gpus"
+        return f" Write `{argument}={value!r}`."
+    alike = difflib.get_close_matches(name, [*known, "n_gpus", "devices"], 1)
+    return f" Did you mean `{alike[0]}`?" if alike else ""

@@ -1,10 +1,15 @@
-"""A progress bar for reading files: Keras's own, as in `fit`."""
+"""What is told while something takes long: a bar for reading files, a line for a first step."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import os
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 
@@ -43,3 +48,42 @@ class ReadingBar:
     def finish(self) -> None:
         """Fills the bar and ends its line."""
         self._bar.update(self._bar.target, finalize=True)
+
+
+@contextlib.contextmanager
+def told_if_long(text: str, seconds: float = 10.0) -> Iterator[None]:
+    """Scope that writes a line to `sys.stderr` if it is still open after some seconds.
+
+    Example:
+        >>> with told_if_long("This will not be told."):
+        ...     pass
+    """
+    timer = threading.Timer(seconds, lambda: sys.stderr.write(f"{text}\n"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def with_first_told(function: Callable[..., Any], text: str) -> Callable[..., Any]:
+    """A function whose first call is told if it takes long: it traces and compiles a step.
+
+    Keras shows no progress bar yet during a first step, so that the line disturbs none.
+
+    Example:
+        >>> with_first_told(abs, "This will not be told.")(-1)
+        1
+    """
+    is_first = True
+
+    @functools.wraps(function)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_first
+        with told_if_long(text) if is_first else contextlib.nullcontext():
+            result = function(*args, **kwargs)
+        is_first = False
+        return result
+
+    return told

@@ -52,6 +52,11 @@ class Engine(abc.ABC):
     def find_device(self, name: str) -> str | None:
         """The canonical form of a device's name; `None` if there is no such device."""
 
+    @property
+    @abc.abstractmethod
+    def no_gpu_support(self) -> str:
+        """Why the backend, as installed and set up, can't use GPUs; `""` if it can."""
+
     @abc.abstractmethod
     def describe_device(self, name: str) -> str:
         """What a device is: a GPU's product name, or `"CPU"`."""

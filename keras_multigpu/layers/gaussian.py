@@ -150,6 +150,12 @@ class GaussianNLL(keras.losses.Loss):
         return {**super().get_config(), "dtype": self.dtype}
 
 
+def reads_gaussians(loss: Any) -> bool:
+    """Whether a loss, in any form that `compile` takes, reads means and variances."""
+    leaves = keras.tree.flatten(loss)
+    return all(leaf is None or isinstance(leaf, GaussianNLL) for leaf in leaves)
+
+
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class GaussianRMSE(keras.metrics.RootMeanSquaredError):
     """The root mean squared error of a Gaussian's means; ignores its variances.

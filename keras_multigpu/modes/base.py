@@ -12,6 +12,10 @@ from keras_multigpu import engines
 from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.modes.one_model import calling, computing
 from keras_multigpu.modes.saving import SavedModel
+from keras_multigpu.modes.symbolic import warn_of_building
+from keras_multigpu.progress import with_first_told
+
+_OF_TOWERS = ("predict_replicas", "disagreement", "replicas", "clones", "mix", "loss_of")
 
 
 class ParallelModel(SavedModel):
@@ -108,6 +112,20 @@ class ParallelModel(SavedModel):
         self.template.build(*args, **kwargs)
 
     @property
+    def output(self) -> Any:
+        """The template's symbolic outputs; a model built on them is not parallel."""
+        return warn_of_building(self, "output", super().output)
+
+    @property
+    def outputs(self) -> Any:
+        """The template's symbolic outputs as a list; a model built on them is not parallel."""
+        return warn_of_building(self, "outputs", self.template.outputs)
+
+    @outputs.setter
+    def outputs(self, value: Any) -> None:
+        self.template.outputs = value  # of a user's class, which may have such an attribute
+
+    @property
     def layers(self) -> list[keras.Layer]:
         """The template's layers."""
         return self.template.layers
@@ -133,9 +151,32 @@ class ParallelModel(SavedModel):
         return self._parallel_make_step("predict_function", super().make_predict_function, force)
 
     def _parallel_make_step(self, name: str, make: Any, force: bool) -> Any:
-        if getattr(self, name) is None or force:
+        before = getattr(self, name)
+        if before is None or force:
             self._parallel_retrace()
-        return self._parallel_steps.make(name, make, force)
+        made = self._parallel_steps.make(name, make, force)
+        function = getattr(self, name)
+        is_new = function is not before and function is not None
+        # Not an evaluation, which may be within a `fit` that shows its bar.
+        if is_new and name != "test_function" and len(self.devices) > 1:
+            text = (
+                f"keras_multigpu: {self.name!r} is traced and compiled for {len(self.devices)} "
+                "devices. A large model takes minutes, in the first step only."
+            )
+            setattr(self, name, with_first_told(function, text))
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        inherited = getattr(super(), "__getattr__", None)  # of the template's class
+        if inherited is not None:
+            return inherited(name)
+        if name in _OF_TOWERS:
+            raise AttributeError(
+                f"`{name}` needs mode 'tower': replicas that see the whole batch. Received: "
+                f"{self.name!r}, in mode {self.mode!r}. Make a committee: `make_parallel(model, "
+                "mode='tower', replicas='independent')`."
+            )
+        return super().__getattribute__(name)  # raises the error of this attribute, again
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as Keras does."""
@@ -188,7 +229,21 @@ class ParallelModel(SavedModel):
         """Refuses a change of the template's layers that the mode can't follow."""
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Prints the template's summary, and a line on the mode and the devices."""
-        super().summary(*args, **kwargs)
-        line = f" Parallel: mode {self.mode!r} on {', '.join(self.devices)}"
-        kwargs.get("print_fn", print)(line)
+        """Prints the template's summary, the mode, the devices, and what the replicas add up to."""
+        more = [layer for layer in self._parallel_layers() if layer.variables]
+        # Keras's totals would count replicas and a mix that its rows don't show.
+        (self.template.summary if more else super().summary)(*args, **kwargs)
+        show = kwargs.get("print_fn") or (args[2] if len(args) > 2 else None) or print
+        show(f" Parallel: {self._parallel_describe()}")
+        if more:
+            parts = [f"{layer.count_params():,} of {layer.name!r}" for layer in more]
+            own = f"{self.template.count_params():,} of {self.template.name!r}"
+            show(f" Parameters: {own} + {' + '.join(parts)} = {self.count_params():,}")
+
+    def _parallel_describe(self) -> str:
+        """The mode and the devices in a few words."""
+        return f"mode {self.mode!r} on {', '.join(self.devices)}"
+
+    def __repr__(self) -> str:
+        built = f"name={self.name}, built={self.built}"
+        return f"<{type(self).__name__} {built}, {self._parallel_describe()}>"

@@ -57,6 +57,10 @@ class DataParallel(ParallelModel):
         check_choice("wire_dtype", options.get("wire_dtype"), None, "bfloat16", "float16")
         check_flag("sync_batch_norm", options.get("sync_batch_norm", True))
 
+    def _parallel_describe(self) -> str:
+        count = len(self.devices)
+        return f"{super()._parallel_describe()}: {count} replica{'s' if count > 1 else ''}"
+
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._parallel_parts.at_rest():
             return self._parallel_calls(args, kwargs, self.jit_compile)

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_multigpu.engines import is_array
 from keras_multigpu.graphs.graph import symbolic_ends
+from keras_multigpu.layers.gaussian import GaussianMix, reads_gaussians
 from keras_multigpu.layers.mixing import get_mix
 from keras_multigpu.modes.base import ParallelModel
+from keras_multigpu.modes.disagreement import spread, warn_if_zero
 
 
 @dataclasses.dataclass
@@ -38,6 +39,7 @@ class MixedModel(ParallelModel):
     """The parts of a mode that mixes the outputs of several replicas."""
 
     _parallel_mix: Any = None
+    _parallel_mix_has_weights = False  # decided when the mix is set, so that a training keeps it
     _parallel_clones: Sequence[keras.Model] = ()
     compiled: bool
     _parallel_latest: LatestUse
@@ -71,10 +73,12 @@ class MixedModel(ParallelModel):
     def mix(self, value: Any) -> None:
         mix, before = get_mix(value), self._parallel_mix
         outputs = self._parallel_build_mix(mix)
-        self._parallel_mix = mix
+        had_weights = before is None or has_weights(before)
+        self._parallel_mix, self._parallel_mix_has_weights = mix, has_weights(mix)
         self._parallel_latest.symbolic_outputs = outputs
         self.train_function = self.test_function = self.predict_function = None
-        if self.compiled and (before is None or _has_weights(before) or _has_weights(mix)):
+        is_changed = had_weights or self._parallel_mix_has_weights
+        if self.compiled and (is_changed or not _is_fit_by(mix, self.loss)):
             self.compiled = False
 
     def _parallel_build_mix(self, mix: keras.Layer) -> Any:
@@ -85,7 +89,23 @@ class MixedModel(ParallelModel):
         outputs = self.template.compute_output_spec(inputs)
         return _call_mix(mix, [outputs] * len(self.replicas), inputs)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Not in `compile`: Keras compiles a loaded model only if it does not override `compile`.
+        if name == "loss" and not _is_fit_by(self._parallel_mix, value):
+            self.compiled = False  # Keras has taken parts of it by now
+            raise ValueError(
+                "A Gaussian mix gives means and variances, which `GaussianNLL` compares with the "
+                "targets; another loss would fit the variances to the targets too. Received: "
+                f"loss={value!r}. Compile with `loss=keras_multigpu.layers.GaussianNLL()`; make "
+                "another loss of means and variances a subclass of it."
+            )
+        super().__setattr__(name, value)
+        if name == "optimizer":  # compiled again: older traces are stale
+            self._parallel_unmixed_functions.clear()
+
     def _parallel_keeps_outputs(self) -> bool:
+        if not _is_fit_by(self._parallel_mix, self.template.loss):
+            return False
         if self._parallel_latest.symbolic_outputs is None:
             return True
         before, after = self.template.outputs, self.outputs
@@ -96,6 +116,10 @@ class MixedModel(ParallelModel):
         """The mix's symbolic outputs, if the template has symbolic outputs."""
         self.template.outputs  # noqa: B018  the template's error where there are none
         return keras.tree.flatten(self._parallel_latest.symbolic_outputs)
+
+    @outputs.setter
+    def outputs(self, value: Any) -> None:
+        self.template.outputs = value  # as in the other modes
 
     @property
     def output_names(self) -> list[str] | None:
@@ -130,11 +154,6 @@ class MixedModel(ParallelModel):
         self.template.trainable = value
         if self._parallel_mix is not None:
             self._parallel_mix.trainable = value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name == "optimizer":  # compiled again: older traces are stale
-            self._parallel_unmixed_functions.clear()
 
     def _parallel_retrace(self) -> None:
         super()._parallel_retrace()
@@ -179,17 +198,16 @@ class MixedModel(ParallelModel):
             Arrays of shape `(rows,)`, in the structure of the outputs: the standard deviation over
             the replicas, as the root mean square over all values of a sample. For outputs that
             are not numbers: the share of values that differ from the first replica's.
+
+        Warns:
+            UserWarning: if the replicas are shared and have drawn no random numbers, so that they
+                can't differ.
         """
         outputs = self.predict_replicas(x, training=training, **kwargs)
-
-        def spread(*parts: np.ndarray) -> np.ndarray:
-            if parts[0].dtype.kind not in "biufc":
-                differs = np.stack(parts) != parts[0]
-                return differs.mean(axis=0).reshape(len(parts[0]), -1).mean(axis=1)
-            variance = np.var(np.stack(parts).astype("float64"), axis=0)
-            return np.sqrt(variance.reshape(len(variance), -1).mean(axis=1))
-
-        return keras.tree.map_structure(spread, *outputs)
+        spreads = keras.tree.map_structure(spread, *outputs)
+        if not self._parallel_clones:
+            warn_if_zero(spreads, outputs, training)
+        return spreads
 
 
 def features_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -208,6 +226,12 @@ def _call_mix(mix: keras.Layer, outputs: list[Any], features: Any) -> Any:
     return mix(outputs, features=features) if takes_features else mix(outputs)
 
 
-def _has_weights(mix: keras.Layer) -> bool:
+def _is_fit_by(mix: Any, loss: Any) -> bool:
+    """Whether a loss reads what a mix gives."""
+    return not isinstance(mix, GaussianMix) or reads_gaussians(loss)
+
+
+def has_weights(mix: keras.Layer) -> bool:
     """Whether a mix has weights, or may get some when it is built."""
-    return bool(mix.variables) or not (mix.built or isinstance(mix, keras.layers.Lambda))
+    never = (keras.layers.Lambda, GaussianMix)
+    return bool(mix.variables) or not (mix.built or isinstance(mix, never))

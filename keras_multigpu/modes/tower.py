@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,14 +14,15 @@ from keras_multigpu.engines.shared import SEED
 from keras_multigpu.graphs.costs import row_bytes
 from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
-from keras_multigpu.layers.outputs import are_alike, hand_on_logits
-from keras_multigpu.modes.committee import check_loss_scale, clone, follow, mean_of_apart
-from keras_multigpu.modes.mixed import LatestUse, MixedModel, features_of
+from keras_multigpu.layers.outputs import hand_on_logits
+from keras_multigpu.modes.committee import check_loss_scale, clone, follow
+from keras_multigpu.modes.mixed import LatestUse, features_of
 from keras_multigpu.modes.one_model import lent
+from keras_multigpu.modes.own_losses import OwnLosses
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
-class TowerParallel(MixedModel):
+class TowerParallel(OwnLosses):
     """Replicas that see the whole batch, mixed into one prediction.
 
     Args:
@@ -33,15 +35,16 @@ class TowerParallel(MixedModel):
         num_replicas: the number of replicas; `None` for one per device.
         loss_of: what is trained: the `"mix"`, or the `"replicas"`. Independent replicas are then
             trained as separate models: each with the gradients of its own loss, clipped
-            separately. The reported loss is their mean.
+            separately. The reported loss is their mean. With `None`, independent replicas are
+            trained so, unless the mix has weights or the template has its own `train_step`.
 
     Attributes:
         clones: the replicas after the first, if they are independent.
     """
 
     mode = "tower"
-    _parallel_names = ("replicas", "clones", "mix", "predict_replicas", "disagreement")
-    _parallel_hidden = MixedModel._parallel_hidden | {"replicas"}
+    _parallel_names = ("replicas", "clones", "mix", "loss_of", "predict_replicas", "disagreement")
+    _parallel_hidden = OwnLosses._parallel_hidden | {"replicas"}
     _parallel_on_fewer_devices = "It computes the same, with several replicas on a device."
 
     def __init__(
@@ -52,7 +55,7 @@ class TowerParallel(MixedModel):
         replicas: str = "shared",
         mix: Any = "mean",
         num_replicas: int | None = None,
-        loss_of: str = "mix",
+        loss_of: str | None = None,
     ):
         count = int(num_replicas or len(devices))
         options = {"replicas": replicas, "num_replicas": count, "loss_of": loss_of}
@@ -65,6 +68,7 @@ class TowerParallel(MixedModel):
             ]
         self._parallel_homes = tuple(homes)
         self._parallel_latest = LatestUse()
+        self._parallel_has_train_step = "train_step" in engines.own_steps(template)
         self._parallel_run_on(engines.current().tower_runner(self.replicas, homes))
         self.mix = mix
 
@@ -75,7 +79,7 @@ class TowerParallel(MixedModel):
     @classmethod
     def _parallel_check(cls, options: Mapping[str, Any]) -> None:
         check_choice("replicas", options.get("replicas", "shared"), "shared", "independent")
-        check_choice("loss_of", options.get("loss_of", "mix"), "mix", "replicas")
+        check_choice("loss_of", options.get("loss_of"), None, "mix", "replicas")
         if options.get("num_replicas") is not None:
             positive_integer(
                 "num_replicas", options["num_replicas"], expected=", or None for one per device"
@@ -95,6 +99,12 @@ class TowerParallel(MixedModel):
     def _parallel_clone(self, number: int, device: str) -> keras.Model:
         with engines.current().on_device(device):
             return clone(self.template, number)
+
+    def _parallel_describe(self) -> str:
+        options = self._parallel_options
+        replicas = f"{options['num_replicas']} {options['replicas']} replicas"
+        mix = type(self._parallel_mix).__name__
+        return f"{super()._parallel_describe()}: {replicas}, mixed by {mix}"
 
     @property
     def replicas(self) -> tuple[keras.Model, ...]:
@@ -155,7 +165,7 @@ class TowerParallel(MixedModel):
         mixed = self._parallel_mix_outputs(outputs, features_of(args, kwargs))
         if is_average(self._parallel_mix) and self._parallel_are_equal(results):
             hand_on_logits(outputs, mixed)
-        if self._parallel_options["loss_of"] == "replicas":
+        if self.loss_of == "replicas":
             self._parallel_latest.mixed, self._parallel_latest.outputs = mixed, outputs
         return mixed
 
@@ -209,52 +219,6 @@ class TowerParallel(MixedModel):
             if self._parallel_trained_apart:
                 check_loss_scale(value)
 
-    def train_step(self, *args: Any) -> Any:
-        """The template's training step."""
-        try:
-            return self._parallel_inherited("train_step")(*args)
-        finally:  # they would keep the step's graph
-            self._parallel_latest.mixed, self._parallel_latest.outputs = None, []
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True) -> Any:  # type: ignore[no-untyped-def]
-        """The loss of the mix, or in training the mean of the replicas' own losses.
-
-        Raises:
-            ValueError: if the replicas' own losses can't be computed.
-        """
-        if not training or self._parallel_options["loss_of"] == "mix":
-            return self._parallel_inherited("compute_loss")(x, y, y_pred, sample_weight, training)
-        if y_pred is not self._parallel_latest.mixed or self._parallel_mix.trainable_variables:
-            raise ValueError(
-                "With `loss_of='replicas'` every replica is trained by its own loss, which needs "
-                "`compute_loss` to be given the model's outputs as they are, and a mix without "
-                f"weights. Received: y_pred={y_pred} and mix={self._parallel_mix!r} with "
-                f"{len(self._parallel_mix.trainable_variables)} weights. Use `loss_of='mix'`."
-            )
-        own_loss = self._parallel_inherited("compute_loss")
-        losses = [
-            own_loss(x, y, self._parallel_own_outputs(one, x), sample_weight, training)
-            for one in self._parallel_latest.outputs
-        ]
-        return mean_of_apart(*losses) if self._parallel_trained_apart else sum(losses) / len(losses)
-
-    @property
-    def _parallel_trained_apart(self) -> bool:
-        """Whether several models are trained, each with its own loss."""
-        return self._parallel_options["loss_of"] == "replicas" and bool(self._parallel_clones)
-
-    def _parallel_own_outputs(self, outputs: Any, features: Any) -> Any:
-        """The outputs from which one replica's own loss is computed.
-
-        If the mix is a function that keeps their shapes, they are the replica's outputs. A layer,
-        or a mix with a different shape (means and variances, say), decides what is compared with
-        the targets: it then mixes copies of these outputs, one for each replica.
-        """
-        is_function = isinstance(self._parallel_mix, keras.layers.Lambda)
-        if is_function and are_alike(outputs, self._parallel_latest.mixed):
-            return outputs
-        return self._parallel_mix_outputs([outputs] * len(self._parallel_latest.outputs), features)
-
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """Exports the replicas and their mix for serving, without device names in the graph.
 
@@ -271,11 +235,17 @@ class TowerParallel(MixedModel):
         return keras.Model(inputs, self._parallel_call_one_by_one(inputs)).export(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """As in the other modes, and the mix."""
+        """As in the other modes, and the mix; `loss_of` as it is, whatever the default is."""
         return {
             **super().get_config(),
+            "loss_of": self.loss_of,
             "mix": keras.saving.serialize_keras_object(self._parallel_mix),
         }
+
+    @classmethod
+    def _parallel_adapt(cls, request: engines.Request) -> engines.Request:
+        # A file that doesn't say it was written when the mix was always trained.
+        return dataclasses.replace(request, options={"loss_of": "mix", **request.options})
 
     def _parallel_check_change(self, method: str) -> None:
         if self._parallel_clones:

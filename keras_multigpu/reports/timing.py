@@ -199,7 +199,7 @@ class Training:
         model: keras.Model,
         devices: int,
         batch: tuple[Any, Any],
-        mode: str = "data",
+        mode: Any = "data",
         **options: Any,
     ):
         self._model = parallel = make_parallel(model, devices, mode, **options)

@@ -9,7 +9,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, device_counts
-from keras_multigpu.parallel import make_parallel
+from keras_multigpu.parallel import Mode, make_parallel
 from keras_multigpu.reports.environment import are_virtual, describe_environment
 from keras_multigpu.reports.runs import Plan, Run
 from keras_multigpu.reports.scaling_report import ScalingReport
@@ -24,7 +24,7 @@ def scaling(
     model: keras.Model,
     data: Any,
     n_gpus: Sequence[int] = (1, 2, 4),
-    mode: str = "data",
+    mode: Mode = "data",
     *,
     batch_size: int | None = None,
     epochs: int = 1,

@@ -13,6 +13,7 @@ import keras
 import pytest
 
 import keras_multigpu
+from keras_multigpu import check, devices
 from keras_multigpu.__main__ import main
 
 MODULES = sorted(
@@ -109,6 +110,75 @@ def test_demo():
     _, four = _rows_of_demo(done.stdout)
     assert float(four[3]) > 0.9
     assert "Epoch 5/5" in done.stdout
+
+
+def test_check(capsys):
+    main(["check"])
+    shown = capsys.readouterr().out
+    for told in (f"Keras {keras.__version__}", "devices: 4 x CPU", "Virtual devices are in use"):
+        assert told in shown
+    difference = float(re.search(r"largest difference is (\S+); they agree", shown)[1])
+    assert difference < 1e-5
+    assert re.search(r"on 1 device and .+ on 4, \d+\.\d\d times as long", shown)
+    assert "Next:" in shown
+    assert "No GPU was found. Possible reason: " in shown
+
+
+def test_a_check_that_fails(capsys, monkeypatch):
+    monkeypatch.setattr(check, "_compare", lambda devices: 0.5)
+    monkeypatch.setattr(check, "_time", lambda count: "not measured")
+    monkeypatch.setitem(check._EXTRAS, "toast", ("no_such_module",))
+    with pytest.raises(SystemExit) as ended:
+        main(["check"])
+    assert ended.value.code == 1
+    shown = capsys.readouterr().out
+    assert "5.0e-01; THEY DISAGREE" in shown
+    assert "- Please report the difference" in shown
+    assert "missing are toast (no_such_module)" in shown
+
+
+def test_bench(capsys):
+    numbers = ["--batch-size", "8", "--devices", "1", "2", "--steps", "2", "--repeats", "1"]
+    main(["bench", "--model", "mlp", *numbers])
+    shown = capsys.readouterr().out
+    table = [line for line in shown.splitlines() if line.startswith("|")]
+    assert [line.split("|")[1].strip() for line in table] == ["devices", "---:", "1", "2"]
+    assert "**mlp, 8 rows of shape (1024,) in a batch**" in shown
+    for setting in ("- model: mlp", "- batch size: 8", "- steps of an epoch: 2"):
+        assert setting in shown
+    assert "paste" in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cpus", "count", "chosen", "told"),
+    [
+        (8, 1, None, [f"gpu:{number}" for number in range(8)], "gpu:7 (of 8)."),
+        (4, 1, 2, ["gpu:0", "gpu:1"], "GPUs in use: gpu:0, gpu:1 (of 4)."),
+        (2, 1, 4, ["gpu:0", "gpu:1"], "gpu:1 (of 2)"),
+        (1, 1, 1, ["gpu:0"], "GPUs in use: gpu:0 (of 1)."),
+        (1, 1, None, ["cpu:0", "cpu:1", "cpu:2", "cpu:3"], "only one GPU here, so 4 virtual CPU"),
+        (0, 1, 2, ["cpu:0", "cpu:1"], "There is no GPU here, so 2 virtual CPU devices stand in"),
+        (2, 3, None, ["cpu:0", "cpu:1", "cpu:2"], "Virtual devices are in use: cpu:0, cpu:1,"),
+    ],
+)
+@pytest.mark.backend_free
+def test_gpus_first(gpus, cpus, count, chosen, told, monkeypatch):
+    """Of a host with so many GPUs, and processors or virtual devices."""
+    there = {"gpu": gpus, "cpu": cpus}
+
+    class Host:
+        num_processes = 1
+
+        def list_devices(self, kind):
+            return tuple(f"{kind}:{number}" for number in range(there[kind]))
+
+        def use_virtual_devices(self, count):
+            there["cpu"] = count
+
+    monkeypatch.setattr(devices.engines, "current", Host)
+    found, text = devices.take_several(count)
+    assert list(found) == chosen
+    assert told in text
 
 
 def test_devices(capsys):

@@ -156,6 +156,7 @@ def _ask_for_devices():
     assert engine.describe_device(names[-1])
     assert engine.host_of(names[-1]) == ""
     assert engine.num_processes == 1
+    assert isinstance(engine.no_gpu_support, str)
     with engine.on_device("cpu:1"):
         tensor = keras.ops.ones((2, 3))
     assert np.array_equal(engine.copy(tensor, "cpu:2"), np.ones((2, 3)))

@@ -40,7 +40,8 @@ def test_structure():
     assert parallel.layers == template.layers
     assert parallel.get_layer("hidden") is template.get_layer("hidden")
     assert parallel.inputs == template.inputs
-    assert parallel.outputs == template.outputs
+    with pytest.warns(UserWarning, match="of a parallel model is its template's"):
+        assert parallel.outputs == template.outputs
     assert parallel.output_names == template.output_names == ["a", "b"]
     assert (parallel.input_shape, parallel.output_shape) == ((None, 6), [(None, 2), (None, 1)])
     assert parallel.count_params() == template.count_params()
@@ -50,6 +51,28 @@ def test_structure():
         assert all(one is other for one, other in pairs)
     extractor = keras.Model(parallel.inputs, parallel.get_layer("hidden").output)
     assert extractor.predict(np.ones((3, 6)), verbose=0).shape == (3, 4)
+
+
+@pytest.mark.parametrize("mode", ["data", "tower", "model"])
+def test_building_on_the_outputs_is_told(mode):
+    """Such a model is the template's, and not parallel; Keras's own uses of them are no mistake."""
+    template = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+    template = keras.Model(template.inputs[0], template.outputs[0])
+    parallel = make_parallel(template, 2, mode=mode)
+    for name in ("output",) if mode == "tower" else ("output", "outputs"):
+        told = f"(?s)`{name}` of a parallel.*mode '{mode}'.*parallel.template.{name}"
+        with pytest.warns(UserWarning, match=told) as caught:
+            keras.Model(
+                parallel.inputs,
+                keras.layers.Dense(1)(keras.tree.flatten(getattr(parallel, name))[0]),
+            )
+        assert [one.filename for one in caught] == [__file__]
+    inputs = keras.Input((6,))
+    outer = keras.Model(inputs, keras.layers.Dense(1)(parallel(inputs)))
+    assert parallel in outer.layers
+    outer.summary(print_fn=lambda line: None)
+    parallel.summary(print_fn=lambda line: None)
+    assert outer.predict(np.ones((3, 6)), verbose=0).shape == (3, 1)
 
 
 def test_weights_in_and_out():
@@ -64,7 +87,8 @@ def test_summary():
     lines: list[list[str]] = [[], []]
     for model, into in zip((parallel.template, parallel), lines):
         model.summary(print_fn=lambda line, into=into, **kwargs: into.append(line))
-    assert lines[1] == [*lines[0], " Parallel: mode 'data' on cpu:0, cpu:1"]
+    assert lines[1] == [*lines[0], " Parallel: mode 'data' on cpu:0, cpu:1: 2 replicas"]
+    assert repr(parallel).endswith("built=True, mode 'data' on cpu:0, cpu:1: 2 replicas>")
 
 
 def test_a_class_of_the_users_own():

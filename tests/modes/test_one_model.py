@@ -27,7 +27,7 @@ OURS = {
     "SavedModel": {"get_weights", "set_weights", "load_weights"}
     | {"save", "save_weights", "export", "get_config", "from_config", "__reduce__"}
     | {"save_own_variables", "load_own_variables"},
-    "ParallelModel": {"__init__", "__call__", "build", "layers", "summary"}
+    "ParallelModel": {"__init__", "__call__", "build", "layers", "output", "summary", "__repr__"}
     | {"compute_output_spec", "compute_output_shape"}
     | {"make_train_function", "make_test_function", "make_predict_function"}
     | {"trainable_variables", "non_trainable_variables", "trainable_weights"}
@@ -42,6 +42,7 @@ APART |= {
     "losses",
     "_object_identifier",
     "activity_regularizer",
+    "output",  # warns
 }
 # Set by Keras's trainers, and nevertheless the template's.
 SHARED = {"_lock", "jit_compile", "run_eagerly"}  # the last two are properties

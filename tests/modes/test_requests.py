@@ -1,6 +1,9 @@
 """What make_parallel and the devices refuse, and what they say."""
 
+import ast
+import inspect
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 
 import keras_multigpu
-from keras_multigpu import list_devices, make_parallel, use_virtual_devices
+from keras_multigpu import list_devices, make_parallel, parallel, use_virtual_devices
 
 pytestmark = pytest.mark.thin(4)
 
@@ -112,11 +115,60 @@ def test_unknown_modes_and_options():
         make_parallel(_model(), 2, wire_dtype="int8")
 
 
+def test_options_that_are_nearly_right():
+    for mode, option, cure in [
+        ("data", {"gpus": 2}, "Received: gpus=2. Write `n_gpus=2`."),
+        ("data", {"num_devices": 2}, "Write `n_gpus=2`."),
+        ("data", {"gpus": ["gpu:0"]}, "Write `devices=['gpu:0']`."),
+        ("data", {"placement": {}}, "It is an option of mode='model'."),
+        ("model", {"loss_of": "mix"}, "It is an option of mode='tower'."),
+        ("tower", {"mixx": "mean"}, "Did you mean `mix`?"),
+        ("data", {"toast": 1}, "Received: toast=1."),
+    ]:
+        with pytest.raises(TypeError) as error:
+            make_parallel(_model(), mode=mode, **option)
+        assert str(error.value).endswith(cure)
+
+
+def test_the_overloads_have_each_modes_options():
+    """With their defaults, for editors and type checkers; each mode by position and by name."""
+    found = []
+    for node in ast.parse(pathlib.Path(parallel.__file__).read_text()).body:
+        if getattr(node, "decorator_list", None) and node.name == "make_parallel":
+            keywords = {one.arg: one for one in [*node.args.args, *node.args.kwonlyargs]}
+            mode = ast.literal_eval(keywords["mode"].annotation.slice)
+            pairs = zip(node.args.kwonlyargs, node.args.kw_defaults)
+            given = {one.arg: ast.literal_eval(value) for one, value in pairs if value}
+            assert given.pop("devices") is None
+            found.append(mode)
+            expected = inspect.signature(parallel._MODES[mode].__init__).parameters.values()
+            assert given == {one.name: one.default for one in list(expected)[3:]}, mode
+    assert sorted(found) == ["data", "model", "model", "tower", "tower"]
+
+
+def test_what_only_towers_have():
+    parallel = make_parallel(_model(), 2)
+    assert not hasattr(parallel, "mix")
+    with pytest.raises(AttributeError, match="`predict_replicas` needs mode 'tower'.*mode 'data'"):
+        parallel.predict_replicas(np.ones((2, 3)))
+    with pytest.raises(AttributeError, match="no attribute 'toast'"):
+        parallel.toast()
+    unbuilt = make_parallel(keras.Sequential([keras.layers.Dense(1)]), 2)
+    with pytest.raises(AttributeError, match="has no defined inputs yet"):
+        unbuilt.inputs()
+
+
 @pytest.mark.parametrize(
     ("devices", "error", "message"),
     [
-        ("cpu:0", TypeError, "list of device names.*devices='cpu:0'"),
-        ([0, 1], TypeError, r"list of device names.*devices=\[0, 1\]"),
+        ("cpu:0", TypeError, r"list of device names.*devices='cpu:0'. Write `devices=\['cpu:0'\]`"),
+        (
+            [0, 1],
+            TypeError,
+            r"names such as \"gpu:0\".*\[0, 1\]. Write `devices=\['cpu:0', 'cpu:1'\]`",
+        ),
+        (2, TypeError, "devices=2. Write `n_gpus=2`"),
+        (["cpu:0", None], TypeError, r"devices=\['cpu:0', None\].$"),
         (["cpu:9"], ValueError, r"cpu:0, cpu:1, cpu:2, cpu:3. Received.*\['cpu:9'\] are unknown"),
         (["gpu:0"], ValueError, r"\['gpu:0'\] are unknown"),
         (["/job:worker/task:0/device:CPU:0"], ValueError, "are unknown"),
@@ -154,11 +206,17 @@ def test_no_devices_asked_for_means_the_one_processor():
     code = (
         "import keras, keras_multigpu as k\n"
         "m = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
+        "k.make_parallel(m, 1)\n"
+        "print('asked for')\n"
+        "print(k.make_parallel(m).devices)\n"
         "print(k.make_parallel(m).devices)\n"
         "k.make_parallel(m, 2)\n"
     )
     done = _run(code, CUDA_VISIBLE_DEVICES="-1")
-    assert "('cpu:0',)" in done.stdout
+    assert done.stdout.count("('cpu:0',)") == 2
+    assert done.stderr.count("found no GPU, so it uses one CPU device. Received: n_gpus=None") == 1
+    assert "<string>:5: UserWarning" in done.stderr
+    assert "CUDA_VISIBLE_DEVICES='-1' hides GPUs" in done.stderr
     assert "n_gpus=2, and this host has 0 GPUs" in done.stderr
     assert "use_virtual_devices(2)` at the start of the process" in done.stderr
 

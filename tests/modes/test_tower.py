@@ -1,6 +1,7 @@
 """Tower mode: replicas that see the whole batch, mixed into one prediction."""
 
 import copy
+import re
 
 import keras
 import numpy as np
@@ -116,7 +117,7 @@ MIXES = {
 @pytest.mark.parametrize("mix", MIXES)
 def test_a_committee_trains_like_one_model_of_its_parts(mix, rng):
     x, y = _data(rng)
-    parallel = _committee(3, _regressor(None), mix=mix)
+    parallel = _committee(3, _regressor(None), mix=mix, loss_of="mix")
     keras.utils.set_random_seed(5)
     reference_mix = MIXES[mix]()
     reference, members = _by_hand(parallel, reference_mix)
@@ -136,7 +137,7 @@ def test_a_committee_trains_like_one_model_of_its_parts(mix, rng):
 
 def test_replicas_trained_each_by_its_own_loss(rng):
     x, y = _data(rng)
-    parallel = _committee(3, loss_of="replicas")
+    parallel = _committee(3)
     alone = [keras.models.clone_model(model) for model in parallel.replicas]
     for model, replica in zip(alone, parallel.replicas):
         model.set_weights(replica.get_weights())
@@ -155,9 +156,65 @@ def test_replicas_trained_each_by_its_own_loss(rng):
 def test_own_losses_need_a_mix_without_weights(rng):
     x, y = _data(rng)
     parallel = _committee(2, loss_of="replicas", mix="weighted")
+    with pytest.raises(ValueError, match="a mix without weights. Received: mix=.*1 weights. Set"):
+        parallel.compile("sgd", "mse")
+    assert not parallel.compiled
+    parallel.loss_of = "mix"
     parallel.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="a mix without weights. Received: y_pred=.*1 weights"):
+    parallel.fit(x, y, verbose=0)
+
+
+def test_own_losses_need_the_outputs_as_they_are(rng):
+    x, y = _data(rng)
+    parallel = _committee(2)
+    parallel.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="(?s)outputs as they are. Received: y_pred=.*Set `par"):
+        parallel.compute_loss(x, y, parallel(x) / 2)
+
+
+class Blend(layers.Layer):
+    """A mix with weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, outputs):
+        return self.dense(ops.concatenate(outputs, axis=-1))
+
+
+def test_what_is_trained_by_default():
+    without_weights = ("mean", "gaussian", layers.Maximum(), sum)
+    for mix in (*without_weights, "weighted", "gated", Blend()):
+        expected = "replicas" if mix in without_weights else "mix"
+        assert _committee(2, mix=mix).loss_of == expected, mix
+    for given in ("mix", "replicas"):
+        assert _committee(2, loss_of=given).loss_of == given
+    assert make_parallel(_regressor(), 2, mode="tower").loss_of == "mix"
+
+
+def test_what_is_trained_by_default_where_the_model_has_its_own_step():
+    template = next(case for case in CASES if case.name == "own_steps").build()
+    assert _committee(2, template).loss_of == "mix"
+    assert _committee(2, Plain()).loss_of == "replicas"
+
+
+def test_what_is_trained_follows_the_mix_and_is_kept_in_files(rng):
+    x, y = _data(rng)
+    parallel = _committee(2)
+    parallel.compile("sgd", "mse")
+    for mix, loss_of in (("weighted", "mix"), ("mean", "replicas")):
+        parallel.mix = mix
+        assert (parallel.loss_of, parallel.compiled) == (loss_of, False)
+        parallel.compile("sgd", "mse")
         parallel.fit(x, y, verbose=0)
+    cls, config = type(parallel), parallel.get_config()
+    assert cls.from_config(config).loss_of == config["loss_of"] == "replicas"
+    assert cls.from_config({**config, "loss_of": "mix"}).loss_of == "mix"
+    del config["loss_of"]  # as in files from before there was a choice
+    assert cls.from_config(config).loss_of == "mix"
+    with pytest.raises(ValueError, match="`loss_of` must be None, .*loss_of='all'"):
+        parallel.loss_of = "all"
 
 
 def test_replicas_begin_apart_and_share_what_is_fixed(rng):
@@ -193,8 +250,37 @@ def test_each_shared_replica_draws_its_own_numbers():
     assert set(np.unique(np.round(mixed * 3))) <= {0.0, 2.0, 4.0, 6.0}
     assert len(np.unique(np.round(mixed, 4))) == 4
     assert difference(parallel.predict(x, verbose=0), x) == 0
-    assert difference(parallel.disagreement(x, verbose=0), np.zeros(4)) == 0
+    with pytest.warns(UserWarning, match="zero by construction.*training=False. Use `tr"):
+        assert difference(parallel.disagreement(x, verbose=0), np.zeros(4)) == 0
     assert parallel.disagreement(x, training=True, verbose=0).min() > 0.3
+
+
+def test_a_disagreement_that_is_zero_by_construction(rng):
+    x, _ = _data(rng, 5)
+    shared = make_parallel(_regressor(), 2, mode="tower")
+    with pytest.warns(UserWarning, match="no random numbers.*replicas='shared', training=True"):
+        shared.disagreement(x, training=True, verbose=0)
+    _committee(1).disagreement(x, verbose=0)  # one replica has nobody to disagree with
+
+
+def test_a_gaussian_mix_needs_its_loss(rng):
+    x, y = _data(rng)
+    parallel = _committee(2, mix="gaussian")
+    for loss in ("mse", keras.losses.MeanSquaredError(), ["mse"], {"any": ops.mean}):
+        with pytest.raises(ValueError, match=r"compares with the targets.*loss=.*GaussianNLL\(\)"):
+            parallel.compile("sgd", loss)
+        assert not parallel.compiled
+    parallel.compile("sgd", keras_multigpu.layers.GaussianNLL())
+    parallel.fit(x, y[:, :1], verbose=0)
+    parallel.mix = "mean"
+    parallel.compile("sgd", "mse")
+    parallel.mix = "gaussian"
+    assert parallel.predict(x, verbose=0).shape == (70, 2)
+    with pytest.raises(ValueError, match=r"call `compile\(\)`"):
+        parallel.fit(x, y, verbose=0)
+    template = _regressor()
+    template.compile("sgd", "mse")  # fits the two columns, which the mix reads otherwise
+    assert not _committee(2, template, mix="gaussian").compiled
 
 
 def test_looking_at_the_replicas_changes_nothing(rng):
@@ -257,11 +343,8 @@ def test_whole_models_are_loaded_in_safe_mode(replicas, mix, rng, tmp_path):
     parallel.fit(x, y, verbose=0)
     parallel.save(tmp_path / "tower.keras")
     loaded = keras.saving.load_model(tmp_path / "tower.keras")
-    assert (loaded.mode, loaded.devices, loaded._parallel_options) == (
-        "tower",
-        parallel.devices,
-        parallel._parallel_options,
-    )
+    assert (loaded.mode, loaded.devices) == ("tower", parallel.devices)
+    assert loaded._parallel_options == {**parallel._parallel_options, "loss_of": parallel.loss_of}
     assert type(loaded.mix) is type(parallel.mix)
     outputs = [model.predict(x, verbose=0) for model in (parallel, loaded)]
     assert difference(*outputs) < 1e-6
@@ -329,7 +412,8 @@ def test_more_shared_replicas_than_devices(sparse_gradient, rng):
 
 def test_every_batch_size_of_a_committee(rng):
     x, y = _data(rng)
-    parallel = _committee(4, keras.Sequential([keras.Input((6,)), layers.Dense(2)]))
+    template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    parallel = _committee(4, template, loss_of="mix")
     reference, _ = _by_hand(parallel, layers.Average())
     for model in (parallel, reference):
         model.compile("sgd", "mse")
@@ -344,7 +428,8 @@ def test_every_batch_size_of_a_committee(rng):
 @pytest.mark.parametrize("replicas", ["shared", "independent"])
 def test_ways_of_running(replicas, option, rng):
     x, y = _data(rng, 21)
-    parallel = make_parallel(_regressor(None), 3, mode="tower", replicas=replicas)
+    options = {"mode": "tower", "replicas": replicas, "loss_of": "mix"}
+    parallel = make_parallel(_regressor(None), 3, **options)
     if replicas == "independent":
         reference, _ = _by_hand(parallel, layers.Average())
     else:
@@ -376,7 +461,10 @@ def test_penalties_are_the_mean_of_the_replicas(rng):
         ({"mix": "median"}, "Received: mix='median'"),
         ({"mix": 3}, "Received: mix=3"),
         ({"replicas": "own"}, '`replicas` must be "shared" or "independent".*replicas=\'own\''),
-        ({"loss_of": "all"}, '`loss_of` must be "mix" or "replicas". Received: loss_of=\'all\''),
+        (
+            {"loss_of": "all"},
+            '`loss_of` must be None, "mix" or "replicas". Received: loss_of=\'all\'',
+        ),
         ({"num_replicas": 0}, "`num_replicas` must be a positive integer.*num_replicas=0"),
         ({"num_replicas": True}, "`num_replicas` must be a positive integer.*num_replicas=True"),
     ],
@@ -440,9 +528,18 @@ def test_names_that_clash():
 
 
 def test_summary_and_structure(capsys):
-    parallel = _committee(2)
+    parallel = _committee(2, mix="weighted", num_replicas=3)
     parallel.summary()
-    assert "mode 'tower' on cpu:0, cpu:1" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    told = "mode 'tower' on cpu:0, cpu:1: 3 independent replicas, mixed by WeightedMix"
+    assert told in shown
+    assert told in repr(parallel)
+    rows, total = sum(layer.count_params() for layer in parallel.layers), parallel.count_params()
+    assert re.search(rf"Total params: .*{rows} ", re.sub(r"\x1b\[[\d;]*m", "", shown))
+    numbers = [int(one) for one in re.findall(r"(\d+) of '", shown.partition(" Parameters: ")[2])]
+    assert numbers == [rows, rows, rows, 3]
+    assert sum(numbers) == total
+    assert f"= {total}" in shown
     assert parallel.get_layer(index=0) is parallel.template.layers[0]
     assert [layer.name for layer in parallel.layers] == [
         layer.name for layer in parallel.template.layers
@@ -475,7 +572,7 @@ def test_a_large_committee_is_loaded_and_copied(rng, tmp_path):
 
 def test_frozen_and_unfrozen_again(rng):
     x, y = _data(rng)
-    parallel = _committee(2, _regressor(None))
+    parallel = _committee(2, _regressor(None), loss_of="mix")
     reference, members = _by_hand(parallel, layers.Average())
     for trainable in (False, True):
         for first in (parallel.template.layers[0], *(model.layers[0] for model in members)):
@@ -596,7 +693,7 @@ def test_optimizers_that_name_the_argument(rng):
 
 def test_constraints_of_independent_replicas(rng):
     x, y = _data(rng)
-    parallel = _committee(2, _regressor(None, kernel_constraint="non_neg"))
+    parallel = _committee(2, _regressor(None, kernel_constraint="non_neg"), loss_of="mix")
     reference, members = _by_hand(parallel, layers.Average())
     for model in (reference, parallel):
         model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -617,7 +714,8 @@ def test_as_a_layer_of_another_model(replicas, rng):
 
 def test_what_is_excluded_from_weight_decay(rng):
     x, _ = _data(rng)
-    parallel = _committee(2, keras.Sequential([keras.Input((6,)), layers.Dense(2)]))
+    template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    parallel = _committee(2, template, loss_of="mix")
     optimizer = keras.optimizers.SGD(0.01, weight_decay=1.0)
     kernels = [model.layers[0].kernel for model in parallel.replicas]
     optimizer.exclude_from_weight_decay(var_list=kernels)

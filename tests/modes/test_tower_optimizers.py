@@ -73,7 +73,7 @@ def _fit(model, optimizer, loss="mse", columns=2):
 
 def _check_apart(make_optimizer, mix="mean", own_mix=None, loss="mse", columns=2):
     """Compares a committee with its members trained each as a plain model of its own."""
-    options = {"replicas": "independent", "loss_of": "replicas", "mix": mix}
+    options = {"replicas": "independent", "mix": mix}
     committee = make_parallel(_template(regularizer="l2"), 2, mode="tower", **options)
     before = [replica.get_weights() for replica in committee.replicas]
     reported = _fit(committee, make_optimizer(), loss, columns)
@@ -150,7 +150,8 @@ def test_a_loss_scale_is_one_for_all_members():
     ids=str,
 )
 def test_members_trained_together(name, options, mix):
-    committee = make_parallel(_template(), 2, mode="tower", replicas="independent", mix=mix)
+    together = {"replicas": "independent", "mix": mix, "loss_of": "mix"}
+    committee = make_parallel(_template(), 2, mode="tower", **together)
     own_mix, inputs = (mean_mix if mix == "mean" else WeightedMix)(), keras.Input((6,))
     members = [_template(name) for name in ("first", "second")]
     reference = keras.Model(inputs, own_mix([member(inputs) for member in members]))

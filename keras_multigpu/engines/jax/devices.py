@@ -70,6 +70,18 @@ def name_of(device: jax.Device) -> str:
     return f"{kind}:{running(kind).index(device)}"
 
 
+def no_gpu_support() -> str:
+    """Why JAX, as installed and set up, can't use GPUs; `""` if it can."""
+    platforms = jax.config.jax_platforms
+    if platforms and not any(name in platforms for name in _GPU_PLATFORMS):
+        return f"JAX is told to use only {platforms!r}: look for JAX_PLATFORMS"
+    return "" if _plugins() else "JAX has no plugin for GPUs: install the extra `jax-cuda`"
+
+
+def _plugins() -> set[str]:
+    return {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")}
+
+
 def _planned_cpus() -> int:
     if jax.config.jax_num_cpu_devices >= 0:
         return jax.config.jax_num_cpu_devices
@@ -83,7 +95,7 @@ def _count_gpus() -> int:
     NVIDIA's driver counts them without a runtime; for other GPUs JAX has to start.
     """
     platforms = jax.config.jax_platforms
-    plugins = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")}
+    plugins = _plugins()
     if (platforms and not any(name in platforms for name in _GPU_PLATFORMS)) or not plugins:
         return 0
     if not any("cuda" in name for name in plugins):

@@ -64,6 +64,10 @@ class JaxEngine(Engine):
         short = f"{kind}:{int(local[2])}"
         return short if short in self.list_devices(kind) else None
 
+    @property
+    def no_gpu_support(self) -> str:
+        return devices.no_gpu_support()
+
     def describe_device(self, name: str) -> str:
         return "CPU" if name.startswith("cpu") else devices.find(name).device_kind
 

@@ -47,6 +47,15 @@ class TensorFlowEngine(Engine):
         remote = remote_name(name)
         return remote if remote in self.remote.list_devices() else None
 
+    @property
+    def no_gpu_support(self) -> str:
+        if tf.test.is_built_with_gpu_support():
+            return ""
+        return (
+            f"TensorFlow {tf.__version__} is built without CUDA: install the extra `tensorflow` "
+            "in place of `tensorflow-cpu`"
+        )
+
     def describe_device(self, name: str) -> str:
         kind, _, number = name.rpartition("/")[2].removeprefix("device:").lower().partition(":")
         if kind == "cpu":

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines import templates
 from keras_multigpu.engines.base import DataRunner, TowerRunner
+from keras_multigpu.engines.optimizers import claim
 from keras_multigpu.engines.shared import split_tensors
 from keras_multigpu.engines.tensorflow.names import full_name, is_default
 from keras_multigpu.engines.tensorflow.placing import clip_by_member, place_updates
@@ -142,6 +143,8 @@ class CommitteeRunner(TowerRunner):
         place_updates(optimizer)
         if apart:
             clip_by_member(optimizer, self._models)
+        else:
+            claim(optimizer, ("clips all members", *map(id, self._models)))
 
     def retrace(self) -> None:
         self._replicas.retrace()

@@ -1,0 +1,116 @@
+"""The check: what is here, whether several devices compute what one does, and what to do next."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import keras
+import numpy as np
+
+from keras_multigpu import engines
+from keras_multigpu.devices import explain_no_gpus, list_devices, take_several
+from keras_multigpu.parallel import make_parallel
+from keras_multigpu.reports import measure_link, scaling
+from keras_multigpu.reports.environment import describe_environment
+from keras_multigpu.reports.forms import show_bytes, show_seconds
+
+_EXTRAS = {
+    "reports": ("matplotlib", "pandas"),
+    "sparse": ("pyarrow", "scipy", "xxhash"),
+    "sparse-numba": ("numba",),
+    "demo": ("sklearn",),
+}
+_ROWS, _BATCH_SIZE = 1000, 96  # the last batch is incomplete
+_LARGEST = 1e-4  # difference of a weight that rounding explains
+
+
+def run_check() -> bool:
+    """Prints what is here, trains a small model on one and on all devices, and compares.
+
+    If there are fewer than two GPUs, virtual devices stand in.
+
+    Returns:
+        Whether the weights agree to float rounding.
+    """
+    devices, which = take_several(None)
+    gpus = engines.current().list_devices("gpu")
+    for name, text in describe_environment(list_devices()).items():
+        print(f"{name}: {text}")
+    print(f"extras: {_find_extras()}")
+    print(which)
+    if devices[0] in gpus:
+        link = measure_link(*devices[:2])
+        print(f"link from {link.name}: {show_bytes(link.bytes_per_s)}/s")
+    count, difference = len(devices), _compare(devices)
+    agree = difference < _LARGEST
+    print(f"\nA small model, trained on 1 and on {count} devices:")
+    verdict = "they agree to float rounding" if agree else "THEY DISAGREE"
+    print(f"- weights: the largest difference is {difference:.1e}; {verdict}")
+    print(f"- times: {_time(count)}")
+    print("\nNext:")
+    for line in _advise(agree, gpus, devices):
+        print(f"- {line}")
+    return agree
+
+
+def _find_extras() -> str:
+    missing = {
+        extra: [name for name in names if importlib.util.find_spec(name) is None]
+        for extra, names in _EXTRAS.items()
+    }
+    lacking = [f"{extra} ({', '.join(names)})" for extra, names in missing.items() if names]
+    if not lacking:
+        return "all are installed"
+    return f"missing are {', '.join(lacking)}: `pip install 'keras-multigpu[EXTRA]'` adds one"
+
+
+def _build() -> keras.Model:
+    dense = keras.layers.Dense
+    model = keras.Sequential([keras.Input((32,)), dense(256, "tanh"), dense(256, "tanh"), dense(4)])
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    return model
+
+
+def _data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(_ROWS, 32)).astype("float32")
+    return x, np.sin(x[:, :4])
+
+
+def _compare(devices: tuple[str, ...]) -> float:
+    """The largest difference between weights that were trained on one and on all devices."""
+    one, several = _build(), _build()
+    several.set_weights(one.get_weights())
+    for model, used in ((one, devices[:1]), (several, devices)):
+        parallel = make_parallel(model, devices=used)
+        parallel.fit(*_data(), batch_size=_BATCH_SIZE, epochs=2, shuffle=False, verbose=0)
+    pairs = zip(one.get_weights(), several.get_weights())
+    return max(float(np.abs(first - second).max()) for first, second in pairs)
+
+
+def _time(count: int) -> str:
+    measured = scaling(_build(), _data(), (1, count), batch_size=_BATCH_SIZE, verbose=0)
+    first, last = (run.step_seconds or run.median for run in measured.runs)
+    return (
+        f"a step takes {show_seconds(first)} on 1 device and {show_seconds(last)} on {count}, "
+        f"{last / first:.2f} times as long. The model is too small to gain from devices."
+    )
+
+
+def _advise(agree: bool, gpus: tuple[str, ...], devices: tuple[str, ...]) -> list[str]:
+    lines = []
+    if not agree:
+        lines += ["Please report the difference, with all that is printed here."]
+    if devices[0] in gpus:
+        return [
+            *lines,
+            f"`make_parallel(model)` uses all {len(gpus)} GPUs: docs/quickstart.md",
+            "`python -m keras_multigpu bench` measures a larger model; `reports.scaling(model, "
+            "data)` measures yours",
+        ]
+    lines += ["The devices are parts of one processor: their times say nothing about GPUs."]
+    if gpus:
+        lines += ["There is one GPU. Several GPUs of one host, or of several hosts, can be used."]
+    else:
+        lines += [f"No GPU was found. Possible reason: {reason}" for reason in explain_no_gpus()]
+    return [*lines, "To try your own model here: `keras_multigpu.use_virtual_devices(4)` first."]

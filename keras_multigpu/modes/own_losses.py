@@ -1,0 +1,98 @@
+"""What a committee trains: the loss of its mix, or the own loss of each replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_multigpu.arguments import check_choice
+from keras_multigpu.layers.outputs import are_alike
+from keras_multigpu.modes.committee import mean_of_apart
+from keras_multigpu.modes.mixed import MixedModel
+
+_CURE = "Set `parallel.loss_of = 'mix'` and compile the model again."
+
+
+class OwnLosses(MixedModel):
+    """A mixed model that can train each replica by its own loss."""
+
+    _parallel_has_train_step = False  # the template's own, which may go round `compute_loss`
+
+    @property
+    def loss_of(self) -> str:
+        """What is trained: `"mix"` or `"replicas"`. Compile the model again after you set it."""
+        given: str | None = self._parallel_options["loss_of"]
+        if given is not None:
+            return given
+        is_committee = self._parallel_options["replicas"] == "independent"
+        is_mix = self._parallel_mix_has_weights or self._parallel_has_train_step
+        return "replicas" if is_committee and not is_mix else "mix"
+
+    @loss_of.setter
+    def loss_of(self, value: str | None) -> None:
+        check_choice("loss_of", value, None, "mix", "replicas")
+        self._parallel_options["loss_of"] = value
+        self.compiled = False
+
+    @property
+    def _parallel_trained_apart(self) -> bool:
+        """Whether several models are trained, each with its own loss."""
+        return self.loss_of == "replicas" and bool(self._parallel_clones)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Not in `compile`: Keras compiles a loaded model only if it does not override `compile`.
+        if name == "optimizer" and value is not None and self.loss_of == "replicas":
+            self._parallel_check_mix()
+        super().__setattr__(name, value)
+
+    def _parallel_check_mix(self) -> None:
+        """Refuses a mix whose weights would not be trained."""
+        count = len(self._parallel_mix.trainable_variables)
+        if count:
+            raise ValueError(
+                "With `loss_of='replicas'` every replica is trained by its own loss, which needs a "
+                f"mix without weights. Received: mix={self._parallel_mix!r} with {count} weights. "
+                f"{_CURE}"
+            )
+
+    def train_step(self, *args: Any) -> Any:
+        """The template's training step."""
+        try:
+            return self._parallel_inherited("train_step")(*args)
+        finally:  # they would keep the step's graph
+            self._parallel_latest.mixed, self._parallel_latest.outputs = None, []
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True) -> Any:  # type: ignore[no-untyped-def]
+        """The loss of the mix, or in training the mean of the replicas' own losses.
+
+        Raises:
+            ValueError: if the replicas' own losses can't be computed.
+        """
+        if not training or self.loss_of == "mix":
+            return self._parallel_inherited("compute_loss")(x, y, y_pred, sample_weight, training)
+        self._parallel_check_mix()
+        if y_pred is not self._parallel_latest.mixed:
+            raise ValueError(
+                "With `loss_of='replicas'` every replica is trained by its own loss, which needs "
+                f"`compute_loss` to be given the model's outputs as they are. Received: "
+                f"y_pred={y_pred}. {_CURE}"
+            )
+        own_loss = self._parallel_inherited("compute_loss")
+        losses = [
+            own_loss(x, y, self._parallel_own_outputs(one, x), sample_weight, training)
+            for one in self._parallel_latest.outputs
+        ]
+        return mean_of_apart(*losses) if self._parallel_trained_apart else sum(losses) / len(losses)
+
+    def _parallel_own_outputs(self, outputs: Any, features: Any) -> Any:
+        """The outputs from which one replica's own loss is computed.
+
+        If the mix is a function that keeps their shapes, they are the replica's outputs. A layer,
+        or a mix with a different shape (means and variances, say), decides what is compared with
+        the targets: it then mixes copies of these outputs, one for each replica.
+        """
+        is_function = isinstance(self._parallel_mix, keras.layers.Lambda)
+        if is_function and are_alike(outputs, self._parallel_latest.mixed):
+            return outputs
+        return self._parallel_mix_outputs([outputs] * len(self._parallel_latest.outputs), features)
