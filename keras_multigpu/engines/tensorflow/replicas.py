@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.attributes import set_attributes
-from keras_multigpu.engines.shared import SEED, check_alike, state_of_none
+from keras_multigpu.engines.shared import SEED, check_alike, state_of_none, unique
 from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.calls import ReplicaCalls
 from keras_multigpu.engines.tensorflow.exchange import Exchange, read
@@ -112,7 +112,7 @@ class Replicas:
             trace.gradient_rules = plan.trace.gradient_rules
             plan.trace = trace
         results = self._run(calls, sizes, trace, is_slice=plan is not None)
-        if len(_unique(self.template.variables)) == len(trace.variables):
+        if len(unique(self.template.variables)) == len(trace.variables):
             return results
         # This call has built layers, so run again with their variables.
         return self.run(calls, sizes, compiled=trace.compiled, plan=plan)
@@ -120,7 +120,7 @@ class Replicas:
     def _run(
         self, calls: Sequence[Call], sizes: Sequence[Any], trace: Trace, is_slice: bool
     ) -> list[Result]:
-        states = [_unique(model.variables) for model in self.models]
+        states = [unique(model.variables) for model in self.models]
         check_alike(states)
         links = Exchange(states, self.devices, self.wire_dtype, trace.gradient_rules)
         passes = ReplicaCalls(trace, links, [split_call(call)[0] for call in calls], sizes)
@@ -147,12 +147,12 @@ class Replicas:
     def _traced(self, call: Call, compiled: bool) -> Trace:
         trace = self._trace(call, compiled)
         trace.forward  # noqa: B018  may build layers, and so add variables to the state
-        is_whole = len(_unique(self.template.variables)) == len(trace.variables)
+        is_whole = len(unique(self.template.variables)) == len(trace.variables)
         return trace if is_whole else self._traced(call, compiled)
 
     def _order(self, call: Call) -> int:
         """The highest derivative, by weights and inputs, that active tapes may take."""
-        weights = [read(v) for v in _unique(self.template.trainable_variables)]
+        weights = [read(v) for v in unique(self.template.trainable_variables)]
         return gradient_order([*weights, *floats(split_call(call)[0])])
 
     def _result(
@@ -185,7 +185,3 @@ class Replicas:
         """Whether each replica has its own version of a variable, or all may share it."""
         in_metrics = any(variable is one for one in self.template.metrics_variables)
         return id(variable) in own or in_metrics or variable.name == SEED
-
-
-def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-    return list({id(variable): variable for variable in variables}.values())

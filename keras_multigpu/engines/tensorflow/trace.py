@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.attributes import get_attributes, set_attributes
+from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.structures import take_apart
 from keras_multigpu.engines.tensorflow.functions import has_flow, make_function, reached_inputs
 from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult, split_call, tensors_of
@@ -94,7 +95,7 @@ class Trace:
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
         self._with_penalties, self._touch_rows = with_penalties, touch_rows
         self.arguments, self._restore = split_call(call)
-        self.variables = _unique(template.variables)
+        self.variables = unique(template.variables)
 
     @functools.cached_property
     def forward(self) -> Any:
@@ -258,10 +259,6 @@ def _end(output: Tensor) -> Any:
         return None
     is_activation = output.op.type in ("Softmax", "Sigmoid")
     return output.op if is_activation and "logits" not in get_attributes(output) else None
-
-
-def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-    return list({id(variable): variable for variable in variables}.values())
 
 
 def _is_recurrent(template: keras.Model) -> bool:
