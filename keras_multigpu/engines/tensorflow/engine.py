@@ -16,12 +16,11 @@ from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
 from keras_multigpu.engines.tensorflow.placing import move_variables
-from keras_multigpu.engines.tensorflow.rows import sum_rows
+from keras_multigpu.engines.tensorflow.rows import by_rows_touched, sum_rows
 from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, SliceRunner
 from keras_multigpu.engines.tensorflow.stages import StageRunner
 from keras_multigpu.engines.tensorflow.steps import TensorFlowSteps
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
-from keras_multigpu.engines.tensorflow.trace import traced_for_xla
 from keras_multigpu.engines.tensorflow.transfers import count_transfers
 from keras_multigpu.engines.values import Call, Request, Tensor, Transfer
 
@@ -196,9 +195,9 @@ class TensorFlowEngine(Engine):
                 model.make_predict_function(force=True)
                 model.predict_on_batch(batch[0])
 
-        # XLA is off, because it hides shapes; the same tensors cross with it.
-        like_it = traced_for_xla() if model.jit_compile else contextlib.nullcontext()
-        with unchanged(model, "jit_compile", False), like_it:
+        # XLA is off, because it hides shapes. The same tensors cross as with it: whole gradients.
+        rows = by_rows_touched(False) if model.jit_compile else contextlib.nullcontext()
+        with unchanged(model, "jit_compile", False), rows:
             return count_transfers(run)
 
 

@@ -19,7 +19,7 @@ from keras_multigpu.engines.tensorflow.results import LocalResult, split_call
 from keras_multigpu.engines.tensorflow.scope import HiddenStateError
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
 from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order, message_of, substitute
-from keras_multigpu.engines.tensorflow.trace import NotTracedError, Trace, is_for_xla
+from keras_multigpu.engines.tensorflow.trace import NotTracedError, Trace
 from keras_multigpu.engines.values import Call, Plan, Result, Tensor
 
 _MOST_PLANS = 32  # of eager calls
@@ -131,7 +131,6 @@ class Replicas:
         ]
 
     def _trace(self, call: Call, compiled: bool) -> Trace:
-        order = self._order(call)
         exact, apart = batch_normalizations(self.template, self.synchronized)
         return Trace(
             self.template,
@@ -139,8 +138,7 @@ class Replicas:
             exact if len(self.devices) > 1 else (),
             apart,
             compiled,
-            order,
-            touch_rows=not (compiled or is_for_xla()) and order == 1,
+            self._order(call),
             with_penalties=self._has_own_weights,
         )
 

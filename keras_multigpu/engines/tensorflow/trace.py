@@ -6,11 +6,10 @@ layers, settings, Python values) has its current value, as on one device.
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -28,23 +27,6 @@ from keras_multigpu.engines.tensorflow.sync import Exchange, synchronized
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, substitute
 from keras_multigpu.engines.values import Call, Tensor
 
-_for_xla = contextvars.ContextVar("_for_xla", default=False)
-
-
-@contextmanager
-def traced_for_xla() -> Iterator[None]:
-    """Traces templates as for XLA, even if XLA does not compile them."""
-    token = _for_xla.set(True)
-    try:
-        yield
-    finally:
-        _for_xla.reset(token)
-
-
-def is_for_xla() -> bool:
-    """Whether `traced_for_xla` is active."""
-    return _for_xla.get()
-
 
 class Trace:
     """A template's call as a function of its variables' values.
@@ -56,7 +38,6 @@ class Trace:
         apart: those that see their slice.
         compiled: compile with XLA.
         order: the highest derivative that a tape may ask for; 0 for none.
-        touch_rows: trace in the scope `by_rows_touched`.
         with_penalties: add the regularizers' penalties to the losses.
 
     Attributes:
@@ -76,7 +57,6 @@ class Trace:
         apart: Sequence[keras.Layer] = (),
         compiled: bool = False,
         order: int = 0,
-        touch_rows: bool = False,
         with_penalties: bool = False,
     ):
         self.template = template
@@ -93,7 +73,9 @@ class Trace:
         self._exchange: Exchange = _only_traced
         self._graphs: Sequence[Any] = ()
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
-        self._with_penalties, self._touch_rows = with_penalties, touch_rows
+        self._with_penalties = with_penalties
+        # XLA takes no sparse gradients, and rows have no second derivatives.
+        self._touches_rows = order == 1 and not compiled
         self.arguments, self._restore = split_call(call)
         self.variables = unique(template.variables)
 
@@ -170,7 +152,7 @@ class Trace:
             tf.TensorSpec([], tf.int32),
             tf.TensorSpec([], tf.float32),
         )
-        touching = by_rows_touched() if self._touch_rows else nullcontext()
+        touching = by_rows_touched() if self._touches_rows else nullcontext()
         # Outside device scopes, so that the function can run on any device.
         with tf.device(None), touching:
             return make_function(function, compiled, apart).get_concrete_function(*specs, *more)
