@@ -15,6 +15,7 @@ from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
 from keras_multigpu.layers.outputs import are_alike, hand_on_logits
 from keras_multigpu.modes.committee import check_loss_scale, clone, follow, mean_of_apart
+from keras_multigpu.modes.losses import add_losses
 from keras_multigpu.modes.mixed import LatestUse, MixedModel, features_of
 from keras_multigpu.modes.one_model import lent
 
@@ -143,12 +144,10 @@ class TowerParallel(MixedModel):
         self._parallel_follow()
         if self._parallel_latest.unmixed:
             kwargs = {**kwargs, "training": True}
-        count = len(self._parallel_homes)
         results = self._parallel_runner.run((args, kwargs), compiled=self.jit_compile)
         self._parallel_assign_updates(results)
-        for losses in zip(*(result.losses for result in results)):
-            # Not `self.add_loss`: a functional model has it for symbolic losses only.
-            keras.Layer.add_loss(self, sum(losses) / count)
+        by_loss = zip(*(result.losses for result in results))
+        add_losses(self, [sum(losses) / len(results) for losses in by_loss])
         outputs = [result.outputs for result in results]
         if self._parallel_latest.unmixed is not None:
             return outputs
