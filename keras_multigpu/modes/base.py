@@ -164,19 +164,21 @@ class ParallelModel(SavedModel):
     @property
     def trainable_variables(self) -> list[keras.Variable]:
         """The variables that are trained, as a step sees them."""
-        return self._parallel_seen(super().trainable_variables)
+        return self._parallel_seen("trainable_variables")
 
     @property
     def trainable_weights(self) -> list[keras.Variable]:
         """The weights that are trained, as a step sees them."""
-        return self._parallel_seen(super().trainable_weights)
+        return self._parallel_seen("trainable_weights")
 
     @property
     def non_trainable_variables(self) -> list[keras.Variable]:
         """The variables that are not trained, as a step sees them."""
-        return self._parallel_seen(super().non_trainable_variables)
+        return self._parallel_seen("non_trainable_variables")
 
-    def _parallel_seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+    def _parallel_seen(self, name: str) -> list[keras.Variable]:
+        """The variables that Keras lists under a name, as a step sees them."""
+        variables = getattr(super(), name)
         steps = self._parallel_steps  # `None` while the model is being made
         return variables if steps is None else steps.seen(variables)
 

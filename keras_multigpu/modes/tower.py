@@ -284,23 +284,9 @@ class TowerParallel(MixedModel):
                 "template's layers, and make it parallel again."
             )
 
-    @property
-    def trainable_variables(self) -> list[keras.Variable]:
-        """The trained variables of all replicas and the mix."""
+    def _parallel_seen(self, name: str) -> list[keras.Variable]:
         self._parallel_follow()
-        return super().trainable_variables
-
-    @property
-    def trainable_weights(self) -> list[keras.Variable]:
-        """As `trainable_variables`."""
-        self._parallel_follow()
-        return super().trainable_weights
-
-    @property
-    def non_trainable_variables(self) -> list[keras.Variable]:
-        """The untrained variables of all replicas and the mix."""
-        self._parallel_follow()
-        return super().non_trainable_variables
+        return super()._parallel_seen(name)
 
     def _parallel_follow(self) -> None:
         """Freezes the same layers in all replicas as in the template."""
