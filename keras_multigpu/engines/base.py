@@ -37,6 +37,7 @@ class Engine(abc.ABC):
     data_runner: type[DataRunner]
     tower_runner: type[TowerRunner]
     model_runner: type[ModelRunner]
+    steps: type[Steps]
 
     # Devices
 
@@ -180,10 +181,6 @@ class Engine(abc.ABC):
         in_fresh_thread(function)
 
     @abc.abstractmethod
-    def make_steps(self, model: TrainedModel, runner: Runner) -> Steps:
-        """The hook around Keras's loops and step functions of one parallel model."""
-
-    @abc.abstractmethod
     def places_kept(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
         """Restores the device of every variable of a model on exit."""
 
@@ -236,13 +233,13 @@ class Runner(abc.ABC):
         """
 
     @classmethod
-    @abc.abstractmethod
     def adapt(cls, request: Request) -> Request:
         """The request of a file that another backend or machine wrote, changed to fit this one.
 
         Warns:
             UserWarning: if the file asks for an option that this backend does not have.
         """
+        return request
 
     @abc.abstractmethod
     def retrace(self) -> None:

@@ -50,7 +50,7 @@ class ParallelModel(SavedModel):
     def _parallel_run_on(self, runner: engines.Runner) -> None:
         """Sets the runner: called once, when the mode's parts are made."""
         self._parallel_runner = runner
-        self._parallel_steps = engines.current().make_steps(self, runner)
+        self._parallel_steps = engines.current().steps(self, runner)
 
     @classmethod
     def _parallel_runner_class(cls) -> type[engines.Runner]:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Engine, Runner, TrainedModel
+from keras_multigpu.engines.base import Engine, TrainedModel
 from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow import names
@@ -35,6 +35,7 @@ class TensorFlowEngine(Engine):
     data_runner = SliceRunner
     tower_runner = CommitteeRunner
     model_runner = StageRunner
+    steps = TensorFlowSteps
 
     def list_devices(self, kind: str) -> tuple[str, ...]:
         return names.list_devices(kind)
@@ -164,9 +165,6 @@ class TensorFlowEngine(Engine):
             function(*args, **kwargs)
 
         in_fresh_thread(trace.get_concrete_function)
-
-    def make_steps(self, model: TrainedModel, runner: Runner) -> TensorFlowSteps:
-        return TensorFlowSteps(model, runner)
 
     def stream_batches(
         self, epoch: Callable[[], Iterator[Any]], example: Any, batches: int

@@ -64,10 +64,6 @@ class SliceRunner(DataRunner):
             templates.check_any_batch_size(request.template)
             templates.check_stateless(request.template)
 
-    @classmethod
-    def adapt(cls, request: Request) -> Request:
-        return request
-
     def plan(self, call: Call, *, compiled: bool) -> Plan:
         tensors, _ = split_tensors(call, keras.ops.is_tensor)
         has_rows = any(len(tensor.shape) for tensor in tensors)
@@ -129,10 +125,6 @@ class CommitteeRunner(TowerRunner):
     @classmethod
     def check(cls, request: Request) -> None:
         templates.warn_of_direct_calls(request.template)
-
-    @classmethod
-    def adapt(cls, request: Request) -> Request:
-        return request
 
     def run(self, call: Call, *, compiled: bool) -> list[Result]:
         count = len(self._models)
