@@ -44,6 +44,7 @@ class TowerParallel(MixedModel):
     _parallel_names = ("replicas", "clones", "mix", "predict_replicas", "disagreement")
     _parallel_hidden = MixedModel._parallel_hidden | {"replicas"}
     _parallel_on_fewer_devices = "It computes the same, with several replicas on a device."
+    _parallel_runner: engines.TowerRunner
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class TowerParallel(MixedModel):
         self.mix = mix
 
     @classmethod
-    def _parallel_runner_class(cls) -> type[engines.Runner]:
+    def _parallel_runner_class(cls) -> type[engines.TowerRunner]:
         return engines.current().tower_runner
 
     @classmethod
