@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse
 from jax.experimental import sparse
 from keras import layers, ops
+from support.models import mlp
 from support.parity import difference, variables
 from support.precision import double_precision
 
@@ -19,16 +20,9 @@ from keras_multigpu.layers import BatchMerge, BatchSlice
 pytestmark = pytest.mark.thin(3)
 
 
-def _build():
-    keras.utils.set_random_seed(3)
-    return keras.Sequential(
-        [keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(2)]
-    )
-
-
 def test_a_training_loop_of_ones_own(rng):
     x, y = rng.normal(size=(22, 6)).astype("float32"), rng.normal(size=(22, 2)).astype("float32")
-    plain, parallel = _build(), make_parallel(_build(), 4)
+    plain, parallel = mlp(), make_parallel(mlp(), 4)
     parallel.compile("sgd", "mse")
     parallel.predict(x, verbose=0)  # the weights have been on all devices, and are back
     for model in (plain, parallel):
@@ -57,7 +51,7 @@ def test_a_training_loop_of_ones_own(rng):
 
 def test_called_eagerly(rng):
     x = rng.normal(size=(7, 6)).astype("float32")
-    plain, parallel = _build(), make_parallel(_build(), 4)
+    plain, parallel = mlp(), make_parallel(mlp(), 4)
     assert difference(np.asarray(plain(x)), np.asarray(parallel(x))) < 1e-6
     parallel.predict(x, verbose=0)
     assert difference(np.asarray(plain(x)), np.asarray(parallel(x))) < 1e-6
@@ -101,8 +95,8 @@ def test_slicing_and_merging_sparse_tensors(rows):
 
 
 def test_a_distribution_of_the_users_is_refused():
-    template = _build()
-    parallel = make_parallel(_build(), 4)
+    template = mlp()
+    parallel = make_parallel(mlp(), 4)
     parallel.compile("sgd", "mse")
     with keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"]).scope():
         with pytest.raises(ValueError, match=r"Received.*DataParallel.*set_distribution\(None\)"):
@@ -114,9 +108,9 @@ def test_a_distribution_of_the_users_is_refused():
 
 def test_the_wires_type_is_the_compilers_choice():
     with pytest.raises(ValueError, match="None on the Keras backend 'jax'.*wire_dtype='bfloat16'"):
-        make_parallel(_build(), 4, wire_dtype="bfloat16")
-    config = {**make_parallel(_build(), 4).get_config(), "wire_dtype": "bfloat16"}
-    parallel = make_parallel(_build(), 4)
+        make_parallel(mlp(), 4, wire_dtype="bfloat16")
+    config = {**make_parallel(mlp(), 4).get_config(), "wire_dtype": "bfloat16"}
+    parallel = make_parallel(mlp(), 4)
     with pytest.warns(UserWarning, match=r"saved with wire_dtype='bfloat16'.*'jax'.*own type"):
         loaded = type(parallel).from_config(config)
     assert loaded._parallel_options["wire_dtype"] is None
@@ -253,7 +247,7 @@ def test_state_of_the_parallel_model_itself(rng):
 
 
 def test_batches_that_are_never_divided_are_told(rng):
-    parallel = make_parallel(_build(), 4)
+    parallel = make_parallel(mlp(), 4)
     parallel.compile("sgd", "mse")
     x, y = rng.normal(size=(42, 6)), rng.normal(size=(42, 2))
     parallel.fit(x, y, batch_size=8, epochs=11, verbose=0)  # the last of each epoch has 2 rows
