@@ -1,8 +1,5 @@
 """Training loops, calls, sparse tensors and settings of the user's own."""
 
-import subprocess
-import sys
-
 import jax
 import keras
 import numpy as np
@@ -13,6 +10,7 @@ from keras import layers, ops
 from support.models import mlp
 from support.parity import difference, variables
 from support.precision import double_precision
+from support.scripts import run_python
 
 from keras_multigpu import make_parallel
 from keras_multigpu.layers import BatchMerge, BatchSlice
@@ -155,10 +153,6 @@ def test_what_only_slicing_could_not_do(build, rng):
     assert difference(outputs[:3], outputs[3:]) < 2e-5
 
 
-def _run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-
-
 def test_tensorflow_is_never_imported(tmp_path):
     code = (
         "import sys, keras, numpy as np, keras_multigpu as k\n"
@@ -179,7 +173,7 @@ def test_tensorflow_is_never_imported(tmp_path):
         "m.predict(np.ones((5, 3)), verbose=0)\n"
         "print(m.devices, imported)\n"
     )
-    done = _run(code)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("('cpu:0', 'cpu:1') False")
 
@@ -195,7 +189,7 @@ def test_devices_are_listed_before_the_runtime_starts():
         "k.use_virtual_devices(3)\n"
         "k.use_virtual_devices(2)\n"
     )
-    done = _run(code)
+    done = run_python("-c", code)
     assert done.stdout.splitlines() == [
         "('cpu:0',) ('cpu:0', 'cpu:1', 'cpu:2')",
         "3 ('cpu:0', 'cpu:1', 'cpu:2')",
@@ -207,7 +201,7 @@ def test_an_older_keras():
     code = (
         "import keras\nkeras.__version__ = '3.11.3'\nimport keras_multigpu as k\nk.list_devices()\n"
     )
-    done = _run(code)
+    done = run_python("-c", code)
     assert "needs Keras 3.12 or later on the Keras backend 'jax'" in done.stderr
     assert "keras.__version__='3.11.3'" in done.stderr
 
