@@ -19,7 +19,7 @@ from keras_multigpu.engines.attributes import get_attributes, set_attributes
 from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.structures import take_apart
 from keras_multigpu.engines.tensorflow.functions import has_flow, make_function, reached_inputs
-from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult, split_call, tensors_of
+from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult, split_call
 from keras_multigpu.engines.tensorflow.rows import by_rows_touched
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.segments import Cut
@@ -108,7 +108,7 @@ class Trace:
             # XLA can't pass intermediate values of loops and branches between clusters, so the
             # gradient's cluster recomputes them.
             return self._recomputed(state, call, number, size)
-        return self._raw(state, call, number, size)
+        return LocalResult(**self.forward(state, call, number, size))
 
     def activate(self, outputs: Sequence[Tensor]) -> Any:
         """The template's outputs, with the activations that `_run` took off applied again."""
@@ -127,9 +127,6 @@ class Trace:
             used = [result for result, one_is_used in zip(results, is_used) if one_is_used]
             self._reached[is_used] = reached_inputs(self.forward, used)
         return self._reached[is_used]
-
-    def _raw(self, *arguments: Any) -> LocalResult:
-        return LocalResult(**self.forward(*arguments), arguments=tensors_of(arguments))
 
     def _trace_call(self, apart: bool) -> Any:
         if not self.layers:
@@ -165,7 +162,7 @@ class Trace:
             inner_state, inner_call = substitute((state, call), iter(sources))
             # Hidden from tapes, for which the loop would keep its intermediate values.
             unseen = substitute((state, call), map(tf.stop_gradient, sources))
-            raws.append(self._raw(*unseen, *rest))
+            raws.append(LocalResult(**self.forward(*unseen, *rest)))
 
             def backward(*upstream: Tensor) -> Any:
                 specs = [tf.TensorSpec(one.shape, one.dtype) for one in upstream]
@@ -176,8 +173,7 @@ class Trace:
 
         results = iter(run(*floats((state, call))))
         outputs, attributes, losses = substitute(raws[0].differentiable, results)
-        arguments = tensors_of((state, call, *rest))
-        return LocalResult(outputs, attributes, losses, raws[0].updates, arguments)
+        return LocalResult(outputs, attributes, losses, raws[0].updates)
 
     def _gradient(
         self, state: Any, call: Any, number: Tensor, size: Tensor, upstream: list[Tensor]
