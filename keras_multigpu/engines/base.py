@@ -131,17 +131,10 @@ class Engine(abc.ABC):
     ) -> Tensor:
         """The sums of rows of a table: `sum_j weights[:, j] * table[indices[:, j]]`.
 
-        The gradient of the table has each row once, summed over the indices that name it.
-
-        Args:
-            table: of shape `(width, units)`.
-            indices: integers of shape `(rows, ones)`, from 0 to `width - 1`.
-            weights: of shape `(rows, ones)`, of the table's type; `None` for ones.
-            sparse_gradient: let the gradient hold only the touched rows, on backends whose
-                optimizers take such gradients. XLA can't compile it.
-
-        Returns:
-            A tensor of shape `(rows, units)`.
+        `table` has the shape `(width, units)`, `indices` and `weights` (`None` for ones) have
+        `(rows, ones)`, the result has `(rows, units)`. The gradient of the table has each row once,
+        summed over the indices that name it. With `sparse_gradient` it holds only the touched rows,
+        on backends whose optimizers take such gradients; XLA can't compile it.
         """
 
     @abc.abstractmethod

@@ -122,10 +122,11 @@ class Replicas:
     ) -> list[Result]:
         states = [unique(model.variables) for model in self.models]
         check_alike(states)
-        links = Exchange(states, self.devices, self.wire_dtype, trace.gradient_rules)
-        passes = ReplicaCalls(trace, links, [split_call(call)[0] for call in calls], sizes)
-        gathered = passes.run()
-        raws = list(passes.raws)
+        exchange = Exchange(states, self.devices, self.wire_dtype, trace.gradient_rules)
+        arguments = [split_call(call)[0] for call in calls]
+        replica_calls = ReplicaCalls(trace, exchange, arguments, sizes)
+        gathered = replica_calls.run()
+        raws = list(replica_calls.raws)
         return [
             self._result(raw, gathered, state, trace, is_slice) for raw, state in zip(raws, states)
         ]
