@@ -44,7 +44,7 @@ def sum_rows(
         indices = tf.cast(indices, tf.int64)
     # Dense for half precision, which is summed in float32 here, and for a tape in the template,
     # which may ask for second derivatives.
-    may_touch = _by_rows_touched.get() and table.dtype.size >= 4
+    may_touch = _by_rows_touched.get() is True and table.dtype.size >= 4
     sparse_gradient = sparse_gradient or (may_touch and not gradient_order([table]))
     # The gradient uses them in the graph of this call, wherever they come from.
     indices = tf.identity(indices)
