@@ -18,7 +18,6 @@ from keras_multigpu.engines.tensorflow.placing import clip_by_member, place_upda
 from keras_multigpu.engines.tensorflow.replicas import Replicas
 from keras_multigpu.engines.values import Call, Plan, Request, Result, Tensor
 
-
 _whole = contextvars.ContextVar("_whole", default=False)
 
 
