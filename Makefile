@@ -9,7 +9,7 @@ TENSORFLOW := $(if $(shell command -v nvidia-smi),tensorflow,tensorflow-cpu)
 
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 
-.PHONY: demo test test-all test-oldest installed lint format docs clean
+.PHONY: demo test test-all test-oldest test-keras installed lint format docs clean
 
 demo: $(VENV)/demo.installed
 	$(BIN)/python -m keras_multigpu demo
@@ -42,6 +42,11 @@ test-oldest: $(VENV)/wheel.built
 	  KERAS_BACKEND=$${backend%-cpu} $(OLDEST)-$$backend/bin/pytest -n 2 -W default \
 	    -m "not slow" $(CORE) || exit 1; \
 	done
+
+# Keras's own tests, plain and with their models made parallel; prints what passes. Up to an hour.
+test-keras: installed
+	$(BIN)/pip install --quiet absl-py grain
+	$(BIN)/python tests/peers/run_keras_tests.py --any-batch
 
 # The tests run on the built package, not on the checkout.
 installed: $(VENV)/test.installed

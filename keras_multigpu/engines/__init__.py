@@ -20,18 +20,11 @@ except ModuleNotFoundError as error:
         "KERAS_BACKEND=jax: Keras takes TensorFlow otherwise."
     ) from error
 
-from keras_multigpu.engines.attributes import get_mask, set_attributes, set_mask, with_attributes
-from keras_multigpu.engines.base import (
-    DataRunner,
-    Engine,
-    ModelRunner,
-    Runner,
-    Steps,
-    TowerRunner,
-)
+from keras_multigpu.engines.attributes import set_attributes, with_attributes
+from keras_multigpu.engines.base import DataRunner, Engine, ModelRunner, Runner, TowerRunner
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.kinds import MEAN, ROWS, SAME, combine
-from keras_multigpu.engines.remote import Address, Remote
+from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.shared import (
     SEED_STEP,
     check_alike,
@@ -56,11 +49,9 @@ __all__ = [
     "Engine",
     "ModelRunner",
     "Plan",
-    "Remote",
     "Request",
     "Result",
     "Runner",
-    "Steps",
     "TowerRunner",
     "Transfer",
     "all_layers",
@@ -68,12 +59,10 @@ __all__ = [
     "combine",
     "count_rows",
     "current",
-    "get_mask",
     "is_array",
     "is_training",
     "own_steps",
     "set_attributes",
-    "set_mask",
     "split_tensors",
     "take_apart",
     "value_of",

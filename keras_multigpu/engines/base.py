@@ -37,6 +37,7 @@ class Engine(abc.ABC):
     data_runner: type[DataRunner]
     tower_runner: type[TowerRunner]
     model_runner: type[ModelRunner]
+    steps: type[Steps]
 
     # Devices
 
@@ -135,17 +136,10 @@ class Engine(abc.ABC):
     ) -> Tensor:
         """The sums of rows of a table: `sum_j weights[:, j] * table[indices[:, j]]`.
 
-        The gradient of the table has each row once, summed over the indices that name it.
-
-        Args:
-            table: of shape `(width, units)`.
-            indices: integers of shape `(rows, ones)`, from 0 to `width - 1`.
-            weights: of shape `(rows, ones)`, of the table's type; `None` for ones.
-            sparse_gradient: let the gradient hold only the touched rows, on backends whose
-                optimizers take such gradients. XLA can't compile it.
-
-        Returns:
-            A tensor of shape `(rows, units)`.
+        `table` has the shape `(width, units)`, `indices` and `weights` (`None` for ones) have
+        `(rows, ones)`, the result has `(rows, units)`. The gradient of the table has each row once,
+        summed over the indices that name it. With `sparse_gradient` it holds only the touched rows,
+        on backends whose optimizers take such gradients; XLA can't compile it.
         """
 
     @abc.abstractmethod
@@ -183,10 +177,6 @@ class Engine(abc.ABC):
     def in_fresh_thread(self, function: Callable[[], Any]) -> None:
         """Calls a function outside the caller's scopes: it may make variables, and compute."""
         in_fresh_thread(function)
-
-    @abc.abstractmethod
-    def make_steps(self, model: TrainedModel, runner: Runner) -> Steps:
-        """The hook around Keras's loops and step functions of one parallel model."""
 
     @abc.abstractmethod
     def places_kept(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
@@ -241,13 +231,13 @@ class Runner(abc.ABC):
         """
 
     @classmethod
-    @abc.abstractmethod
     def adapt(cls, request: Request) -> Request:
         """The request of a file that another backend or machine wrote, changed to fit this one.
 
         Warns:
             UserWarning: if the file asks for an option that this backend does not have.
         """
+        return request
 
     @abc.abstractmethod
     def retrace(self) -> None:

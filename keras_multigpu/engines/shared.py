@@ -58,6 +58,11 @@ def state_of_none(variable: keras.Variable) -> ValueError:
     )
 
 
+def unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    """Each variable once: Keras may list the state of a shared seed generator twice."""
+    return list({id(variable): variable for variable in variables}.values())
+
+
 def count_rows(tensor: Tensor) -> Tensor:
     """The length of a tensor's first axis: an `int` if known, else a scalar tensor."""
     return keras.ops.shape(tensor)[0]

@@ -54,7 +54,7 @@ class ParallelModel(SavedModel):
     def _parallel_run_on(self, runner: engines.Runner) -> None:
         """Sets the runner: called once, when the mode's parts are made."""
         self._parallel_runner = runner
-        self._parallel_steps = engines.current().make_steps(self, runner)
+        self._parallel_steps = engines.current().steps(self, runner)
 
     @classmethod
     def _parallel_runner_class(cls) -> type[engines.Runner]:
@@ -205,19 +205,21 @@ class ParallelModel(SavedModel):
     @property
     def trainable_variables(self) -> list[keras.Variable]:
         """The variables that are trained, as a step sees them."""
-        return self._parallel_seen(super().trainable_variables)
+        return self._parallel_seen("trainable_variables")
 
     @property
     def trainable_weights(self) -> list[keras.Variable]:
         """The weights that are trained, as a step sees them."""
-        return self._parallel_seen(super().trainable_weights)
+        return self._parallel_seen("trainable_weights")
 
     @property
     def non_trainable_variables(self) -> list[keras.Variable]:
         """The variables that are not trained, as a step sees them."""
-        return self._parallel_seen(super().non_trainable_variables)
+        return self._parallel_seen("non_trainable_variables")
 
-    def _parallel_seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+    def _parallel_seen(self, name: str) -> list[keras.Variable]:
+        """The variables that Keras lists under a name, as a step sees them."""
+        variables = getattr(super(), name)
         steps = self._parallel_steps  # `None` while the model is being made
         return variables if steps is None else steps.seen(variables)
 

@@ -33,12 +33,7 @@ def parallel_class(mode: Any, template_class: Any) -> Any:
     @functools.wraps(template_class.call)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with computing(self):
-            outputs = self._parallel_call_replicas(args, kwargs)
-        # Keras identifies a loss by its `id`. A replica's loss, freed by now, may have had the same
-        # `id`; then the loss would also count as the template's, and so twice.
-        for layer in self.template._flatten_layers():
-            layer._loss_ids.difference_update(self._loss_ids)
-        return outputs
+            return self._parallel_call_replicas(args, kwargs)
 
     def fill(namespace: dict[str, Any]) -> None:
         namespace.update(call=call, __module__=mode.__module__, __doc__=mode.__doc__)

@@ -10,6 +10,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.modes.base import ParallelModel
+from keras_multigpu.modes.losses import add_losses
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
@@ -94,9 +95,7 @@ class ModelParallel(ParallelModel):
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = self._parallel_runner.run((args, kwargs), compiled=self.jit_compile)
-        for loss in result.losses:
-            # Not `self.add_loss`: a functional model has it for symbolic losses only.
-            keras.Layer.add_loss(self, loss)
+        add_losses(self, result.losses)
         return result.outputs
 
     def _parallel_place(self) -> None:

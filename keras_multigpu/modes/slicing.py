@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ from keras_multigpu import engines
 from keras_multigpu.engines import count_rows, split_tensors
 from keras_multigpu.layers import BatchMerge, BatchSlice
 from keras_multigpu.layers.batch import batch_rows, slice_bounds, take_slice
+from keras_multigpu.modes.losses import add_losses
 
 
 class SlicedCalls:
@@ -52,7 +53,7 @@ class SlicedCalls:
         results = runner.run(slices.calls, slices.sizes, plan)
         self._warn_of(plan)
         _assign_updates(results, slices.shares, plan)
-        self._add_losses(results, slices, plan)
+        add_losses(self._layer, _merge_losses(results, slices, plan))
         return plan.finish(_merge_outputs(results, slices))
 
     def _warn_of(self, plan: engines.Plan) -> None:
@@ -80,18 +81,6 @@ class SlicedCalls:
             self._warned.add(text)
             warnings.warn(text, stacklevel=2)
 
-    def _add_losses(
-        self, results: Sequence[engines.Result], slices: _Slices, plan: engines.Plan
-    ) -> None:
-        """Adds the losses of the whole batch, merged from the slices' losses."""
-        for rule, losses in zip(plan.losses, zip(*(result.losses for result in results))):
-            if rule == engines.ROWS:
-                loss = BatchMerge(name="merge_loss")(losses, whole=slices.whole)
-            else:
-                loss = engines.combine(rule, losses, slices.shares)
-            # Not `layer.add_loss`: a functional model has it for symbolic losses only.
-            keras.Layer.add_loss(self._layer, loss)
-
 
 def _assign_updates(
     results: Sequence[engines.Result], shares: Sequence[Any], plan: engines.Plan
@@ -103,6 +92,17 @@ def _assign_updates(
         rule = plan.updates.get(id(variable), engines.MEAN if is_float else engines.SAME)
         before = engines.value_of(variable)
         variable.assign(engines.combine(rule, [value for _, value in column], shares, before))
+
+
+def _merge_losses(
+    results: Sequence[engines.Result], slices: _Slices, plan: engines.Plan
+) -> Iterator[Any]:
+    """The losses of the whole batch, merged from the slices' losses by the plan's rules."""
+    for rule, losses in zip(plan.losses, zip(*(result.losses for result in results))):
+        if rule == engines.ROWS:
+            yield BatchMerge(name="merge_loss")(losses, whole=slices.whole)
+        else:
+            yield engines.combine(rule, losses, slices.shares)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
 from keras_multigpu.layers.outputs import hand_on_logits
 from keras_multigpu.modes.committee import check_loss_scale, clone, follow
+from keras_multigpu.modes.losses import add_losses
 from keras_multigpu.modes.mixed import LatestUse, features_of
 from keras_multigpu.modes.one_model import lent
 from keras_multigpu.modes.own_losses import OwnLosses
@@ -46,6 +47,7 @@ class TowerParallel(OwnLosses):
     _parallel_names = ("replicas", "clones", "mix", "loss_of", "predict_replicas", "disagreement")
     _parallel_hidden = OwnLosses._parallel_hidden | {"replicas"}
     _parallel_on_fewer_devices = "It computes the same, with several replicas on a device."
+    _parallel_runner: engines.TowerRunner
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class TowerParallel(OwnLosses):
         self.mix = mix
 
     @classmethod
-    def _parallel_runner_class(cls) -> type[engines.Runner]:
+    def _parallel_runner_class(cls) -> type[engines.TowerRunner]:
         return engines.current().tower_runner
 
     @classmethod
@@ -153,12 +155,10 @@ class TowerParallel(OwnLosses):
         self._parallel_follow()
         if self._parallel_latest.unmixed:
             kwargs = {**kwargs, "training": True}
-        count = len(self._parallel_homes)
         results = self._parallel_runner.run((args, kwargs), compiled=self.jit_compile)
         self._parallel_assign_updates(results)
-        for losses in zip(*(result.losses for result in results)):
-            # Not `self.add_loss`: a functional model has it for symbolic losses only.
-            keras.Layer.add_loss(self, sum(losses) / count)
+        by_loss = zip(*(result.losses for result in results))
+        add_losses(self, [sum(losses) / len(results) for losses in by_loss])
         outputs = [result.outputs for result in results]
         if self._parallel_latest.unmixed is not None:
             return outputs
@@ -255,23 +255,9 @@ class TowerParallel(OwnLosses):
                 "template's layers, and make it parallel again."
             )
 
-    @property
-    def trainable_variables(self) -> list[keras.Variable]:
-        """The trained variables of all replicas and the mix."""
+    def _parallel_seen(self, name: str) -> list[keras.Variable]:
         self._parallel_follow()
-        return super().trainable_variables
-
-    @property
-    def trainable_weights(self) -> list[keras.Variable]:
-        """As `trainable_variables`."""
-        self._parallel_follow()
-        return super().trainable_weights
-
-    @property
-    def non_trainable_variables(self) -> list[keras.Variable]:
-        """The untrained variables of all replicas and the mix."""
-        self._parallel_follow()
-        return super().non_trainable_variables
+        return super()._parallel_seen(name)
 
     def _parallel_follow(self) -> None:
         """Freezes the same layers in all replicas as in the template."""

@@ -6,11 +6,10 @@ import importlib
 import pathlib
 import pkgutil
 import re
-import subprocess
-import sys
 
 import keras
 import pytest
+from support.scripts import run_python
 
 import keras_multigpu
 from keras_multigpu import check, devices
@@ -100,12 +99,7 @@ def test_an_epoch_of_the_demo(capsys):
 
 @pytest.mark.slow
 def test_demo():
-    done = subprocess.run(
-        [sys.executable, "-m", "keras_multigpu", "demo"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_python("-m", "keras_multigpu", "demo")
     assert done.returncode == 0, done.stderr
     _, four = _rows_of_demo(done.stdout)
     assert float(four[3]) > 0.9

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from support.models import mlp
 from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
@@ -11,15 +11,8 @@ from keras_multigpu import make_parallel
 pytestmark = pytest.mark.thin(2)
 
 
-def _build():
-    keras.utils.set_random_seed(3)
-    return keras.Sequential(
-        [keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(2)]
-    )
-
-
 def _pair(optimizer=lambda: keras.optimizers.Adam(0.02)):
-    models = _build(), make_parallel(_build(), 4)
+    models = mlp(), make_parallel(mlp(), 4)
     for model in models:
         model.compile(optimizer(), "mse", metrics=["mae"])
     return models
@@ -123,7 +116,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_weights(data, tmp_path, resum
     backup = keras.callbacks.BackupAndRestore(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         _fit(interrupted, data, [backup, _Interrupt()])
-    resumed = make_parallel(_build(), resume_on)
+    resumed = make_parallel(mlp(), resume_on)
     resumed.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
     history = _fit(resumed, data, [keras.callbacks.BackupAndRestore(tmp_path)])
     assert len(history["loss"]) == 2

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from support.models import mlp
 from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
@@ -35,14 +36,7 @@ if hasattr(keras.optimizers, "Muon"):
     OPTIMIZERS["muon"] = lambda: keras.optimizers.Muon(0.01)
 
 
-def _build():
-    keras.utils.set_random_seed(3)
-    return keras.Sequential(
-        [keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(2)]
-    )
-
-
-def _train(build=_build, rows=70, target=None, epochs=2, **arguments):
+def _train(build=mlp, rows=70, target=None, epochs=2, **arguments):
     """Trains a plain and a parallel model; returns both, and their histories."""
     rng = np.random.default_rng(5)
     plain, parallel = build(), make_parallel(build(), 4)
@@ -107,7 +101,7 @@ def _embedding():
     )
 
 
-@pytest.mark.parametrize("build", [_build, _lstm, _embedding])
+@pytest.mark.parametrize("build", [mlp, _lstm, _embedding])
 def test_compiled_by_xla(build):
     plain, parallel, histories = _train(build, jit_compile=True)
     assert parallel.jit_compile

@@ -5,34 +5,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from keras import layers
+from support.models import arrays, pair
 from support.parity import difference, variables
-
-from keras_multigpu import make_parallel
 
 ROWS, BATCH = 70, 16
 
 
-def _build():
-    keras.utils.set_random_seed(3)
-    return keras.Sequential(
-        [keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(2)]
-    )
-
-
-def _pair(build=_build, n=4, **changes):
-    models = build(), make_parallel(build(), n)
-    for model in models:
-        model.compile(**{"optimizer": keras.optimizers.SGD(0.05), "loss": "mse", **changes})
-    return models
-
-
-def _arrays():
-    rng = np.random.default_rng(5)
-    return rng.normal(size=(ROWS, 6)).astype("float32"), rng.normal(size=(ROWS, 2))
-
-
 def _batches():
-    x, y = _arrays()
+    x, y = arrays(ROWS)
     for begin in range(0, ROWS, BATCH):
         yield x[begin : begin + BATCH], y[begin : begin + BATCH]
 
@@ -50,9 +30,9 @@ class _Batches(keras.utils.PyDataset):
 
 
 FORMS = {
-    "arrays": lambda: (_arrays(), {"batch_size": BATCH}),
-    "pandas": lambda: ([pd.DataFrame(part) for part in _arrays()], {"batch_size": BATCH}),
-    "tensors": lambda: (map(keras.ops.convert_to_tensor, _arrays()), {"batch_size": BATCH}),
+    "arrays": lambda: (arrays(ROWS), {"batch_size": BATCH}),
+    "pandas": lambda: ([pd.DataFrame(part) for part in arrays(ROWS)], {"batch_size": BATCH}),
+    "tensors": lambda: (map(keras.ops.convert_to_tensor, arrays(ROWS)), {"batch_size": BATCH}),
     "generator": lambda: ([_batches()], {"steps_per_epoch": 5}),
     "py_dataset": lambda: ([_Batches()], {}),
     "py_dataset_with_workers": lambda: ([_Batches(workers=2)], {}),
@@ -67,7 +47,7 @@ def _form(name):
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_data(form):
-    plain, parallel = _pair()
+    plain, parallel = pair()
     histories = []
     for model in (plain, parallel):
         data, options = _form(form)
@@ -96,7 +76,7 @@ def test_no_batch_is_drawn_and_dropped():
             drawn.append(number)
             yield batch
 
-    _, parallel = _pair()
+    _, parallel = pair()
     seen = []
 
     class Watch(keras.callbacks.Callback):
@@ -108,8 +88,8 @@ def test_no_batch_is_drawn_and_dropped():
 
 
 def test_validation_and_epochs():
-    x, y = _arrays()
-    plain, parallel = _pair(metrics=["mae"])
+    x, y = arrays(ROWS)
+    plain, parallel = pair(metrics=["mae"])
     options = [
         {"validation_split": 0.3},
         {"validation_data": (x[:5], y[:5], np.linspace(0, 1, 5)), "validation_batch_size": 3},
@@ -139,15 +119,15 @@ def test_batches_of_any_length():
         for rows, length in [(8, 3), (8, 7), (5, 4), (1, 2)]:
             yield rng.normal(size=(rows, length, 3)), rng.normal(size=(rows, 2))
 
-    plain, parallel = _pair(build)
+    plain, parallel = pair(build)
     for model in (plain, parallel):
         model.fit(batches(), steps_per_epoch=4, shuffle=False, verbose=0)
     assert difference(variables(plain), variables(parallel)) < 2e-5
 
 
 def test_single_batches():
-    x, y = _arrays()
-    plain, parallel = _pair(metrics=["mae"])
+    x, y = arrays(ROWS)
+    plain, parallel = pair(metrics=["mae"])
     for rows in (1, 5, 32):
         batch = x[:rows], y[:rows], np.linspace(1, 2, rows)
         for method in ("train_on_batch", "test_on_batch"):

@@ -1,14 +1,12 @@
 """Files that a parallel model writes on one backend are read on the other."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 from support.parity import difference
+from support.scripts import run_python
 
 from keras_multigpu import make_parallel
 
@@ -54,13 +52,7 @@ def test_written_here_and_read_there_and_back(options, rng, tmp_path):
     np.save(tmp_path / "x.npy", x)
     parallel.save(tmp_path / "whole.keras")
     parallel.save_weights(tmp_path / "model.weights.h5")
-    done = subprocess.run(
-        [sys.executable, "-c", _READ, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "KERAS_BACKEND": THERE},
-        timeout=300,
-    )
+    done = run_python("-c", _READ, tmp_path, KERAS_BACKEND=THERE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith(f"('cpu:0', 'cpu:1') {THERE}")
     expected = parallel.predict(x, verbose=0)

@@ -3,8 +3,6 @@
 import copy
 import importlib
 import pickle
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 from keras import layers
 from support.cases import CASES, build_equal, compile_case
 from support.parity import difference, variables
+from support.scripts import run_python
 
 from keras_multigpu import make_parallel, modes
 from keras_multigpu.modes import ParallelModel
@@ -115,12 +114,7 @@ def test_on_fewer_devices(rng, tmp_path):
         (1, "('cpu:0',)", "saved on 4 devices, and 1 is here: cpu:0"),
         (2, "('cpu:0', 'cpu:1')", "saved on 4 devices, and 2 are here: cpu:0, cpu:1"),
     ]:
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path), str(count)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        done = run_python("-c", code, tmp_path, count)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(f"{devices} 1 ")
         assert text in done.stdout

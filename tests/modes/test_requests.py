@@ -2,14 +2,12 @@
 
 import ast
 import inspect
-import os
 import pathlib
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
+from support.scripts import run_python
 
 import keras_multigpu
 from keras_multigpu import list_devices, make_parallel, parallel, use_virtual_devices
@@ -192,16 +190,6 @@ def test_virtual_devices_too_late():
         use_virtual_devices(3)
 
 
-def _run(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        timeout=120,
-    )
-
-
 def test_no_devices_asked_for_means_the_one_processor():
     code = (
         "import keras, keras_multigpu as k\n"
@@ -212,7 +200,7 @@ def test_no_devices_asked_for_means_the_one_processor():
         "print(k.make_parallel(m).devices)\n"
         "k.make_parallel(m, 2)\n"
     )
-    done = _run(code, CUDA_VISIBLE_DEVICES="-1")
+    done = run_python("-c", code, CUDA_VISIBLE_DEVICES="-1")
     assert done.stdout.count("('cpu:0',)") == 2
     assert done.stderr.count("found no GPU, so it uses one CPU device. Received: n_gpus=None") == 1
     assert "<string>:5: UserWarning" in done.stderr
@@ -229,7 +217,7 @@ def test_another_backend():
         "import keras_multigpu as k\n"
         "k.make_parallel(keras.Sequential([keras.layers.Dense(1)]), 2)\n"
     )
-    done = _run(code)
+    done = run_python("-c", code)
     assert "keras_multigpu works on the Keras backends 'tensorflow' and 'jax'" in done.stderr
     assert "='torch'" in done.stderr
     assert "KERAS_BACKEND=tensorflow or KERAS_BACKEND=jax" in done.stderr
@@ -246,7 +234,7 @@ def test_no_backend_at_all():
         "sys.meta_path.insert(0, Hide())\n"
         "import keras_multigpu\n"
     )
-    done = _run(code)
+    done = run_python("-c", code)
     assert "ImportError: keras_multigpu needs Keras 3 with a backend" in done.stderr
     assert f"`{backend}` is not installed" in done.stderr
     assert "pip install 'keras-multigpu[tensorflow-cpu]' or 'keras-multigpu[jax]'" in done.stderr

@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_multigpu import make_parallel
 from keras_multigpu.modes import DataParallel, ParallelModel
+from keras_multigpu.modes.one_model import PER_COMPILED, own
 
 METHODS = (
     "fit",
@@ -22,27 +23,6 @@ METHODS = (
     "predict_on_batch",
     "save_weights",
     "load_weights",
-)
-# What `compile` and the training methods leave on a model. Both models have it in common: the
-# plain one is given what the parallel one made, and gives back what the test has changed.
-SHARED = (
-    "optimizer",
-    "loss",
-    "compiled",
-    "history",
-    "steps_per_execution",
-    "unrolled_steps_per_execution",
-    "stop_training",
-    "stop_evaluating",
-    "stop_predicting",
-    "_compile_loss",
-    "_compile_metrics",
-    "_compile_config",
-    "_loss_tracker",
-    "_jit_compile",
-    "_run_eagerly",
-    "_initial_epoch",
-    "_eval_epoch_iterator",
 )
 
 
@@ -134,7 +114,6 @@ class Wrapping:
     def _run(self, method: Any, model: Any, parallel: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(method, "func", method).__name__
         self.calls[name] = self.calls.get(name, 0) + 1
-        before = set(vars(parallel))
         _share(model, parallel)
         self._busy = True
         try:
@@ -142,9 +121,6 @@ class Wrapping:
         finally:
             self._busy = False
             _share(parallel, model)
-            for new in set(vars(parallel)) - before:
-                if not new.startswith("_"):
-                    setattr(model, new, vars(parallel)[new])
 
 
 def model_trainer(trainer: type) -> type[keras.Model]:
@@ -203,11 +179,18 @@ def _definer(name: str) -> type:
 
 
 def _share(source: Any, target: Any) -> None:
-    for name in SHARED:
-        if name in vars(source):
-            vars(target)[name] = vars(source)[name]
+    """Gives a model what `compile` and the training methods left on the other one."""
+    values, others = _compiled(source), _compiled(target)
+    for name in PER_COMPILED:
+        if name in values:
+            others[name] = values[name]
         else:
-            vars(target).pop(name, None)
+            others.pop(name, None)
+
+
+def _compiled(model: Any) -> dict[str, Any]:
+    """The values that a plain model and its parallel model don't have in common."""
+    return own(model).keras if isinstance(model, ParallelModel) else vars(model)
 
 
 def _has_values(arguments: Any) -> bool:

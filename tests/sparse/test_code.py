@@ -1,9 +1,6 @@
 """The code of a value, bit for bit; the texts; collisions; cardinalities."""
 
 import math
-import os
-import subprocess
-import sys
 import types
 
 import numpy as np
@@ -12,6 +9,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scripts import run_python
 from support.sparse_tables import in_every_library, plain_code, plain_codes
 
 import keras_multigpu.sparse
@@ -298,9 +296,8 @@ print(encoder.transform(table).tolist(), encoder.fingerprint)
     ],
 )
 def test_another_process_and_numba_that_can_not_be_used(before, message):
-    env = {**os.environ, "KERAS_BACKEND": "numpy"}
-    command = [sys.executable, "-c", before + TRANSFORM]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    done = run_python("-c", before + TRANSFORM, KERAS_BACKEND="numpy")
+    assert done.returncode == 0, done.stderr
     encoder = HashEncoder({"x": 1000, "y": 10})
     here = encoder.transform({"x": ["Rome", None], "y": np.array([1.5, 2])}).tolist()
     assert done.stdout.strip() == f"{here} {encoder.fingerprint}"

@@ -1,9 +1,6 @@
 """HashEncoder: outputs, streams, names, files, pipelines; and what it refuses."""
 
 import json
-import os
-import subprocess
-import sys
 import uuid
 
 import numpy as np
@@ -15,6 +12,7 @@ import sklearn.base
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import SGDClassifier
 from sklearn.pipeline import make_pipeline
+from support.scripts import run_python
 from support.sparse_tables import plain_codes
 
 import keras_multigpu.sparse
@@ -310,8 +308,7 @@ def test_without_the_extra():
         "print(keras_multigpu.layers.MultiHotDense)\n"
         "import keras_multigpu.sparse\n"
     )
-    env = {**os.environ, "KERAS_BACKEND": "numpy"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    done = run_python("-c", code, KERAS_BACKEND="numpy")
     assert "MultiHotDense" in done.stdout
     assert "ImportError: keras_multigpu.sparse needs the library `xxhash`" in done.stderr
     assert "pip install 'keras-multigpu[sparse]'" in done.stderr

@@ -1,14 +1,12 @@
 """Every row once in every epoch, in the promised order, however Keras iterates."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
+from support.scripts import run_python
 
 from keras_multigpu.sparse import HashedDataset, HashEncoder
 
@@ -302,9 +300,8 @@ print([os.read(read, 1) for read in children])
 )
 @pytest.mark.backend_free
 def test_forked_processes_share_no_open_file(tmp_path, suffix, workers):
-    command = [sys.executable, "-c", FORKED, write(tmp_path, suffix), str(workers)]
-    env = {**os.environ, "KERAS_BACKEND": "numpy"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
+    done = run_python("-c", FORKED, write(tmp_path, suffix), workers, KERAS_BACKEND="numpy")
+    assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str([b"1"] * 3), done.stderr
 
 

@@ -43,7 +43,8 @@ class Process:
             [program, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **settings, **environment},
+            cwd=TESTS,  # in the checkout it would not import the installed package
+            env={**os.environ, **settings, **environment},
             start_new_session=True,
         )
         self.text = ""

@@ -12,11 +12,11 @@ import jax
 import keras
 from jax.experimental import sparse
 
-from keras_multigpu.engines.base import Engine, Runner, TrainedModel
+from keras_multigpu.engines.base import Engine, TrainedModel
 from keras_multigpu.engines.jax import devices, rows
 from keras_multigpu.engines.jax.cluster import joint, processes
 from keras_multigpu.engines.jax.replicas import CommitteeRunner
-from keras_multigpu.engines.jax.runners import JaxRunner, RowsRunner, ShardsRunner
+from keras_multigpu.engines.jax.runners import RowsRunner, ShardsRunner
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.steps import JaxSteps, check_no_distribution
 from keras_multigpu.engines.jax.transfers import count_collectives, count_inputs
@@ -43,6 +43,7 @@ class JaxEngine(Engine):
     data_runner = RowsRunner
     tower_runner = CommitteeRunner
     model_runner = ShardsRunner
+    steps = JaxSteps
 
     def __init__(self) -> None:
         version = tuple(int(part) for part in keras.__version__.split(".")[:2])
@@ -162,10 +163,6 @@ class JaxEngine(Engine):
 
     def in_fresh_thread(self, function: Callable[[], Any]) -> None:
         in_fresh_thread(function)
-
-    def make_steps(self, model: TrainedModel, runner: Runner) -> JaxSteps:
-        assert isinstance(runner, JaxRunner)
-        return JaxSteps(model, runner)
 
     def places_kept(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()  # after each loop the weights are back on one device

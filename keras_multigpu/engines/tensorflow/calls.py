@@ -30,11 +30,11 @@ class ReplicaCalls:
     """
 
     def __init__(
-        self, trace: Trace, links: Exchange, calls: Sequence[Arguments], sizes: Sequence[Any]
+        self, trace: Trace, exchange: Exchange, calls: Sequence[Arguments], sizes: Sequence[Any]
     ):
         self.raws: list[LocalResult] = []
         self._trace = trace
-        self._links = links
+        self._exchange = exchange
         self._calls = calls
         self._sizes = sizes
         self._used: set[int] = set()
@@ -42,7 +42,7 @@ class ReplicaCalls:
 
     def run(self) -> Iterator[Tensor]:
         """Calls the replicas; returns the results that can get gradients, on the first device."""
-        sources = [*map(read, self._links.watched), *floats(self._calls)]
+        sources = [*map(read, self._exchange.watched), *floats(self._calls)]
         self._order = gradient_order(sources)
         if not self._order:
             # TensorFlow never forgets a graph that has custom gradients.
@@ -55,26 +55,27 @@ class ReplicaCalls:
         return iter(noted)
 
     def _forward(self, *sources: Tensor) -> list[Tensor]:
-        links, given = self._links, iter(sources)
+        exchange, given = self._exchange, iter(sources)
         # Hidden from outer tapes: for a value that two tapes watch, TensorFlow also builds second
         # derivatives, which take longer to trace and to run.
         hide = tf.stop_gradient if self._order == 1 else tf.identity
-        weights = {id(variable): next(given) for variable in links.watched}
+        weights = {id(variable): next(given) for variable in exchange.watched}
+        states = exchange.send(weights, hide)
         arguments, watched = [], []
-        for number, (device, state) in enumerate(zip(links.devices, links.send(weights, hide))):
+        for number, (device, state) in enumerate(zip(exchange.devices, states)):
             with tf.device(device):
                 call = map_tensors(hide, substitute(self._calls[number], given))
                 size = tf.cast(self._sizes[number], tf.float32)
                 arguments.append((list(state.values()), call, tf.constant(number), size))
-            watched.append([state[key] for key in links.watched_of(number)] + floats(call))
+            watched.append([state[key] for key in exchange.watched_of(number)] + floats(call))
         trace = self._trace
         self._run: Run = (
-            CutRun(trace.cut, links.devices, self._order)
+            CutRun(trace.cut, exchange.devices, self._order)
             if trace.cut
-            else WholeRun(trace, links.devices, self._order)
+            else WholeRun(trace, exchange.devices, self._order)
         )
         self.raws += self._run.forward(arguments, watched)
-        with tf.device(links.devices[0]):
+        with tf.device(exchange.devices[0]):
             results = [part for raw in self.raws for part in floats(raw.differentiable)]
             return [tf.identity(result) for result in results]
 
@@ -86,14 +87,14 @@ class ReplicaCalls:
         by_others: list[list[Tensor]] = [[] for _ in variables]
         results = [[next(arriving) for _ in floats(raw.differentiable)] for raw in self.raws]
         for number, gradients in enumerate(self._run.backward(results, variables)):
-            keys = self._links.watched_of(number)
+            keys = self._exchange.watched_of(number)
             count = len(gradients) - len(variables)
             by_weights.append(dict(zip(keys, gradients)))
             by_inputs += gradients[len(keys) : count]
             for found, gradient in zip(by_others, gradients[count:]):
                 found += [] if gradient is None else [gradient]
         self._used.clear()
-        flat = self._links.sum(by_weights) + by_inputs
+        flat = self._exchange.sum(by_weights) + by_inputs
         # A user's own function may build its gradient, in another graph, more than once.
         if self._order == 1 and self._with_gradients[0].graph is tf.compat.v1.get_default_graph():
             self._release()
@@ -104,7 +105,7 @@ class ReplicaCalls:
 
         TensorFlow keeps a graph's gradient functions forever, and whatever they refer to.
         """
-        del self._trace, self._calls, self._links, self._sizes, self._run
+        del self._trace, self._calls, self._exchange, self._sizes, self._run
         self.raws.clear()
         for result in self._with_gradients:
             forget_gradient(result)

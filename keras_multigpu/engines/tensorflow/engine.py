@@ -9,19 +9,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Engine, Runner, TrainedModel
+from keras_multigpu.engines.base import Engine, TrainedModel
 from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
 from keras_multigpu.engines.tensorflow.placing import move_variables
-from keras_multigpu.engines.tensorflow.rows import sum_rows
+from keras_multigpu.engines.tensorflow.rows import by_rows_touched, sum_rows
 from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, SliceRunner
 from keras_multigpu.engines.tensorflow.stages import StageRunner
 from keras_multigpu.engines.tensorflow.steps import TensorFlowSteps
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
-from keras_multigpu.engines.tensorflow.trace import traced_for_xla
 from keras_multigpu.engines.tensorflow.transfers import count_transfers
 from keras_multigpu.engines.values import Call, Request, Tensor, Transfer
 
@@ -36,6 +35,7 @@ class TensorFlowEngine(Engine):
     data_runner = SliceRunner
     tower_runner = CommitteeRunner
     model_runner = StageRunner
+    steps = TensorFlowSteps
 
     def list_devices(self, kind: str) -> tuple[str, ...]:
         return names.list_devices(kind)
@@ -175,9 +175,6 @@ class TensorFlowEngine(Engine):
 
         in_fresh_thread(trace.get_concrete_function)
 
-    def make_steps(self, model: TrainedModel, runner: Runner) -> TensorFlowSteps:
-        return TensorFlowSteps(model, runner)
-
     def stream_batches(
         self, epoch: Callable[[], Iterator[Any]], example: Any, batches: int
     ) -> tf.data.Dataset:
@@ -205,9 +202,9 @@ class TensorFlowEngine(Engine):
                 model.make_predict_function(force=True)
                 model.predict_on_batch(batch[0])
 
-        # XLA is off, because it hides shapes; the same tensors cross with it.
-        like_it = traced_for_xla() if model.jit_compile else contextlib.nullcontext()
-        with unchanged(model, "jit_compile", False), like_it:
+        # XLA is off, because it hides shapes. The same tensors cross as with it: whole gradients.
+        rows = by_rows_touched(False) if model.jit_compile else contextlib.nullcontext()
+        with unchanged(model, "jit_compile", False), rows:
             return count_transfers(run)
 
 

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.attributes import set_attributes
-from keras_multigpu.engines.shared import SEED, check_alike, state_of_none
+from keras_multigpu.engines.shared import SEED, check_alike, state_of_none, unique
 from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.calls import ReplicaCalls
 from keras_multigpu.engines.tensorflow.exchange import Exchange, read
@@ -19,7 +19,7 @@ from keras_multigpu.engines.tensorflow.results import LocalResult, split_call
 from keras_multigpu.engines.tensorflow.scope import HiddenStateError
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
 from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order, message_of, substitute
-from keras_multigpu.engines.tensorflow.trace import NotTracedError, Trace, is_for_xla
+from keras_multigpu.engines.tensorflow.trace import NotTracedError, Trace
 from keras_multigpu.engines.values import Call, Plan, Result, Tensor
 
 _MOST_PLANS = 32  # of eager calls
@@ -112,7 +112,7 @@ class Replicas:
             trace.gradient_rules = plan.trace.gradient_rules
             plan.trace = trace
         results = self._run(calls, sizes, trace, is_slice=plan is not None)
-        if len(_unique(self.template.variables)) == len(trace.variables):
+        if len(unique(self.template.variables)) == len(trace.variables):
             return results
         # This call has built layers, so run again with their variables.
         return self.run(calls, sizes, compiled=trace.compiled, plan=plan)
@@ -120,18 +120,18 @@ class Replicas:
     def _run(
         self, calls: Sequence[Call], sizes: Sequence[Any], trace: Trace, is_slice: bool
     ) -> list[Result]:
-        states = [_unique(model.variables) for model in self.models]
+        states = [unique(model.variables) for model in self.models]
         check_alike(states)
-        links = Exchange(states, self.devices, self.wire_dtype, trace.gradient_rules)
-        passes = ReplicaCalls(trace, links, [split_call(call)[0] for call in calls], sizes)
-        gathered = passes.run()
-        raws = list(passes.raws)
+        exchange = Exchange(states, self.devices, self.wire_dtype, trace.gradient_rules)
+        arguments = [split_call(call)[0] for call in calls]
+        replica_calls = ReplicaCalls(trace, exchange, arguments, sizes)
+        gathered = replica_calls.run()
+        raws = list(replica_calls.raws)
         return [
             self._result(raw, gathered, state, trace, is_slice) for raw, state in zip(raws, states)
         ]
 
     def _trace(self, call: Call, compiled: bool) -> Trace:
-        order = self._order(call)
         exact, apart = batch_normalizations(self.template, self.synchronized)
         return Trace(
             self.template,
@@ -139,20 +139,19 @@ class Replicas:
             exact if len(self.devices) > 1 else (),
             apart,
             compiled,
-            order,
-            touch_rows=not (compiled or is_for_xla()) and order == 1,
+            self._order(call),
             with_penalties=self._has_own_weights,
         )
 
     def _traced(self, call: Call, compiled: bool) -> Trace:
         trace = self._trace(call, compiled)
         trace.forward  # noqa: B018  may build layers, and so add variables to the state
-        is_whole = len(_unique(self.template.variables)) == len(trace.variables)
+        is_whole = len(unique(self.template.variables)) == len(trace.variables)
         return trace if is_whole else self._traced(call, compiled)
 
     def _order(self, call: Call) -> int:
         """The highest derivative, by weights and inputs, that active tapes may take."""
-        weights = [read(v) for v in _unique(self.template.trainable_variables)]
+        weights = [read(v) for v in unique(self.template.trainable_variables)]
         return gradient_order([*weights, *floats(split_call(call)[0])])
 
     def _result(
@@ -185,7 +184,3 @@ class Replicas:
         """Whether each replica has its own version of a variable, or all may share it."""
         in_metrics = any(variable is one for one in self.template.metrics_variables)
         return id(variable) in own or in_metrics or variable.name == SEED
-
-
-def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-    return list({id(variable): variable for variable in variables}.values())

@@ -22,14 +22,12 @@ class LocalResult:
         attributes: what Keras attached to each output.
         losses: the tensors given to `add_loss`.
         updates: the new values of assigned variables, by key.
-        arguments: the tensors that the traced function was called with; `None` eagerly.
     """
 
     outputs: list[Tensor]
     attributes: list[dict[str, Tensor]]
     losses: list[Tensor]
     updates: dict[str, Tensor]
-    arguments: list[Tensor] | None = None
 
     @property
     def differentiable(self) -> Any:

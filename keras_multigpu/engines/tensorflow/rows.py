@@ -15,16 +15,17 @@ from keras_multigpu.engines.values import Tensor
 # The columns of indices in a block, and the largest number of blocks.
 _COLUMNS, _MOST_BLOCKS = 16, 16
 
-_by_rows_touched = contextvars.ContextVar("_by_rows_touched", default=False)
+_by_rows_touched = contextvars.ContextVar[bool | None]("_by_rows_touched", default=None)
 
 
 @contextlib.contextmanager
-def by_rows_touched() -> Iterator[None]:
+def by_rows_touched(is_allowed: bool = True) -> Iterator[None]:
     """Scope in which table gradients are sparse, also where the layer asked for dense ones.
 
-    Replicas then send only the touched rows, which are summed where they arrive.
+    Replicas then send only the touched rows, which are summed where they arrive. With
+    `is_allowed=False`, scopes within this one have no effect.
     """
-    token = _by_rows_touched.set(True)
+    token = _by_rows_touched.set(is_allowed and _by_rows_touched.get() is not False)
     try:
         yield
     finally:
@@ -43,7 +44,7 @@ def sum_rows(
         indices = tf.cast(indices, tf.int64)
     # Dense for half precision, which is summed in float32 here, and for a tape in the template,
     # which may ask for second derivatives.
-    may_touch = _by_rows_touched.get() and table.dtype.size >= 4
+    may_touch = _by_rows_touched.get() is True and table.dtype.size >= 4
     sparse_gradient = sparse_gradient or (may_touch and not gradient_order([table]))
     # The gradient uses them in the graph of this call, wherever they come from.
     indices = tf.identity(indices)

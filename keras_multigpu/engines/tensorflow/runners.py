@@ -19,7 +19,6 @@ from keras_multigpu.engines.tensorflow.placing import clip_by_member, place_upda
 from keras_multigpu.engines.tensorflow.replicas import Replicas
 from keras_multigpu.engines.values import Call, Plan, Request, Result, Tensor
 
-
 _whole = contextvars.ContextVar("_whole", default=False)
 
 
@@ -64,10 +63,6 @@ class SliceRunner(DataRunner):
         if len(request.devices) > 1:
             templates.check_any_batch_size(request.template)
             templates.check_stateless(request.template)
-
-    @classmethod
-    def adapt(cls, request: Request) -> Request:
-        return request
 
     def plan(self, call: Call, *, compiled: bool) -> Plan:
         tensors, _ = split_tensors(call, keras.ops.is_tensor)
@@ -130,10 +125,6 @@ class CommitteeRunner(TowerRunner):
     @classmethod
     def check(cls, request: Request) -> None:
         templates.warn_of_direct_calls(request.template)
-
-    @classmethod
-    def adapt(cls, request: Request) -> Request:
-        return request
 
     def run(self, call: Call, *, compiled: bool) -> list[Result]:
         count = len(self._models)

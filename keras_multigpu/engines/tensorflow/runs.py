@@ -104,7 +104,7 @@ class WholeRun(Run):
                     tape.watch(sources)
                 raws.append(self._trace(*given))
             results = floats(raws[-1].differentiable)
-            reached = self._reached(raws[-1].arguments, sources)
+            reached = None if tf.executing_eagerly() else self._reached(given, sources)
             self._legs.append(_Leg(device, tape, sources, results, reached))
         return raws
 
@@ -113,11 +113,9 @@ class WholeRun(Run):
     ) -> list[Gradients]:
         return [leg.gradients(one, variables) for leg, one in zip(self._legs, upstream)]
 
-    def _reached(self, arguments: list[Tensor] | None, sources: list[Tensor]) -> _Reached | None:
-        if arguments is None:
-            return None
+    def _reached(self, given: Any, sources: list[Tensor]) -> _Reached:
         # By `id`, because `==` compares the tensors' values.
-        places = {id(argument): place for place, argument in enumerate(arguments)}
+        places = {id(argument): place for place, argument in enumerate(tensors_of(given))}
         own = [places.get(id(source)) for source in sources]
 
         def reached(is_used: tuple[bool, ...]) -> list[bool]:

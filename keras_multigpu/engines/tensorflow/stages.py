@@ -63,10 +63,6 @@ class StageRunner(ModelRunner):
         if template.built and placement:
             place_by_names(read_graph(template), placement)
 
-    @classmethod
-    def adapt(cls, request: Request) -> Request:
-        return request
-
     def lay_out(self) -> None:
         in_fresh_thread(self._lay_out)
 

@@ -23,7 +23,7 @@ class TensorFlowSteps(Steps):
     def __init__(self, model: TrainedModel, runner: Runner):
         self._model = model
         self._slices = isinstance(runner, SliceRunner)
-        self._is_one_device = self._slices and runner.is_one_device
+        self._is_one_device = isinstance(runner, SliceRunner) and runner.is_one_device
         self._is_new = False  # the function of a training step is made, and not traced
         self._watched = Watched(model)
         self._traced_with: dict[int, tuple[keras.Variable, Any]] = {}

@@ -6,43 +6,26 @@ layers, settings, Python values) has its current value, as on one device.
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.attributes import get_attributes, set_attributes
+from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.structures import take_apart
 from keras_multigpu.engines.tensorflow.functions import has_flow, make_function, reached_inputs
-from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult, split_call, tensors_of
+from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult, split_call
 from keras_multigpu.engines.tensorflow.rows import by_rows_touched
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.segments import Cut
 from keras_multigpu.engines.tensorflow.sync import Exchange, synchronized
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, substitute
 from keras_multigpu.engines.values import Call, Tensor
-
-_for_xla = contextvars.ContextVar("_for_xla", default=False)
-
-
-@contextmanager
-def traced_for_xla() -> Iterator[None]:
-    """Traces templates as for XLA, even if XLA does not compile them."""
-    token = _for_xla.set(True)
-    try:
-        yield
-    finally:
-        _for_xla.reset(token)
-
-
-def is_for_xla() -> bool:
-    """Whether `traced_for_xla` is active."""
-    return _for_xla.get()
 
 
 class Trace:
@@ -55,7 +38,6 @@ class Trace:
         apart: those that see their slice.
         compiled: compile with XLA.
         order: the highest derivative that a tape may ask for; 0 for none.
-        touch_rows: trace in the scope `by_rows_touched`.
         with_penalties: add the regularizers' penalties to the losses.
 
     Attributes:
@@ -75,7 +57,6 @@ class Trace:
         apart: Sequence[keras.Layer] = (),
         compiled: bool = False,
         order: int = 0,
-        touch_rows: bool = False,
         with_penalties: bool = False,
     ):
         self.template = template
@@ -92,9 +73,11 @@ class Trace:
         self._exchange: Exchange = _only_traced
         self._graphs: Sequence[Any] = ()
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
-        self._with_penalties, self._touch_rows = with_penalties, touch_rows
+        self._with_penalties = with_penalties
+        # XLA takes no sparse gradients, and rows have no second derivatives.
+        self._touches_rows = order == 1 and not compiled
         self.arguments, self._restore = split_call(call)
-        self.variables = _unique(template.variables)
+        self.variables = unique(template.variables)
 
     @functools.cached_property
     def forward(self) -> Any:
@@ -125,7 +108,7 @@ class Trace:
             # XLA can't pass intermediate values of loops and branches between clusters, so the
             # gradient's cluster recomputes them.
             return self._recomputed(state, call, number, size)
-        return self._raw(state, call, number, size)
+        return LocalResult(**self.forward(state, call, number, size))
 
     def activate(self, outputs: Sequence[Tensor]) -> Any:
         """The template's outputs, with the activations that `_run` took off applied again."""
@@ -144,9 +127,6 @@ class Trace:
             used = [result for result, one_is_used in zip(results, is_used) if one_is_used]
             self._reached[is_used] = reached_inputs(self.forward, used)
         return self._reached[is_used]
-
-    def _raw(self, *arguments: Any) -> LocalResult:
-        return LocalResult(**self.forward(*arguments), arguments=tensors_of(arguments))
 
     def _trace_call(self, apart: bool) -> Any:
         if not self.layers:
@@ -169,7 +149,7 @@ class Trace:
             tf.TensorSpec([], tf.int32),
             tf.TensorSpec([], tf.float32),
         )
-        touching = by_rows_touched() if self._touch_rows else nullcontext()
+        touching = by_rows_touched() if self._touches_rows else nullcontext()
         # Outside device scopes, so that the function can run on any device.
         with tf.device(None), touching:
             return make_function(function, compiled, apart).get_concrete_function(*specs, *more)
@@ -182,7 +162,7 @@ class Trace:
             inner_state, inner_call = substitute((state, call), iter(sources))
             # Hidden from tapes, for which the loop would keep its intermediate values.
             unseen = substitute((state, call), map(tf.stop_gradient, sources))
-            raws.append(self._raw(*unseen, *rest))
+            raws.append(LocalResult(**self.forward(*unseen, *rest)))
 
             def backward(*upstream: Tensor) -> Any:
                 specs = [tf.TensorSpec(one.shape, one.dtype) for one in upstream]
@@ -193,8 +173,7 @@ class Trace:
 
         results = iter(run(*floats((state, call))))
         outputs, attributes, losses = substitute(raws[0].differentiable, results)
-        arguments = tensors_of((state, call, *rest))
-        return LocalResult(outputs, attributes, losses, raws[0].updates, arguments)
+        return LocalResult(outputs, attributes, losses, raws[0].updates)
 
     def _gradient(
         self, state: Any, call: Any, number: Tensor, size: Tensor, upstream: list[Tensor]
@@ -258,10 +237,6 @@ def _end(output: Tensor) -> Any:
         return None
     is_activation = output.op.type in ("Softmax", "Sigmoid")
     return output.op if is_activation and "logits" not in get_attributes(output) else None
-
-
-def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-    return list({id(variable): variable for variable in variables}.values())
 
 
 def _is_recurrent(template: keras.Model) -> bool:

@@ -1,10 +1,7 @@
 """Virtual devices have threads enough, so that no step waits for ever."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from support.scripts import run_python
 
 _TRAIN = """
 import sys, keras, numpy as np, keras_multigpu as k
@@ -20,14 +17,7 @@ print(int(model.optimizer.iterations.value))
 
 
 def _run(code, *args, **environment):
-    inherited = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**inherited, **environment},
-    )
+    return run_python("-c", code, *args, **{"PJRT_NPROC": None, **environment})
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """Training loops, calls, sparse tensors and settings of the user's own."""
 
-import subprocess
-import sys
-
 import jax
 import keras
 import numpy as np
@@ -10,8 +7,10 @@ import pytest
 import scipy.sparse
 from jax.experimental import sparse
 from keras import layers, ops
+from support.models import mlp
 from support.parity import difference, variables
 from support.precision import double_precision
+from support.scripts import run_python
 
 from keras_multigpu import make_parallel
 from keras_multigpu.layers import BatchMerge, BatchSlice
@@ -19,16 +18,9 @@ from keras_multigpu.layers import BatchMerge, BatchSlice
 pytestmark = pytest.mark.thin(3)
 
 
-def _build():
-    keras.utils.set_random_seed(3)
-    return keras.Sequential(
-        [keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(2)]
-    )
-
-
 def test_a_training_loop_of_ones_own(rng):
     x, y = rng.normal(size=(22, 6)).astype("float32"), rng.normal(size=(22, 2)).astype("float32")
-    plain, parallel = _build(), make_parallel(_build(), 4)
+    plain, parallel = mlp(), make_parallel(mlp(), 4)
     parallel.compile("sgd", "mse")
     parallel.predict(x, verbose=0)  # the weights have been on all devices, and are back
     for model in (plain, parallel):
@@ -57,7 +49,7 @@ def test_a_training_loop_of_ones_own(rng):
 
 def test_called_eagerly(rng):
     x = rng.normal(size=(7, 6)).astype("float32")
-    plain, parallel = _build(), make_parallel(_build(), 4)
+    plain, parallel = mlp(), make_parallel(mlp(), 4)
     assert difference(np.asarray(plain(x)), np.asarray(parallel(x))) < 1e-6
     parallel.predict(x, verbose=0)
     assert difference(np.asarray(plain(x)), np.asarray(parallel(x))) < 1e-6
@@ -101,8 +93,8 @@ def test_slicing_and_merging_sparse_tensors(rows):
 
 
 def test_a_distribution_of_the_users_is_refused():
-    template = _build()
-    parallel = make_parallel(_build(), 4)
+    template = mlp()
+    parallel = make_parallel(mlp(), 4)
     parallel.compile("sgd", "mse")
     with keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"]).scope():
         with pytest.raises(ValueError, match=r"Received.*DataParallel.*set_distribution\(None\)"):
@@ -114,9 +106,9 @@ def test_a_distribution_of_the_users_is_refused():
 
 def test_the_wires_type_is_the_compilers_choice():
     with pytest.raises(ValueError, match="None on the Keras backend 'jax'.*wire_dtype='bfloat16'"):
-        make_parallel(_build(), 4, wire_dtype="bfloat16")
-    config = {**make_parallel(_build(), 4).get_config(), "wire_dtype": "bfloat16"}
-    parallel = make_parallel(_build(), 4)
+        make_parallel(mlp(), 4, wire_dtype="bfloat16")
+    config = {**make_parallel(mlp(), 4).get_config(), "wire_dtype": "bfloat16"}
+    parallel = make_parallel(mlp(), 4)
     with pytest.warns(UserWarning, match=r"saved with wire_dtype='bfloat16'.*'jax'.*own type"):
         loaded = type(parallel).from_config(config)
     assert loaded._parallel_options["wire_dtype"] is None
@@ -161,10 +153,6 @@ def test_what_only_slicing_could_not_do(build, rng):
     assert difference(outputs[:3], outputs[3:]) < 2e-5
 
 
-def _run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-
-
 def test_tensorflow_is_never_imported(tmp_path):
     code = (
         "import sys, keras, numpy as np, keras_multigpu as k\n"
@@ -185,7 +173,7 @@ def test_tensorflow_is_never_imported(tmp_path):
         "m.predict(np.ones((5, 3)), verbose=0)\n"
         "print(m.devices, imported)\n"
     )
-    done = _run(code)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("('cpu:0', 'cpu:1') False")
 
@@ -201,7 +189,7 @@ def test_devices_are_listed_before_the_runtime_starts():
         "k.use_virtual_devices(3)\n"
         "k.use_virtual_devices(2)\n"
     )
-    done = _run(code)
+    done = run_python("-c", code)
     assert done.stdout.splitlines() == [
         "('cpu:0',) ('cpu:0', 'cpu:1', 'cpu:2')",
         "3 ('cpu:0', 'cpu:1', 'cpu:2')",
@@ -213,7 +201,7 @@ def test_an_older_keras():
     code = (
         "import keras\nkeras.__version__ = '3.11.3'\nimport keras_multigpu as k\nk.list_devices()\n"
     )
-    done = _run(code)
+    done = run_python("-c", code)
     assert "needs Keras 3.12 or later on the Keras backend 'jax'" in done.stderr
     assert "keras.__version__='3.11.3'" in done.stderr
 
@@ -253,7 +241,7 @@ def test_state_of_the_parallel_model_itself(rng):
 
 
 def test_batches_that_are_never_divided_are_told(rng):
-    parallel = make_parallel(_build(), 4)
+    parallel = make_parallel(mlp(), 4)
     parallel.compile("sgd", "mse")
     x, y = rng.normal(size=(42, 6)), rng.normal(size=(42, 2))
     parallel.fit(x, y, batch_size=8, epochs=11, verbose=0)  # the last of each epoch has 2 rows

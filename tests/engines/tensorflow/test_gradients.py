@@ -4,18 +4,12 @@ import keras
 import pytest
 import tensorflow as tf
 from keras import layers
+from support.models import mlp
 from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
 
 pytestmark = pytest.mark.thin(3)
-
-
-def _build():
-    keras.utils.set_random_seed(3)
-    return keras.Sequential(
-        [keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(2)]
-    )
 
 
 @pytest.mark.parametrize("option", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=str)
@@ -41,7 +35,7 @@ def test_weights_without_a_part_in_the_loss_have_no_gradient(option, rng):
 
 def test_a_training_loop_of_ones_own(rng):
     x, y = rng.normal(size=(22, 6)).astype("float32"), rng.normal(size=(22, 2)).astype("float32")
-    plain, parallel = _build(), make_parallel(_build(), 4)
+    plain, parallel = mlp(), make_parallel(mlp(), 4)
     for model in (plain, parallel):
         optimizer = keras.optimizers.Adam(0.05)
         optimizer.build(model.trainable_variables)

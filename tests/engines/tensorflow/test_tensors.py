@@ -5,39 +5,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from support.models import arrays, pair
 from support.parity import difference, variables
-
-from keras_multigpu import make_parallel
 
 ROWS, BATCH = 70, 16
 
 
-def _build():
-    keras.utils.set_random_seed(3)
-    return keras.Sequential(
-        [keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(2)]
-    )
-
-
-def _pair(build=_build, n=4):
-    models = build(), make_parallel(build(), n)
-    for model in models:
-        model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse")
-    return models
-
-
-def _arrays():
-    rng = np.random.default_rng(5)
-    return rng.normal(size=(ROWS, 6)).astype("float32"), rng.normal(size=(ROWS, 2))
-
-
 def _dataset():
-    return tf.data.Dataset.from_tensor_slices(_arrays()).batch(BATCH)
+    return tf.data.Dataset.from_tensor_slices(arrays(ROWS)).batch(BATCH)
 
 
 @pytest.mark.parametrize("repeated", [False, True])
 def test_datasets(repeated):
-    plain, parallel = _pair()
+    plain, parallel = pair()
     data = _dataset().repeat() if repeated else _dataset()
     options = {"steps_per_epoch": 5} if repeated else {"validation_data": _dataset()}
     histories = [
@@ -62,7 +42,7 @@ def test_sparse_tensors():
     dense = rng.normal(size=(ROWS, 30)) * (rng.random((ROWS, 30)) < 0.1)
     x, y = tf.sparse.from_dense(dense.astype("float32")), rng.normal(size=(ROWS, 2))
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-    plain, parallel = _pair(build)
+    plain, parallel = pair(build)
     for model in (plain, parallel):
         model.fit(dataset, epochs=2, shuffle=False, verbose=0)
     assert difference(variables(plain), variables(parallel)) < 2e-5
@@ -91,8 +71,8 @@ def test_ragged_tensors():
 
     rng = np.random.default_rng(5)
     x = tf.ragged.constant([rng.normal(size=n).tolist() for n in rng.integers(1, 5, ROWS)])
-    dataset = tf.data.Dataset.from_tensor_slices((x, _arrays()[1])).batch(BATCH)
-    plain, parallel = _pair(build)
+    dataset = tf.data.Dataset.from_tensor_slices((x, arrays(ROWS)[1])).batch(BATCH)
+    plain, parallel = pair(build)
     for model in (plain, parallel):
         model.fit(dataset, epochs=2, shuffle=False, verbose=0)
     assert difference(variables(plain), variables(parallel)) < 2e-5

@@ -2,29 +2,21 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import keras
 import pytest
+from support.scripts import run_python
 
 from keras_multigpu import cluster
 
 HERE = pathlib.Path(__file__).parent
 FILES = (HERE / "cluster_training.py", HERE / "cluster_faults.py")
-ROOT = HERE.parents[3]
+TESTS = HERE.parents[2]
 
 
 def _run(*arguments, timeout):
-    paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    options = {
-        "cwd": ROOT,
-        "capture_output": True,
-        "text": True,
-        "timeout": timeout,
-        "env": {**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    }
-    done = subprocess.run([sys.executable, "-m", *map(str, arguments)], **options)
+    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = run_python("-m", *arguments, timeout=timeout, PYTHONPATH=os.pathsep.join(paths))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
