@@ -35,8 +35,9 @@ def test_what_a_process_does_is_counted():
     tally = _watch(ends + "tell('end', outcome='CRASHED', detail='a fault')")
     assert str(tally) == (
         "2 trainings (1 a, 1 data; 1 CRASHED, 1 refused), 2 steps, at most 0.5 s between two steps "
-        "and 2.0 s to the first of a loop\n  CRASHED 1-1, a: a fault"
+        "and 2.0 s to the first of a loop"
     )
+    assert tally.errors == ["CRASHED, 1-1, a: a fault"]
 
 
 @pytest.mark.backend_free

@@ -81,13 +81,15 @@ class JaxSteps(Steps):
         return step
 
     def _only_reads(self, name: str) -> bool:
-        """Whether a step function reads the weights, and is Keras's own.
+        """Whether a step function reads the weights, and Keras calls it with one batch at a time.
 
-        A function of the template's class may hand its state and its batch to anything. Several
-        processes compare the weights whenever they are new on the devices, in every process.
+        A function of the template's class, or Keras's own for several batches, may do anything with
+        its state and batches. Several processes compare the weights whenever they are new on the
+        devices, in every process.
         """
-        made_by = getattr(self.model.template, f"make_{name}")
-        is_keras = getattr(made_by, "__func__", None) is getattr(keras.Model, f"make_{name}")
+        model, maker = self.model, f"make_{name}"
+        made_by = getattr(getattr(model.template, maker), "__func__", None)
+        is_keras = made_by is getattr(keras.Model, maker) and model.steps_per_execution == 1
         return name != "train_function" and is_keras and self.where.group is None
 
     def around(self, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -45,7 +45,8 @@ def main() -> int:
         firsts[devices] = tally.latest.get("index", first) + 1
         print(f"{devices} devices: {tally}", flush=True)
         if time.monotonic() > end or given.only is not None:
-            return int(bool(tally.crashed))
+            print(*tally.errors, sep="\n")
+            return int(bool(tally.outcomes["CRASHED"]))
 
 
 if __name__ == "__main__":

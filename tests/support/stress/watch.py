@@ -29,7 +29,7 @@ class Tally:
         longest: the longest time between two steps of a loop, in seconds.
         longest_first: the longest time to the first step of a loop, which is compiled then.
         latest: the training that began last.
-        crashed: the errors that were neither refusals nor plain Keras's own.
+        errors: what the others ended with: refusals, plain Keras's own errors, and crashes.
     """
 
     modes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
@@ -38,7 +38,7 @@ class Tally:
     longest: float = 0.0
     longest_first: float = 0.0
     latest: dict[str, Any] = dataclasses.field(default_factory=dict)
-    crashed: list[str] = dataclasses.field(default_factory=list)
+    errors: list[str] = dataclasses.field(default_factory=list)
 
     def note(self, line: dict[str, Any]) -> None:
         """Counts one line of a child."""
@@ -48,28 +48,24 @@ class Tally:
         elif kind == "end":
             self.outcomes[line["outcome"]] += 1
             self.modes[self.latest["mode"]] += 1
-            if line["outcome"] == "CRASHED":
-                self.crashed.append(
-                    f"{self.latest['name']}, {self.latest['mode']}: {line['detail']}"
-                )
+            if line["detail"]:
+                place = f"{self.latest['name']}, {self.latest['mode']}"
+                self.errors.append(f"{line['outcome']}, {place}: {line['detail'][:200]}")
         else:
             self.steps += 1
             name = "longest_first" if kind == "first step" else "longest"
             setattr(self, name, max(getattr(self, name), line["seconds"]))
 
     def __str__(self) -> str:
-        """The counts in one paragraph, and the errors."""
+        """The counts in one line."""
 
         def counts(counter: collections.Counter[str]) -> str:
             return ", ".join(f"{number} {name}" for name, number in sorted(counter.items()))
 
-        return "\n".join(
-            [
-                f"{sum(self.modes.values())} trainings ({counts(self.modes)}; "
-                f"{counts(self.outcomes)}), {self.steps} steps, at most {self.longest:.1f} s "
-                f"between two steps and {self.longest_first:.1f} s to the first of a loop",
-                *(f"  CRASHED {text}" for text in self.crashed),
-            ]
+        return (
+            f"{sum(self.modes.values())} trainings ({counts(self.modes)}; "
+            f"{counts(self.outcomes)}), {self.steps} steps, at most {self.longest:.1f} s "
+            f"between two steps and {self.longest_first:.1f} s to the first of a loop"
         )
 
 
