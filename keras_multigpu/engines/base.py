@@ -199,6 +199,7 @@ class TrainedModel(Protocol):
     name: str
     devices: tuple[str, ...]
     jit_compile: bool
+    steps_per_execution: int
     optimizer: Any
     variables: list[keras.Variable]
     trainable_variables: list[keras.Variable]

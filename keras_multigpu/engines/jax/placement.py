@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax import devices, threads
 from keras_multigpu.engines.jax.cluster import joint
+from keras_multigpu.engines.jax.copies import Copies
 from keras_multigpu.engines.values import Tensor
 
 _current: contextvars.ContextVar[Placement | None] = contextvars.ContextVar(
@@ -52,6 +53,7 @@ class Placement:
         replicated: a copy on each device.
         sharded: a part of the first axis on each device.
         group: the processes that have the devices, `None` if this one has them all.
+        copies: the copies on each device of weights that a step reads.
     """
 
     def __init__(self, names: tuple[str, ...], spread: bool):
@@ -63,6 +65,7 @@ class Placement:
         self.sharded = NamedSharding(self.mesh, PartitionSpec("devices"))
         self.is_of_rows = spread
         self.group = joint.group_of(self.mesh)
+        self.copies = Copies(self._put_on_all)
 
     def of_rows(self, tensor: Any) -> NamedSharding:
         """The sharding of a tensor of a batch: its first axis is the rows.
@@ -92,12 +95,20 @@ class Placement:
         return jax.tree.map(joint.put, batch, whole)
 
     def put_state(self, state: Any) -> Any:
-        """A model's state with a copy on every device; copies nothing that is already there."""
+        """A model's state for a step that donates it: a copy on every device."""
         if self.group is not None:
             new = [leaf for leaf in jax.tree.leaves(state) if not self._is_on_all(leaf)]
             if new:
                 joint.compare(new, "weights", self.mesh, self.group)
-        return jax.tree.map(self._put_on_all, state)
+        seen: set[int] = set()
+
+        def put(value: Any) -> Any:
+            if id(value) in seen:  # two variables have this array, and XLA donates none twice
+                return self.copies.take(jax.numpy.copy(value))
+            seen.add(id(value))
+            return self.copies.take(value)
+
+        return jax.tree.map(put, state)
 
     def _is_on_all(self, value: Any) -> bool:
         sharding = getattr(value, "sharding", None)

@@ -18,6 +18,7 @@ from keras_multigpu.engines.jax.placement import (
     on_one_device,
     placement_on,
 )
+from keras_multigpu.engines.jax.reading import read, reading
 from keras_multigpu.engines.jax.runners import JaxRunner
 from keras_multigpu.engines.jax.spreading import spread
 from keras_multigpu.engines.jax.stacked import StackedVariable
@@ -27,8 +28,8 @@ class JaxSteps(Steps):
     """Puts the state and the batches of Keras's step functions on the devices.
 
     Each device gets its rows of the batch and a copy of the state; the compiler does the rest.
-    After a loop the weights return to the default device, so that the template can be used alone,
-    or in a parallel model on other devices.
+    After a loop the weights that it changed return to the default device, so that the template can
+    be used alone, or in a parallel model on other devices.
 
     Attributes:
         is_running: whether a loop is running.
@@ -54,18 +55,24 @@ class JaxSteps(Steps):
         made = make(force)
         function = getattr(self.model, name)
         if function is not before:
-            setattr(self.model, name, self.placed(function))
+            setattr(self.model, name, self.placed(function, self._only_reads(name)))
         return made
 
-    def placed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Keras's step function, with state and batches put on the devices."""
+    def placed(self, function: Callable[..., Any], only_reads: bool = False) -> Callable[..., Any]:
+        """Keras's step function, with state and batches put on the devices.
+
+        With `only_reads`, weights that the step does not change stay where they are.
+        """
         undivided, where = Undivided(), self.where
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
             batches = PlacedBatches(iterator, where, undivided)
             self._latest_state = state
             with where.together():
-                outputs, state = function(where.put_state(state), batches)
+                if only_reads:
+                    outputs, state = read(function, state, batches, where)
+                else:
+                    outputs, state = function(where.put_state(state), batches)
                 outputs = where.outputs(outputs)
                 where.finish((outputs, state))
             self._latest_state = state
@@ -73,8 +80,20 @@ class JaxSteps(Steps):
 
         return step
 
+    def _only_reads(self, name: str) -> bool:
+        """Whether a step function reads the weights, and Keras calls it with one batch at a time.
+
+        A function of the template's class, or Keras's own for several batches, may do anything with
+        its state and batches. Several processes compare the weights whenever they are new on the
+        devices, in every process.
+        """
+        model, maker = self.model, f"make_{name}"
+        made_by = getattr(getattr(model.template, maker), "__func__", None)
+        is_keras = made_by is getattr(keras.Model, maker) and model.steps_per_execution == 1
+        return name != "train_function" and is_keras and self.where.group is None
+
     def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        return spread(step, self.where)
+        return reading(spread(step, self.where))
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return self._runner.seen(variables)
@@ -177,7 +196,9 @@ class JaxSteps(Steps):
         for variable in variables:
             # A value is missing if the step failed after it had donated the memory to XLA.
             value = variable._value if id(variable) not in kept else None
-            if value is not None and not value.is_deleted() and self.where.can_read(value):
+            if value is None or value.is_deleted() or not value.committed:
+                continue
+            if self.where.can_read(value):
                 variable.assign(on_one_device(self.where.outputs(value)))
 
 

@@ -84,7 +84,7 @@ def _run(case: Case, note: Callable[[str], None]) -> Outcome:
         try:
             parallel = _parallel(case, names)
         except Exception as error:  # sorted by whose error it is
-            return _failure(names, error)
+            return failure(names, error)
     note("compared")
     finite = compare.is_finite(plain)
     found = compare.gaps(plain, parallel)
@@ -183,7 +183,7 @@ def _results(names: dict[str, Any], model: keras.Model) -> dict[str, Any]:
     return out
 
 
-def _failure(names: dict[str, Any], error: Exception) -> Outcome:
+def failure(names: dict[str, Any], error: Exception) -> Outcome:
     """Classifies an error of the parallel model: refused, plain Keras fails too, or a crash."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
