@@ -5,6 +5,8 @@ one of four devices (as XLA counts them in the compiled step), divided by the op
 device: 0.25 is perfect, 1.00 means that each device computes the whole batch. Run it with
 
     KERAS_BACKEND=jax python -m benchmarks.spread [--part layers|applications] [name ...]
+
+Compiling the training steps of all applications takes hours; `--only prediction` leaves them out.
 """
 
 from __future__ import annotations
@@ -202,7 +204,7 @@ def _operations(model: Any, x: Any, training: bool) -> float:
     return float(compiled.cost_analysis()["flops"])
 
 
-def rows(part: str, names: list[str]) -> Iterator[str]:
+def rows(part: str, names: list[str], only: str | None) -> Iterator[str]:
     """The lines of a table, one by one as they are measured."""
     if part == "layers":
         makers: dict[str, Any] = dict(layer_makers())
@@ -213,17 +215,17 @@ def rows(part: str, names: list[str]) -> Iterator[str]:
         if make is None:
             yield f"| {name} | | | not measured: needs data, a model or a function |"
             continue
-        yield _row(part, name, make)
+        yield _row(part, name, make, only)
 
 
-def _row(part: str, name: str, make: Any) -> str:
+def _row(part: str, name: str, make: Any, only: str | None) -> str:
     shares, note = [], ""
     for training in (True, False):
+        if only == ("prediction" if training else "training"):
+            shares.append("")
+            continue
         try:
             model, x = layer_model(name, make) if part == "layers" else application_model(make)
-            if part == "applications" and training:
-                shares.append("")
-                continue
             shares.append(f"{measure(model, x, training):.2f}")
         except Exception as error:  # the layer doesn't take this input; the table says so
             shares.append("")
@@ -235,6 +237,7 @@ def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=("layers", "applications"))
+    parser.add_argument("--only", choices=("training", "prediction"))
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     use_virtual_devices(_DEVICES)
@@ -245,7 +248,7 @@ def main() -> None:
     )
     for part in [options.part] if options.part else ["layers", "applications"]:
         print(f"\n| {part} | training | prediction | |\n| --- | ---: | ---: | --- |", flush=True)
-        for row in rows(part, options.names):
+        for row in rows(part, options.names, options.only):
             print(row, flush=True)
 
 
