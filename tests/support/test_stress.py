@@ -55,10 +55,10 @@ def test_a_process_that_is_aborted_is_noticed():
 
 @pytest.mark.slow
 def test_random_trainings_end():
-    command = [sys.executable, "-m", "tests.support.stress", "--seconds", "40", "--each", "20"]
+    command = [sys.executable, "-m", "tests.support.stress", "--seconds", "30"]
     root = pathlib.Path(__file__).parents[2]
     done = subprocess.run(
-        [*command, "--devices", "2", "8"], capture_output=True, text=True, cwd=root, timeout=550
+        [*command, "--devices", "8"], capture_output=True, text=True, cwd=root, timeout=550
     )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "8 devices: " in done.stdout
+    assert " steps, at most " in done.stdout.split("8 devices: ")[1]
