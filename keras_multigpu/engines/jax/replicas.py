@@ -23,6 +23,7 @@ from keras_multigpu.engines.shared import (
     check_alike,
     split_tensors,
     state_of_none,
+    unique,
 )
 from keras_multigpu.engines.values import Call, Request, Result, Tensor
 
@@ -50,10 +51,6 @@ class CommitteeRunner(TowerRunner):
     @classmethod
     def check(cls, request: Request) -> None:
         templates.warn_of_direct_calls(request.template)
-
-    @classmethod
-    def adapt(cls, request: Request) -> Request:
-        return request
 
     def retrace(self) -> None:
         """JAX traces anew whenever Keras makes a step function."""
@@ -126,7 +123,7 @@ class CommitteeRunner(TowerRunner):
         if self._has_own_weights:
             self._make_stacks()
         own, shared = [], []
-        states = [_unique(model.variables) for model in self.models]
+        states = [unique(model.variables) for model in self.models]
         check_alike(states)
         for parts in zip(*states):
             first = parts[0]
@@ -190,8 +187,8 @@ class CommitteeRunner(TowerRunner):
 
     def _own(self, variable: keras.Variable, number: int) -> keras.Variable:
         """A replica's counterpart of a variable of the template."""
-        places = [id(one) for one in _unique(self.template.variables)]
-        return _unique(self.models[number].variables)[places.index(id(variable))]
+        places = [id(one) for one in unique(self.template.variables)]
+        return unique(self.models[number].variables)[places.index(id(variable))]
 
 
 class _Scope(keras.StatelessScope):
@@ -206,14 +203,10 @@ class _Scope(keras.StatelessScope):
         super().add_update(update)
 
 
-def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-    return list({id(variable): variable for variable in variables}.values())
-
-
 def _state(model: keras.Model) -> list[keras.Variable]:
     """The weights and other state of a step, without the metrics' variables."""
     in_metrics = {id(variable) for variable in model.metrics_variables}
-    return [v for v in _unique(model.variables) if id(v) not in in_metrics]
+    return [v for v in unique(model.variables) if id(v) not in in_metrics]
 
 
 def _is_traced(value: Any) -> bool:
