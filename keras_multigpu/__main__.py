@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _add_bench(commands: argparse._SubParsersAction) -> None:
     bench = commands.add_parser("bench", help="time a model on 1, 2, 4 devices")
-    bench.add_argument("--model", choices=tuple(BENCHMARKS), default="resnet50")
+    said = "default: resnet50 on GPUs, and else mlp"
+    bench.add_argument("--model", choices=tuple(BENCHMARKS), help=said)
     bench.add_argument("--batch-size", type=int, help="rows on all devices together")
     bench.add_argument("--devices", type=int, nargs="+", metavar="N", help="default: 1, 2, 4, ...")
     bench.add_argument("--steps", type=int, default=20, help="batches of a run (default: 20)")

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu import engines
 from keras_multigpu.devices import take_several
 from keras_multigpu.reports import ScalingReport, scaling
 
@@ -35,7 +36,7 @@ def _build_resnet50() -> keras.Model:
 
 BENCHMARKS = {
     "mlp": _Benchmark(_build_mlp, (1024,), 10, 1024),
-    "resnet50": _Benchmark(_build_resnet50, (224, 224, 3), 1000, 64),
+    "resnet50": _Benchmark(_build_resnet50, (224, 224, 3), 1000, 128),
 }
 
 
@@ -54,7 +55,7 @@ class _OneBatch(keras.utils.PyDataset):
 
 
 def run_bench(
-    model: str = "resnet50",
+    model: str | None = None,
     batch_size: int | None = None,
     devices: Sequence[int] | None = None,
     steps: int = 20,
@@ -63,7 +64,7 @@ def run_bench(
     """Trains a model on 1, 2, 4 devices, and prints a report in Markdown.
 
     Args:
-        model: `"mlp"` or `"resnet50"`.
+        model: `"mlp"` or `"resnet50"`; `None` for ResNet50 on GPUs, and else for the MLP.
         batch_size: rows of a batch, on all devices together; `None` for the model's usual size.
         devices: the numbers of devices; `None` for 1, 2, 4 and so on, and all that there are. If
             there are fewer than two GPUs, virtual devices stand in.
@@ -73,6 +74,7 @@ def run_bench(
     chosen, which = take_several(max(devices) if devices else None)
     counts = list(devices or _counts(len(chosen)))
     print(which)
+    model = model or ("resnet50" if chosen[0] in engines.current().list_devices("gpu") else "mlp")
     benchmark = BENCHMARKS[model]
     rows = batch_size or benchmark.batch_size
     rng = np.random.default_rng(1)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import abc
+import base64
 import dataclasses
 import html
+import importlib.util
+import io
 import json
 import numbers
 import pathlib
@@ -130,20 +133,37 @@ class Report(abc.ABC):
         return "\n\n".join(filter(None, parts))
 
     def to_html(self) -> str:
-        """The report as a self-contained piece of HTML."""
+        """The report as a self-contained piece of HTML: what was found, picture, table, settings.
+
+        The picture needs matplotlib, and is left out without it.
+        """
+        has_matplotlib = importlib.util.find_spec("matplotlib") is not None
+        return self._html(self._picture() if has_matplotlib else "")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; `plot` adds the picture."""
+        return self._html("")
+
+    def _picture(self) -> str:
+        buffer = io.BytesIO()
+        self.plot().savefig(buffer, format="png")
+        data = base64.b64encode(buffer.getvalue()).decode()
+        title = html.escape(self.title, quote=True)
+        return f'<img alt="{title}" src="data:image/png;base64,{data}">'
+
+    def _html(self, picture: str) -> str:
         header, *rows = self._cells()
         sides = self._sides()
-        settings = "".join(f"<li>{html.escape(line)}</li>" for line in self._settings())
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self._settings())
+        settings = f"<ul>{lines}</ul>" if lines else ""
         body = "".join(html_row("td", row, sides) for row in rows)
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         return (
-            f"<div><p><strong>{html.escape(self.title)}</strong></p>"
-            + (f"<ul>{settings}</ul>" if settings else "")
-            + f"<table><thead>{html_row('th', header, sides)}</thead><tbody>{body}</tbody></table>"
-            + f"{notes}</div>"
+            f"<div><p><strong>{html.escape(self.title)}</strong></p>{notes}{picture}"
+            f"<table><thead>{html_row('th', header, sides)}</thead><tbody>{body}</tbody></table>"
+            + (f"<details><summary>Settings</summary>{settings}</details>" if settings else "")
+            + "</div>"
         )
-
-    _repr_html_ = to_html  # what a notebook shows
 
     def _cells(self) -> list[list[str]]:
         """The headings and the rows as text."""

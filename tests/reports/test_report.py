@@ -100,7 +100,6 @@ def test_line_breaks_end_no_row():
 
 def test_html_is_escaped_and_needs_nothing_else():
     text = report()._repr_html_()
-    assert text == report().to_html()
     assert "<strong>Two &lt;runs&gt;</strong>" in text
     assert '<td style="text-align: left">&lt;c&gt;</td>' in text
     assert '<th style="text-align: right">devices</th>' in text
@@ -108,8 +107,19 @@ def test_html_is_escaped_and_needs_nothing_else():
     assert "<li>batch: 32</li>" in text
     for part in ("http", "<script", "<link", "src="):
         assert part not in text
-    for tag in ("div", "table", "thead", "tbody", "tr", "ul"):
+    for tag in ("div", "table", "thead", "tbody", "tr", "ul", "details"):
         assert text.count(f"<{tag}>") == text.count(f"</{tag}>") > 0
+
+
+def test_html_begins_with_what_was_found_and_a_picture(monkeypatch):
+    numbers = {"rows": [("a", 1, 8.25, None), ("b", 16, 4.0, None)]}
+    text = report(**numbers).to_html()
+    places = [text.index(part) for part in ("Measured &amp;", "<img", "<table>", "<details>")]
+    assert places == sorted(places)
+    assert 'alt="Two &lt;runs&gt;" src="data:image/png;base64,iVBOR' in text
+    assert "http" not in text
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert report(**numbers).to_html() == report(**numbers)._repr_html_()
 
 
 def test_dataframe():
@@ -145,9 +155,10 @@ def test_json():
 @pytest.mark.parametrize("suffix", ["txt", "md", "html", "json", "JSON"])
 def test_save(tmp_path, suffix):
     path = tmp_path / f"report.{suffix}"
-    report().save(path)
+    plain = report(rows=[("a", 1, 8.25, None)])
+    plain.save(path)
     forms = {"txt": str, "md": Report.to_markdown, "html": Report.to_html, "json": Report.to_json}
-    assert path.read_text(encoding="utf-8") == forms[suffix.lower()](report()) + "\n"
+    assert path.read_text(encoding="utf-8") == forms[suffix.lower()](plain) + "\n"
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
