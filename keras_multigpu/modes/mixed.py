@@ -73,7 +73,8 @@ class MixedModel(ParallelModel):
     def mix(self, value: Any) -> None:
         mix, before = get_mix(value), self._parallel_mix
         outputs = self._parallel_build_mix(mix)
-        had_weights = before is None or has_weights(before)
+        # A layer that was not built then counts as one with weights.
+        had_weights = before is None or self._parallel_mix_has_weights or has_weights(before)
         self._parallel_mix, self._parallel_mix_has_weights = mix, has_weights(mix)
         self._parallel_latest.symbolic_outputs = outputs
         self.train_function = self.test_function = self.predict_function = None

@@ -307,6 +307,19 @@ def test_disagreement_is_the_spread_over_the_replicas(rng):
     assert expected.min() > 0.01
 
 
+def test_another_mix_trains_something_else(rng):
+    """A layer that was not built when it was given may have had weights, so the mix was trained."""
+    x, y = _data(rng)
+    template = keras.Sequential([layers.Dense(2)])
+    parallel = make_parallel(template, 2, "tower", replicas="independent", mix=layers.Average())
+    parallel.compile("sgd", "mse")
+    parallel.fit(x, y, verbose=0)
+    assert parallel.loss_of == "mix"
+    parallel.mix = "mean"
+    assert parallel.loss_of == "replicas"
+    assert not parallel.compiled
+
+
 def test_the_mix_is_changed_after_training(rng, tmp_path):
     x, y = _data(rng)
     parallel = _committee(3)

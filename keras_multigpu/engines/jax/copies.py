@@ -32,6 +32,10 @@ class Copies:
             self._kept[key] = weakref.ref(value, lambda _: self._kept.pop(key, None)), copy
         return copy
 
+    def clear(self) -> None:
+        """Frees all copies."""
+        self._kept.clear()
+
     def take(self, value: Any) -> Any:
         """A copy of an array, to be donated."""
         _, copy = self._kept.pop(id(value), (None, None))

@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -94,16 +94,19 @@ class Placement:
         whole = jax.tree.map(_expand, batch, shardings, is_leaf=_is_sparse)
         return jax.tree.map(joint.put, batch, whole)
 
-    def put_state(self, state: Any) -> Any:
-        """A model's state for a step that donates it: a copy on every device."""
+    def put_state(self, state: Any, read: Sequence[Any] = ()) -> Any:
+        """A model's state for a step that donates it: a copy on every device.
+
+        `read` are arrays whose copies the step reads, and does not donate.
+        """
         if self.group is not None:
             new = [leaf for leaf in jax.tree.leaves(state) if not self._is_on_all(leaf)]
             if new:
                 joint.compare(new, "weights", self.mesh, self.group)
-        seen: set[int] = set()
+        seen = set(map(id, read))
 
         def put(value: Any) -> Any:
-            if id(value) in seen:  # two variables have this array, and XLA donates none twice
+            if id(value) in seen:  # another variable has this array: XLA donates none twice
                 return self.copies.take(jax.numpy.copy(value))
             seen.add(id(value))
             return self.copies.take(value)

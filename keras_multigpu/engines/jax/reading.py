@@ -44,7 +44,7 @@ def read(
     given = jax.tree.map(lambda _: Given(next(numbers)), state[:2])
     copies = [where.copies.of(weight) for weight in weights]
     laden = (WithWeights(batch, copies) for batch in batches)
-    outputs, new = function((*given, *where.put_state(others)), laden)
+    outputs, new = function((*given, *where.put_state(others, read=weights)), laden)
     return outputs, _filled(new, weights)
 
 

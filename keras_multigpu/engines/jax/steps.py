@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,6 +44,7 @@ class JaxSteps(Steps):
         self.has_met = False
         self._runner: JaxRunner = runner
         self._latest_state: Any = ()
+        weakref.finalize(model, runner.where.copies.clear)
 
     @property
     def where(self) -> Placement:

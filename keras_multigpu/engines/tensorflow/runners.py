@@ -19,13 +19,15 @@ from keras_multigpu.engines.tensorflow.placing import clip_by_member, place_upda
 from keras_multigpu.engines.tensorflow.replicas import Replicas
 from keras_multigpu.engines.values import Call, Plan, Request, Result, Tensor
 
-_whole = contextvars.ContextVar("_whole", default=False)
+# The graph of a trace that is never run. Functions that it calls are traced in other graphs, and
+# kept: in them batches are sliced.
+_whole: contextvars.ContextVar[Any] = contextvars.ContextVar("_whole", default=None)
 
 
 @contextlib.contextmanager
 def running_whole() -> Iterator[None]:
-    """Scope in which no batch is sliced, for a trace that is never run."""
-    token = _whole.set(True)
+    """Scope, within a trace that is never run, in which it slices no batch."""
+    token = _whole.set(tf.compat.v1.get_default_graph())
     try:
         yield
     finally:
@@ -67,7 +69,8 @@ class SliceRunner(DataRunner):
     def plan(self, call: Call, *, compiled: bool) -> Plan:
         tensors, _ = split_tensors(call, keras.ops.is_tensor)
         has_rows = any(len(tensor.shape) for tensor in tensors)
-        if self.is_one_device or _whole.get() or not has_rows:
+        is_never_run = _whole.get() is tf.compat.v1.get_default_graph()
+        if self.is_one_device or is_never_run or not has_rows:
             return Plan(is_whole=True)
         obstacle = self._obstacle_of_part(tensors) if self._is_part else None
         if obstacle:

@@ -56,15 +56,20 @@ class TensorFlowSteps(Steps):
                 return step(*args, **kwargs)
             # TensorFlow drops a first trace that makes variables (slots, metrics), and traces
             # again. So it need not slice, and makes a variable even if the step makes none.
+            try:
+                with running_whole():
+                    result = step(*args, **kwargs)
+            except BaseException:
+                self._model.train_function = None  # TensorFlow can't trace it a second time
+                raise
             tf.Variable(0.0)
-            with running_whole():
-                return step(*args, **kwargs)
+            return result
 
         return traced if self._slices and not self._is_one_device else step
 
     def _lacks_slots(self) -> bool:
-        optimizer = getattr(self._model, "optimizer", None)  # `compile` may be the user's
-        return optimizer is not None and not optimizer.built
+        # `compile` may be the user's, and the optimizer whatever it is given.
+        return not getattr(getattr(self._model, "optimizer", None), "built", True)
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return variables

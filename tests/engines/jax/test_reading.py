@@ -164,6 +164,41 @@ def test_weights_that_have_the_same_array():
     assert difference(_state(plain), _state(parallel)) < 2e-5
 
 
+class Latest(keras.metrics.Metric):
+    """The latest value of a weight."""
+
+    def __init__(self):
+        super().__init__(name="latest")
+        self.kept = self.add_weight(shape=_KERNEL, initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.kept.assign(self.of.value)
+
+    def result(self):
+        return keras.ops.sum(self.kept)
+
+
+def test_a_metric_that_keeps_a_weight():
+    """Plain Keras fails: it donates the array that the two then share twice."""
+    _, template, parallel = _pair()
+    latest = Latest()
+    latest.of = template.layers[0].kernel
+    parallel.compile("sgd", "mse", metrics=[latest])
+    for _ in range(2):
+        logs = parallel.evaluate(_X, _Y, batch_size=2, verbose=0, return_dict=True)
+        assert difference(logs["latest"], np.sum(template.layers[0].kernel)) < 1e-4
+
+
+def test_copies_end_with_the_model():
+    _, template, parallel = _pair()
+    parallel.predict(_X, verbose=0)
+    copies, value = placement_on(parallel.devices).copies, template.layers[0].kernel.value
+    ended = weakref.ref(copies.of(value))
+    del parallel
+    gc.collect()
+    assert ended() is None
+
+
 def test_copies_share_the_first_devices_memory_and_end_with_the_weights():
     _, template, parallel = _pair()
     parallel.predict(_X, verbose=0)

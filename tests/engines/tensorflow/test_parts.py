@@ -12,6 +12,7 @@ from support.loops import VariationalAutoencoder
 from support.parity import difference
 
 from keras_multigpu import make_parallel
+from keras_multigpu.engines.tensorflow.replicas import Replicas
 
 
 class Steps(keras.Model):
@@ -223,8 +224,18 @@ class Decorated(Steps):
         return super().train_step(data)
 
 
-def test_a_step_that_is_a_traced_function():
+def test_a_step_that_is_a_traced_function(monkeypatch):
+    """TensorFlow keeps its trace, also that of a first step."""
+    plans, plan = [], Replicas.plan
+
+    def noted(self, call, *, compiled):
+        plans.append(plan(self, call, compiled=compiled))
+        return plans[-1]
+
+    monkeypatch.setattr(Replicas, "plan", noted)
     _train(_mlp, _square, kind=Decorated)
+    assert plans
+    assert not any(one.is_whole for one in plans)
 
 
 def test_given_weights():

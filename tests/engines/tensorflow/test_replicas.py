@@ -105,6 +105,18 @@ def test_traced_once_for_all_devices_and_batch_sizes():
     assert Probe.traces - built == 2
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_step_after_one_that_failed(optimizer):
+    parallel = make_parallel(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), 4)
+    parallel.compile(optimizer, "mse")
+    x = np.ones((8, 3))
+    with pytest.raises(ValueError, match="shape"):
+        parallel.train_on_batch(x, np.ones((8, 5)))
+    before = parallel.get_weights()
+    assert parallel.train_on_batch(x, np.zeros((8, 2))) > 0
+    assert difference(before, parallel.get_weights()) > 1e-4
+
+
 class WithoutUpdates(keras.Model):
     """Its step never uses the optimizer, and so makes no variables."""
 
