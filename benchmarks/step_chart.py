@@ -14,6 +14,14 @@ from matplotlib.figure import Figure
 from benchmarks.processes import make_parser
 from benchmarks.step_time import Figures
 
+_NAMES = {
+    "mlp": "MLP 4x1024",
+    "convnet": "conv net with BatchNorm",
+    "text": "Embedding + LSTM",
+    "transformer": "small transformer",
+    "wide": "wide sparse",
+    "resnet50": "ResNet50 at 64x64",
+}
 _COLORS = ("#4c72b0", "#dd8452", "#55a868")
 
 
@@ -29,16 +37,17 @@ def draw(results: list[dict], environment: dict[str, str], title: str, peer: str
         places = [row + (number - (len(counts) - 1) / 2) * height for row in range(len(models))]
         ratios = [figures.ratios("step_ms", model, peer, count) for model in models]
         medians = [statistics.median(found) if found else 0.0 for found in ratios]
-        label, color = f"{count} devices", _COLORS[number % len(_COLORS)]
+        label, color = f"{count} CPU devices", _COLORS[number % len(_COLORS)]
         axes.barh(places, medians, 0.9 * height, label=label, color=color)
         for place, found, median in zip(places, ratios, medians):
             axes.plot(found, [place] * len(found), ".", color="#333333", markersize=4)
             axes.text(max([0.02, *found]) + 0.015, place, f"{median:.2f}", va="center", fontsize=8)
     axes.axvline(1, color="#333333", linewidth=1, linestyle="--")
-    axes.set_yticks(range(len(models)), models)
+    axes.set_yticks(range(len(models)), [_NAMES.get(model, model) for model in models])
     axes.invert_yaxis()
-    axes.set_xlabel(f"time of a training step, ours / {title}: below 1 we are faster")
+    axes.set_xlabel(f"keras_multigpu's time / {title}'s: below 1 keras_multigpu is faster")
     axes.legend(loc="lower right", frameon=False)
+    figure.suptitle(f"A training step on CPU devices, against {title}", fontsize=11)
     axes.set_title(f"{environment['host']}\n{environment['versions']}", fontsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
