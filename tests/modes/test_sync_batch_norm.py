@@ -156,7 +156,7 @@ def test_one_devices_numbers(build, n, rng):
 )
 def test_options_of_compile(build, option, rng):
     x, y = _data(build, 19, rng)
-    _compare(_pair(build, **option), x, y, 2e-5)
+    _compare(_pair(build, 2, **option), x, y, 2e-5)
 
 
 @pytest.mark.slow
