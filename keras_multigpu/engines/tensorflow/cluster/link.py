@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.tensorflow.cluster.sockets import bytes_moved, end_connections
 
+_LONGEST = 3.0  # times the patience with a silent link: how long this process may be too busy
 _WHILE_ASKING = 16384  # more bytes than a worker's answer to one `GetStatus`
 
 
@@ -50,8 +51,11 @@ class Link:
         if self._silence() < seconds:
             return False
         # A number also waits while this process is too busy to compute. Then this call waits as
-        # well, and gives the number time to come back afterwards.
-        self._compute_here()
+        # well, and gives the number time to come back afterwards. Not for ever: TensorFlow computes
+        # nothing here while it waits for a lost machine to remove a function.
+        here = threading.Thread(target=self._compute_here, daemon=True)
+        here.start()
+        here.join(_LONGEST * seconds)
         return not self.stopped.wait(seconds / 10) and self._silence() > seconds
 
     def stop(self, until: float) -> None:

@@ -1,6 +1,7 @@
 """What goes wrong on other machines is told in time, and by name. Run by `test_cluster.py`."""
 
 import ctypes
+import gc
 import http.server
 import os
 import pathlib
@@ -190,9 +191,51 @@ def test_a_slow_connection_is_not_silent(monkeypatch):
     stuck.is_silent(0.02)
     time.sleep(0.05)
     assert stuck.is_silent(0.02)
+    blocked = link.Link(
+        worker,
+        2220,
+        0.0,
+        lambda: returns.wait(SECONDS),
+        compute_here=lambda: returns.wait(SECONDS),
+    )
+    time.sleep(0.05)
+    blocked.is_silent(0.02)
+    time.sleep(0.05)
+    assert blocked.is_silent(0.02)  # TensorFlow computes nothing at all while it waits
     returns.set()
-    one.stop(time.monotonic() + SECONDS)
-    stuck.stop(time.monotonic() + SECONDS)
+    for each in (one, stuck, blocked):
+        each.stop(time.monotonic() + SECONDS)
+
+
+def test_the_threads_that_watch_collect_no_garbage(steady, monkeypatch):
+    """Garbage may be a function on a lost machine, and removing it there waits for ever."""
+    looked, look = [], health.Guard._look
+
+    def counted(self, pause):
+        look(self, pause)
+        looked.append(self._thread)
+
+    monkeypatch.setattr(health.Guard, "_look", counted)
+    collected = []
+
+    def note(phase, info):
+        collected.append(threading.current_thread())
+
+    cluster.connect([steady.address], timeout=SILENCE)
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(note)
+    try:
+        gc.set_threshold(1)
+        while len(looked) < 3:
+            time.sleep(0.05)
+            [[] for _ in range(1000)]  # which this thread collects
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(note)
+        cluster.disconnect()
+    assert threading.current_thread() in collected
+    assert not set(looked) & set(collected)
+    assert gc.isenabled()
 
 
 @pytest.mark.slow
