@@ -1,35 +1,64 @@
-"""No garbage collection in the threads that watch other machines.
-
-Python collects garbage in whichever thread happens to make an object. Garbage may contain
-TensorFlow's functions, which are then removed from every machine; for one that is cut off, this
-waits until its connection ends. A thread that has to notice this must not be the one that waits.
-"""
+"""Garbage collection while other machines are in use."""
 
 from __future__ import annotations
 
 import gc
 import threading
+import time
+
+_PAUSE = 0.1  # seconds
+_BETWEEN_FULL = 60.0  # seconds: a full collection looks through everything that was imported
 
 
-class NoCollection:
-    """Scope in which no thread collects garbage; any number of threads may be in it."""
+class Collector:
+    """Collects garbage in a thread of its own, and in no other.
+
+    Python collects garbage in whichever thread happens to make an object. Garbage may contain
+    TensorFlow's functions, which are then removed from every machine; for one that is cut off,
+    this waits until its connection ends. A thread that has to notice this must not be the one that
+    waits.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._inside, self._was_enabled = 0, False
+        self._users = 0
+        self._was_enabled = False
+        self._stopped = threading.Event()
 
-    def __enter__(self) -> None:
+    def start(self) -> None:
+        """Collects until `stop` was called as often."""
         with self._lock:
-            if not self._inside:
-                self._was_enabled = gc.isenabled()
-                gc.disable()
-            self._inside += 1
+            self._users += 1
+            self._was_enabled |= gc.isenabled()
+            gc.disable()
+            if self._users == 1 and self._was_enabled:
+                self._stopped = threading.Event()
+                arguments = (self._stopped,)
+                threading.Thread(target=_collect, args=arguments, daemon=True).start()
 
-    def __exit__(self, *error: object) -> None:
+    def stop(self) -> None:
+        """Leaves the collection to all threads again."""
         with self._lock:
-            self._inside -= 1
-            if not self._inside and self._was_enabled:
+            self._users -= 1
+            if not self._users and self._was_enabled:
+                self._stopped.set()
+                self._was_enabled = False
                 gc.enable()
 
 
-NO_COLLECTION = NoCollection()
+COLLECTOR = Collector()
+
+
+def _collect(stopped: threading.Event) -> None:
+    latest = time.monotonic()
+    while not stopped.wait(_PAUSE):
+        due = [
+            generation
+            for generation, (count, most) in enumerate(zip(gc.get_count(), gc.get_threshold()))
+            if 0 < most < count
+        ]
+        if 2 in due and time.monotonic() - latest > _BETWEEN_FULL:
+            gc.collect()
+            latest = time.monotonic()
+        elif due:
+            gc.collect(min(due[-1], 1))

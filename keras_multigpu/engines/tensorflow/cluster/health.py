@@ -16,7 +16,6 @@ import grpc
 
 from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.tensorflow.cluster import watchdog
-from keras_multigpu.engines.tensorflow.cluster.garbage import NO_COLLECTION
 from keras_multigpu.engines.tensorflow.cluster.link import Link
 from keras_multigpu.engines.tensorflow.cluster.sockets import end_connections, hand_over
 
@@ -95,9 +94,7 @@ class Guard:
         self._watchdog = watchdog
         self._heard = time.monotonic()
         self._caller = Caller(worker)
-        # Locked until `stop`: an `Event` would make objects, and so could collect garbage.
-        self._stopped = threading.Lock()
-        self._stopped.acquire()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -116,33 +113,30 @@ class Guard:
 
     def stop(self) -> None:
         """Stops asking."""
-        self._stopped.release()
+        self._stopped.set()
         self._thread.join()
         self._caller.close()
 
     def _run(self) -> None:
-        pause = self._timeout / 10
-        while not self._stopped.acquire(True, 0.5 if self.lost else pause):
-            with NO_COLLECTION:
-                if self.lost is None:
-                    self._look(pause)
-                else:  # TensorFlow reconnects, and would wait again
-                    end_connections(self.worker.ip, self.worker.port)
-
-    def _look(self, pause: float) -> None:
-        self._watchdog.hand_over(self.worker)
-        answer = self._caller.ask(pause)
-        self.misses = self.misses + 1 if answer is None else 0
         # Three misses, because the first calls time out if this process itself was suspended.
-        self._note(answer, time.monotonic() - self._heard if self.misses >= 3 else 0.0)
-        is_silent = self.link is not None and self.link.is_silent(_PATIENCE * self._timeout)
-        # If a worker is frozen, the numbers sent to others come late too.
-        if is_silent and not any(guard.misses for guard in self._guards):
-            self.lost = (
-                "The worker answers, but the connections that carry its tensors are silent: "
-                "something between the machines has dropped them."
-            )
-            end_connections(self.worker.ip, self.worker.port)
+        pause = self._timeout / 10
+        while not self._stopped.wait(pause):
+            if self.lost is not None:  # TensorFlow reconnects, and would wait again
+                end_connections(self.worker.ip, self.worker.port)
+                pause = 0.5
+                continue
+            self._watchdog.hand_over(self.worker)
+            answer = self._caller.ask(pause)
+            self.misses = self.misses + 1 if answer is None else 0
+            self._note(answer, time.monotonic() - self._heard if self.misses >= 3 else 0.0)
+            is_silent = self.link is not None and self.link.is_silent(_PATIENCE * self._timeout)
+            # If a worker is frozen, the numbers sent to others come late too.
+            if is_silent and not any(guard.misses for guard in self._guards):
+                self.lost = (
+                    "The worker answers, but the connections that carry its tensors are silent: "
+                    "something between the machines has dropped them."
+                )
+                end_connections(self.worker.ip, self.worker.port)
 
     def _note(self, answer: Status | None, silence: float) -> None:
         if answer is not None and answer.identity != self._status.identity:
