@@ -153,6 +153,8 @@ class TowerParallel(OwnLosses):
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._parallel_follow()
+        if kwargs.get("training") or engines.is_training():
+            self._parallel_check_overwritten()
         if self._parallel_latest.unmixed:
             kwargs = {**kwargs, "training": True}
         results = self._parallel_runner.run((args, kwargs), compiled=self.jit_compile)
@@ -246,6 +248,16 @@ class TowerParallel(OwnLosses):
     def _parallel_adapt(cls, request: engines.Request) -> engines.Request:
         # A file that doesn't say it was written when the mix was always trained.
         return dataclasses.replace(request, options={"loss_of": "mix", **request.options})
+
+    def _parallel_check_overwritten(self) -> None:
+        """Refuses to train values that are replaced by their gradient, which replicas would add."""
+        overwritten = [v for v in self.template.trainable_variables if v.overwrite_with_gradient]
+        if overwritten and not self._parallel_clones and len(self.replicas) > 1:
+            raise ValueError(
+                "Shared replicas can't train values that their gradient replaces, such as the "
+                f"scales of float8 layers. Received: {overwritten[0].path!r} and "
+                f'{len(self.replicas)} replicas. Use `mode="data"`.'
+            )
 
     def _parallel_check_change(self, method: str) -> None:
         if self._parallel_clones:

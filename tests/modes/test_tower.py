@@ -307,6 +307,21 @@ def test_disagreement_is_the_spread_over_the_replicas(rng):
     assert expected.min() > 0.01
 
 
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
+def test_shared_replicas_of_a_float8_model_are_not_trained(rng):
+    """Each replica's gradient is the new value of a scale, and must not be added to the others'."""
+    x, y = _data(rng)
+    template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    template.quantize("float8")
+    parallel = make_parallel(template, 2, "tower")
+    parallel.compile("sgd", "mse")
+    with pytest.raises(
+        ValueError, match="such as the scales of float8 layers. Received: 'sequential"
+    ):
+        parallel.fit(x, y, verbose=0)
+    assert np.isfinite(parallel.predict(x, verbose=0)).all()
+
+
 def test_another_mix_trains_something_else(rng):
     """A layer that was not built when it was given may have had weights, so the mix was trained."""
     x, y = _data(rng)
