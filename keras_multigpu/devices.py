@@ -189,12 +189,12 @@ def _find_cure(devices: Any) -> str:
 
 
 def _too_many(n_gpus: int, gpus: int, cpus: int) -> str:
-    virtual = f"Only virtual devices are in use: {cpus}. " if cpus > 1 else ""
-    if gpus and not virtual:
-        virtual = f"Leave `n_gpus` out to use all GPUs, or write `n_gpus={gpus}`. "
+    hint = f"Only virtual devices are in use: {cpus}. " if cpus > 1 else ""
+    if gpus and not hint:
+        hint = f"Leave `n_gpus` out to use all GPUs, or write `n_gpus={gpus}`. "
     return (
         f"`n_gpus` must not exceed the number of devices. Received: n_gpus={n_gpus}, and this "
-        f"host has {gpus} GPU{'' if gpus == 1 else 's'}. {virtual}To try it on virtual devices, "
+        f"host has {gpus} GPU{'' if gpus == 1 else 's'}. {hint}To try it on virtual devices, "
         f"call `keras_multigpu.use_virtual_devices({n_gpus})` at the start of the process (or "
         "kernel), before the first tensor or model."
     )

@@ -155,14 +155,13 @@ class Report(abc.ABC):
         header, *rows = self._cells()
         sides = self._sides()
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self._settings())
-        settings = f"<ul>{lines}</ul>" if lines else ""
+        folded = f"<details><summary>Settings</summary><ul>{lines}</ul></details>"
         body = "".join(html_row("td", row, sides) for row in rows)
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         return (
             f"<div><p><strong>{html.escape(self.title)}</strong></p>{notes}{picture}"
             f"<table><thead>{html_row('th', header, sides)}</thead><tbody>{body}</tbody></table>"
-            + (f"<details><summary>Settings</summary>{settings}</details>" if settings else "")
-            + "</div>"
+            f"{folded if lines else ''}</div>"
         )
 
     def _cells(self) -> list[list[str]]:

@@ -95,6 +95,14 @@ def test_files_are_checked_as_requests_are():
             type(parallel).from_config({**parallel.get_config(), **option})
 
 
+def test_more_gpus_than_there_are(monkeypatch):
+    engine = keras_multigpu.engines.current()
+    found = {"gpu": ("gpu:0", "gpu:1"), "cpu": ("cpu:0",)}
+    monkeypatch.setattr(type(engine), "list_devices", lambda self, kind: found[kind])
+    with pytest.raises(ValueError, match="has 2 GPUs. Leave `n_gpus` out .*write `n_gpus=2`"):
+        make_parallel(keras.Sequential([keras.Input((2,))]), 4)
+
+
 def test_more_devices_than_there_are():
     with pytest.raises(ValueError, match="n_gpus=5, and this host has 0 GPUs") as error:
         make_parallel(_model(), 5)
