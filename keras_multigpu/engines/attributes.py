@@ -61,7 +61,7 @@ class _MaskReader(keras.Layer):
     mask: Tensor | None = None
 
     def __init__(self) -> None:
-        super().__init__(autocast=False)
+        super().__init__(autocast=False, name="mask_reader")
         self.supports_masking = True
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -73,7 +73,7 @@ class _MaskWriter(keras.Layer):
     mask: Tensor
 
     def __init__(self, mask: Tensor):
-        super().__init__(autocast=False)
+        super().__init__(autocast=False, name="mask_writer")
         self.supports_masking = True
         object.__setattr__(self, "mask", mask)
 

@@ -127,7 +127,7 @@ class _AsksForTraining(keras.Layer):
 
 def is_training() -> bool | None:
     """The `training` that layers called now get from the call around them, if any."""
-    layer = _AsksForTraining(autocast=False)
+    layer = _AsksForTraining(autocast=False, name="asks_for_training")
     layer(keras.ops.zeros([1]))
     return layer.answer
 

@@ -33,7 +33,7 @@ def parallel_class(mode: Any, template_class: Any) -> Any:
     @functools.wraps(template_class.call)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with computing(self):
-            return self._parallel_call_replicas(args, kwargs)
+            return self._parallel_call_replicas(*_with_keywords(template_class.call, args, kwargs))
 
     def fill(namespace: dict[str, Any]) -> None:
         namespace.update(call=call, __module__=mode.__module__, __doc__=mode.__doc__)
@@ -48,6 +48,17 @@ def parallel_class(mode: Any, template_class: Any) -> Any:
     for cls in (made, mode):
         keras.saving.register_keras_serializable(package="keras_multigpu")(cls)
     return made
+
+
+def _with_keywords(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call's arguments; by name from `training` or `mask` on, which Keras passes by name."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = [one.name for one in inspect.signature(call).parameters.values() if one.kind is kind]
+    names = names[1:]  # all but `self`
+    first = min((names.index(name) for name in ("training", "mask") if name in names), default=None)
+    if first is None or len(args) > len(names):
+        return args, kwargs
+    return args[:first], dict(zip(names[first:], args[first:]), **kwargs)
 
 
 def _keep_apart(made: Any) -> None:

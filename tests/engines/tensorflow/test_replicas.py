@@ -410,6 +410,18 @@ def test_a_stateless_call_uses_the_values_that_it_is_given(options, wrap, rng):
     assert difference(*results) < 1e-5
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"mode": "tower"}, {"mode": "model", "placement": {"read": 1}}], ids=str
+)
+def test_call_as_a_function_of_its_own(options, rng):
+    x = rng.integers(0, 9, size=(6, 5))
+    embed = layers.Embedding(9, 4, mask_zero=True)
+    model = keras.Sequential([keras.Input((5,)), embed, layers.LSTM(3, name="read")])
+    parallel = make_parallel(model, 2, **options)
+    call = tf.function(parallel.call)  # passes `training` and `mask` by position
+    assert difference(call(tf.constant(x)), model(x)) < 1e-6
+
+
 class Centre(layers.Layer):
     """Has rows that see each other once it is switched on."""
 
