@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras_multigpu.engines.errors import ClusterError
@@ -33,13 +33,21 @@ class Address:
 def check_free(address: Address, *others: str) -> None:
     """Raises a `ClusterError` if this process can't listen at an address, or at other IPs there."""
     for ip in (address.ip, *others):
-        with socket.socket(address.family, socket.SOCK_STREAM) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                one.bind((ip, address.port))
-                one.listen()
-            except OSError as error:
-                raise cannot_listen(address, str(error.strerror)) from error
+        with listening(address, ip):
+            pass
+
+
+@contextlib.contextmanager
+def listening(address: Address, ip: str | None = None) -> Iterator[socket.socket]:
+    """Scope with a socket that listens at an address, or at another IP address's port."""
+    with socket.socket(address.family, socket.SOCK_STREAM) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind((address.ip if ip is None else ip, address.port))
+            server.listen()
+        except OSError as error:
+            raise cannot_listen(address, str(error.strerror)) from error
+        yield server
 
 
 def cannot_listen(address: Address, reason: str) -> ClusterError:

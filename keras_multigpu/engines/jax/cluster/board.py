@@ -11,8 +11,7 @@ from typing import Any
 
 import jax
 
-ROOT = "keras_multigpu/"
-"""Before the keys of all entries."""
+_ROOT = "keras_multigpu/"  # before the keys of all entries
 _BEATS = "beats/"
 BEAT = 1.0
 """Seconds between two signs of life."""
@@ -31,7 +30,7 @@ class Board:
         self._outbox: dict[str, str | None] = {}
         self._entries: dict[str, str] = {}
         self._heard: dict[str, float] = {}
-        self._latest = time.monotonic()
+        self._begun = self._latest = time.monotonic()
         self._changed = threading.Condition()
         self._wanted = threading.Event()
         self._stopped = threading.Event()
@@ -60,9 +59,9 @@ class Board:
             }
 
     def silence(self, number: int) -> float:
-        """Seconds since the last sign of life of a process."""
+        """Seconds since the last sign of life of a process, or since the board was made."""
         with self._changed:
-            return self._latest - self._heard.get(f"{_BEATS}{number}", self._latest)
+            return self._latest - self._heard.get(f"{_BEATS}{number}", self._begun)
 
     def service_silence(self) -> float:
         """Seconds since the service last answered."""
@@ -104,8 +103,8 @@ class Board:
     def _exchange(self, outbox: dict[str, str | None]) -> dict[str, str]:
         for key, value in outbox.items():
             if value is None:
-                self._client.key_value_delete(ROOT + key)
+                self._client.key_value_delete(_ROOT + key)
             else:
-                self._client.key_value_set(ROOT + key, value, allow_overwrite=True)
-        found = self._client.key_value_dir_get(ROOT)
-        return {key[key.index(ROOT) + len(ROOT) :]: value for key, value in found}
+                self._client.key_value_set(_ROOT + key, value, allow_overwrite=True)
+        found = self._client.key_value_dir_get(_ROOT)
+        return {key[key.index(_ROOT) + len(_ROOT) :]: value for key, value in found}

@@ -18,7 +18,6 @@ _RESTART = (
     "Start the script again in all processes: with `keras.callbacks.BackupAndRestore` it continues "
     "from the last backup."
 )
-_ONE_EACH = f"Give each process a different `process_id`. {_RESTART}"
 _CURES = {
     "rows": "Give the same data, in the same order, in all processes: each takes its part. "
     "Data that shuffle themselves need the same seed in all.",
@@ -33,27 +32,18 @@ class Group:
     """Processes that run the same script, as one of them sees them.
 
     Every wait ends: when the others have arrived, or with a `ClusterError` if one of them shows no
-    sign of life for `timeout` seconds, has ended or restarted, has failed, or makes another call.
+    sign of life for `timeout` seconds, has ended, has failed, or makes another call.
 
     Args:
         board: what the processes write for each other.
         number: this process's number.
         names: how errors call each process: `"gpu7 (process 1, pid 4242)"`.
         timeout: in seconds.
-        records: each process's record from the time of joining, by its number.
     """
 
-    def __init__(
-        self,
-        board: Board,
-        number: int,
-        names: tuple[str, ...],
-        timeout: float,
-        records: dict[str, str] | None = None,
-    ):
+    def __init__(self, board: Board, number: int, names: tuple[str, ...], timeout: float):
         self.number, self.names, self.timeout = number, names, timeout
         self._board = board
-        self._records = records or {}
         self._loop = 0
         self._steps = 0
         self.broken: ClusterError | None = None
@@ -170,9 +160,6 @@ class Group:
             raise self._silent(0, self._board.service_silence())
         told = self._board.read("")
         for number in range(len(self.names)):
-            known = self._records.get(str(number))
-            if told.get(f"records/{number}", known) != known:
-                raise self._break(number, "Another process has taken its place.", _ONE_EACH)
             if number == self.number:
                 continue
             if self._board.silence(number) > silence:

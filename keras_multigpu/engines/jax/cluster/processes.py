@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import importlib.metadata
 import inspect
-import json
 import os
 import random
 import socket
@@ -21,16 +20,17 @@ import jax
 import keras
 import numpy as np
 
-from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.cluster.board import BEAT, Board
-from keras_multigpu.engines.jax.cluster.coordinator import await_coordinator, not_joined
 from keras_multigpu.engines.jax.cluster.group import Group
-from keras_multigpu.engines.remote import Address, check_free
+from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.rendezvous import meet, not_joined
 
 # Extra seconds before JAX kills the process, so that our error comes first.
 _GRACE = 60
 _FAR = 24 * 3600
+# What must be equal in all processes.
+_EQUAL = ("num_processes", "JAX", "Keras", "keras_multigpu")
 _joined: tuple[tuple[str, int, int], Group] | None = None
 
 
@@ -64,21 +64,11 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
         )
     _check_version()
     until = time.monotonic() + timeout
-    if number:
-        await_coordinator(address, number, until)
-    else:
-        check_free(address)
+    # First among us: JAX would give a number to the latest process that asks for it.
+    records = meet(address, number, count, _describe(count), _EQUAL, until)
     _initialize(address, count, number, until, timeout)
-    board = Board(_client(), number)
-    try:
-        texts = _introduce(board, address, count, number, until)
-    except ClusterError:
-        atexit.register(_end_at_once)
-        time.sleep(0 if number else 2 * BEAT)  # until the others have read the records
-        raise
-    records = [json.loads(texts[str(k)]) for k in range(count)]
     names = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
-    group = Group(board, number, names, timeout, texts)
+    group = Group(Board(_client(), number), number, names, timeout)
     _joined = (request, group)
     atexit.register(_leave, group)
     if len({record["random numbers"] for record in records}) > 1:
@@ -155,11 +145,9 @@ def _client() -> Any:
     return distributed.global_state.client
 
 
-def _introduce(
-    board: Board, address: Address, count: int, number: int, until: float
-) -> dict[str, str]:
-    """Exchanges a record of each process; returns them by the processes' numbers."""
-    mine = {
+def _describe(count: int) -> dict[str, str]:
+    """What the others are told of this process."""
+    return {
         "host": socket.gethostname(),
         "pid": str(os.getpid()),
         "num_processes": str(count),
@@ -169,35 +157,12 @@ def _introduce(
         "random numbers": _random_state(),
         "seed": str(random.SystemRandom().randrange(2**31)),
     }
-    board.write(f"records/{number}", json.dumps(mine))
-    while True:
-        found = board.read("records/", seconds=0.25)
-        _check_alike({int(key): json.loads(value) for key, value in found.items()})
-        absent = [str(k) for k in range(count) if str(k) not in found]
-        if not absent:
-            return found
-        if time.monotonic() > until:
-            raise not_joined(address, f"absent: process {', '.join(absent)}")
 
 
 def _random_state() -> str:
     """A checksum of the random state: equal in processes that have set the same seed."""
     states = (random.getstate(), np.random.get_state(legacy=False))
     return str(zlib.crc32(repr(states).encode()))
-
-
-def _check_alike(records: dict[int, dict[str, str]]) -> None:
-    """Raises a `ClusterError` for the first known process that differs from process 0."""
-    first = records.get(0, {})
-    for number, record in sorted(records.items()):
-        for fact in ("num_processes", "JAX", "Keras", "keras_multigpu"):
-            if first and record[fact] != first[fact]:
-                raise ClusterError(
-                    f"{record['host']} (process {number}, pid {record['pid']})",
-                    f"It has {fact} {record[fact]}, and process 0 on {first['host']} has "
-                    f"{first[fact]}.",
-                    "Make them equal, and start all processes again.",
-                )
 
 
 def _leave(group: Group) -> None:

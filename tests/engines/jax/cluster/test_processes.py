@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,10 +19,8 @@ from support.worker_processes import free_port
 
 from keras_multigpu import make_parallel
 from keras_multigpu.cluster import ClusterError, join
-from keras_multigpu.engines import Address
-from keras_multigpu.engines.jax.cluster import board, coordinator, joint, processes
+from keras_multigpu.engines.jax.cluster import board, joint, processes
 from keras_multigpu.engines.jax.cluster.group import Group
-from keras_multigpu.engines.remote import check_free
 
 # On one worker: the processes are begun once, and each run has two of them.
 pytestmark = pytest.mark.xdist_group("processes")
@@ -229,66 +226,8 @@ def test_absent_processes(tmp_path):
         status, output = run.end()[0]
     assert status == 1, output
     assert f"{run.address}: Not all processes joined there in time" in output
-    assert "one or more of 2 processes are absent" in output
+    assert "absent: process 1" in output
     assert "Start all processes with the same `coordinator`" in output
-
-
-def _address(port):
-    return Address(f"localhost:{port}", "127.0.0.1", port)
-
-
-def test_no_coordinator():
-    address = _address(free_port())
-    with pytest.raises(
-        ClusterError, match="Not all processes joined .*Connection refused"
-    ) as caught:
-        coordinator.await_coordinator(address, 1, time.monotonic() + 0.3)
-    assert caught.value.host == address.name
-
-
-def _await_answer(answer):
-    """What a process comes to that is to be number 1, where something answers it."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        address = _address(other.getsockname()[1])
-        with pytest.raises(ClusterError, match="This process can't listen there .Address already"):
-            check_free(address)
-
-        def serve():
-            connection, _ = other.accept()
-            with connection:
-                connection.sendall(answer)
-                connection.recv(10_000)
-
-        server = threading.Thread(target=serve)
-        server.start()
-        try:
-            coordinator.await_coordinator(address, 1, time.monotonic() + 0.05)
-        finally:
-            server.join()
-
-
-SETTINGS = b"\0\0\0\4\0\0\0\0\0"
-NONE = b"\0\0\0\1\5\0\0\0"  # ends a stream without data: the stream's number follows
-
-
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request", b"", SETTINGS, SETTINGS + b"\0"])
-def test_something_else_at_the_coordinators_address(answer):
-    with pytest.raises(ClusterError, match="something else than a coordinator answers"):
-        _await_answer(answer)
-
-
-def test_a_number_that_nobody_has():
-    _await_answer(SETTINGS + NONE + b"\1")
-
-
-@pytest.mark.parametrize("pid", ["7", "7" * 90])  # short and long, so that the lengths differ
-def test_a_number_in_use(pid):
-    record = json.dumps({"host": "gpu7", "pid": pid}).encode()
-    data = b"\0\0\0\0\x50\n\x4e\n\x18keras_multigpu/records/1\x12{" + record
-    frame = len(data).to_bytes(3, "big") + b"\0\0\0\0\0\1"
-    with pytest.raises(ClusterError, match=f"has joined as process 1: pid {pid} on gpu7") as caught:
-        _await_answer(SETTINGS + frame + data + NONE + b"\1")
-    assert "Give each process a different `process_id`" in caught.value.cure
 
 
 @pytest.mark.slow
@@ -298,9 +237,8 @@ def test_a_number_in_use_ends_no_training(tmp_path):
         with running("late", tmp_path, [1], run.address) as second:
             status, output = second.end()[1]
         assert status == 1, output
-        pid = run.processes[1].pid
-        assert f"{run.address}: Another process has joined as process 1: pid {pid} on" in output
-        time.sleep(5.0)  # more than it takes to notice a lost process
+        assert f"{run.address}: Not all processes joined there in time" in output
+        assert "another program, or a training that has begun" in output
         assert all(process.poll() is None for process in run.processes.values())
 
 
@@ -376,20 +314,6 @@ def test_what_is_lost_is_named():
         group_of(told).begin("fit", {})
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_whose_place_was_taken_is_lost(victim):
-    """It was started again, or two processes with one number have joined at the same time."""
-    told = Told(records__0="pid 1", records__1="pid 2")
-    group = Group(told, 0, ("a", "b"), timeout=5.0, records=told.read("records/"))
-    group.check()
-    told.entries[f"records/{victim}"] = "pid 3"
-    name = "ab"[victim]
-    with pytest.raises(ClusterError, match=f"^{name}: Another process has taken its place. Give"):
-        group.check()
-    with pytest.raises(ClusterError, match="has taken its place"), group.explained():
-        raise jax.errors.JaxRuntimeError("Connection closed by peer")
-
-
 def test_the_first_process_leaves_when_the_others_are_silent():
     """They have said that they end, but still need its service until they have disconnected."""
     told = Told(ended__1="ended")
@@ -452,15 +376,6 @@ def test_a_process_that_does_not_come_is_told_of(monkeypatch):
     monkeypatch.setattr(told, "read", read)
     with pytest.warns(UserWarning, match="waited 0 seconds for b: alive, but not at the same call"):
         group.begin("fit", {})
-
-
-def test_other_versions_are_refused():
-    mine = {"host": "a", "pid": "1", "num_processes": "2", "JAX": "1", "Keras": "3"}
-    mine["keras_multigpu"] = "1"
-    other = {**mine, "host": "b", "pid": "2", "JAX": "2"}
-    with pytest.raises(ClusterError, match=r"It has JAX 2, and process 0 on a has 1. Make them"):
-        processes._check_alike({0: mine, 1: other})
-    processes._check_alike({1: other})  # process 0 is not known yet
 
 
 def test_old_versions_of_jax_are_refused(monkeypatch):
