@@ -43,12 +43,15 @@ def pytest_unconfigure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Applies the markers `backend_free` and `thin`, before `-m` selects by `slow`."""
+    """Applies our own markers, before `-m` selects by `slow`."""
     if BACKEND != "tensorflow":
         config.hook.pytest_deselected(
             items=[item for item in items if item.get_closest_marker("backend_free")]
         )
         items[:] = [item for item in items if not item.get_closest_marker("backend_free")]
+    for item in items:
+        if BACKEND == "jax" and item.get_closest_marker("slow_on_jax"):
+            item.add_marker(pytest.mark.slow)
     families = collections.defaultdict(list)
     for item in items:
         marker = item.get_closest_marker("thin")

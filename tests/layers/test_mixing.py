@@ -328,6 +328,7 @@ def test_a_subclassed_model_of_any_rows(rng):
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("name", ["weighted", "gated", "own gate", "gaussian"])
+@pytest.mark.slow_on_jax
 def test_training(rng, name, jit_compile):
     """The first replica is right, the others noise: the mix learns to hear the first."""
     x = rng.normal(size=(256, 4)).astype("float32")

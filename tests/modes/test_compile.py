@@ -130,6 +130,7 @@ def test_losses_over_the_whole_batch(loss):
 
 # Keras's `MeanIoU` asks JAX for 64 bits.
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")
+@pytest.mark.slow_on_jax
 def test_metrics_over_the_whole_batch():
     def labels(rng, rows):
         return np.eye(2)[rng.integers(0, 2, rows)].astype("float32")

