@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
-from keras_multigpu.devices import take_several
+from keras_multigpu.devices import find_only_gpu, take_several
 from keras_multigpu.reports import ScalingReport, scaling
 
 
@@ -40,6 +40,13 @@ BENCHMARKS = {
 }
 
 
+_ONE_GPU = """\
+This is the time on one GPU, where `make_parallel` leaves the step to Keras. A speed-up needs a
+second GPU. `keras_multigpu.reports.advise` predicts from one GPU what several would gain.
+`--devices 1 2 4` compares virtual CPU devices, whose times say nothing about GPUs.
+"""
+
+
 class _OneBatch(keras.utils.PyDataset):
     """The same batch again and again: reading data is not measured."""
 
@@ -66,12 +73,13 @@ def run_bench(
     Args:
         model: `"mlp"` or `"resnet50"`; `None` for ResNet50 on GPUs, and else for the MLP.
         batch_size: rows of a batch, on all devices together; `None` for the model's usual size.
-        devices: the numbers of devices; `None` for 1, 2, 4 and so on, and all that there are. If
-            there are fewer than two GPUs, virtual devices stand in.
+        devices: the numbers of devices; `None` for 1, 2, 4 and so on, and all that there are. A
+            single GPU is timed alone. Without a GPU, or for more devices than a single GPU, virtual
+            devices stand in.
         steps: batches of a run.
         repeats: timed runs on each number of devices.
     """
-    chosen, which = take_several(max(devices) if devices else None)
+    chosen, which = take_several(max(devices) if devices else None, enough=1)
     counts = list(devices or _counts(len(chosen)))
     print(which)
     model = model or ("resnet50" if chosen[0] in engines.current().list_devices("gpu") else "mlp")
@@ -87,6 +95,8 @@ def run_bench(
     report.title = f"{model}, {rows} rows of shape {benchmark.shape} in a batch"
     report.settings |= {"model": model, "batch size": rows, "steps of an epoch": steps}
     print(f"\n{report.to_markdown()}\n")
+    if len(chosen) == 1 and find_only_gpu() in chosen:
+        print(_ONE_GPU)
     print("docs/speed.md has a place for reports: paste what is printed above, from the title on.")
     return report
 

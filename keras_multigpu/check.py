@@ -8,11 +8,12 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
-from keras_multigpu.devices import explain_no_gpus, list_devices, take_several
+from keras_multigpu.devices import explain_no_gpus, find_only_gpu, list_devices, take_several
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports import measure_link, scaling
 from keras_multigpu.reports.environment import describe_environment
 from keras_multigpu.reports.forms import show_bytes, show_seconds
+from keras_multigpu.reports.timing import Stopwatch
 
 _EXTRAS = {
     "reports": ("matplotlib", "pandas"),
@@ -28,7 +29,7 @@ _LARGEST = {"cpu": 1e-4, "gpu": 1e-2}
 def run_check() -> bool:
     """Prints what is here, trains a small model on one and on all devices, and compares.
 
-    If there are fewer than two GPUs, virtual devices stand in.
+    If there are fewer than two GPUs, virtual devices stand in; a single GPU trains the model too.
 
     Returns:
         Whether the weights agree to float rounding.
@@ -42,12 +43,15 @@ def run_check() -> bool:
     if devices[0] in gpus:
         link = measure_link(*devices[:2])
         print(f"link from {link.name}: {show_bytes(link.bytes_per_s)}/s")
-    count, difference = len(devices), _compare(devices)
-    agree = difference < _LARGEST["gpu" if devices[0] in gpus else "cpu"]
+    count = len(devices)
     print(f"\nA small model, trained on 1 and on {count} devices:")
-    verdict = "they agree to float rounding" if agree else "THEY DISAGREE"
-    print(f"- weights: the largest difference is {difference:.1e}; {verdict}")
+    agree = _tell_weights(devices[:1], devices)
     print(f"- times: {_time(count)}")
+    only = find_only_gpu()
+    if only:
+        print(f"\nThe same model, trained on {only} and on {devices[0]}:")
+        agree = _tell_weights((only,), devices[:1]) and agree
+        print(f"- time: a step takes {show_seconds(_time_step(only))} on {only}")
     print("\nNext:")
     for line in _advise(agree, gpus, devices):
         print(f"- {line}")
@@ -78,15 +82,34 @@ def _data() -> tuple[np.ndarray, np.ndarray]:
     return x, np.sin(x[:, :4])
 
 
-def _compare(devices: tuple[str, ...]) -> float:
-    """The largest difference between weights that were trained on one and on all devices."""
-    one, several = _build(), _build()
-    several.set_weights(one.get_weights())
-    for model, used in ((one, devices[:1]), (several, devices)):
+def _tell_weights(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Prints how far trainings on two tuples of devices are apart; returns whether they agree."""
+    kinds = {name.partition(":")[0] for name in some + others}
+    difference = _compare(some, others)
+    agree = difference < max(_LARGEST[kind] for kind in kinds)
+    verdict = "they agree to float rounding" if agree else "THEY DISAGREE"
+    print(f"- weights: the largest difference is {difference:.1e}; {verdict}")
+    return agree
+
+
+def _compare(some: tuple[str, ...], others: tuple[str, ...]) -> float:
+    """The largest difference between weights that were trained on two tuples of devices."""
+    first, second = _build(), _build()
+    second.set_weights(first.get_weights())
+    for model, used in ((first, some), (second, others)):
         parallel = make_parallel(model, devices=used)
         parallel.fit(*_data(), batch_size=_BATCH_SIZE, epochs=2, shuffle=False, verbose=0)
-    pairs = zip(one.get_weights(), several.get_weights())
-    return max(float(np.abs(first - second).max()) for first, second in pairs)
+    pairs = zip(first.get_weights(), second.get_weights())
+    return max(float(np.abs(one - other).max()) for one, other in pairs)
+
+
+def _time_step(device: str) -> float:
+    """The seconds that a step takes on one device."""
+    parallel, watch = make_parallel(_build(), devices=[device]), Stopwatch()
+    parallel.fit(*_data(), batch_size=_BATCH_SIZE, verbose=0)
+    parallel.fit(*_data(), batch_size=_BATCH_SIZE, epochs=3, verbose=0, callbacks=[watch])
+    assert watch.step_seconds is not None, "an epoch has several steps"
+    return watch.step_seconds
 
 
 def _time(count: int) -> str:
@@ -109,9 +132,13 @@ def _advise(agree: bool, gpus: tuple[str, ...], devices: tuple[str, ...]) -> lis
             "`python -m keras_multigpu bench` measures a larger model; `reports.scaling(model, "
             "data)` measures yours",
         ]
-    lines += ["The devices are parts of one processor: their times say nothing about GPUs."]
+    lines += ["The virtual devices share one processor: their times say nothing about GPUs."]
     if gpus:
-        lines += ["There is one GPU: `make_parallel(model)` trains on it, as Keras does."]
+        lines += [
+            f"`make_parallel(model)` trains on {', '.join(gpus)}, as Keras does.",
+            "`python -m keras_multigpu bench` times a larger model on it.",
+            "`reports.advise(model, batch_size)` predicts what more GPUs would gain.",
+        ]
     else:
         lines += [f"No GPU was found. Possible reason: {reason}" for reason in explain_no_gpus()]
-    return [*lines, "To try your own model here: `keras_multigpu.use_virtual_devices(4)` first."]
+    return [*lines, "To try several devices: call `keras_multigpu.use_virtual_devices(4)` first."]

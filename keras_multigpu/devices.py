@@ -95,14 +95,15 @@ def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[s
     return pool[:n_gpus]
 
 
-def take_several(count: int | None) -> tuple[tuple[str, ...], str]:
-    """Devices on which to show a parallel training: GPUs, or virtual devices if there are not two.
+def take_several(count: int | None, enough: int = 2) -> tuple[tuple[str, ...], str]:
+    """Devices on which to show a parallel training: GPUs, or virtual devices if there are too few.
 
     Must come before the backend starts, like `use_virtual_devices`.
 
     Args:
         count: how many devices, or fewer if there are fewer GPUs; `None` for all GPUs, or four
             virtual devices.
+        enough: with `count=None`, the least number of GPUs to do without virtual devices.
 
     Returns:
         The devices' names, and a sentence that says which they are.
@@ -114,13 +115,19 @@ def take_several(count: int | None) -> tuple[tuple[str, ...], str]:
     if len(cpus) > engine.num_processes:
         chosen = choose_devices(count, None)
         return chosen, f"Virtual devices are in use: {', '.join(chosen)}."
-    if len(gpus) >= min(count or 2, 2):
+    if len(gpus) >= min(count or enough, 2):
         chosen = gpus[:count]
         return chosen, f"GPUs in use: {', '.join(chosen)} (of {len(gpus)})."
     use_virtual_devices(count or 4)
     chosen = choose_devices(count or 4, None)
     found = "only one GPU" if gpus else "no GPU"
     return chosen, f"There is {found} here, so {len(chosen)} virtual CPU devices stand in."
+
+
+def find_only_gpu() -> str | None:
+    """The name of the host's GPU if there is exactly one."""
+    gpus = engines.current().list_devices("gpu")
+    return gpus[0] if len(gpus) == 1 else None
 
 
 def explain_no_gpus() -> list[str]:

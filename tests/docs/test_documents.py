@@ -12,7 +12,7 @@ import pytest
 from support.scripts import run_python
 
 import keras_multigpu
-from keras_multigpu import check, devices
+from keras_multigpu import bench, check, devices
 from keras_multigpu.__main__ import main
 
 MODULES = sorted(
@@ -118,8 +118,33 @@ def test_check(capsys):
     assert "No GPU was found. Possible reason: " in shown
 
 
+def test_a_check_with_one_gpu(capsys, monkeypatch):
+    """The GPU, for which a CPU device stands in, trains the model too."""
+    monkeypatch.setattr(check, "find_only_gpu", lambda: "cpu:3")
+    monkeypatch.setattr(check, "_time", lambda count: "not measured")
+    trained = []
+    monkeypatch.setattr(check, "make_parallel", lambda model, devices: (
+        trained.append(tuple(devices)) or keras_multigpu.make_parallel(model, devices=devices)
+    ))  # fmt: skip
+    main(["check"])
+    several = ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
+    assert trained == [("cpu:0",), several, ("cpu:3",), ("cpu:0",), ("cpu:3",)]
+    _, _, shown = capsys.readouterr().out.partition("trained on cpu:3 and on cpu:0:\n- weights: ")
+    assert float(re.search(r"difference is (\S+); they agree", shown)[1]) < 1e-5
+    assert re.search(r"- time: a step takes \d\S* ms on cpu:3\n", shown)
+
+
+@pytest.mark.backend_free
+def test_what_to_do_next_with_one_gpu():
+    lines = "\n".join(check._advise(True, ("gpu:0",), ("cpu:0", "cpu:1")))
+    for told in ("trains on gpu:0, as Keras does", "keras_multigpu bench`", "`reports.advise("):
+        assert told in lines
+    assert "No GPU was found" not in lines
+    assert "report the difference" not in lines
+
+
 def test_a_check_that_fails(capsys, monkeypatch):
-    monkeypatch.setattr(check, "_compare", lambda devices: 0.5)
+    monkeypatch.setattr(check, "_compare", lambda some, others: 0.5)
     monkeypatch.setattr(check, "_time", lambda count: "not measured")
     monkeypatch.setitem(check._EXTRAS, "toast", ("no_such_module",))
     with pytest.raises(SystemExit) as ended:
@@ -143,6 +168,20 @@ def test_bench(capsys):
     assert "paste" in shown.splitlines()[-1]
 
 
+def test_a_bench_with_one_gpu(capsys, monkeypatch):
+    """The GPU, for which a CPU device stands in, is timed alone."""
+    asked = []
+    found = ("cpu:0",), "GPUs in use: gpu:0 (of 1)."
+    monkeypatch.setattr(bench, "take_several", lambda *given, **more: asked.append(more) or found)
+    monkeypatch.setattr(bench, "find_only_gpu", lambda: "cpu:0")
+    main(["bench", "--model", "mlp", "--batch-size", "8", "--steps", "2", "--repeats", "1"])
+    assert asked == [{"enough": 1}]
+    shown = capsys.readouterr().out
+    table = [line for line in shown.splitlines() if line.startswith("|")]
+    assert [line.split("|")[1].strip() for line in table] == ["devices", "---:", "1"]
+    assert "This is the time on one GPU" in shown
+
+
 @pytest.mark.parametrize(
     ("gpus", "cpus", "count", "chosen", "told"),
     [
@@ -151,6 +190,7 @@ def test_bench(capsys):
         (2, 1, 4, ["gpu:0", "gpu:1"], "gpu:1 (of 2)"),
         (1, 1, 1, ["gpu:0"], "GPUs in use: gpu:0 (of 1)."),
         (1, 1, None, ["cpu:0", "cpu:1", "cpu:2", "cpu:3"], "only one GPU here, so 4 virtual CPU"),
+        (1, 1, 2, ["cpu:0", "cpu:1"], "only one GPU here, so 2 virtual CPU devices stand in"),
         (0, 1, 2, ["cpu:0", "cpu:1"], "There is no GPU here, so 2 virtual CPU devices stand in"),
         (2, 3, None, ["cpu:0", "cpu:1", "cpu:2"], "Virtual devices are in use: cpu:0, cpu:1,"),
     ],
@@ -170,9 +210,13 @@ def test_gpus_first(gpus, cpus, count, chosen, told, monkeypatch):
             there["cpu"] = count
 
     monkeypatch.setattr(devices.engines, "current", Host)
+    assert devices.find_only_gpu() == ("gpu:0" if gpus == 1 else None)
     found, text = devices.take_several(count)
     assert list(found) == chosen
     assert told in text
+    there["cpu"] = cpus
+    found, text = devices.take_several(count, enough=1)
+    assert list(found) == (["gpu:0"] if (gpus, count) == (1, None) else chosen)
 
 
 def test_devices(capsys):
