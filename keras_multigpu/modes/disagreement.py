@@ -24,10 +24,20 @@ def spread(*parts: np.ndarray) -> np.ndarray:
     return np.sqrt(variance.reshape(len(variance), -1).mean(axis=1))
 
 
+def warn_of_one_replica() -> None:
+    """Warns that a single replica can't disagree."""
+    warnings.warn(
+        "The disagreement of a single replica is zero by construction: there is no other one. "
+        "Received: 1 replica. Give `make_parallel` more devices, or `num_replicas`: several "
+        "replicas can be on one device.",
+        stacklevel=3,
+    )
+
+
 def warn_if_zero(spreads: Any, outputs: Sequence[Any], training: bool) -> None:
     """Warns if shared replicas do not differ: they can't, unless they draw random numbers."""
     pairs = zip(keras.tree.flatten(spreads), keras.tree.flatten(outputs[0]))
-    if len(outputs) > 1 and all(one.max(initial=0.0) <= _least(output) for one, output in pairs):
+    if all(one.max(initial=0.0) <= _least(output) for one, output in pairs):
         warnings.warn(
             "The disagreement of shared replicas that draw no random numbers is zero by "
             "construction: they have the same weights. Received: "

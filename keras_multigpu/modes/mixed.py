@@ -14,7 +14,7 @@ from keras_multigpu.graphs.graph import symbolic_ends
 from keras_multigpu.layers.gaussian import GaussianMix, reads_gaussians
 from keras_multigpu.layers.mixing import get_mix
 from keras_multigpu.modes.base import ParallelModel
-from keras_multigpu.modes.disagreement import spread, warn_if_zero
+from keras_multigpu.modes.disagreement import spread, warn_if_zero, warn_of_one_replica
 
 
 @dataclasses.dataclass
@@ -201,12 +201,14 @@ class MixedModel(ParallelModel):
             are not numbers: the share of values that differ from the first replica's.
 
         Warns:
-            UserWarning: if the replicas are shared and have drawn no random numbers, so that they
-                can't differ.
+            UserWarning: if the replicas can't differ: there is only one, or they are shared and
+                have drawn no random numbers.
         """
         outputs = self.predict_replicas(x, training=training, **kwargs)
         spreads = keras.tree.map_structure(spread, *outputs)
-        if not self._parallel_clones:
+        if len(outputs) == 1:
+            warn_of_one_replica()
+        elif not self._parallel_clones:
             warn_if_zero(spreads, outputs, training)
         return spreads
 

@@ -261,7 +261,9 @@ def test_a_disagreement_that_is_zero_by_construction(rng):
     shared = make_parallel(_regressor(), 2, mode="tower")
     with pytest.warns(UserWarning, match="no random numbers.*replicas='shared', training=True"):
         shared.disagreement(x, training=True, verbose=0)
-    _committee(1).disagreement(x, verbose=0)  # one replica has nobody to disagree with
+    for single in (_committee(1), make_parallel(_regressor(), 1, mode="tower")):
+        with pytest.warns(UserWarning, match="single replica is zero.*Received: 1 replica"):
+            assert np.array_equal(single.disagreement(x, verbose=0), np.zeros(5))
 
 
 def test_a_gaussian_mix_needs_its_loss(rng):
