@@ -14,17 +14,7 @@ from keras_multigpu.devices import list_devices
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command; `arguments` default to this process's command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m keras_multigpu", description="Multi-GPU training of any Keras model."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("check", help="say what is here, and compare one device with all")
-    demo = commands.add_parser("demo", help="train on one device and on several, and compare")
-    demo.add_argument("--devices", type=int, help="how many devices (default: all GPUs, or 4)")
-    demo.add_argument("--epochs", type=int, default=5, help="how many epochs (default: 5)")
-    commands.add_parser("devices", help="list the devices that can be used")
-    _add_bench(commands)
-    _add_serve(commands)
+    parser = make_parser()
     chosen = parser.parse_args(arguments)
     if chosen.command == "demo":
         run_demo(chosen.devices, chosen.epochs)
@@ -37,6 +27,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _serve(parser, chosen)
     else:
         print(*list_devices(), sep="\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m keras_multigpu", description="Multi-GPU training of any Keras model."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("check", help="say what is here, and compare one device with all")
+    demo = commands.add_parser("demo", help="train on one device and on several, and compare")
+    demo.add_argument("--devices", type=int, help="how many devices (default: all GPUs, or 4)")
+    demo.add_argument("--epochs", type=int, default=5, help="how many epochs (default: 5)")
+    commands.add_parser("devices", help="list the devices that can be used")
+    _add_bench(commands)
+    _add_serve(commands)
+    return parser
 
 
 def _add_bench(commands: argparse._SubParsersAction) -> None:

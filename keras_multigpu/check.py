@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_multigpu import engines
 from keras_multigpu.devices import explain_no_gpus, find_only_gpu, list_devices, take_several
+from keras_multigpu.extras import how_to_install
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports import measure_link, scaling
 from keras_multigpu.reports.environment import describe_environment
@@ -66,7 +67,7 @@ def _find_extras() -> str:
     lacking = [f"{extra} ({', '.join(names)})" for extra, names in missing.items() if names]
     if not lacking:
         return "all are installed"
-    return f"missing are {', '.join(lacking)}: `pip install 'keras-multigpu[EXTRA]'` adds one"
+    return f"missing are {', '.join(lacking)}. To add one: {how_to_install('EXTRA')}"
 
 
 def _build() -> keras.Model:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_multigpu.devices import take_several
+from keras_multigpu.extras import how_to_install
 from keras_multigpu.parallel import make_parallel
 
 _SEED = 20
@@ -61,7 +62,7 @@ def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     except ModuleNotFoundError as error:
         raise ImportError(
             "The demo trains on scikit-learn's digits, but scikit-learn is not installed. "
-            "Install it: `pip install 'keras-multigpu[demo]'`."
+            f"Install the extra `demo`: {how_to_install('demo')}."
         ) from error
     digits = load_digits()
     return digits.images[..., None].astype("float32") / 16, digits.target

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 
+from keras_multigpu.extras import how_to_install
+
 try:
     import keras
 except ModuleNotFoundError as error:
@@ -14,10 +16,9 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(
         f"keras_multigpu needs Keras 3 with a backend, and `{error.name}` is not installed. "
-        "Install one with the package: pip install 'keras-multigpu[tensorflow-cpu]' or "
-        "'keras-multigpu[jax]' (no GPU), 'keras-multigpu[tensorflow]' or "
-        "'keras-multigpu[jax-cuda]' (NVIDIA GPUs). With JAX, set the environment variable "
-        "KERAS_BACKEND=jax: Keras takes TensorFlow otherwise."
+        "Install a backend with the extra `tensorflow` or `jax-cuda` (NVIDIA GPUs), or "
+        f"`tensorflow-cpu` or `jax` (no GPU): {how_to_install('tensorflow')}. With JAX, set the "
+        "environment variable KERAS_BACKEND=jax: Keras takes TensorFlow otherwise."
     ) from error
 
 from keras_multigpu.engines.attributes import set_attributes, with_attributes

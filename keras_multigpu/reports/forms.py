@@ -9,6 +9,8 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keras_multigpu.extras import how_to_install
+
 _UNITS = ("kB", "MB", "GB", "TB")
 
 
@@ -75,8 +77,8 @@ def new_figure(width: float = 9.0, height: float = 4.0) -> Any:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ImportError(
-            "A plot needs matplotlib, which is not installed. Install it: `pip install "
-            "'keras-multigpu[reports]'`, or print the report, or use `to_markdown()`."
+            "A plot needs matplotlib, which is not installed. Install the extra `reports`: "
+            f"{how_to_install('reports')}. Or print the report, or use `to_markdown()`."
         ) from error
 
     class NotebookFigure(Figure):

@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from keras_multigpu.extras import how_to_install
 from keras_multigpu.reports.forms import html_row, json_value, markdown_cell, new_figure, one_line
 
 _PLOTS = (".png", ".svg", ".pdf")
@@ -193,8 +194,8 @@ class Report(abc.ABC):
             import pandas
         except ModuleNotFoundError as error:
             raise ImportError(
-                "A pandas table needs pandas, which is not installed. Install it: `pip "
-                "install 'keras-multigpu[reports]'`, or print the report, or use `to_json()`."
+                "A pandas table needs pandas, which is not installed. Install the extra "
+                f"`reports`: {how_to_install('reports')}. Or print the report, or use `to_json()`."
             ) from error
         frame = pandas.DataFrame(self.rows, columns=[column.name for column in self.columns])
         frame.attrs.update(

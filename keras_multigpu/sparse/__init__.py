@@ -1,12 +1,14 @@
 """Wide sparse data: categorical columns, hashed and streamed, and stored as indices."""
 
+from keras_multigpu.extras import how_to_install
+
 try:
     import pyarrow
     import xxhash
 except ModuleNotFoundError as error:
     raise ImportError(
         f"keras_multigpu.sparse needs the library `{error.name}`, which is not installed. "
-        "Install the extra `sparse`: pip install 'keras-multigpu[sparse]'."
+        f"Install the extra `sparse`: {how_to_install('sparse')}."
     ) from error
 
 from keras_multigpu.layers import MultiHotDense

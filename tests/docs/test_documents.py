@@ -153,7 +153,7 @@ def test_a_check_that_fails(capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "5.0e-01; THEY DISAGREE" in shown
     assert "- Please report the difference" in shown
-    assert "missing are toast (no_such_module)" in shown
+    assert "missing are toast (no_such_module). To add one: `pip install '.[EXTRA]'`" in shown
 
 
 def test_bench(capsys):

@@ -1,4 +1,4 @@
-"""Every page is true: its Python runs, and its links, names, errors and commands exist.
+"""Every page is true: its Python runs, and its links, names and errors exist.
 
 The `python` blocks of a page run as they stand, from top to bottom, in one scope and an empty
 folder. A `text` block after a `python` block is what that block prints. A comment before a block
@@ -15,18 +15,16 @@ import importlib
 import importlib.util
 import inspect
 import io
-import pathlib
 import pkgutil
 import re
 
 import keras
 import numpy as np
 import pytest
+from support.pages import PAGES, ROOT
 
 from keras_multigpu import make_parallel
 
-ROOT = pathlib.Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "benchmarks/README.md"])
 BLOCK = re.compile(
     r"^(?:<!-- (?P<when>[^>]+) -->\n)?"
     r"```python\n(?P<code>.*?)^```\n"
@@ -146,6 +144,30 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().split()) < 700
 
 
+def figures(page, title):
+    """The rows of figures below a title of docs/overhead.md: the first number of each cell."""
+    table = page.partition(title)[2].partition("\n\n|")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()]
+    header, _, *rows = rows
+    return header, [[float(re.match(r"[\d.]+|", cell)[0] or "nan") for cell in row] for row in rows]
+
+
+@pytest.mark.backend_free
+def test_the_ranges_of_speeds_are_those_of_the_tables():
+    overhead = (ROOT / "docs/overhead.md").read_text()
+    found = []
+    for title, columns in (("## TensorFlow", (1, 2, 3)), ("## JAX", (1, 3))):
+        header, rows = figures(overhead, title)
+        for column in columns:
+            devices = re.match(r"\d", header[column])[0]
+            values = [row[column] for row in rows]
+            low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+            found.append(f"| {devices} | {low} to {high} | {len(rows)} |")
+    speed = (ROOT / "docs/speed.md").read_text()
+    assert re.findall(r"\| \d \| .* \|$", speed, flags=re.MULTILINE) == found
+    assert len(speed.split()) < 600
+
+
 @functools.cache
 def texts():
     """All texts in the package's source, with an ellipsis for each value that is put in."""
@@ -245,37 +267,3 @@ def test_every_page_is_in_the_contents():
     for path in ROOT.glob("docs/**/*.md"):
         name = path.relative_to(ROOT / "docs").as_posix()
         assert name == "README.md" or f"]({name})" in contents, name
-
-
-@pytest.mark.backend_free
-def test_the_extras_that_are_named_exist():
-    project = (ROOT / "pyproject.toml").read_text()
-    extras = re.search(r"\[project.optional-dependencies\](.*?)\n\[", project, flags=re.DOTALL)[1]
-    known = set(re.findall(r"^([\w-]+) = \[", extras, flags=re.MULTILINE))
-    pages = "".join(path.read_text() for path in PAGES)
-    named = re.findall(r"'(?:\.|keras-multigpu)\[([\w,-]+)\]'", pages)
-    assert len(named) > 10
-    assert {one for group in named for one in group.split(",")} <= known
-
-
-@pytest.mark.backend_free
-def test_the_benchmarks_that_are_named_exist():
-    pattern = r"python\s-m\s(benchmarks\.\w+)((?:\s--?[\w-]+(?:\s[\w.]+)*)*)"
-    commands = [
-        (path.name, *command) for path in PAGES for command in re.findall(pattern, path.read_text())
-    ]
-    assert len(commands) > 20
-    for page, module, options in commands:
-        script = ROOT / f"{module.replace('.', '/')}.py"
-        assert script.exists(), (page, module)
-        for option in re.findall(r"--[\w-]+", options):
-            assert f'"{option}"' in script.read_text(), (page, module, option)
-
-
-@pytest.mark.backend_free
-def test_the_commands_of_make_that_are_named_exist():
-    known = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    pages = "\n".join(path.read_text() for path in PAGES)
-    named = re.findall(r"`make ([\w-]+)`|^make ([\w-]+)(?:  |$)", pages, flags=re.MULTILINE)
-    named = {one or other for one, other in named}
-    assert {"demo", "test", "test-all"} <= named <= set(known)

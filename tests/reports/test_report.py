@@ -201,8 +201,8 @@ def test_without_the_extra(monkeypatch, module, method, needs):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
         ImportError,
-        match=rf"needs {needs}, which is not installed. Install it: `pip install "
-        r"'keras-multigpu\[reports\]'`",
+        match=rf"needs {needs}, which is not installed. Install the extra `reports`: `pip install "
+        r"'\.\[reports\]'` in a clone",
     ):
         getattr(report(), method)()
     assert str(report()).startswith("Two <runs>")

@@ -311,7 +311,7 @@ def test_without_the_extra():
     done = run_python("-c", code, KERAS_BACKEND="numpy")
     assert "MultiHotDense" in done.stdout
     assert "ImportError: keras_multigpu.sparse needs the library `xxhash`" in done.stderr
-    assert "pip install 'keras-multigpu[sparse]'" in done.stderr
+    assert "pip install '.[sparse]'` in a clone" in done.stderr
 
 
 def test_the_public_names():

@@ -50,8 +50,7 @@ class JaxEngine(Engine):
         if version < _LEAST_KERAS:
             raise RuntimeError(
                 "keras_multigpu needs Keras 3.12 or later on the Keras backend 'jax'. Received: "
-                f"keras.__version__={keras.__version__!r}. Install it: "
-                "`pip install -U 'keras-multigpu[jax]'`."
+                f"keras.__version__={keras.__version__!r}. Install it: `pip install -U keras`."
             )
 
     def list_devices(self, kind: str) -> tuple[str, ...]:
