@@ -16,16 +16,17 @@ _HINT = "Give the number of devices, 1 or more; 1 runs the same way on one devic
 
 
 def list_devices() -> tuple[str, ...]:
-    """Names of the devices that there are, as `make_parallel(..., devices=...)` takes them.
+    """Names of the available devices, for `make_parallel(model, devices=...)`.
 
-    They are this process's; after `keras_multigpu.cluster.join` those of all processes, numbered
-    through: with 8 GPUs in each, `"gpu:8"` is the first of process 1, in every process. Until
-    then the backend is not started by this, so `use_virtual_devices` may still follow.
+    Before `keras_multigpu.cluster.join`, these are the devices of this process. The call doesn't
+    start the backend then, so `use_virtual_devices` may still follow. After `join`, they are the
+    devices of all processes, numbered consecutively. With 8 GPUs in each process, `"gpu:8"` is the
+    first GPU of process 1. The names are the same in every process.
 
     Returns:
-        Names of this process's devices, of the form `"gpu:0"` or `"cpu:0"`, as in
-        `keras.distribution.list_devices`, GPUs first; then those of the machines that
-        `keras_multigpu.cluster.connect` has connected, of the form `"host:port/gpu:0"`.
+        First the GPUs, then the CPU devices, with the names of `keras.distribution.list_devices`:
+        `"gpu:0"`, `"cpu:0"`. Then the devices of machines that `keras_multigpu.cluster.connect` has
+        connected: `"host:port/gpu:0"`.
 
     Example:
         >>> list_devices()[-4:]
@@ -39,10 +40,10 @@ def list_devices() -> tuple[str, ...]:
 def use_virtual_devices(n: int) -> None:
     """Makes `n` virtual CPU devices of the host's processor, in place of GPUs.
 
-    They compute what `n` GPUs would, and so show that a training on several devices is right;
-    they share one processor, and so tell little of its speed. Must come before the backend
-    starts, that is before the first tensor or model. Once asked for, virtual devices come before
-    GPUs in the counts of `make_parallel`.
+    They compute what `n` GPUs would compute, so they show whether a training on several devices is
+    right. They share one processor, so their times say nothing about GPUs. Call this before the
+    backend starts: before the first tensor or model. Afterwards `make_parallel` uses the virtual
+    devices, even if there are GPUs.
 
     Args:
         n: how many devices, 1 or more.

@@ -104,43 +104,58 @@ def make_parallel(
 ) -> ParallelModel:
     """Makes a Keras model use several devices.
 
-    The model becomes the *template* of a parallel one, with which it shares its weights in both
-    directions. It stays as it is and can be used on its own at any time.
+    The model becomes the *template* of a parallel model. The two share their weights in both
+    directions. The template stays as it is, and you can use it alone at any time.
 
     Args:
         model: any Keras model, built or not, trained or not.
-        n_gpus: how many devices to use; `None` for all GPUs of the host, or its CPU device where
-            it has none. Virtual devices (`use_virtual_devices`) count as GPUs.
+        n_gpus: how many devices to use. `None` takes all GPUs of the host, or its CPU device if it
+            has no GPU. Virtual devices (`use_virtual_devices`) count as GPUs.
         mode: `"data"` slices every batch, runs a replica of the model on each slice and merges
-            the outputs: the maths of one device. `"tower"` runs every replica on the whole batch,
-            and a layer mixes their outputs. `"model"` runs one model with its layers on
-            different devices, their weights with them.
-        devices: the names of the devices to use instead, as `list_devices` gives them.
-        **options: of mode `"data"`: `wire_dtype`, the type in which weights and gradients cross
-            between devices, `None` (their own), `"bfloat16"` or `"float16"` (refused on JAX); and
-            `sync_batch_norm=False`, on TensorFlow, to have every `BatchNormalization` see its
-            slice of the batch: faster, but not the numbers of one device.
-            Of mode `"tower"`: `replicas="shared"` (one set of weights) or `"independent"` (a
-            committee: the model, and others built like it with weights of their own);
-            `mix="mean"`, `"weighted"`, `"gaussian"`, `"gated"`, a Keras layer, or a function of the
-            list of outputs; `num_replicas`, if not one per device; and `loss_of="mix"` or
-            `"replicas"`, what is trained: by default a committee's replicas, each by its own loss,
-            unless the mix has weights. Of mode `"model"`: `placement`, a dict from names of
-            layers, or regular expressions, to device numbers; `None` to have it chosen.
+            the outputs: the maths of one device. `"tower"` runs every replica on the whole batch
+            and mixes their outputs by a layer. `"model"` puts the layers of one model, with their
+            weights, on different devices.
+        devices: the names of the devices to use, as `list_devices` gives them, instead of a number.
+        **options: the options of the mode.
+
+            Mode `"data"`:
+
+            - `wire_dtype`: the type in which weights and gradients are sent between devices.
+              `None` keeps their own type. `"bfloat16"` and `"float16"` halve the traffic of float32
+              weights. JAX takes only `None`.
+            - `sync_batch_norm`: `True` normalizes with the statistics of the whole batch. `False`
+              lets each replica of a `BatchNormalization` use the statistics of its slice: faster,
+              but not the numbers of one device. `False` has an effect on TensorFlow only.
+
+            Mode `"tower"`:
+
+            - `replicas`: `"shared"` replicas have one set of weights. `"independent"` replicas have
+              separate weights: a committee of the model and others built like it.
+            - `mix`: `"mean"`, `"weighted"`, `"gaussian"`, `"gated"`, a Keras layer, or a function
+              of the list of outputs.
+            - `num_replicas`: the number of replicas; by default one per device.
+            - `loss_of`: `"mix"` trains the mixed output. `"replicas"` trains each replica by its
+              own loss. This is the default of independent replicas, unless the mix has weights or
+              the model has its own `train_step`.
+
+            Mode `"model"`:
+
+            - `placement`: a dict from names of layers, or regular expressions, to device numbers.
+              `None` chooses the placement automatically. JAX takes only `None`.
 
     Returns:
         A Keras model with the template's inputs, outputs, layers and weights, and the attributes
-        `template`, `devices` and `mode`. It is compiled if the model is, with the optimizer's
-        state as it stands where it trains the same weights.
+        `template`, `devices` and `mode`. If the model is compiled, so is the result. The optimizer
+        keeps its state if it trains the same weights.
 
     Raises:
-        ValueError: if the request can't be met: the text says what was expected, what was
-            received, and how to put it right.
-        TypeError: for an option that the mode does not have.
-        RuntimeError: on a Keras backend that is not supported.
+        ValueError: if the request can't be met. The text says what was expected, what was
+            received, and how to fix it.
+        TypeError: if the mode has no such option, or `devices` is not a list of names.
+        RuntimeError: if the Keras backend is not supported.
 
     Warns:
-        UserWarning: if it takes the CPU device because it finds no GPU; once in a process.
+        UserWarning: if it uses the CPU device because there is no GPU; once in a process.
 
     Example:
         >>> import numpy as np
