@@ -56,8 +56,13 @@ def route(
 
     A line goes straight down to the next box. Others run in the channel below the row of their
     source, the gutter beside the column of their target, and the channel above the row of their
-    target. Each net has its own lanes there.
+    target. Each net has its own lanes there, but nets whose only target is the same share them.
     """
+    shared = {(net.targets, net.crosses): number for number, net in enumerate(nets)}
+    tracks = [
+        number if len(net.targets) > 1 else shared[net.targets, net.crosses]
+        for number, net in enumerate(nets)
+    ]
     straight: dict[int, int] = {}  # by target
     bent: dict[tuple[int, int], tuple[int, int, int]] = {}  # channel, gutter, channel
     gutters, channels = _spans(), _spans()
@@ -71,11 +76,12 @@ def route(
                 continue
             gutter = below if column < below else below + 1
             bent[number, target] = (row + 1, gutter, last)
-            entries[target, gutter > below].append(number)
-            channels[row + 1][number] += [column + 0.5, gutter]
-            channels[last][number] += [gutter, below + 0.5]
+            track, entered = tracks[number], entries[target, gutter > below]
+            entered += [track] * (track not in entered)
+            channels[row + 1][track] += [column + 0.5, gutter]
+            channels[last][track] += [gutter, below + 0.5]
             if row + 1 != last:
-                gutters[gutter][number] += [row + 1, last]
+                gutters[gutter][track] += [row + 1, last]
     columns, rows = (max(places) + 1 for places in zip(*cells))
     xs, x_lanes, width = _lay_out(gutters, columns, WIDTH, 0.15, 0.15)
     ys, y_lanes, height = _lay_out(channels, rows, HEIGHT, _LABEL, _ARROW)
@@ -90,10 +96,10 @@ def route(
                 start += _PORT if net.crosses else -_PORT
             corners: list[Point] = []
             if (number, target) in bent:
-                first, gutter, last = bent[number, target]
-                end += _port(entries[target, False], entries[target, True], number)
-                x = x_lanes.get((gutter, number), end)
-                upper, lower = y_lanes[first, number], y_lanes[last, number]
+                (first, gutter, last), track = bent[number, target], tracks[number]
+                end += _port(entries[target, False], entries[target, True], track)
+                x = x_lanes.get((gutter, track), end)
+                upper, lower = y_lanes[first, track], y_lanes[last, track]
                 corners = [(start, upper), (x, upper), (x, lower), (end, lower)]
             lines[number].append([(start, bottom), *corners, (end, top)])
     return [(xs[column], ys[row]) for column, row in cells], lines, (width, height)
