@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,10 +15,13 @@ from keras_multigpu.graphs.crossings import find_crossings, find_share
 from keras_multigpu.graphs.graph import Graph, LayerCall, is_graph, read_graph
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
 from keras_multigpu.modes import ModelParallel
+from keras_multigpu.reports.blocks import block_name, find_blocks
 from keras_multigpu.reports.forms import new_figure, show_bytes
 from keras_multigpu.reports.prediction import Cut, Sizes
+from keras_multigpu.reports.routes import HEIGHT, WIDTH, Net, Point, place_boxes, route
 
-_COLUMN, _ROW = 2.4, 0.55  # inches for a layer
+_MOST_BLOCKS = 36  # in a plot
+_LEAST_WIDTH = 5.8  # inches, for the title and the legend
 
 
 def find_cut(
@@ -79,16 +82,19 @@ def with_loss(graph: Graph, numbers: Sequence[int]) -> tuple[Graph, list[int]]:
 def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
     """Draws which device each layer is on, and what crosses between the devices.
 
-    Layers go from top to bottom in the order of their calls; the loss, on the first device, is
-    below them. A red line is a tensor that crosses, labelled with its bytes in a training step,
-    its gradient included.
+    Each layer has a box, with the bytes of its weights. Models with more than 35 layers are drawn
+    by blocks of consecutive layers on a device. The inputs and the loss are on the first device.
+
+    Red lines are tensors that cross. A red number below a box is the bytes that cross from there in
+    a training step, with the gradients that come back. A tensor counts once for each device that
+    it goes to.
 
     Args:
         parallel: a built model in mode `"model"` on TensorFlow.
         rows: the rows of a batch; the bytes are proportional to them.
 
     Returns:
-        A `matplotlib.figure.Figure`, which needs no display.
+        A `matplotlib.figure.Figure`, which needs no display, of at most 12 x 16 inches.
 
     Raises:
         ValueError: if the model's layers are not placed on devices one by one, or `rows` is not a
@@ -112,61 +118,108 @@ def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
             "JAX, every layer is on all devices."
         )
     graph, numbers = with_loss(stages.graph, stages.numbers)
-    positions = _layout(graph)
-    width, height = (int(max(column)) + 1 for column in zip(*positions))
-    figure = new_figure(max(4.0, _COLUMN * width), max(2.0, _ROW * (height + 2)))
-    axes = figure.subplots()
-    for call, number, position in zip(graph.calls, numbers, positions):
-        box = {"boxstyle": "round", "facecolor": f"C{number % 10}", "alpha": 0.35}
-        axes.text(*position, call.path[-1], ha="center", va="center", fontsize=7, bbox=box)
-    for start, end, text in _lines(graph, numbers, positions, rows):
-        style = {"arrowstyle": "->", "color": "red" if text else "grey", "lw": 0.8}
-        axes.annotate("", end, start, arrowprops=style | {"shrinkA": 8, "shrinkB": 8}, zorder=0)
-        middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
-        if text:
-            axes.text(*middle, text, color="red", fontsize=7, ha="left", va="center")
-    axes.set(xlim=(-0.6, width - 0.4), ylim=(height - 0.3, -1.0))
-    axes.set_title(f"{parallel.name} on {len(parallel.devices)} devices", fontsize=10)
+    blocks = find_blocks(graph, numbers, _MOST_BLOCKS)
+    makers, nets, sent = _connect(graph, numbers, blocks, rows)
+    centers, paths, (width, height) = route(place_boxes(makers), nets)
+    used = {number: parallel.devices[number] for number in sorted(set(numbers))}
+    header = 0.5 + 0.17 * (len(used) // 5 + 1)
+    margin = max(0.0, (_LEAST_WIDTH - width) / 2)
+    figure = new_figure(width + 2 * margin, height + header)
+    figure.set_layout_engine("none")
+    axes = figure.add_axes((0, 0, 1, 1))  # data coordinates are inches
+    axes.set(xlim=(-margin, width + margin), ylim=(height, -header))
     axes.axis("off")
-    used = sorted(set(numbers))
-    handles = [axes.scatter([], [], marker="s", color=f"C{one % 10}", alpha=0.35) for one in used]
-    axes.legend(handles, [parallel.devices[one] for one in used], loc="upper right", fontsize=7)
+    _draw_lines(axes, nets, paths, centers, sent)
+    _draw_box(axes, centers[0], [0], "inputs", "")
+    counted: set[int] = set()
+    for block, center in zip(blocks, centers[1:]):
+        is_loss = block.stop == len(graph.calls)
+        details = "" if is_loss else _details([graph.calls[place] for place in block], counted)
+        own = [numbers[place] for place in block]
+        _draw_box(axes, center, own, block_name(graph, block), details)
+    count = len(parallel.devices)
+    title = f"{parallel.name} on {count} device{'s' * (count > 1)}"
+    axes.text(width / 2, 0.25 - header, title, fontsize=11, ha="center", va="center")
+    _draw_legend(axes, used, rows if sent else 0, 1 - 0.38 / (height + header))
     return figure
 
 
-def _layout(graph: Graph) -> list[tuple[float, int]]:
-    """A column and a level for each call: below the calls that it takes tensors from."""
-    producers = graph.producers()
-    levels: list[int] = []
-    columns: list[float] = []
-    taken: dict[int, set[float]] = collections.defaultdict(set)
-    for call in graph.calls:
-        before = [producers[id(tensor)] for tensor in call.inputs if id(tensor) in producers]
-        level = max((levels[place] + 1 for place in before), default=0)
-        wanted = sum(columns[place] for place in before) / len(before) if before else 0.0
-        column = float(round(wanted))
-        while column in taken[level]:
-            column += 1
-        taken[level].add(column)
-        levels.append(level)
-        columns.append(column)
-    return list(zip(columns, levels))
+def _draw_lines(
+    axes: Any,
+    nets: Sequence[Net],
+    paths: Sequence[Sequence[Sequence[Point]]],
+    centers: Sequence[Point],
+    sent: Mapping[int, int],
+) -> None:
+    """The lines, and the bytes that cross from boxes."""
+    starts = {box: center[0] for box, center in enumerate(centers)}
+    for net, lines in zip(nets, paths):
+        style = {"color": "red" if net.crosses else "grey", "lw": 0.9, "marker": "v", "ms": 4}
+        for line in lines:
+            axes.plot(*zip(*line), **style, markevery=[-1])
+        if net.crosses:
+            starts[net.source] = lines[0][0][0]
+    for box, size in sent.items():
+        place = (starts[box], centers[box][1] + HEIGHT / 2 + 0.1)
+        axes.text(*place, f" {show_bytes(size)}", color="red", fontsize=7, va="center")
 
 
-def _lines(
-    graph: Graph, numbers: Sequence[int], positions: Sequence[tuple[float, int]], rows: int
-) -> Iterator[tuple[tuple[float, float], tuple[float, float], str]]:
-    """The start, the end and the label of each line; tensors that stay have no label."""
+def _draw_legend(axes: Any, used: Mapping[int, str], rows: int, top: float) -> None:
+    """The devices' colours, and what red lines are."""
+    handles = [axes.scatter([], [], marker="s", color=f"C{one % 10}", alpha=0.35) for one in used]
+    names = list(used.values())
+    if rows:
+        handles += axes.plot([], [], color="red", lw=0.9)
+        names.append(f"bytes that cross in a step of {rows} row{'s' * (rows > 1)}")
+    style: dict[str, Any] = {"ncols": 5, "fontsize": 7, "frameon": False}
+    axes.legend(handles, names, loc="upper center", bbox_to_anchor=(0.5, top), **style)
+
+
+def _connect(
+    graph: Graph, numbers: Sequence[int], blocks: Sequence[range], rows: int
+) -> tuple[list[set[int]], list[Net], dict[int, int]]:
+    """For each box those that it takes from; the lines; the bytes that cross from boxes.
+
+    Box 0 is the inputs.
+    """
+    boxes = {place: box for box, block in enumerate(blocks, 1) for place in block}
     producers = graph.producers()
-    for taker, call in enumerate(graph.calls):
+    makers: list[set[int]] = [set() for _ in range(len(blocks) + 1)]
+    targets: dict[tuple[int, bool], set[int]] = collections.defaultdict(set)
+    for place, call in enumerate(graph.calls):
         for tensor in call.inputs:
             maker = producers.get(id(tensor))
-            if maker is not None and numbers[maker] == numbers[taker]:
-                yield positions[maker], positions[taker], ""
+            source, number = (0, 0) if maker is None else (boxes[maker], numbers[maker])
+            if source != boxes[place]:
+                makers[boxes[place]].add(source)
+                targets[source, number != numbers[place]].add(boxes[place])
+    sent: dict[int, int] = collections.defaultdict(int)
     for crossing in find_crossings(graph, numbers):
-        text = f" {show_bytes(crossing.bytes(rows))}"  # the space keeps it off the line
-        for taker in crossing.takers:
-            column, level = positions[taker]
-            # Inputs come from the first device and have no box: their lines start above the taker.
-            start = (column, level - 0.9) if crossing.maker is None else positions[crossing.maker]
-            yield start, positions[taker], text
+        sent[0 if crossing.maker is None else boxes[crossing.maker]] += crossing.bytes(rows)
+    nets = [Net(box, tuple(sorted(takers)), red) for (box, red), takers in targets.items()]
+    return makers, nets, sent
+
+
+def _details(calls: Sequence[LayerCall], counted: set[int]) -> str:
+    """How many layers, and the bytes of their weights; those in `counted` are not counted again."""
+    layers = {id(call.layer): call.layer for call in calls}
+    found = [one for layer in layers.values() for one in getattr(layer, "weights", ())]
+    fresh = [one for one in found if id(one) not in counted]
+    counted |= set(map(id, fresh))
+    size = variables_bytes(fresh)
+    weights = f"{show_bytes(size)} of weights" if size else "no weights"
+    return weights if len(layers) == 1 else f"{len(layers)} layers, {weights}"
+
+
+def _draw_box(axes: Any, center: Point, numbers: Sequence[int], name: str, details: str) -> None:
+    """A box with a stripe for each device in it."""
+    x, y = center
+    start = x - WIDTH / 2
+    for number, count in sorted(collections.Counter(numbers).items()):
+        part = WIDTH * count / len(numbers)
+        axes.barh(y, part, HEIGHT, left=start, align="center", color=f"C{number % 10}", alpha=0.35)
+        start += part
+    style = {"ha": "center", "va": "center"}
+    axes.text(x, y - 0.07 if details else y, name, fontsize=min(8, 235 / len(name)), **style)
+    if details:
+        axes.text(x, y + 0.1, details, fontsize=6.5, **style)

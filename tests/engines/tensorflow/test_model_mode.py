@@ -340,7 +340,8 @@ def test_plot_of_a_placement(tmp_path):
     texts = [text.get_text() for text in axes.texts]
     assert {"user_embedding", "item_dense", "match"} <= set(texts)
     assert texts.count(" 5.12 kB") == 1  # 10 rows of 64 numbers, there and back
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["cpu:0", "cpu:1"]
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert legend == ["cpu:0", "cpu:1", "bytes that cross in a step of 10 rows"]
     with pytest.raises(ValueError, match="in mode 'model' on TensorFlow.* Received: parallel="):
         reports.plot_placement(make_parallel(_mlp(), 2))
     with pytest.raises(ValueError, match="`rows` must be a positive integer. Received: rows=0"):

@@ -1,13 +1,18 @@
-"""Reports on model mode: what crosses on the way to the loss, in the plot and in predictions."""
+"""Plots of model mode, and what crosses on the way to the loss, in plots and in predictions."""
+
+import itertools
 
 import keras
 import numpy as np
 import pytest
 from keras import layers
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from keras_multigpu import make_parallel, reports
+from keras_multigpu.graphs.crossings import find_crossings
+from keras_multigpu.reports.blocks import find_blocks
 from keras_multigpu.reports.inspection import find_sizes
-from keras_multigpu.reports.placement import find_cut
+from keras_multigpu.reports.placement import find_cut, with_loss
 
 
 @pytest.mark.parametrize(
@@ -23,8 +28,8 @@ def test_the_way_to_the_loss(placement, away):
     texts = [text.get_text() for text in axes.texts]
     assert "loss" in texts
     crossing = [text for text in texts if text.endswith(" B")]
-    # Ten rows of float32: inputs there, outputs there and back.
-    assert sorted(crossing) == sorted([" 240 B"] * len(away) + [f" {80 * n} B" for n in away])
+    # Ten rows of float32: inputs there, once; outputs there and back.
+    assert sorted(crossing) == sorted([" 240 B", *(f" {80 * n} B" for n in away)])
     report = reports.transfers(parallel, (np.ones((10, 6)), [np.ones((10, n)) for n in (3, 5)]))
     sizes = find_sizes(model, model.outputs)
     cut = find_cut(model, 2, 10, sizes, placement)
@@ -40,3 +45,144 @@ def test_a_loss_on_the_device_of_the_outputs_crosses_nothing():
     (axes,) = reports.plot_placement(parallel, rows=10).axes
     crossing = [text.get_text() for text in axes.texts if text.get_text().endswith(" B")]
     assert sorted(crossing) == [" 240 B", " 320 B"]  # the inputs, and what `hidden` makes
+
+
+def _deep():
+    """Fifteen named blocks of 15 layers around a residual, as EfficientNet has them."""
+    x = inputs = keras.Input((4,))
+    for number in range(15):
+        name, start = f"block{number}a", x
+        for layer in range(9):
+            x = layers.Activation("tanh", name=f"{name}_part_{layer}")(x)
+        gate = x
+        for layer in range(4):
+            gate = layers.Dense(4, name=f"{name}_gate_{layer}")(gate)
+        x = layers.Multiply(name=f"{name}_excite")([x, gate])
+        x = layers.Add(name=f"{name}_add")([start, x])
+    return keras.Model(inputs, layers.Dense(2, name="end")(x))
+
+
+def _wide():
+    """More branches side by side than columns fit, whose ends meet in one layer."""
+    inputs = [keras.Input((1,)) for _ in range(16)]
+    ends = [layers.Dense(4, name=f"field_{place}")(one) for place, one in enumerate(inputs)]
+    return keras.Model(inputs, layers.Concatenate()(ends))
+
+
+def _skips():
+    """Each layer takes the outputs of the three before it."""
+    made = [keras.Input((4,)) for _ in range(3)]
+    for place in range(28):
+        made.append(layers.Add(name=f"l{place}")(made[-3:]))
+    return keras.Model(made[:3], made[-2:])
+
+
+def _efficient_net():
+    return keras.applications.EfficientNetB0(weights=None, input_shape=(32, 32, 3))
+
+
+def _plot(model, devices, placement=None):
+    parallel = make_parallel(model, devices, mode="model", placement=placement)
+    figure = reports.plot_placement(parallel, rows=10)
+    return figure, figure.axes[0]
+
+
+def _segments(axes):
+    """The straight parts of all lines, with the line's ends."""
+    lines = [line.get_xydata().tolist() for line in axes.lines]
+    return [((line[0], line[-1]), *pair) for line in lines for pair in itertools.pairwise(line)]
+
+
+def _overlap(first, second):
+    """How far two rectangles, or lines, of `(left, right, top, bottom)` reach into each other."""
+    across = min(first[1], second[1]) - max(first[0], second[0])
+    down = min(first[3], second[3]) - max(first[2], second[2])
+    return across, down
+
+
+@pytest.mark.parametrize(
+    ("build", "devices", "placement"),
+    [
+        (_deep, 4, None),
+        (_deep, 2, {".*_(part|gate)_[02468]": 1}),  # devices change 135 times: blocks of both
+        (_wide, 4, None),
+        (_skips, 2, {"l.*[13579]": 1}),
+        (_skips, 1, None),
+        pytest.param(_efficient_net, 4, None, marks=pytest.mark.slow),
+    ],
+)
+def test_plots_fit_a_screen_and_lines_avoid_boxes(build, devices, placement):
+    figure, axes = _plot(build(), devices, placement)
+    width, height = figure.get_size_inches()
+    assert width <= 12
+    assert height <= 16
+    boxes = [
+        (box.get_x(), box.get_x() + box.get_width(), box.get_y(), box.get_y() + box.get_height())
+        for box in axes.patches
+    ]
+    segments = [
+        (net, (*sorted((a[0], b[0])), *sorted((a[1], b[1])))) for net, a, b in _segments(axes)
+    ]
+    for place, box in enumerate(boxes):
+        assert not any(min(_overlap(box, other)) > 1e-9 for other in boxes[:place])
+    for _, segment in segments:
+        for left, right, top, bottom in boxes:
+            inner = (left + 1e-6, right - 1e-6, top + 1e-6, bottom - 1e-6)
+            assert min(_overlap(inner, segment)) < 0
+    for place, (net, segment) in enumerate(segments):
+        for other_net, other in segments[:place]:
+            across, down = _overlap(segment, other)
+            apart = min(across, down) < -1e-9 or max(across, down) < 1e-9
+            assert apart or net[0] == other_net[0] or net[1] == other_net[1], (segment, other)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    extents = [text.get_window_extent(renderer) for text in [*axes.texts, axes.get_legend()]]
+    for place, extent in enumerate(extents):
+        assert 0 <= extent.x0 < extent.x1 <= 100 * width
+        assert not any(extent.overlaps(other) for other in extents[:place])
+
+
+@pytest.mark.parametrize("build", [_deep, _wide])
+def test_each_call_is_in_one_block_on_one_device(build):
+    parallel = make_parallel(build(), 4, mode="model")
+    graph, numbers = with_loss(parallel.stages.graph, parallel.stages.numbers)
+    blocks = find_blocks(graph, numbers, 36)
+    assert [place for block in blocks for place in block] == list(range(len(graph.calls)))
+    assert len(blocks) <= 36
+    assert all(len({numbers[place] for place in block}) == 1 for block in blocks)
+    assert len(blocks[-1]) == 1
+
+
+def test_blocks_follow_names():
+    sizes = [9, 11] * 7
+    names = [f"stage{n}_{layer}_part" for n, size in enumerate(sizes) for layer in range(size)]
+    chain = [layers.Activation("tanh", name=name) for name in names]
+    _, axes = _plot(keras.Sequential([keras.Input((4,)), *chain], name="chain"), 1)
+    texts = [text.get_text() for text in axes.texts]
+    blocks = [(f"stage{n}", f"{size} layers, no weights") for n, size in enumerate(sizes)]
+    assert texts == ["inputs", *itertools.chain(*blocks), "loss", "chain on 1 device"]
+
+
+def test_blocks_follow_residuals_without_names():
+    """Cuts are where one tensor passes."""
+    x = inputs = keras.Input((4,))
+    for _ in range(12):
+        y = x
+        for _ in range(5):
+            y = layers.Dense(4)(y)
+        x = layers.Add()([x, y])
+    parallel = make_parallel(keras.Model(inputs, x), 1, mode="model")
+    graph, numbers = with_loss(parallel.stages.graph, parallel.stages.numbers)
+    blocks = find_blocks(graph, numbers, 36)
+    assert blocks[:-1] == [range(start, start + 6) for start in range(0, 72, 6)]
+
+
+def test_what_crosses_inside_a_block_counts():
+    """Devices change too often for blocks of one device each."""
+    parallel = make_parallel(_deep(), 2, mode="model", placement={".*_(part|gate)_[02468]": 1})
+    stages = parallel.stages
+    figure = reports.plot_placement(parallel)
+    crossing = find_crossings(*with_loss(stages.graph, stages.numbers))
+    total = sum(one.bytes(1) for one in crossing)
+    red = [text.get_text() for text in figure.axes[0].texts if text.get_color() == "red"]
+    assert all(text.endswith(" B") for text in red)
+    assert sum(int(text.split()[0]) for text in red) == total
