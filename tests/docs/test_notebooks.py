@@ -64,6 +64,18 @@ def test_is_committed_with_its_outputs(path):
 
 
 @pytest.mark.backend_free
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_virtual_devices_are_for_hosts_without_gpus(path):
+    code = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    calls = [cell for cell in code if "use_virtual_devices(" in cell.source]
+    assert bool(calls) != (path.stem == "06_cluster")  # its devices are those of servers
+    for cell in calls:
+        assert cell.source.count("use_virtual_devices(") == 1
+        assert "\nif len(gpus) < 2:\n    keras_multigpu.use_virtual_devices(" in cell.source
+        assert "virtual devices\n" in cell.outputs[0].text
+
+
+@pytest.mark.backend_free
 def test_outputs_are_cleaned():
     script = load(FOLDER / "refresh.py")
     outputs = [
