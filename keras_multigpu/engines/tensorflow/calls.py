@@ -15,6 +15,7 @@ from keras_multigpu.engines.tensorflow.tensors import (
     floats,
     forget_gradient,
     gradient_order,
+    is_watched,
     map_tensors,
     substitute,
 )
@@ -37,6 +38,9 @@ class ReplicaCalls:
         self._exchange = exchange
         self._calls = calls
         self._sizes = sizes
+        # Outside of a graph all tapes are seen: gradients that none asks for are not computed.
+        asked = [is_watched(one) for one in floats(calls)] if tf.executing_eagerly() else None
+        self._asked = asked or [True] * len(floats(calls))
         self._used: set[int] = set()
         self._with_gradients: list[Tensor] = []
 
@@ -61,13 +65,14 @@ class ReplicaCalls:
         hide = tf.stop_gradient if self._order == 1 else tf.identity
         weights = {id(variable): next(given) for variable in exchange.watched}
         states = exchange.send(weights, hide)
-        arguments, watched = [], []
+        arguments, watched, asked = [], [], iter(self._asked)
         for number, (device, state) in enumerate(zip(exchange.devices, states)):
             with tf.device(device):
                 call = map_tensors(hide, substitute(self._calls[number], given))
                 size = tf.cast(self._sizes[number], tf.float32)
                 arguments.append((list(state.values()), call, tf.constant(number), size))
-            watched.append([state[key] for key in exchange.watched_of(number)] + floats(call))
+            inputs = [one for one in floats(call) if next(asked)]
+            watched.append([state[key] for key in exchange.watched_of(number)] + inputs)
         trace = self._trace
         self._run: Run = (
             CutRun(trace.cut, exchange.devices, self._order)
@@ -83,17 +88,19 @@ class ReplicaCalls:
         """The gradients by the sources, and by any `tf.Variable`s that `call` uses."""
         arriving = (one if place in self._used else None for place, one in enumerate(upstream))
         by_weights: list[dict[int, Tensor | None]] = []
-        by_inputs: list[Tensor | None] = []
+        by_asked: list[Tensor | None] = []
         by_others: list[list[Tensor]] = [[] for _ in variables]
         results = [[next(arriving) for _ in floats(raw.differentiable)] for raw in self.raws]
         for number, gradients in enumerate(self._run.backward(results, variables)):
             keys = self._exchange.watched_of(number)
             count = len(gradients) - len(variables)
             by_weights.append(dict(zip(keys, gradients)))
-            by_inputs += gradients[len(keys) : count]
+            by_asked += gradients[len(keys) : count]
             for found, gradient in zip(by_others, gradients[count:]):
                 found += [] if gradient is None else [gradient]
         self._used.clear()
+        inputs = iter(by_asked)
+        by_inputs = [next(inputs) if is_asked else None for is_asked in self._asked]
         flat = self._exchange.sum(by_weights) + by_inputs
         # A user's own function may build its gradient, in another graph, more than once.
         if self._order == 1 and self._with_gradients[0].graph is tf.compat.v1.get_default_graph():

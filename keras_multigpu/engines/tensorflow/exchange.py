@@ -9,6 +9,7 @@ one replica uses and stores on its own device is not sent.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
@@ -18,12 +19,14 @@ from keras_multigpu.engines.kinds import ROWS, SAME, combine
 from keras_multigpu.engines.shared import given_value
 from keras_multigpu.engines.tensorflow.hubs import Part, divide, shares_back, shares_out
 from keras_multigpu.engines.tensorflow.names import full_name, host_of
-from keras_multigpu.engines.tensorflow.rows import merge_rows
+from keras_multigpu.engines.tensorflow.rows import add_rows, merge_rows
 from keras_multigpu.engines.tensorflow.tensors import add, cast, is_watched, to_dense
 from keras_multigpu.engines.values import Tensor
 
 ONCE = "once"
 """The rule for a gradient in which each row occurs once, however often the batch uses it."""
+LIKE = "like"
+"""The rule for replicas of the same batch: equal rows are added place by place."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Exchange:
         wire_dtype: the type in which watched weights and their gradients are sent; `None` keeps
             their own.
         rules: how to merge gradients that are not plain sums, by the variable's `id`.
+        default: how to merge the other gradients of rows; `None` concatenates them.
 
     Attributes:
         watched: trainable variables, and others that a tape watches.
@@ -61,8 +65,9 @@ class Exchange:
         devices: Sequence[str],
         wire_dtype: str | None,
         rules: Mapping[int, str],
+        default: str | None = None,
     ):
-        self._rules = rules
+        self._rules, self._default = rules, default
         self.devices = tuple(map(full_name, devices))
         self.wire_dtype = wire_dtype
         self._variables: dict[int, keras.Variable] = {}
@@ -167,13 +172,15 @@ class Exchange:
 
     def _add(self, gradients: list[Tensor], variable: keras.Variable) -> Tensor | None:
         """Sums replicas' gradients, or merges them by the weight's rule."""
-        rule = self._rules.get(id(variable))
+        rule = self._rules.get(id(variable), self._default)
         if len(gradients) < 2 or (rule in (None, ROWS) and not _names_rows_once(variable)):
             return add(gradients)
-        if rule and variable.overwrite_with_gradient:
-            return combine(rule, gradients, ())
+        if id(variable) in self._rules and variable.overwrite_with_gradient:
+            return combine(self._rules[id(variable)], gradients, ())
         if not all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
             return add(gradients)
+        if rule == LIKE and not _names_rows_once(variable):
+            return functools.reduce(add_rows, gradients)
         if rule == SAME:
             rows, shape = gradients[0].indices, gradients[0].dense_shape
             checks = [tf.debugging.assert_equal(one.indices, rows) for one in gradients[1:]]

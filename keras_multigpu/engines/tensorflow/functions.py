@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.tensors import floats, has_gradient
 from keras_multigpu.engines.values import Tensor
 
 
@@ -27,6 +28,27 @@ def has_flow(function: Any, *kinds: str) -> bool:
     bodies = [body.node_def for body in graph.library.function]
     types = {node.op for node in itertools.chain(graph.node, *bodies)}
     return any(op in (kind, f"Stateless{kind}") for op in types for kind in kinds)
+
+
+def types_without_gradient(function: Any, weights: Sequence[Tensor]) -> set[str]:
+    """The types of a traced function's operations that have no gradient, and need none.
+
+    They come before all weights: augmentations, for example. If one comes after a weight, its type
+    is left out, and TensorFlow's own error says that it has no gradient.
+    """
+    after: set[int] = set()
+    waiting = list(weights)
+    while waiting:
+        for operation in waiting.pop().consumers():
+            if id(operation) not in after:
+                after.add(id(operation))
+                waiting += operation.outputs
+    before: set[str] = set()
+    behind: set[str] = set()
+    for operation in function.graph.get_operations():
+        if floats(operation.inputs) and floats(operation.outputs):
+            (behind if id(operation) in after else before).add(operation.type)
+    return {one for one in before - behind if not has_gradient(one)}
 
 
 def reached_inputs(function: Any, results: Sequence[Tensor]) -> list[bool]:

@@ -13,7 +13,7 @@ from keras_multigpu.engines.attributes import set_attributes
 from keras_multigpu.engines.shared import SEED, check_alike, state_of_none, unique
 from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.calls import ReplicaCalls
-from keras_multigpu.engines.tensorflow.exchange import Exchange, read
+from keras_multigpu.engines.tensorflow.exchange import LIKE, Exchange, read
 from keras_multigpu.engines.tensorflow.planning import make_plan, signature, with_trace
 from keras_multigpu.engines.tensorflow.results import LocalResult, split_call
 from keras_multigpu.engines.tensorflow.scope import HiddenStateError
@@ -122,7 +122,8 @@ class Replicas:
     ) -> list[Result]:
         states = [unique(model.variables) for model in self.models]
         check_alike(states)
-        exchange = Exchange(states, self.devices, self.wire_dtype, trace.gradient_rules)
+        rows = None if is_slice else LIKE
+        exchange = Exchange(states, self.devices, self.wire_dtype, trace.gradient_rules, rows)
         arguments = [split_call(call)[0] for call in calls]
         replica_calls = ReplicaCalls(trace, exchange, arguments, sizes)
         gathered = replica_calls.run()

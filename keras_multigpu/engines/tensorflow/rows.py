@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.tensors import gradient_order
+from keras_multigpu.engines.tensorflow.tensors import add, gradient_order
 from keras_multigpu.engines.values import Tensor
 
 # The columns of indices in a block, and the largest number of blocks.
@@ -82,6 +82,25 @@ def merge_rows(gradient: Any) -> Any:
     rows, places = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def add_rows(one: Any, other: Any) -> Any:
+    """Adds sparse gradients place by place if they name the same rows, else concatenates them."""
+
+    def is_same() -> Tensor:
+        return tf.reduce_all(tf.equal(one.indices, other.indices))
+
+    def placewise() -> tuple[Tensor, Tensor]:
+        return one.values + other.values, one.indices
+
+    def concatenated() -> tuple[Tensor, Tensor]:
+        both: Any = add([one, other])
+        return both.values, both.indices
+
+    has_equal_size = tf.equal(tf.size(one.indices), tf.size(other.indices))
+    is_like = tf.cond(has_equal_size, is_same, lambda: tf.constant(False))
+    values, indices = tf.cond(is_like, placewise, concatenated)
+    return tf.IndexedSlices(values, indices, one.dense_shape)
 
 
 def _sum(table: Tensor, indices: Tensor, weights: Tensor | None) -> Tensor:

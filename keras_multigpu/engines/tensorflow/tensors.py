@@ -93,6 +93,20 @@ def forget_gradient(result: Tensor) -> None:
         gradient_registry._registry.pop(name, None)
 
 
+CONSTANT = "KerasMultigpuConstant"
+"""The gradient of an operation that is treated as a constant."""
+
+
+def has_gradient(kind: str) -> bool:
+    """Whether TensorFlow can differentiate a type of operation. It handles calls by itself."""
+    return kind in gradient_registry.list() or kind.endswith("Call")
+
+
+@tf.RegisterGradient(CONSTANT)
+def _of_constant(operation: Any, *upstream: Tensor) -> list[None]:
+    return [None] * len(operation.inputs)
+
+
 def is_watched(tensor: Tensor) -> bool:
     """Whether an active tape may differentiate by a tensor."""
     return PossibleTapeGradientTypes([tensor]) > 0

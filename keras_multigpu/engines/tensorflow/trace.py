@@ -18,13 +18,24 @@ import tensorflow as tf
 from keras_multigpu.engines.attributes import get_attributes, set_attributes
 from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.structures import take_apart
-from keras_multigpu.engines.tensorflow.functions import has_flow, make_function, reached_inputs
+from keras_multigpu.engines.tensorflow.functions import (
+    has_flow,
+    make_function,
+    reached_inputs,
+    types_without_gradient,
+)
 from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult, split_call
 from keras_multigpu.engines.tensorflow.rows import by_rows_touched
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.segments import Cut
 from keras_multigpu.engines.tensorflow.sync import Exchange, synchronized
-from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, substitute
+from keras_multigpu.engines.tensorflow.tensors import (
+    CONSTANT,
+    floats,
+    for_any_rows,
+    is_watched,
+    substitute,
+)
 from keras_multigpu.engines.values import Call, Tensor
 
 
@@ -72,6 +83,8 @@ class Trace:
         self._call = call
         self._exchange: Exchange = _only_traced
         self._graphs: Sequence[Any] = ()
+        # Types of operations that have no gradient, before all weights.
+        self._constants: set[str] = set()
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
         self._with_penalties = with_penalties
         # XLA takes no sparse gradients, and rows have no second derivatives.
@@ -82,6 +95,15 @@ class Trace:
     @functools.cached_property
     def forward(self) -> Any:
         """The traced function; of a call that is cut, the first segment's."""
+        forward = self._trace_forward()
+        if not any(map(is_watched, floats(self.arguments))):
+            # A traced function has gradients by all inputs, a tape by those that it watches.
+            places = [place for place, v in enumerate(self.variables) if v.trainable]
+            weights = [forward.inputs[place] for place in places]
+            self._constants = types_without_gradient(forward, weights)
+        return self._trace_forward() if self._constants else forward
+
+    def _trace_forward(self) -> Any:
         apart = not self.compiled and _is_recurrent(self.template)
         forward = self._trace_call(apart)
         if self.compiled and self.cut and self._has_flow(forward, "While", "If", "Case"):
@@ -180,7 +202,7 @@ class Trace:
     ) -> list[Any]:
         sources = floats((state, call))
         with tf.GradientTape() as tape:
-            tape.watch(sources)
+            tape.watch(floats(state) if self._constants else sources)
             results = self._run(state, call, number, size)
         return tape.gradient(
             floats((results["outputs"], results["attributes"], results["losses"])),
@@ -193,7 +215,9 @@ class Trace:
         tensors = [set_attributes(tensor, own) for tensor, own in zip(*call)]
         args, kwargs = self._restore(tensors)
         scope = ReplicaScope(zip(self.variables, state), number, self._graphs)
-        with synchronized(self.layers, size, self._exchange, self.order > 1), scope:
+        constants = dict.fromkeys(self._constants, CONSTANT)
+        overriding = tf.compat.v1.get_default_graph().gradient_override_map(constants)
+        with synchronized(self.layers, size, self._exchange, self.order > 1), scope, overriding:
             value = self.template(*args, **kwargs)
             penalties = self._penalties() if self._with_penalties else []
         outputs, self.rebuild = take_apart(value)

@@ -1,6 +1,7 @@
 """Gradients that are not there, and training loops with a tape."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
@@ -50,3 +51,63 @@ def test_a_training_loop_of_ones_own(rng):
         for begin, end in [(0, 8), (8, 16), (16, 22)]:
             step(x[begin:end], y[begin:end])
     assert difference(plain.get_weights(), parallel.get_weights()) < 2e-5
+
+
+class Hue(layers.Layer):
+    """An augmentation by an operation that has no gradient."""
+
+    def call(self, inputs):
+        return tf.image.adjust_hue(inputs, 0.1)
+
+
+class Scaled(Hue):
+    """The same after a weight, which then can't be trained."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(1,), initializer="ones")
+
+    def call(self, inputs):
+        return super().call(inputs * self.scale)
+
+
+def _of_images(layer):
+    keras.utils.set_random_seed(3)
+    tokens = layers.Lambda(lambda x: tf.cast(x[:, 0, :, 0] > 0.5, "int32"), output_shape=(6,))
+    images = keras.Input((6, 6, 3))
+    embedded = layers.GlobalAveragePooling1D()(layers.Embedding(2, 3)(tokens(images)))
+    found = layers.Flatten()(layers.BatchNormalization()(layers.Conv2D(3, 3)(layer(images))))
+    return keras.Model(images, layers.Dense(2, name="two")(layers.Concatenate()([found, embedded])))
+
+
+@pytest.mark.parametrize(
+    ("options", "compiled_with"),
+    [
+        ({}, {}),
+        ({"mode": "tower"}, {}),
+        pytest.param({}, {"jit_compile": True}, marks=pytest.mark.slow),
+        pytest.param({"mode": "tower"}, {"run_eagerly": True}, marks=pytest.mark.slow),
+        pytest.param({"mode": "model", "placement": {"two": 1}}, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_operations_without_a_gradient_before_all_weights(options, compiled_with, rng):
+    x, y = rng.uniform(size=(9, 6, 6, 3)).astype("float32"), rng.normal(size=(9, 2))
+    plain = _of_images(Hue())
+    parallel = make_parallel(_of_images(Hue()), 2, **options)
+    for model in (plain, parallel):
+        model.compile(keras.optimizers.SGD(0.1), "mse", **{"jit_compile": False, **compiled_with})
+        model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    assert difference(plain.get_weights(), parallel.get_weights()) < 1e-5
+
+
+def test_operations_without_a_gradient_after_a_weight(rng):
+    x = rng.uniform(size=(4, 6, 6, 3)).astype("float32")
+    parallel = make_parallel(_of_images(Scaled()), 2)
+    parallel.compile("sgd", "mse")
+    with pytest.raises(LookupError, match="AdjustHue"):
+        parallel.fit(x, np.zeros((4, 2)), verbose=0)
+    parallel, x = make_parallel(_of_images(Hue()), 2), tf.constant(x)
+    with tf.GradientTape() as tape, pytest.warns(UserWarning, match="No gradient defined"):
+        tape.watch(x)
+        outputs = parallel(x)
+    with pytest.raises(LookupError, match="AdjustHue"):
+        tape.gradient(outputs, x)

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from keras import layers, ops
 from support.parity import difference
@@ -83,3 +84,36 @@ def test_the_mean_of_equal_probabilities_keeps_their_logits(rng):
         assert mixing.is_average(mix)
     for mix in (mixing.GaussianMix(), mixing.get_mix(sum), keras.layers.Average()):
         assert not mixing.is_average(mix)
+
+
+class Shifted(layers.Layer):
+    """Gives each replica other rows of a table, by random numbers."""
+
+    def __init__(self, is_random):
+        super().__init__()
+        self.is_random = is_random
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, tokens):
+        length = keras.ops.shape(tokens)[1]
+        shift = keras.random.randint((), 0, length, seed=self.seeds) if self.is_random else 1
+        return tokens[:, shift:]
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_rows_of_a_table_that_all_replicas_name(is_random, rng):
+    """Adam squares what each row gets: as on one device, unless the replicas take other rows."""
+    tokens, y = rng.integers(1, 9, (8, 5)), rng.normal(size=(8, 2)).astype("float32")
+
+    def build():
+        keras.utils.set_random_seed(3)
+        pooled = layers.GlobalAveragePooling1D(keepdims=True)
+        parts = [Shifted(is_random), layers.Embedding(9, 4), pooled, layers.Flatten()]
+        return keras.Sequential([keras.Input((5,), dtype="int32"), *parts, layers.Dense(2)])
+
+    plain, parallel = build(), make_parallel(build(), 3, mode="tower")
+    for model in (plain, parallel):
+        model.compile("adam", "mse")
+        model.fit(tokens, y, batch_size=4, epochs=3, shuffle=False, verbose=0)
+    found = difference(plain.get_weights(), parallel.get_weights())
+    assert found > 1e-3 if is_random else found < 1e-6
