@@ -2,7 +2,7 @@
 
     python notebooks/refresh.py 01_quickstart        # one; without names, all of them
 
-Run it in the environment of `pip install "keras-multigpu[notebooks,tensorflow-cpu]"`. Kept are
+Run it in the environment of `pip install '.[notebooks,tensorflow-cpu]'`. Kept are
 what cells print and show. Left out are what libraries log, progress bars, the times of execution
 and the state of widgets.
 """
