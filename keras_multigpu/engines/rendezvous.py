@@ -77,7 +77,7 @@ def _ask(connection: socket.socket, mine: Record, seconds: float) -> dict[str, A
         _send(connection, mine)
         connection.settimeout(seconds)
         answer = lines.readline()
-    if not answer:
+    if not answer.endswith(b"\n"):
         raise ConnectionError("process 0 has left")
     return json.loads(answer)
 
@@ -93,7 +93,7 @@ class _Host:
         """Waits for all; each gets the records of all, or the error that this one raises."""
         with contextlib.ExitStack() as connections:
             try:
-                while absent := [k for k in range(1, self._count) if k not in self._present()]:
+                while absent := self._find_absent():
                     server.settimeout(max(0.001, until - time.monotonic()))
                     try:
                         connection, _ = server.accept()
@@ -107,6 +107,10 @@ class _Host:
             others = [self._visitors[number][0] for number in range(1, self._count)]
             self._tell_all({"records": [self._mine, *others]})
             return [self._mine, *others]
+
+    def _find_absent(self) -> list[int]:
+        here = self._present()
+        return [number for number in range(1, self._count) if number not in here]
 
     def _present(self) -> dict[int, tuple[Record, socket.socket]]:
         """Those who are here, by number. Who has left can come again."""
@@ -157,15 +161,27 @@ def _told(error: ClusterError) -> dict[str, Any]:
 
 def _read_record(connection: socket.socket) -> Record | None:
     """What a process tells of itself; `None` if it is not one of ours."""
-    with contextlib.suppress(OSError, ValueError):
-        connection.settimeout(_PATIENCE)
-        connection.sendall(_GREETING)
-        with connection.makefile("rb") as lines:
-            record = json.loads(lines.readline(_LONGEST))
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        record = json.loads(_read_line(connection, time.monotonic() + _PATIENCE))
         if isinstance(record, dict) and {"host", "pid", "process_id"} <= record.keys():
+            record = {key: str(value) for key, value in record.items()}
             int(record["process_id"])
-            return {key: str(value) for key, value in record.items()}
+            return record
     return None
+
+
+def _read_line(connection: socket.socket, until: float) -> bytes:
+    """Greets, and reads a line; it has to be there in time as a whole."""
+    connection.settimeout(_PATIENCE)
+    connection.sendall(_GREETING)
+    line = b""
+    while not line.endswith(b"\n") and len(line) < _LONGEST:
+        connection.settimeout(max(0.001, until - time.monotonic()))
+        received = connection.recv(_LONGEST)
+        if not received:
+            raise ConnectionError
+        line += received
+    return line
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:

@@ -52,9 +52,9 @@ def parallel_class(mode: Any, template_class: Any) -> Any:
 
 def _with_keywords(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call's arguments; by name from `training` or `mask` on, which Keras passes by name."""
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    names = [one.name for one in inspect.signature(call).parameters.values() if one.kind is kind]
-    names = names[1:]  # all but `self`
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    known = inspect.signature(call).parameters.values()
+    names = [one.name for one in known if one.kind in kinds][1:]  # all but `self`
     first = min((names.index(name) for name in ("training", "mask") if name in names), default=None)
     if first is None or len(args) > len(names):
         return args, kwargs

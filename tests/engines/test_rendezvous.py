@@ -140,10 +140,33 @@ def test_garbage_is_ignored(garbage, address, come):
     assert len(come(1, count=2).result()) == len(host.result()) == 2
 
 
-def test_a_silent_stranger_delays_nobody_for_long(address, come):
-    host = come(0, count=2)
-    with _connection(address):
+@pytest.mark.parametrize("pause", [60.0, 0.2])
+def test_a_slow_stranger_delays_nobody_for_long(pause, address, come):
+    host, is_over = come(0, count=2), threading.Event()
+    with _connection(address) as stranger:
+
+        def dribble():
+            while not is_over.wait(pause):
+                with contextlib.suppress(OSError):
+                    stranger.sendall(b" ")
+
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        begun = time.monotonic()
         assert len(come(1, count=2).result()) == len(host.result()) == 2
+        assert time.monotonic() - begun < 10.0  # 2 in truth
+        is_over.set()
+        thread.join()
+
+
+def test_process_0_dies_while_it_answers(address, come):
+    with socket.create_server(("127.0.0.1", address.port)) as server:
+        visitor = come(1, count=2)
+        connection, _ = server.accept()
+        connection.sendall(b'keras_multigpu\n{"records": [')
+        connection.recv(1000)
+        connection.close()
+    assert len(come(0, count=2).result()) == len(visitor.result()) == 2
 
 
 def _connection(address):

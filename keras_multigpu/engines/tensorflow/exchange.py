@@ -76,7 +76,7 @@ class Exchange:
             for variable in variables:
                 self._variables[id(variable)] = variable
                 self._users.setdefault(id(variable), []).append(replica)
-        self.watched = [v for v in self._variables.values() if _is_watched(v)]
+        self.watched = [v for v in self._variables.values() if may_train(v)]
         self._ways = self._find_ways()
 
     def watched_of(self, replica: int) -> list[int]:
@@ -269,6 +269,7 @@ def _elements(variable: keras.Variable) -> int:
     return tf.TensorShape(variable.shape).num_elements()
 
 
-def _is_watched(variable: keras.Variable) -> bool:
+def may_train(variable: keras.Variable) -> bool:
+    """Whether a tape may differentiate by a variable."""
     is_float = tf.as_dtype(dtype_of(variable)).is_floating
     return is_float and (variable.trainable or is_watched(read(variable)))

@@ -36,19 +36,20 @@ def types_without_gradient(function: Any, weights: Sequence[Tensor]) -> set[str]
     They come before all weights: augmentations, for example. If one comes after a weight, its type
     is left out, and TensorFlow's own error says that it has no gradient.
     """
+    constants = [
+        one
+        for one in function.graph.get_operations()
+        if not has_gradient(one.type) and floats(one.inputs) and floats(one.outputs)
+    ]
     after: set[int] = set()
-    waiting = list(weights)
+    waiting = list(weights) if constants else []
     while waiting:
         for operation in waiting.pop().consumers():
             if id(operation) not in after:
                 after.add(id(operation))
                 waiting += operation.outputs
-    before: set[str] = set()
-    behind: set[str] = set()
-    for operation in function.graph.get_operations():
-        if floats(operation.inputs) and floats(operation.outputs):
-            (behind if id(operation) in after else before).add(operation.type)
-    return {one for one in before - behind if not has_gradient(one)}
+    behind = {one.type for one in constants if id(one) in after}
+    return {one.type for one in constants} - behind
 
 
 def reached_inputs(function: Any, results: Sequence[Tensor]) -> list[bool]:

@@ -102,9 +102,12 @@ def has_gradient(kind: str) -> bool:
     return kind in gradient_registry.list() or kind.endswith("Call")
 
 
-@tf.RegisterGradient(CONSTANT)
 def _of_constant(operation: Any, *upstream: Tensor) -> list[None]:
     return [None] * len(operation.inputs)
+
+
+if CONSTANT not in gradient_registry.list():  # this module may be loaded again
+    tf.RegisterGradient(CONSTANT)(_of_constant)
 
 
 def is_watched(tensor: Tensor) -> bool:

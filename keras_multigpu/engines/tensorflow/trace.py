@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras_multigpu.engines.attributes import get_attributes, set_attributes
 from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.structures import take_apart
+from keras_multigpu.engines.tensorflow.exchange import may_train
 from keras_multigpu.engines.tensorflow.functions import (
     has_flow,
     make_function,
@@ -98,10 +99,13 @@ class Trace:
         forward = self._trace_forward()
         if not any(map(is_watched, floats(self.arguments))):
             # A traced function has gradients by all inputs, a tape by those that it watches.
-            places = [place for place, v in enumerate(self.variables) if v.trainable]
-            weights = [forward.inputs[place] for place in places]
+            weights = self._weights_of(forward.inputs)
             self._constants = types_without_gradient(forward, weights)
         return self._trace_forward() if self._constants else forward
+
+    def _weights_of(self, state: Sequence[Tensor]) -> list[Tensor]:
+        """The values of the variables that tapes watch, of a state, or of the arguments' first."""
+        return [one for variable, one in zip(self.variables, state) if may_train(variable)]
 
     def _trace_forward(self) -> Any:
         apart = not self.compiled and _is_recurrent(self.template)
@@ -202,7 +206,7 @@ class Trace:
     ) -> list[Any]:
         sources = floats((state, call))
         with tf.GradientTape() as tape:
-            tape.watch(floats(state) if self._constants else sources)
+            tape.watch(self._weights_of(state) if self._constants else sources)
             results = self._run(state, call, number, size)
         return tape.gradient(
             floats((results["outputs"], results["attributes"], results["losses"])),

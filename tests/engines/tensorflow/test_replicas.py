@@ -422,6 +422,22 @@ def test_call_as_a_function_of_its_own(options, rng):
     assert difference(call(tf.constant(x)), model(x)) < 1e-6
 
 
+class PositionalOnly(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dropout, self.dense = layers.Dropout(0.5), layers.Dense(2)
+
+    def call(self, inputs, /, training=None):
+        return self.dense(self.dropout(inputs, training=training))
+
+
+def test_a_call_with_arguments_by_position_only(rng):
+    x = rng.normal(size=(6, 3)).astype("float32")
+    model = PositionalOnly()
+    assert difference(make_parallel(model, 2)(x), model(x)) < 1e-6
+    assert difference(make_parallel(model, 2)(x, training=True), model(x)) > 1e-3
+
+
 class Centre(layers.Layer):
     """Has rows that see each other once it is switched on."""
 

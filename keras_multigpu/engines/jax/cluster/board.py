@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-_ROOT = "keras_multigpu/"  # before the keys of all entries
 _BEATS = "beats/"
 BEAT = 1.0
 """Seconds between two signs of life."""
@@ -21,11 +20,13 @@ class Board:
     """A board that all processes write to and read.
 
     A separate thread talks to the service, because its calls may never return. The thread also
-    writes a sign of life every second. `client` is JAX's client of the service.
+    writes a sign of life every second. `client` is JAX's client of the service. `of` names the
+    training: a process of an earlier one, at the same address, writes nowhere else.
     """
 
-    def __init__(self, client: Any, number: int):
+    def __init__(self, client: Any, number: int, of: str = ""):
         self._client = client
+        self._root = f"keras_multigpu/{of}/"  # before the keys of all entries
         self._beats = f"{_BEATS}{number}"
         self._outbox: dict[str, str | None] = {}
         self._entries: dict[str, str] = {}
@@ -103,8 +104,8 @@ class Board:
     def _exchange(self, outbox: dict[str, str | None]) -> dict[str, str]:
         for key, value in outbox.items():
             if value is None:
-                self._client.key_value_delete(_ROOT + key)
+                self._client.key_value_delete(self._root + key)
             else:
-                self._client.key_value_set(_ROOT + key, value, allow_overwrite=True)
-        found = self._client.key_value_dir_get(_ROOT)
-        return {key[key.index(_ROOT) + len(_ROOT) :]: value for key, value in found}
+                self._client.key_value_set(self._root + key, value, allow_overwrite=True)
+        found = self._client.key_value_dir_get(self._root)
+        return {key[key.index(self._root) + len(self._root) :]: value for key, value in found}

@@ -66,9 +66,10 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
     until = time.monotonic() + timeout
     # First among us: JAX would give a number to the latest process that asks for it.
     records = meet(address, number, count, _describe(count), _EQUAL, until)
-    _initialize(address, count, number, until, timeout)
+    _initialize(address, count, number, time.monotonic() + timeout, timeout)
     names = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
-    group = Group(Board(_client(), number), number, names, timeout)
+    board = Board(_client(), number, of=records[0]["seed"])
+    group = Group(board, number, names, timeout)
     _joined = (request, group)
     atexit.register(_leave, group)
     if len({record["random numbers"] for record in records}) > 1:
