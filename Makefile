@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # The CPU build where there is no NVIDIA GPU: nobody downloads CUDA for a laptop.
 TENSORFLOW := $(if $(shell command -v nvidia-smi),tensorflow,tensorflow-cpu)
 
-PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
+PYTEST := $(BIN)/pytest -n 2
 
 .PHONY: demo test test-all test-oldest test-keras installed lint format docs clean
 

@@ -17,6 +17,8 @@ from keras_multigpu import use_virtual_devices
 
 BACKEND = keras.backend.backend()
 _OTHER = "jax" if BACKEND == "tensorflow" else "tensorflow"
+# Processes are begun once for the file, and each run has two of them.
+_TOGETHER = ("jax/cluster/test_processes.py",)
 collect_ignore = [f"engines/{_OTHER}", "peers"]
 
 use_virtual_devices(4)
@@ -39,6 +41,19 @@ def pytest_unconfigure(config):
     """Removes what was compiled."""
     if hasattr(config, "compiled"):
         config.compiled.cleanup()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Files of `_TOGETHER` run on one worker. `xdist_group` has no effect with pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return file if file.endswith(_TOGETHER) else nodeid
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -27,6 +27,7 @@ every_case = pytest.mark.parametrize("case", [c for c in CASES if c.name in NAME
 
 
 @every_case
+@pytest.mark.slow_on_jax
 def test_shared_replicas_train_like_one_device(case, rng, tmp_path):
     x, y = case.data(rng, 70)
     plain, template = build_equal(case)

@@ -22,8 +22,6 @@ from keras_multigpu.cluster import ClusterError, join
 from keras_multigpu.engines.jax.cluster import board, joint, processes
 from keras_multigpu.engines.jax.cluster.group import Group
 
-# On one worker: the processes are begun once, and each run has two of them.
-pytestmark = pytest.mark.xdist_group("processes")
 SCRIPT = pathlib.Path(script.__file__)
 LIMIT = 400  # far more than any of it takes: nothing hangs
 
