@@ -94,13 +94,12 @@ class _Host:
         with contextlib.ExitStack() as connections:
             try:
                 while absent := self._find_absent():
-                    server.settimeout(max(0.001, until - time.monotonic()))
-                    try:
-                        connection, _ = server.accept()
-                    except TimeoutError:
+                    if (left := until - time.monotonic()) <= 0:
                         reason = f"absent: process {', '.join(map(str, absent))}"
-                        raise not_joined(self._address, reason) from None
-                    self._admit(connections.enter_context(connection))
+                        raise not_joined(self._address, reason)
+                    server.settimeout(left)
+                    with contextlib.suppress(TimeoutError):
+                        self._admit(connections.enter_context(server.accept()[0]))
             except ClusterError as error:
                 self._tell_all(_told(error))
                 raise
@@ -187,4 +186,5 @@ def _read_line(connection: socket.socket, until: float) -> bytes:
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:
     """Sends a line, unless the other side has gone: it comes again, or is found to be absent."""
     with contextlib.suppress(OSError):
+        connection.settimeout(_PATIENCE)
         connection.sendall(json.dumps(message).encode() + b"\n")
