@@ -310,11 +310,11 @@ def test_constants_that_build_makes_outlive_it(way, by_a_call, rng):
 
     x, y = rng.normal(size=(6, 3)).astype("float32"), rng.normal(size=(6, 2)).astype("float32")
     results = []
-    for parallel in (False, True):
+    for is_parallel in (False, True):
         keras.utils.set_random_seed(3)
         model = keras.Sequential([Scale(), keras.layers.Dense(2)])
-        model = make_parallel(model, 2, **way) if parallel else model
-        if by_a_call or not parallel:  # else Keras itself can't train it
+        model = make_parallel(model, 2, **way) if is_parallel else model
+        if by_a_call or not is_parallel:  # else Keras itself can't train it
             model(x[:1])
         model.compile("sgd", "mse")
         model.fit(x, y, verbose=0)
