@@ -67,7 +67,7 @@ def with_trace(plan: Plan, trace: Trace) -> Plan:
         must_stay = tf.executing_eagerly() or plan.doubt
         rows = None if must_stay else _known_rows(plan.trace)
         for tensor in tensors:
-            if rows is not None and isinstance(tensor, tf.Tensor):
+            if rows is not None and isinstance(tensor, tf.Tensor) and tensor.shape.rank:
                 tensor.set_shape([rows, *tensor.shape[1:]])
         return plan.trace.activate(tensors)
 
@@ -76,9 +76,10 @@ def with_trace(plan: Plan, trace: Trace) -> Plan:
 
 
 def _known_rows(trace: Trace) -> int | None:
-    """The rows of a call's batch, if they are known in a graph."""
-    found = [one.shape[0] for one in trace.arguments[0] if one.shape.rank]
-    return next((rows for rows in found if rows is not None), None)
+    """The rows of a call's batch, if a graph knows those of all arguments."""
+    shapes = [one.shape for one in trace.arguments[0] if one.shape.rank != 0]
+    found = {shape[0] if shape.rank else None for shape in shapes}
+    return found.pop() if len(found) == 1 else None
 
 
 def signature(template: keras.Model, call: Call) -> Any:
