@@ -206,6 +206,8 @@ def _training(rng: random.Random, case: Case) -> Case:
 
 def _settings(rng: random.Random) -> tuple[tuple[str, str], ...]:
     draw = rng.random()
+    if catalogue.ON_JAX:  # where each operation that runs alone is compiled
+        return (("run_eagerly" if draw < 0.1 else "jit_compile", "True"),)
     if draw < 0.45:
         return (("run_eagerly", "True"),)
     if draw < 0.50:
