@@ -31,6 +31,7 @@ FORMS = {
     "ratings.tsv": ("\t", HEADER),
     "ratings_Books.csv": (",", None),
     "reviews.csv": (",", ("user_id", "parent_asin", "rating", "timestamp")),
+    "ml-100k.inter": ("\t", ("user_id:token", "item_id:token", "rating:float", "timestamp:float")),
 }
 
 
@@ -214,12 +215,12 @@ def test_names_stay_as_they_are_written(tmp_path, names, kind):
     assert {user: ratings.items[item] for user, item in rated.items()} == {
         name: number for number, name in enumerate(names, 1)
     }
-    assert len(zoo.recommend(zoo.autorec(items=len(names)), ratings)) == len(names)
+    assert len(zoo.recommend(zoo.autorec(ratings, hidden=(2,)), ratings)) == len(names)
 
 
 def test_batches_have_every_user_once_an_epoch(tmp_path):
     ratings = read_ratings(make_ratings(tmp_path / "u.data", users=30, items=20), verbose=0)
-    batches = ratings.batches(batch_size=8)
+    batches = ratings.batches(batch_size=8, by="user", hidden=0)
     epochs = []
     for _ in range(2):
         inputs = [batches[number][0] for number in range(len(batches))]
