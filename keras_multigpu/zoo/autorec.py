@@ -81,7 +81,7 @@ def autorec(
     by: str = "item",
     hidden: Sequence[int] = (500,),
     activation: str = "tanh",
-    l2: float = 1e-3,
+    l2: float = 1.8,
     loss: Any = None,
     optimizer: Any = None,
     metrics: Any = None,
@@ -100,7 +100,8 @@ def autorec(
         by: what a row is, `"item"` or `"user"`; the same as in `ratings.batches` and `recommend`.
         hidden: the units of the layers between a row and its reconstruction.
         activation: the activation of these layers; the last layer is linear.
-        l2: the penalty on the squares of the kernels.
+        l2: the penalty on the squares of the kernels, beside the sum of the squared errors of all
+            rows.
         loss: as for `compile`; `None` for `ObservedError`.
         optimizer: as for `compile`; `None` for `Adam(0.001)`.
         metrics: as for `compile`; `None` for `RatingRMSE` and `RatingMAE`, in the unit of the
@@ -134,8 +135,10 @@ def autorec(
         )
     check_choice("by", by, "item", "user")
     sizes = positive_integers("hidden", hidden if isinstance(hidden, Sequence) else [hidden])
-    columns, spread = _find_biases(ratings.rows(by))
-    penalty = keras.regularizers.L2(l2) if l2 else None
+    rows = ratings.rows(by)
+    columns, spread = _find_biases(rows)
+    # Keras adds the penalty to the loss of every batch, which is a mean over rows.
+    penalty = keras.regularizers.L2(l2 / rows.shape[0]) if l2 else None
     inputs = keras.Input((len(columns),))
     biases = RatingBiases(spread, name="biases")
     baseline, x = biases(inputs)
@@ -184,9 +187,10 @@ def historic_autorec(
     """The autoencoder of a published experiment on several GPUs, to compare times with.
 
     Sigmoid layers of 10, 5 and 10 units, RMSprop at 0.03, and the mean squared error of all items.
-    Since a missing rating counts as 0, it learns which items were rated. It can't predict ratings
-    (on MovieLens 100K it is three stars off) and recommends worse than chance.
-    The experiment's times are the example of `reports.ScalingReport.from_figures`.
+    Since a missing rating counts as 0, it learns which items are rated. It can't predict ratings:
+    on MovieLens 100K its root mean squared error is 2.7 stars, and what it recommends is what most
+    users have rated. The experiment's times are the example of
+    `reports.ScalingReport.from_figures`.
 
     Args:
         items: how many items there are.

@@ -349,6 +349,25 @@ def test_pairs_leave_out_the_review_that_is_to_be_found(tmp_path):
     assert texts["user"].dtype == np.int32
 
 
+def test_copies_of_a_review_are_left_out_too(tmp_path):
+    def line(user, item, text):
+        return {"reviewerID": user, "asin": item, "reviewText": text, "overall": 5}
+
+    lines = [
+        line("A", "X", "one"),
+        line("A", "X", "one more"),  # the same item once more
+        line("A", "Y", "one"),  # the same words about another item
+        line("A", "Z", "other"),
+        line("B", "X", "one"),  # another user's words
+    ]
+    reviews = read_reviews(write_reviews(tmp_path / "reviews.json", lines), verbose=0)
+    ((texts, _),) = list_of(reviews.pairs([0], np.arange(5), length=5))
+    assert said(reviews, texts["user"][0]) == ["other"]
+    assert said(reviews, texts["item"][0]) == ["one"]
+    ((texts, _),) = list_of(reviews.pairs([3], np.arange(5), length=5))
+    assert said(reviews, texts["user"][0]) == ["one", "one", "more", "one"]
+
+
 def test_pairs_of_other_reviews_than_the_known_ones(tmp_path):
     reviews = read_reviews(make_reviews(tmp_path / "r.json", reviews=80, users=9), verbose=0)
     train, test = reviews.split(0.25)
