@@ -5,8 +5,8 @@
 
 Mean squared errors in stars, of reviews held out. A review is never among the texts that predict
 its rating, neither in training nor after it. A tenth of the reviews to train on chooses the rate
-and the epoch of `deepconn` and the penalties of the other models. Needs scikit-learn. Progress goes to stderr,
-the table to stdout.
+and the epoch of `deepconn` and the penalties of the other models.
+Needs scikit-learn. Progress goes to stderr, the table to stdout.
 """
 
 from __future__ import annotations

@@ -99,9 +99,12 @@ def predict_blocks(
     _check_width(model, rows.shape[1], by)
     wanted = users if by == "user" else np.arange(rows.shape[0])
     bar = keras.utils.Progbar(max(len(wanted), 1), verbose=verbose, unit_name=by)
-    for first in range(0, len(wanted), size):
+    size = min(size, len(wanted))
+    for first in range(0, len(wanted), max(size, 1)):
         chosen = rows[wanted[first : first + size]]
-        scores = np.array(model.predict_on_batch(chosen.toarray()), "float64")
+        batch = np.zeros((size, rows.shape[1]), "float32")  # of one size: traced once
+        batch[: chosen.shape[0]] = chosen.toarray()
+        scores = np.array(model.predict_on_batch(batch), "float64")[: chosen.shape[0]]
         scores[chosen.nonzero()] = -np.inf
         mine = np.arange(first, first + len(scores))
         if by == "user":
