@@ -71,7 +71,7 @@ def build(side: str, train: Ratings, devices: int, epochs: int) -> tuple[Any, st
     by = side if side in ("user", "item") else "user"
     if side == "historic":
         model = historic_autorec(len(train.items))
-        batches = train.batches(_HISTORIC_BATCH, by=by, hidden=0)
+        batches = train.batches(_HISTORIC_BATCH, by=by, hide=0)
     else:
         model, batches = autorec(train, by=by), train.batches(by=by)
     if side == "biases":

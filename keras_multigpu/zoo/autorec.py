@@ -202,7 +202,7 @@ def historic_autorec(
 
     Returns:
         A model from `(rows, items)` to `(rows, items)`, both in [0, 1]. Train it on
-        `ratings.batches(250, by="user", hidden=0)`.
+        `ratings.batches(250, by="user", hide=0)`.
 
     Raises:
         ValueError: if an argument is invalid.

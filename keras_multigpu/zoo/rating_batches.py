@@ -19,7 +19,7 @@ class RatingBatches(ShuffledRows):
         shuffle: draw another order of the rows for every epoch of `fit`; `evaluate` and `predict`
             keep the order of the matrix.
         seed: the seed of that order, and of what is hidden.
-        hidden: the share of the inputs' ratings that `fit` does not see, drawn anew for every
+        hide: the share of the inputs' ratings that `fit` does not see, drawn anew for every
             epoch. They stay among the targets, so the model learns to predict ratings that it
             can't copy. `evaluate` and `predict` see all ratings.
         targets: a matrix of the same shape whose rows are the targets; `None` for `matrix`.
@@ -29,7 +29,7 @@ class RatingBatches(ShuffledRows):
     epoch may have fewer rows.
 
     Raises:
-        ValueError: if the batch size is not a positive integer, the seed is negative, `hidden` is
+        ValueError: if the batch size is not a positive integer, the seed is negative, `hide` is
             not in [0, 1), or the targets have another shape.
 
     Example:
@@ -45,15 +45,13 @@ class RatingBatches(ShuffledRows):
         batch_size: int = 64,
         shuffle: bool = True,
         seed: int = 0,
-        hidden: float = 0.0,
+        hide: float = 0.0,
         targets: Any = None,
         **kwargs: Any,
     ):
         super().__init__(np.arange(matrix.shape[0]), batch_size, shuffle, seed, **kwargs)
         self.matrix = matrix
-        self.hidden = finite_number(
-            "hidden", hidden, "at least 0 and below 1", lambda h: 0 <= h < 1
-        )
+        self.hide = finite_number("hide", hide, "at least 0 and below 1", lambda h: 0 <= h < 1)
         self.targets = matrix if targets is None else targets
         self._hiding_seed = seed
         if self.targets.shape != matrix.shape:
@@ -69,9 +67,9 @@ class RatingBatches(ShuffledRows):
 
     def _make_batch(self, epoch: int | None, number: int) -> tuple[Any, ...]:
         inputs, targets = super()._make_batch(epoch, number)
-        if self.hidden and epoch is not None:
+        if self.hide and epoch is not None:
             draw = np.random.default_rng([self._hiding_seed, epoch, number])
-            inputs = inputs * (draw.random(inputs.shape, dtype="float32") >= self.hidden)
+            inputs = inputs * (draw.random(inputs.shape, dtype="float32") >= self.hide)
         return inputs, targets
 
 

@@ -31,6 +31,11 @@ class RatingScore:
         k: how many items are recommended.
         users: how many users have known ratings and relevant held-out items; recall and NDCG are
             means over these. Without any, both are nan.
+
+    Example:
+        >>> score = RatingScore(0.9, 0.7, 100, 2, recall=0.1, ndcg=0.15, k=10, users=40)
+        >>> str(score).split("; ")[0]
+        'RMSE 0.9000, MAE 0.7000 of 100 ratings, 2 by a mean'
     """
 
     rmse: float

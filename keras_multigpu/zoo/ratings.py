@@ -90,7 +90,7 @@ class Ratings:
     Example:
         >>> matrix = scipy.sparse.csr_matrix(np.array([[0.2, 1.0], [0.0, 0.6]], "float32"))
         >>> ratings = Ratings(matrix, np.array([7, 8]), np.array([1, 2]), highest=5.0)
-        >>> batches = ratings.batches(batch_size=1, shuffle=False, by="user", hidden=0)
+        >>> batches = ratings.batches(batch_size=1, shuffle=False, by="user", hide=0)
         >>> inputs, targets = batches[1]
         >>> inputs.tolist(), len(batches)
         ([[0.0, 0.6000000238418579]], 2)
@@ -131,7 +131,7 @@ class Ratings:
         seed: int = 0,
         *,
         by: str = "item",
-        hidden: float = 0.5,
+        hide: float = 0.5,
         targets: Ratings | None = None,
     ) -> RatingBatches:
         """Rows as inputs and as targets, to train an autoencoder.
@@ -141,7 +141,7 @@ class Ratings:
             shuffle: draw another order of the rows for every epoch of `fit`.
             seed: the seed of that order, and of what is hidden.
             by: `"item"` for the ratings of an item as a row, `"user"` for those of a user.
-            hidden: the share of the ratings that the inputs lack in `fit`, drawn anew for every
+            hide: the share of the ratings that the inputs lack in `fit`, drawn anew for every
                 epoch; `evaluate` and `predict` see all.
             targets: ratings of the same users and items to predict from these, such as those held
                 out by `split`: `fit(train.batches(), validation_data=train.batches(targets=test))`.
@@ -151,7 +151,7 @@ class Ratings:
         if targets is not None:
             self._check_same_names(targets)
             goal = targets.rows(by) * (targets.highest / self.highest)
-        return RatingBatches(self.rows(by), batch_size, shuffle, seed, hidden=hidden, targets=goal)
+        return RatingBatches(self.rows(by), batch_size, shuffle, seed, hide=hide, targets=goal)
 
     @overload
     def split(self, share: float = 0.1, seed: int = 0) -> tuple[Ratings, Ratings]: ...

@@ -166,7 +166,7 @@ def test_it_learns_what_users_like(tmp_path):
     keras.utils.set_random_seed(0)
     ratings = read_ratings(make_ratings(tmp_path / "u.data", users=400, items=100), verbose=0)
     train, test = ratings.split(0.1)
-    model = autorec(train, hidden=(50,))
+    model = autorec(train, hidden=(50,), l2=0.6)
     before = evaluate_ratings(model, train, test)
     model.fit(train.batches(batch_size=10), epochs=20, verbose=0)
     after = evaluate_ratings(model, train, test)

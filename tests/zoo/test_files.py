@@ -220,7 +220,7 @@ def test_names_stay_as_they_are_written(tmp_path, names, kind):
 
 def test_batches_have_every_user_once_an_epoch(tmp_path):
     ratings = read_ratings(make_ratings(tmp_path / "u.data", users=30, items=20), verbose=0)
-    batches = ratings.batches(batch_size=8, by="user", hidden=0)
+    batches = ratings.batches(batch_size=8, by="user", hide=0)
     epochs = []
     for _ in range(2):
         inputs = [batches[number][0] for number in range(len(batches))]

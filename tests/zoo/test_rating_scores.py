@@ -69,7 +69,7 @@ def test_wrong_splits(ratings):
 
 @pytest.mark.parametrize("by", ["item", "user"])
 def test_batches_hide_inputs_in_training_only(ratings, by):
-    batches = ratings.batches(8, seed=1, by=by, hidden=0.5)
+    batches = ratings.batches(8, seed=1, by=by, hide=0.5)
     whole = ratings.rows(by).toarray()
     epochs = []
     for _ in range(2):
@@ -92,7 +92,7 @@ def test_batches_hide_inputs_in_training_only(ratings, by):
 
 def test_targets_of_other_ratings(ratings):
     train, test = ratings.split(0.2)
-    inputs, targets = train.batches(100, shuffle=False, hidden=0, targets=test)[0]
+    inputs, targets = train.batches(100, shuffle=False, hide=0, targets=test)[0]
     assert (inputs == train.rows("item").toarray()).all()
     assert (targets == test.rows("item").toarray()).all()
     scaled = Ratings(test.matrix / 2, test.users, test.items, 10.0)
@@ -101,8 +101,8 @@ def test_targets_of_other_ratings(ratings):
     other = Ratings(test.matrix, test.users + 1, test.items, 5.0)
     with pytest.raises(ValueError, match=r"`targets` must have the same users, in the same order"):
         train.batches(targets=other)
-    with pytest.raises(ValueError, match=r"`hidden` must be .* Received: hidden=1"):
-        train.batches(hidden=1)
+    with pytest.raises(ValueError, match=r"`hide` must be .* Received: hide=1"):
+        train.batches(hide=1)
 
 
 def test_errors_and_ranks_by_hand():
