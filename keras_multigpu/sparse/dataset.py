@@ -127,7 +127,7 @@ class HashedDataset(EpochDataset):
         self._num_labels = len(numbers) - self._has_weight
         order_seed = seed if settings.is_shuffled(shuffle, bool(self._num_labels)) else None
         self.skipped: collections.Counter[str] = collections.Counter()
-        schema = Schema(tuple(self.encoder.layout.codes), numbers)
+        schema = Schema(tuple(self.encoder.layout_.codes), numbers)
         sources = [
             _make_source(path, schema, chunk_rows, errors == "skip", delimiter)
             for path in _find_files(files)
