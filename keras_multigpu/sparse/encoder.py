@@ -35,7 +35,7 @@ class HashEncoder:
             a list of names or for no `columns` at all, `fit` estimates it.
         splits: how many ones a value has: 4, 2 or 1 (one-hot); `None` for the layout's number.
         collision_probability: the highest accepted probability that two values of a column share
-            a code; `None` for the layout's own width, with which it is about 0.12 (`"wide"`) or
+            a code; `None` for the layout's own width, with which it is about 0.03 (`"wide"`) or
             0.39 (`"published"`).
         missing: the text that stands for a missing value.
         output: the default form of `transform`: `"indices"`, `"csr"` or `"dense"`.
@@ -46,7 +46,7 @@ class HashEncoder:
             `"published"`: four ones a value, and `4 * ceil(sqrt(n))` indices for a column of n
             values. The row is narrow, and a model of columns with many values is worse.
         buckets: how many indices a column has for each of its values, in the wide layout; `None`
-            for 4. Fewer save memory.
+            for 8. Fewer save memory.
 
     Raises:
         ValueError: if an argument is invalid.
@@ -54,12 +54,12 @@ class HashEncoder:
     Example:
         >>> encoder = HashEncoder({"city": 40_000, "age": 100})
         >>> encoder.width, encoder.ones
-        (160400, 4)
+        (320800, 4)
         >>> encoder.transform({"city": ["Rome", None], "age": [41, 41]})
-        array([[ 34917, 145468, 160031, 160329],
-               [ 77513, 149431, 160031, 160329]], dtype=int32)
-        >>> encoder.explain(160329)
-        Place(column='age', split=1, position=129)
+        array([[114917, 305468, 320231, 320729],
+               [157513, 229431, 320231, 320729]], dtype=int32)
+        >>> encoder.explain(320729)
+        Place(column='age', split=1, position=329)
     """
 
     # Kept as they are given: scikit-learn's `clone` requires it.
@@ -188,10 +188,10 @@ class HashEncoder:
 
         Example:
             >>> encoder = HashEncoder({"city": 100})
-            >>> encoder.explain(203), encoder.explain(203).name
+            >>> encoder.explain(403), encoder.explain(403).name
             (Place(column='city', split=1, position=3), 'city:1:3')
             >>> encoder.explain("city:1:3")
-            203
+            403
         """
         if isinstance(index, str):
             return self.layout_.index(Place.parse(index))

@@ -1,6 +1,6 @@
 """How wide a column's groups of indices are, and how many of its values then share a code.
 
-There are two layouts. In the one called `"wide"` a column has four indices for each of its values,
+There are two layouts. In the one called `"wide"` a column has eight indices for each of its values,
 so a linear model can give nearly every value its own weight. The published one grows with the
 square root of the number of values: it tells the values apart, but has too few weights for them.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from keras_multigpu.arguments import as_integer, check_choice, finite_number, positive_integer
 
 HASH_BITS = 64
-BUCKETS = 4
+BUCKETS = 8
 _SPLITS = {"wide": 2, "published": 4}
 _LEAST_BUCKET = 32  # of a column in the published layout, of a group in the wide one
 
@@ -55,11 +55,11 @@ def expected_collisions(
 
     Example:
         >>> round(expected_collisions(100_000), 3)
-        0.125
+        0.031
         >>> round(expected_collisions(100_000, layout="published"), 3)
         0.495
         >>> round(expected_collisions(100_000, splits=1))
-        12500
+        6250
     """
     cardinality, splits = check_cardinality(cardinality), layout_splits(layout, splits)
     if group is None:
@@ -80,13 +80,13 @@ def collision_probability(
 
     `1 - exp(-expected_collisions)`, the Poisson approximation of the birthday problem (Feller,
     "An introduction to probability theory and its applications", 1968, II.3). For every large
-    cardinality it is about 0.12, and 0.39 in the published layout: one column in eight, or four
-    in ten, have a pair of values that the model can't tell apart. The arguments and errors are
+    cardinality it is about 0.03, and 0.39 in the published layout: three columns in a hundred, or
+    four in ten, have a pair of values that the model can't tell apart. The arguments and errors are
     those of `expected_collisions`.
 
     Example:
         >>> round(collision_probability(100_000), 2)
-        0.12
+        0.03
         >>> round(collision_probability(100_000, layout="published"), 2)
         0.39
         >>> round(collision_probability(100_000, group=840, splits=4), 2)

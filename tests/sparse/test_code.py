@@ -188,7 +188,11 @@ def test_the_published_width_and_the_wide_one():
     assert expected_collisions(100_000, layout="published") == pytest.approx(0.5, abs=0.01)
     wide = safe_group(100_000, 0.01, 4, 8)
     assert wide / math.sqrt(100_000) == pytest.approx(2.7, abs=0.05)
-    assert collision_probability(100_000, wide, 4) <= 0.01 < collision_probability(100_000, wide - 1, 4)
+    assert (
+        collision_probability(100_000, wide, 4)
+        <= 0.01
+        < collision_probability(100_000, wide - 1, 4)
+    )
     assert collision_probability(100_000, splits=1, layout="published") == pytest.approx(1)
     encoder = published({"x": 100_000}, collision_probability=0.01)
     assert encoder.width == 4 * wide

@@ -140,7 +140,7 @@ def test_a_pickle_without_a_layout_is_the_published_one():
 
 def test_a_file_says_what_the_defaults_were():
     written = json.loads(HashEncoder({"x": 1000}).to_json())
-    assert [written[name] for name in ("layout", "splits", "buckets")] == ["wide", 2, 4]
+    assert [written[name] for name in ("layout", "splits", "buckets")] == ["wide", 2, 8]
     written = json.loads(published({"x": 1000}).to_json())
     assert [written[name] for name in ("layout", "splits", "buckets")] == ["published", 4, None]
 
@@ -148,11 +148,11 @@ def test_a_file_says_what_the_defaults_were():
 def test_the_wide_layout(rng):
     """Two groups, each a remainder of one half of the hash; the same in both ways to hash."""
     encoder = HashEncoder({"x": 1000, "y": 3})
-    assert (encoder.width, encoder.ones) == (4 * 1000 + 2 * 32, 4)
+    assert (encoder.width, encoder.ones) == (8 * 1000 + 2 * 32, 4)
     words = [f"value {number}" for number in rng.integers(1000, size=50)]
     found = encoder.transform({"x": words, "y": ["a"] * 50})
     digests = [xxhash.xxh64_intdigest(word.encode()) for word in words]
-    expected = [[(one >> 32) % 2000, 2000 + (one & (2**32 - 1)) % 2000] for one in digests]
+    expected = [[(one >> 32) % 4000, 4000 + (one & (2**32 - 1)) % 4000] for one in digests]
     assert found[:, :2].tolist() == expected
     assert HashEncoder({"x": 1000}, buckets=1.5, splits=1).width == 1500
     safe = HashEncoder({"x": 1000}, collision_probability=0.001)
@@ -288,7 +288,7 @@ def test_too_wide():
     with pytest.raises(ValueError, match=r"splits=4 a group is at most 65536 wide.*width 65537"):
         published({"x": 65536**2 + 1})
     with pytest.raises(ValueError, match=r"splits=4 a group is at most 65536 wide.*width 65537"):
-        HashEncoder({"x": 65537}, splits=4)
+        HashEncoder({"x": 65537}, splits=4, buckets=4)
     with pytest.raises(ValueError, match="at most 65536 wide.*`collision_probability`"):
         published({"x": 10**9}, collision_probability=0.01)
     with pytest.raises(ValueError, match="splits=1 a group is at most 1073741824 wide"):
@@ -296,8 +296,8 @@ def test_too_wide():
     columns = {f"x{number}": 2**32 for number in range(8192)}
     with pytest.raises(ValueError, match="at most 2147483647 of them.*need 2147483648"):
         published(columns)
-    with pytest.raises(ValueError, match="need 2400000000. .*fewer `buckets`.*layout=\"published"):
-        HashEncoder({"x": 3 * 10**8, "y": 3 * 10**8})
+    with pytest.raises(ValueError, match='need 2720000000. .*fewer `buckets`.*layout="published'):
+        HashEncoder({"x": 17 * 10**7, "y": 17 * 10**7})
 
 
 @pytest.mark.parametrize(
