@@ -1,8 +1,9 @@
 """The hash code of a value, and where in the multi-hot row the codes of all columns are.
 
 A column of a table occupies `splits` groups of equal width in the multi-hot row; `widths` says how
-wide they are. The xxh64 hash of the value's text (UTF-8, seed 0) is written as sixteen hexadecimal digits and cut into as many
-groups of digits. Each group of digits, modulo the width, is the position of the one in its group.
+wide they are. The xxh64 hash of the value's text (UTF-8, seed 0) is written as sixteen hexadecimal
+digits and cut into as many groups of digits. Each group of digits, modulo the width, is the
+position of the one in its group.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Place(NamedTuple):
 class Layout:
     """The codes of all columns, one after the other in the row, and the text of missing values.
 
-    `groups` are the widths of the columns' groups. `width` is the number of indices, `ones` how many of them a row has.
+    `groups` are the widths of the columns' groups. `width` is the number of indices, `ones` how
+    many of them a row has.
     """
 
     def __init__(self, groups: Mapping[str, int], splits: int, missing: str):

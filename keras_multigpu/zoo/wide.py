@@ -176,9 +176,8 @@ class WideModel(keras.Model):
         Raises:
             ValueError: if the weights were trained on other indices.
         """
-        check_fingerprint(
-            np.asarray(store["fingerprint"]).tobytes().decode(), self.encoder.fingerprint
-        )
+        found = np.asarray(store["fingerprint"]).tobytes().decode()
+        check_fingerprint(found, self.encoder.fingerprint)
 
 
 def wide(

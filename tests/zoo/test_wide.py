@@ -153,9 +153,8 @@ def test_saved_with_its_encoder(data, tmp_path, mode):
 
 def test_an_encoder_that_does_not_fit(data, tmp_path):
     model = wide(encoder())
-    other = HashEncoder(
-        {"age": 50, "city": 300}, layout="published"
-    )  # as wide, and in another order
+    # As wide, and in another order.
+    other = HashEncoder({"age": 50, "city": 300}, layout="published")
     assert other.width == encoder().width
     model.check_encoder(encoder(num_threads=2))
     message = f"whose fingerprint is '{encoder().fingerprint}'. Received: .*='{other.fingerprint}'"
