@@ -195,7 +195,7 @@ def wide(
     """A compiled wide model: hashed columns, by default a logistic model trained by Adagrad.
 
     With an encoder of the wide layout, the defaults are about as good as logistic regression on
-    `FeatureHasher`, and as Vowpal Wabbit. Train until the AUC of other rows falls: two to five
+    `FeatureHasher`, and as Vowpal Wabbit. Train until the AUC of other rows falls: one to five
     epochs. The published model is
     `wide(HashEncoder(columns, layout="published"), loss="mse", optimizer="ftrl")`.
 
