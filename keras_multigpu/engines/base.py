@@ -168,8 +168,10 @@ class Engine(abc.ABC):
         """
 
     @abc.abstractmethod
-    def build(self, function: Callable[..., Any], call: Call) -> None:
-        """Creates the variables that a call of a function needs, without computing anything.
+    def build(
+        self, function: Callable[..., Any], call: Call, models: Sequence[keras.Layer]
+    ) -> None:
+        """Creates the variables of models for a call of a function, without computing anything.
 
         They exist when this returns, whatever scope of Keras or of the backend the caller is in.
         """

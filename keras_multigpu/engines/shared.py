@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -87,6 +88,35 @@ def split_tensors(
         return keras.tree.pack_sequence_as(structure, restored)
 
     return [flat[place] for place in places], restore
+
+
+@contextlib.contextmanager
+def built_in(
+    scope: Callable[[], contextlib.AbstractContextManager[Any]], models: Iterable[keras.Layer]
+) -> Iterator[None]:
+    """While open, layers are built in a scope of their own.
+
+    In a trace, constants that `build` makes would be tensors of the trace.
+    """
+    layers = {id(one): one for model in models for one in model._flatten_layers()}
+    owns = [(one, one.build) for one in layers.values() if not one.built]
+
+    def outside(own: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(own)
+        def build(*args: Any, **kwargs: Any) -> None:
+            with scope():
+                own(*args, **kwargs)
+
+        return build
+
+    # Keras keeps its wrapper of `build` in the instance. Its `__setattr__` would track the value.
+    for layer, own in owns:
+        object.__setattr__(layer, "build", outside(own))
+    try:
+        yield
+    finally:
+        for layer, own in owns:
+            object.__setattr__(layer, "build", own)
 
 
 def in_fresh_thread(function: Callable[[], Any]) -> None:

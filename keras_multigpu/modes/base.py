@@ -105,7 +105,7 @@ class ParallelModel(SavedModel):
 
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Creates the variables that a call with these arguments needs."""
-        engines.current().build(self.template, (args, kwargs))
+        engines.current().build(self.template, (args, kwargs), [self.template])
 
     def build(self, *args: Any, **kwargs: Any) -> None:
         """Builds the template, with the same arguments."""

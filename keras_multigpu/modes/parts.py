@@ -108,7 +108,7 @@ class Parts:
             # Keras takes it from the call around, which is over after the first replica.
             kwargs = {**kwargs, "training": training}
         if is_first and not all(one.built for one in engines.all_layers(layer)):
-            engines.current().build(layer, (args, kwargs))
+            engines.current().build(layer, (args, kwargs), [layer])
             layer._clear_losses()  # of this trial
         # Keras applies the regularizer afterwards, to the outputs of the whole batch.
         with unchanged(layer, "activity_regularizer", None):

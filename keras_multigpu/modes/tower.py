@@ -137,8 +137,9 @@ class TowerParallel(OwnLosses):
                 model.build(*args, **kwargs)
 
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        models = [self.template, *self._parallel_clones]
         with lent(self, self._parallel_clones):  # their `call` runs here, and only here
-            engines.current().build(self._parallel_call_one_by_one, (args, kwargs))
+            engines.current().build(self._parallel_call_one_by_one, (args, kwargs), models)
 
     def _parallel_call_one_by_one(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the replicas as an ordinary model, for building and export.

@@ -5,10 +5,14 @@ models, compiled as they were published. Use them with `make_parallel` like any 
 """
 
 from keras_multigpu.zoo.artificial import make_clicks, make_ratings, make_reviews
-from keras_multigpu.zoo.autorec import ObservedError, autorec, recommend
+from keras_multigpu.zoo.autorec import RatingBiases, autorec, historic_autorec
 from keras_multigpu.zoo.batches import ReviewPairs
 from keras_multigpu.zoo.deepconn import FactorizationMachine, deepconn
-from keras_multigpu.zoo.ratings import RatingBatches, Ratings, read_ratings
+from keras_multigpu.zoo.rating_batches import RatingBatches
+from keras_multigpu.zoo.rating_errors import ObservedError, RatingMAE, RatingRMSE
+from keras_multigpu.zoo.rating_scores import RatingScore, evaluate_ratings
+from keras_multigpu.zoo.ratings import Ratings, read_ratings
+from keras_multigpu.zoo.recommending import recommend
 from keras_multigpu.zoo.reviews import Reviews, read_reviews
 from keras_multigpu.zoo.wide import WideModel, wide
 
@@ -16,12 +20,18 @@ __all__ = [
     "FactorizationMachine",
     "ObservedError",
     "RatingBatches",
+    "RatingBiases",
+    "RatingMAE",
+    "RatingRMSE",
+    "RatingScore",
     "Ratings",
     "ReviewPairs",
     "Reviews",
     "WideModel",
     "autorec",
     "deepconn",
+    "evaluate_ratings",
+    "historic_autorec",
     "make_clicks",
     "make_ratings",
     "make_reviews",

@@ -58,7 +58,8 @@ class ReviewPairs(ShuffledRows):
 
     A user's text is everything that the user wrote; an item's text is everything that was written
     about it; both up to `length` words. The review whose rating is predicted is left out: it would
-    reveal the rating, and does not exist yet when a rating is predicted.
+    reveal the rating, and does not exist yet when a rating is predicted. So are its copies: what
+    the user wrote about the same item, or in the same words about another item.
 
     Args:
         reviews: the reviews.
@@ -118,12 +119,23 @@ class ReviewPairs(ShuffledRows):
         owners, (grouped, starts) = self._texts[side]
         text, place = np.zeros(self.length, "int32"), 0
         for review in grouped[starts[owners[row]] : starts[owners[row] + 1]]:
-            words = self.reviews.words_of(review)[: self.length - place] if review != row else ()
+            if self._is_copy(review, row):
+                continue
+            words = self.reviews.words_of(review)[: self.length - place]
             text[place : place + len(words)] = words
             place += len(words)
             if place == self.length:
                 break
         return text
+
+    def _is_copy(self, review: int, row: int) -> bool:
+        """Whether a review is the one to predict, or repeats it."""
+        reviews = self.reviews
+        if reviews.user_rows[review] != reviews.user_rows[row]:
+            return False
+        return reviews.item_rows[review] == reviews.item_rows[row] or np.array_equal(
+            reviews.words_of(review), reviews.words_of(row)
+        )
 
 
 def _check_numbers(name: str, rows: Any, count: int) -> np.ndarray:

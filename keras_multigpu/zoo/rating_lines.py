@@ -73,7 +73,8 @@ def _form(mark: str, line: bytes) -> Form | None:
     """The form that a line with a delimiter has; `None` if the line makes no sense with it."""
     step = len(mark)
     fields = Form(_DELIMITERS[mark], (), 0, False).split(line)
-    names = [name.strip().lower().replace("_", "") for name in fields]
+    # RecBole writes the type behind the name: `user_id:token`.
+    names = [name.split(":")[0].strip().lower().replace("_", "") for name in fields]
     places = [
         next((place for place, name in enumerate(names) if name in _NAMES[column]), None)
         for column in _COLUMNS

@@ -5,16 +5,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
 import scipy.sparse
 
-from keras_multigpu.arguments import finite_number
+from keras_multigpu.arguments import check_choice, finite_number
 from keras_multigpu.sparse.sources import BadDataError
-from keras_multigpu.zoo.batches import ShuffledRows, check_file, read_blocks
+from keras_multigpu.zoo.batches import check_file, read_blocks
+from keras_multigpu.zoo.rating_batches import RatingBatches
 from keras_multigpu.zoo.rating_lines import NO_LIMIT, Columns, find_form, parse
+from keras_multigpu.zoo.splits import split_folds, split_share
 
 
 def read_ratings(
@@ -88,7 +90,7 @@ class Ratings:
     Example:
         >>> matrix = scipy.sparse.csr_matrix(np.array([[0.2, 1.0], [0.0, 0.6]], "float32"))
         >>> ratings = Ratings(matrix, np.array([7, 8]), np.array([1, 2]), highest=5.0)
-        >>> batches = ratings.batches(batch_size=1, shuffle=False)
+        >>> batches = ratings.batches(batch_size=1, shuffle=False, by="user", hide=0)
         >>> inputs, targets = batches[1]
         >>> inputs.tolist(), len(batches)
         ([[0.0, 0.6000000238418579]], 2)
@@ -108,50 +110,99 @@ class Ratings:
             f"{self.highest:g}; {sum(self.skipped.values()):,} skipped, {self.repeated:,} repeated"
         )
 
-    def batches(self, batch_size: int = 250, shuffle: bool = True, seed: int = 0) -> RatingBatches:
-        """Users' rows as inputs and as targets, to train an autoencoder.
+    @property
+    def lowest(self) -> float:
+        """The lowest rating that occurs; 0 if there are none."""
+        return float(self.matrix.data.min()) * self.highest if self.matrix.nnz else 0.0
+
+    def rows(self, by: str = "item") -> Any:
+        """The ratings divided by `highest`, with a row for each item, or for each user.
 
         Args:
-            batch_size: users in a batch. Only the rows of a batch are ever dense.
-            shuffle: draw another order of the users for every epoch of `fit`.
-            seed: the seed of that order.
+            by: `"item"` or `"user"`.
         """
-        return RatingBatches(self.matrix, batch_size, shuffle, seed)
+        check_choice("by", by, "item", "user")
+        return self.matrix.tocsr() if by == "user" else self.matrix.T.tocsr()
 
+    def batches(
+        self,
+        batch_size: int = 64,
+        shuffle: bool = True,
+        seed: int = 0,
+        *,
+        by: str = "item",
+        hide: float = 0.5,
+        targets: Ratings | None = None,
+    ) -> RatingBatches:
+        """Rows as inputs and as targets, to train an autoencoder.
 
-class RatingBatches(ShuffledRows):
-    """Batches of users' rows, for `fit`, `evaluate` and `predict`.
+        Args:
+            batch_size: rows in a batch. Only the rows of a batch are ever dense.
+            shuffle: draw another order of the rows for every epoch of `fit`.
+            seed: the seed of that order, and of what is hidden.
+            by: `"item"` for the ratings of an item as a row, `"user"` for those of a user.
+            hide: the share of the ratings that the inputs lack in `fit`, drawn anew for every
+                epoch; `evaluate` and `predict` see all.
+            targets: ratings of the same users and items to predict from these, such as those held
+                out by `split`: `fit(train.batches(), validation_data=train.batches(targets=test))`.
+                `None` for these ratings.
+        """
+        goal = None
+        if targets is not None:
+            self._check_same_names(targets)
+            goal = targets.rows(by) * (targets.highest / self.highest)
+        return RatingBatches(self.rows(by), batch_size, shuffle, seed, hide=hide, targets=goal)
 
-    Args:
-        matrix: a SciPy CSR matrix of shape `(users, items)`.
-        batch_size: users in a batch.
-        shuffle: draw another order of the users for every epoch of `fit`; `evaluate` and
-            `predict` keep the order of the matrix.
-        seed: the seed of that order.
-        **kwargs: passed to `keras.utils.PyDataset`; one worker makes the batches in any case.
+    @overload
+    def split(self, share: float = 0.1, seed: int = 0) -> tuple[Ratings, Ratings]: ...
 
-    Item `i` is `(rows, rows)`, float32 of shape `(batch_size, items)`; the last batch of an epoch
-    may have fewer.
+    @overload
+    def split(self, *, folds: int, seed: int = 0) -> list[tuple[Ratings, Ratings]]: ...
 
-    Raises:
-        ValueError: if the batch size is not a positive integer, or the seed is negative.
+    def split(self, share: float | None = None, seed: int = 0, *, folds: int | None = None) -> Any:
+        """Ratings to train on, and ratings to test on, drawn at random.
 
-    Example:
-        >>> batches = RatingBatches(scipy.sparse.eye(5, format="csr"), 2, shuffle=False)
-        >>> [batches[number][0].shape for number in range(len(batches))]
-        [(2, 5), (2, 5), (1, 5)]
-    """
+        All parts keep all users and items: their rows and columns mean the same.
 
-    def __init__(
-        self, matrix: Any, batch_size: int = 250, shuffle: bool = True, seed: int = 0, **kwargs: Any
-    ):
-        super().__init__(np.arange(matrix.shape[0]), batch_size, shuffle, seed, **kwargs)
-        self.matrix = matrix
+        Args:
+            share: the part to test on; 0.1 without `folds`.
+            seed: the seed of the draw.
+            folds: cut the ratings into this many parts of equal size, and test on each in turn.
 
-    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Some users' rows, as inputs and as targets."""
-        dense = self.matrix[rows].toarray().astype("float32", copy=False)
-        return dense, dense
+        Returns:
+            `(train, test)`; with `folds`, a list of such pairs.
+
+        Raises:
+            ValueError: if an argument is invalid, or a part would have no ratings.
+        """
+        if share is not None and folds is not None:
+            raise ValueError(
+                f"`split` takes a share or folds. Received: share={share!r}, folds={folds!r}."
+            )
+        count = self.matrix.nnz
+        if folds is None:
+            pairs = [split_share(count, 0.1 if share is None else share, seed, "rating")]
+        else:
+            pairs = split_folds(count, folds, seed, "rating")
+        found = [(self._take(train), self._take(test)) for train, test in pairs]
+        return found[0] if folds is None else found
+
+    def _take(self, numbers: np.ndarray) -> Ratings:
+        """Some of the ratings, by their places in the matrix."""
+        whole = self.matrix.tocoo()
+        places = whole.row[numbers], whole.col[numbers]
+        part = scipy.sparse.csr_matrix((whole.data[numbers], places), shape=whole.shape)
+        return Ratings(part, self.users, self.items, self.highest)
+
+    def _check_same_names(self, other: Ratings) -> None:
+        for name in ("users", "items"):
+            mine, others = getattr(self, name), getattr(other, name)
+            if not np.array_equal(mine, others):
+                raise ValueError(
+                    f"`targets` must have the same {name}, in the same order, as parts of one "
+                    f"`split` have. Received: {len(others)} {name} instead of {len(mine)}, or "
+                    "others. For another file, use `evaluate_ratings`."
+                )
 
 
 def _gather(parts: list[Columns], highest: float | None) -> Ratings:

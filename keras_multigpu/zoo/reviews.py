@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.arguments import finite_number, positive_integer
+from keras_multigpu.arguments import positive_integer
 from keras_multigpu.sparse.sources import BadDataError
 from keras_multigpu.zoo.batches import ReviewPairs, check_file, read_blocks
+from keras_multigpu.zoo.splits import split_share
 
 _WORD = re.compile(r"\w+(?:'\w+)*")
 _UNKNOWN = 1  # 0 pads short texts
@@ -146,15 +147,7 @@ class Reviews:
         Raises:
             ValueError: if the share is not between 0 and 1, or leaves no review on one side.
         """
-        finite_number("share", share, "between 0 and 1", lambda one: 0 < one < 1)
-        order = np.random.default_rng(seed).permutation(len(self.ratings))
-        first = round(share * len(order))
-        if not 0 < first < len(order):
-            raise ValueError(
-                "`share` must leave at least one review to train on and one to test on. "
-                f"Received: share={share!r} of {len(order)} reviews, which is {first}."
-            )
-        return np.sort(order[first:]), np.sort(order[:first])
+        return split_share(len(self.ratings), share, seed, "review")
 
     def pairs(
         self, rows: np.ndarray | None = None, known: np.ndarray | None = None, **options: Any

@@ -8,6 +8,8 @@ from keras import layers
 from support.models import arrays, pair
 from support.parity import difference, variables
 
+from keras_multigpu import make_parallel
+
 ROWS, BATCH = 70, 16
 
 
@@ -137,3 +139,23 @@ def test_single_batches():
         outputs = [model.predict_on_batch(x[:rows]) for model in (plain, parallel)]
         assert difference(*outputs) < 2e-5
         assert len(outputs[1]) == rows
+
+
+@pytest.mark.parametrize("mode", ["data", "tower", "model"])
+def test_single_outputs_losses_weigh_batches_by_their_rows(mode):
+    """Keras weighs them by the rows that it knows when it traces: all outputs must tell them."""
+
+    def logs(parallel):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((4, 3))
+        x = keras.layers.LSTM(3)(inputs)
+        model = keras.Model(inputs, [keras.layers.Dense(2, name=name)(x) for name in "ab"])
+        model = make_parallel(model, 2, mode=mode) if parallel else model
+        model.compile("sgd", {"a": "mse", "b": "mae"}, jit_compile=False)
+        rng = np.random.default_rng(0)
+        for rows in (8, 3):
+            x, y = rng.normal(size=(rows, 4, 3)) * rows, rng.normal(size=(rows, 2))
+            found = model.train_on_batch(x, {"a": y, "b": y}, return_dict=True)
+        return found
+
+    assert difference(logs(False), logs(True)) < 2e-5

@@ -7,6 +7,7 @@ import pathlib
 import keras
 import numpy as np
 import pytest
+from support.parity import difference
 from support.scripts import run_python
 
 import keras_multigpu
@@ -292,3 +293,30 @@ def test_numbers_of_numpy_are_numbers():
         make_parallel(template, 2, mode="tower", num_replicas=True)
     with pytest.raises(ValueError, match=r"`num_slices` must be a positive .*num_slices=2.0"):
         keras_multigpu.layers.BatchSlice(2.0)
+
+
+@pytest.mark.parametrize("way", [{}, {"mode": "tower"}, {"mode": "model"}], ids=str)
+@pytest.mark.parametrize("by_a_call", [True, False])
+def test_constants_that_build_makes_outlive_it(way, by_a_call, rng):
+    """The layers are built by a trace, whose own tensors end with it."""
+
+    class Scale(keras.layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+            self.factors = 1 + keras.ops.arange(shape[-1], dtype="float32")
+
+        def call(self, inputs):
+            return inputs * self.scale * self.factors
+
+    x, y = rng.normal(size=(6, 3)).astype("float32"), rng.normal(size=(6, 2)).astype("float32")
+    results = []
+    for is_parallel in (False, True):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([Scale(), keras.layers.Dense(2)])
+        model = make_parallel(model, 2, **way) if is_parallel else model
+        if by_a_call or not is_parallel:  # else Keras itself can't train it
+            model(x[:1])
+        model.compile("sgd", "mse")
+        model.fit(x, y, verbose=0)
+        results.append(model.get_weights())
+    assert difference(*results) < 2e-5

@@ -31,6 +31,7 @@ FORMS = {
     "ratings.tsv": ("\t", HEADER),
     "ratings_Books.csv": (",", None),
     "reviews.csv": (",", ("user_id", "parent_asin", "rating", "timestamp")),
+    "ml-100k.inter": ("\t", ("user_id:token", "item_id:token", "rating:float", "timestamp:float")),
 }
 
 
@@ -214,12 +215,12 @@ def test_names_stay_as_they_are_written(tmp_path, names, kind):
     assert {user: ratings.items[item] for user, item in rated.items()} == {
         name: number for number, name in enumerate(names, 1)
     }
-    assert len(zoo.recommend(zoo.autorec(items=len(names)), ratings)) == len(names)
+    assert len(zoo.recommend(zoo.autorec(ratings, hidden=(2,)), ratings)) == len(names)
 
 
 def test_batches_have_every_user_once_an_epoch(tmp_path):
     ratings = read_ratings(make_ratings(tmp_path / "u.data", users=30, items=20), verbose=0)
-    batches = ratings.batches(batch_size=8)
+    batches = ratings.batches(batch_size=8, by="user", hide=0)
     epochs = []
     for _ in range(2):
         inputs = [batches[number][0] for number in range(len(batches))]
@@ -346,6 +347,25 @@ def test_pairs_leave_out_the_review_that_is_to_be_found(tmp_path):
     assert words["item"] == [[], ["it's", "good", "good"], []]
     assert ratings.tolist() == [[5], [2], [1]]
     assert texts["user"].dtype == np.int32
+
+
+def test_copies_of_a_review_are_left_out_too(tmp_path):
+    def line(user, item, text):
+        return {"reviewerID": user, "asin": item, "reviewText": text, "overall": 5}
+
+    lines = [
+        line("A", "X", "one"),
+        line("A", "X", "one more"),  # the same item once more
+        line("A", "Y", "one"),  # the same words about another item
+        line("A", "Z", "other"),
+        line("B", "X", "one"),  # another user's words
+    ]
+    reviews = read_reviews(write_reviews(tmp_path / "reviews.json", lines), verbose=0)
+    ((texts, _),) = list_of(reviews.pairs([0], np.arange(5), length=5))
+    assert said(reviews, texts["user"][0]) == ["other"]
+    assert said(reviews, texts["item"][0]) == ["one"]
+    ((texts, _),) = list_of(reviews.pairs([3], np.arange(5), length=5))
+    assert said(reviews, texts["user"][0]) == ["one", "one", "more", "one"]
 
 
 def test_pairs_of_other_reviews_than_the_known_ones(tmp_path):

@@ -21,7 +21,7 @@ from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.steps import JaxSteps, check_no_distribution
 from keras_multigpu.engines.jax.transfers import count_collectives, count_inputs
 from keras_multigpu.engines.remote import Address, Remote
-from keras_multigpu.engines.shared import split_tensors
+from keras_multigpu.engines.shared import built_in, split_tensors
 from keras_multigpu.engines.values import Call, Request, Tensor, Transfer
 
 _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")
@@ -146,7 +146,9 @@ class JaxEngine(Engine):
             f"keras.backend.backend()={self.name!r}. Give the dataset itself to `fit`."
         )
 
-    def build(self, function: Callable[..., Any], call: Call) -> None:
+    def build(
+        self, function: Callable[..., Any], call: Call, models: Sequence[keras.Layer]
+    ) -> None:
         arrays, restore = split_tensors(call)
 
         def trace(given: list[Tensor]) -> None:
@@ -158,7 +160,8 @@ class JaxEngine(Engine):
             with keras.StatelessScope():
                 jax.eval_shape(trace, arrays)
 
-        in_fresh_thread(build)
+        with built_in(jax.ensure_compile_time_eval, models):
+            in_fresh_thread(build)
 
     def in_fresh_thread(self, function: Callable[[], Any]) -> None:
         in_fresh_thread(function)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.base import Engine, TrainedModel
 from keras_multigpu.engines.remote import Address
-from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
+from keras_multigpu.engines.shared import built_in, in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
@@ -164,7 +164,9 @@ class TensorFlowEngine(Engine):
 
         return run
 
-    def build(self, function: Callable[..., Any], call: Call) -> None:
+    def build(
+        self, function: Callable[..., Any], call: Call, models: Sequence[keras.Layer]
+    ) -> None:
         arrays, restore = split_tensors(call)
         tensors = [part if tf.is_tensor(part) else tf.convert_to_tensor(part) for part in arrays]
 
@@ -173,7 +175,8 @@ class TensorFlowEngine(Engine):
             args, kwargs = restore(tensors)
             function(*args, **kwargs)
 
-        in_fresh_thread(trace.get_concrete_function)
+        with built_in(tf.init_scope, models):
+            in_fresh_thread(trace.get_concrete_function)
 
     def stream_batches(
         self, epoch: Callable[[], Iterator[Any]], example: Any, batches: int

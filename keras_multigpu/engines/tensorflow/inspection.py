@@ -33,8 +33,13 @@ def find_obstacle(forward: Any, number: Tensor) -> str | None:
     """Why a template's batch can't be sliced, or `None`."""
     graph = forward.graph
     draws = (_fixed_draws(graph, number), _shuffles(graph))
-    checks = (_outer_rows(forward), _state(graph), *draws, _lost(forward))
+    checks = (_outer_rows(forward), _state(graph), *draws, _lost(forward, forward.inputs))
     return next((reason for check in checks for reason in check), None)
+
+
+def find_lost(forward: Any, weights: Iterable[Tensor]) -> str | None:
+    """Why a replica's gradients by some weights would be lost, or `None`."""
+    return next(_lost(forward, weights), None)
 
 
 def layer_of(name: str) -> str:
@@ -111,9 +116,9 @@ def _shuffles(graph: Any) -> Iterator[str]:
             yield f"{layer_of(operation.name)} shuffles the rows of the batch"
 
 
-def _lost(forward: Any) -> Iterator[str]:
+def _lost(forward: Any, weights: Iterable[Tensor]) -> Iterator[str]:
     """Custom gradients that use weights which are not among their arguments."""
-    arguments = {id(one.op) for one in forward.inputs if one.dtype.is_floating}
+    arguments = {id(one.op) for one in weights if one.dtype.is_floating}
     used = {id(one) for op in forward.graph.get_operations() for one in op.inputs}
     used |= {id(one) for one in forward.outputs}
     for operation in forward.graph.get_operations():
@@ -125,8 +130,8 @@ def _lost(forward: Any) -> Iterator[str]:
         between = ancestors([end for end, out in pairs if id(out) in used], stop=given)
         if any(id(op) in arguments for op in between):
             yield (
-                f"{layer_of(operation.name)} has a custom gradient (of `keras.remat`, say) with "
-                "weights that are not among its arguments"
+                f"{layer_of(operation.name)} has a custom gradient (of `tf.custom_gradient`, say) "
+                "with weights that are not among its arguments"
             )
 
 

@@ -59,10 +59,27 @@ def make_plan(trace: Trace) -> Plan:
 
 def with_trace(plan: Plan, trace: Trace) -> Plan:
     """A plan for the call that was traced."""
-    # Losses look for an output's last operation, which merging hides, so it is applied again.
     plan = dataclasses.replace(plan, trace=trace)
-    plan.finish = lambda outputs: plan.trace.activate(take_apart(outputs)[0])
+
+    def finish(outputs: Any) -> Any:
+        """Merged outputs as they would be on one device, with what losses look for."""
+        tensors, _ = take_apart(outputs)
+        must_stay = tf.executing_eagerly() or plan.doubt
+        rows = None if must_stay else _known_rows(plan.trace)
+        for tensor in tensors:
+            if rows is not None and isinstance(tensor, tf.Tensor) and tensor.shape.rank:
+                tensor.set_shape([rows, *tensor.shape[1:]])
+        return plan.trace.activate(tensors)
+
+    plan.finish = finish
     return plan
+
+
+def _known_rows(trace: Trace) -> int | None:
+    """The rows of a call's batch, if a graph knows those of all arguments."""
+    shapes = [one.shape for one in trace.arguments[0] if one.shape.rank != 0]
+    found = {shape[0] if shape.rank else None for shape in shapes}
+    return found.pop() if len(found) == 1 else None
 
 
 def signature(template: keras.Model, call: Call) -> Any:

@@ -56,6 +56,7 @@ class Replicas:
     def retrace(self) -> None:
         """Drops the plans: the template's layers may have changed."""
         self._plans: dict[Any, tuple[Plan, dict[int, str]]] = {}
+        self._checked: set[Any] = set()
 
     def plan(self, call: Call, *, compiled: bool) -> Plan:
         """Decides whether the batch of a call can be sliced, and how the results are merged."""
@@ -97,12 +98,28 @@ class Replicas:
     ) -> list[Result]:
         """Calls each replica: with a `plan` on a slice of one batch, else on a whole batch."""
         if not tf.executing_eagerly():
-            trace = plan.trace if plan else self._traced(calls[0], compiled)
+            trace = plan.trace if plan else self._traced(calls[0], compiled, for_slices=False)
+            if plan is None:
+                trace.check_gradients()
             return self._run(calls, sizes, trace, is_slice=plan is not None)
+        if plan is None:
+            self._check_gradients(calls[0])
         try:
             return self._run_eagerly(calls, sizes, plan, self._trace(calls[0], compiled))
         except NotTracedError:
             return self._run_eagerly(calls, sizes, plan, self._traced(calls[0], compiled))
+
+    def _check_gradients(self, call: Call) -> None:
+        """Traces eager calls, once for each kind, to look for gradients that would be lost."""
+        key = signature(self.template, call)
+        if key in self._checked or not self._order(call):
+            return
+        try:
+            trace = self._traced(call, compiled=False, for_slices=False)
+        except Exception:  # anything: code that runs eagerly only can't be looked through
+            return
+        trace.check_gradients()
+        self._checked.add(key)
 
     def _run_eagerly(
         self, calls: Sequence[Call], sizes: Sequence[Any], plan: Plan | None, trace: Trace
@@ -132,7 +149,7 @@ class Replicas:
             self._result(raw, gathered, state, trace, is_slice) for raw, state in zip(raws, states)
         ]
 
-    def _trace(self, call: Call, compiled: bool) -> Trace:
+    def _trace(self, call: Call, compiled: bool, for_slices: bool = True) -> Trace:
         exact, apart = batch_normalizations(self.template, self.synchronized)
         return Trace(
             self.template,
@@ -142,13 +159,14 @@ class Replicas:
             compiled,
             self._order(call),
             with_penalties=self._has_own_weights,
+            for_slices=for_slices,
         )
 
-    def _traced(self, call: Call, compiled: bool) -> Trace:
-        trace = self._trace(call, compiled)
+    def _traced(self, call: Call, compiled: bool, for_slices: bool = True) -> Trace:
+        trace = self._trace(call, compiled, for_slices)
         trace.forward  # noqa: B018  may build layers, and so add variables to the state
         is_whole = len(unique(self.template.variables)) == len(trace.variables)
-        return trace if is_whole else self._traced(call, compiled)
+        return trace if is_whole else self._traced(call, compiled, for_slices)
 
     def _order(self, call: Call) -> int:
         """The highest derivative, by weights and inputs, that active tapes may take."""

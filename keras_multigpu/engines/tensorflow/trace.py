@@ -25,6 +25,8 @@ from keras_multigpu.engines.tensorflow.functions import (
     reached_inputs,
     types_without_gradient,
 )
+from keras_multigpu.engines.tensorflow.inspection import find_lost
+from keras_multigpu.engines.tensorflow.recomputed import recomputing_in
 from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult, split_call
 from keras_multigpu.engines.tensorflow.rows import by_rows_touched
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
@@ -45,12 +47,13 @@ class Trace:
 
     Args:
         template: the model; layers may be built while it is traced.
-        call: its arguments; the tensors' types matter, their row counts don't.
+        call: its arguments, of which the tensors' types matter.
         layers: the `BatchNormalization` layers that see the whole batch: calls are cut there.
         apart: those that see their slice.
         compiled: compile with XLA.
         order: the highest derivative that a tape may ask for; 0 for none.
         with_penalties: add the regularizers' penalties to the losses.
+        for_slices: trace for any number of rows.
 
     Attributes:
         variables: the template's variables, each once, in the order of a state.
@@ -70,6 +73,7 @@ class Trace:
         compiled: bool = False,
         order: int = 0,
         with_penalties: bool = False,
+        for_slices: bool = True,
     ):
         self.template = template
         self.layers = list(layers)
@@ -88,6 +92,7 @@ class Trace:
         self._constants: set[str] = set()
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
         self._with_penalties = with_penalties
+        self._for_slices = for_slices
         # XLA takes no sparse gradients, and rows have no second derivatives.
         self._touches_rows = order == 1 and not compiled
         self.arguments, self._restore = split_call(call)
@@ -119,6 +124,18 @@ class Trace:
         if not self.compiled and self._has_flow(forward, "While") != apart:
             forward = self._trace_call(not apart)
         return forward
+
+    def check_gradients(self) -> None:
+        """Raises a `ValueError` if the gradients of some weights would be lost."""
+        reason = (
+            find_lost(self.forward, self._weights_of(self.forward.inputs)) if self.order else None
+        )
+        if reason:
+            raise ValueError(
+                f"A replica can't return the gradients of all its weights. Received: "
+                f"{self.template.name!r}, in which {reason}. Give the function its weights as "
+                "arguments, or use `mode='data'`, which runs such models on one device."
+            )
 
     def alone(self) -> Trace:
         """A new trace for a single replica, in which no layer sees other replicas."""
@@ -171,7 +188,9 @@ class Trace:
     def _trace(self, function: Any, compiled: bool, more: Any = (), apart: bool = False) -> Any:
         specs = (
             [tf.TensorSpec(v.shape, v._value.dtype) for v in self.variables],
-            tf.nest.map_structure(for_any_rows, self.arguments),
+            tf.nest.map_structure(
+                for_any_rows if self._for_slices else tf.type_spec_from_value, self.arguments
+            ),
             tf.TensorSpec([], tf.int32),
             tf.TensorSpec([], tf.float32),
         )
@@ -221,7 +240,8 @@ class Trace:
         scope = ReplicaScope(zip(self.variables, state), number, self._graphs)
         constants = dict.fromkeys(self._constants, CONSTANT)
         overriding = tf.compat.v1.get_default_graph().gradient_override_map(constants)
-        with synchronized(self.layers, size, self._exchange, self.order > 1), scope, overriding:
+        exchanging = synchronized(self.layers, size, self._exchange, self.order > 1)
+        with exchanging, recomputing_in(scope), overriding:
             value = self.template(*args, **kwargs)
             penalties = self._penalties() if self._with_penalties else []
         outputs, self.rebuild = take_apart(value)

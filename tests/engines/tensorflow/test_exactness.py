@@ -529,22 +529,6 @@ def test_no_gradient_is_not_zero():
     assert_equal(both(build, use))
 
 
-def test_rematerialized_layers():
-    class Remat(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = layers.Dense(6, use_bias=False), layers.Dense(2)
-
-        def build(self, shape):
-            self.first.build(shape)
-            self.second.build(shape)
-
-        def call(self, x):
-            return self.second(keras.remat(self.first)(x))
-
-    assert_equal(both(Remat, train(X, Y), "has a custom gradient"))
-
-
 def test_float8():
     def build():
         model = keras.Sequential([layers.Dense(8), layers.Dense(2)])

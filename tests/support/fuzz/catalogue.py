@@ -29,6 +29,7 @@ REASONS = {
     "MixUp": "mixes images with their labels: for data pipelines",
 }
 _TENSORFLOW_ONLY = {"StringLookup", "TextVectorization", "HashedCrossing", "Hashing"}
+_UNTRACED = [f"Adaptive{how}Pooling{rank}D" for how in ("Average", "Max") for rank in (1, 2, 3)]
 _ANY = ("vector", "sequence", "image")
 _KINDS = {
     "AdditiveAttention": ("sequence",),
@@ -96,6 +97,9 @@ def undrawable() -> dict[str, str]:
     reasons = {name: REASONS[name] for name in all_layers() if name in REASONS}
     if ON_JAX:
         reasons.update(dict.fromkeys(_TENSORFLOW_ONLY, "runs in TensorFlow's data pipelines only"))
+    else:
+        found = [name for name in _UNTRACED if name in all_layers()]
+        reasons.update(dict.fromkeys(found, "TensorFlow fails or crashes when it traces it"))
     return reasons
 
 

@@ -184,6 +184,10 @@ def _training(rng: random.Random, case: Case) -> Case:
         wirings += ["nested"]
     if any("training=False" in part.form for part in parts):
         wirings = ["subclassed"]  # a graph has its own `training` override that of a call
+    if case.mode == "model" and rng.random() < 0.9:  # which takes graphs only
+        wirings = [
+            wiring for wiring in wirings if wiring in ("functional", "sequential")
+        ] or wirings
     found["wiring"] = rng.choice(wirings)
     found["outputs"] = rng.choice(["list", "dict"]) if len(case.heads) > 1 else "single"
     found["n"] = rng.choice([2, 2, 2, 3, 4])
@@ -202,6 +206,8 @@ def _training(rng: random.Random, case: Case) -> Case:
 
 def _settings(rng: random.Random) -> tuple[tuple[str, str], ...]:
     draw = rng.random()
+    if catalogue.ON_JAX:  # where each operation that runs alone is compiled
+        return (("run_eagerly" if draw < 0.1 else "jit_compile", "True"),)
     if draw < 0.45:
         return (("run_eagerly", "True"),)
     if draw < 0.50:

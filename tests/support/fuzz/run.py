@@ -66,8 +66,8 @@ def _lacks_float64(outcome: Outcome) -> bool:
 def _run(case: Case, note: Callable[[str], None]) -> Outcome:
     """Runs a case as it is.
 
-    The plain model runs eagerly, which is faster. If the two differ, it runs again with the
-    case's own settings, and then with weights and data changed in their last digits.
+    On TensorFlow the plain model runs eagerly, which is faster. If the two differ, it runs again
+    with the case's own settings, and then with weights and data changed in their last digits.
     """
     keras.config.set_floatx(case.floatx)
     keras.config.set_dtype_policy(case.floatx)
@@ -76,7 +76,7 @@ def _run(case: Case, note: Callable[[str], None]) -> Outcome:
         warnings.simplefilter("ignore")
         exec(compile(program.definitions(case), case.name, "exec"), names)
         try:
-            plain = _plain(names, eager=True)
+            plain = _plain(names, eager=not catalogue.ON_JAX)
         except Exception as error:  # whatever Keras raises, there is nothing to compare with
             return Outcome(PLAIN_FAILS, _tell(error))
     note("parallel")
