@@ -42,7 +42,7 @@ def ours(path: str, rows: int, compiled: bool = True, threads: int = 1) -> Calla
     if not compiled:
         hashing.kernel = lambda: None  # as if numba were not installed
     tables = _strings(path, rows)
-    encoder = HashEncoder(cardinalities(), num_threads=threads)
+    encoder = HashEncoder(cardinalities(), layout="published", num_threads=threads)
     return lambda: _stream(encoder, tables)
 
 
@@ -52,7 +52,7 @@ def ours_from_parquet(
     if not compiled:
         hashing.kernel = lambda: None
     names = list(cardinalities())
-    encoder = HashEncoder(cardinalities(), num_threads=threads)
+    encoder = HashEncoder(cardinalities(), layout="published", num_threads=threads)
 
     def run() -> int:
         with pq.ParquetFile(path, read_dictionary=names) as file:
@@ -109,10 +109,10 @@ def keras_hashing(path: str, rows: int) -> Callable[[], Any]:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     frames = [table.to_pandas() for table in _strings(path, rows)]
-    encoder = HashEncoder(cardinalities())
+    encoder = HashEncoder(cardinalities(), layout="published")
     layers = {
         name: keras.layers.Hashing(code.group * code.splits)
-        for name, code in encoder.layout.codes.items()
+        for name, code in encoder.layout_.codes.items()
     }
 
     def run() -> None:
@@ -129,7 +129,7 @@ def keras_hashing(path: str, rows: int) -> Callable[[], Any]:
 def recipe(path: str, rows: int) -> Callable[[], Any]:
     """The recipe as published: pandas `apply` for each value, and a loop over the rows."""
     frame = pa.concat_tables(_strings(path, rows)).to_pandas()
-    codes = HashEncoder(cardinalities()).layout.codes
+    codes = HashEncoder(cardinalities(), layout="published").layout_.codes
 
     def run() -> None:
         parts = []

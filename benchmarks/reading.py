@@ -89,7 +89,7 @@ def _ours(path: str, rows: int) -> dict[str, Callable[[], Any]]:
     with open(path, "rb") as file:
         is_csv = path.endswith(".csv")
         columns = _CSV_COLUMNS if is_csv else len(pq.read_schema(file).names) - 1
-    encoder = HashEncoder({f"c{place}": rows for place in range(columns)})
+    encoder = HashEncoder({f"c{place}": rows for place in range(columns)}, layout="published")
     encoder.transform({f"c{place}": ["a"] for place in range(columns)})  # compiles
     found: list[Any] = []
 

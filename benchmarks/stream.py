@@ -34,7 +34,7 @@ def train(folder: str, files: int) -> dict[str, Any]:
 
     paths = sorted(pathlib.Path(folder).glob("*.parquet"))[:files]
     begin = time.perf_counter()
-    encoder = HashEncoder(cardinalities())
+    encoder = HashEncoder(cardinalities(), layout="published")
     data = HashedDataset(paths, encoder, label="label", batch_size=_BATCH)
     scanned = time.perf_counter()
     model = wide(encoder, optimizer="adam", loss="logistic", metrics=["accuracy"])

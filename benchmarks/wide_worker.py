@@ -54,7 +54,7 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
     keras_multigpu.use_virtual_devices(devices)
     keras.utils.set_random_seed(0)
     names = [f"column_{number}" for number in range(COLUMNS)]
-    encoder = HashEncoder(dict.fromkeys(names, CARDINALITY))
+    encoder = HashEncoder(dict.fromkeys(names, CARDINALITY), layout="published")
     ranks, labels = make_rows(rows)
     indices = encoder.transform({name: ranks[:, place] for place, name in enumerate(names)})
     units = 32 if model == "hidden" else 1

@@ -64,7 +64,9 @@ class CsvSource(Source):
             self._read_header(header)
             for number, (piece, data) in enumerate(pieces):
                 self.position = raw.tell()
-                rows = len(self._parse(data, piece, is_scan=True).numbers)
+                numbers = self._parse(data, piece, is_scan=True).numbers
+                self.note_extremes(numbers)
+                rows = len(numbers)
                 if rows:
                     # A compressed file can only be read from its beginning.
                     yield 0 if self.path.endswith(".gz") else number, rows, piece

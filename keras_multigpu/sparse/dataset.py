@@ -69,6 +69,7 @@ class HashedDataset(EpochDataset):
     Attributes:
         encoder: the encoder.
         skipped: how many rows and files were left out, by reason.
+        label_range: the least and the largest label; `None` without labels.
         left_out: the last rows of the data set that no process gets, because all processes get
             the same number.
 
@@ -90,7 +91,7 @@ class HashedDataset(EpochDataset):
         (2, 3)
         >>> indices, labels = data[0]
         >>> indices.shape, labels.tolist()
-        ((2, 8), [[1.0], [0.0]])
+        ((2, 4), [[1.0], [0.0]])
     """
 
     def __init__(
@@ -127,12 +128,15 @@ class HashedDataset(EpochDataset):
         self._num_labels = len(numbers) - self._has_weight
         order_seed = seed if settings.is_shuffled(shuffle, bool(self._num_labels)) else None
         self.skipped: collections.Counter[str] = collections.Counter()
-        schema = Schema(tuple(self.encoder.layout.codes), numbers)
+        schema = Schema(tuple(self.encoder.layout_.codes), numbers)
         sources = [
             _make_source(path, schema, chunk_rows, errors == "skip", delimiter)
             for path in _find_files(files)
         ]
         chunks = self._scan(sources, ReadingBar([source.path for source in sources], verbose))
+        extremes = [one[: self._num_labels] for source in sources for one in source.extremes]
+        labels = np.concatenate(extremes) if extremes else np.empty(0)
+        self.label_range = (float(labels.min()), float(labels.max())) if labels.size else None
         self._order = Order(chunks, batch_size, order_seed, process, processes)
         if not self._order.rows:
             raise ValueError(
@@ -213,7 +217,8 @@ class HashedDataset(EpochDataset):
             RuntimeError: on another Keras backend than TensorFlow.
         """
         stream = engines.current().stream_batches(self._stream, self[0], len(self))
-        stream.encoder = self.encoder  # for a model that compares it with its own
+        # For a model that compares them with its own.
+        stream.encoder, stream.label_range = self.encoder, self.label_range
         return stream
 
 

@@ -15,6 +15,7 @@ from keras_multigpu.sparse.cardinality import Cardinality
 from keras_multigpu.sparse.code import Layout, Place
 from keras_multigpu.sparse.hashing import TableHasher, distinct, hashes
 from keras_multigpu.sparse.tables import MISSING, column_names, is_table, texts, to_columns
+from keras_multigpu.sparse.widths import BUCKETS, column_group, layout_splits
 
 
 @dataclasses.dataclass(eq=False)
@@ -32,13 +33,20 @@ class HashEncoder:
         columns: how many values each column has, such as `{"city": 40_000, "age": 100}`, in the
             order of the row. Approximate numbers are enough. Where the number is `None`, and for
             a list of names or for no `columns` at all, `fit` estimates it.
-        splits: how many ones a value has: 4 (the published code), 2, or 1 (one-hot).
+        splits: how many ones a value has: 4, 2 or 1 (one-hot); `None` for the layout's number.
         collision_probability: the highest accepted probability that two values of a column share
-            a code; `None` for the published width, with which it is about 0.39.
+            a code; `None` for the layout's own width, with which it is about 0.03 (`"wide"`) or
+            0.39 (`"published"`).
         missing: the text that stands for a missing value.
         output: the default form of `transform`: `"indices"`, `"csr"` or `"dense"`.
         others: `"error"` refuses a table with other columns, `"ignore"` leaves them out.
         num_threads: how many columns are hashed at a time.
+        layout: how wide the row is. `"wide"`: two ones a value, and `buckets` indices in the row
+            for each value of a column. A linear model of it is as good as one of `FeatureHasher`.
+            `"published"`: four ones a value, and `4 * ceil(sqrt(n))` indices for a column of n
+            values. The row is narrow, and a model of columns with many values is worse.
+        buckets: how many indices a column has for each of its values, in the wide layout; `None`
+            for 8. Fewer save memory.
 
     Raises:
         ValueError: if an argument is invalid.
@@ -46,22 +54,24 @@ class HashEncoder:
     Example:
         >>> encoder = HashEncoder({"city": 40_000, "age": 100})
         >>> encoder.width, encoder.ones
-        (840, 8)
+        (320800, 4)
         >>> encoder.transform({"city": ["Rome", None], "age": [41, 41]})
-        array([[ 24, 253, 504, 724, 808, 813, 825, 839],
-               [ 53, 305, 522, 639, 808, 813, 825, 839]], dtype=int32)
-        >>> encoder.explain(813)
-        Place(column='age', split=1, position=3)
+        array([[114917, 305468, 320231, 320729],
+               [157513, 229431, 320231, 320729]], dtype=int32)
+        >>> encoder.explain(320729)
+        Place(column='age', split=1, position=329)
     """
 
     # Kept as they are given: scikit-learn's `clone` requires it.
     columns: Mapping[str, int | None] | Sequence[str] | None = None
-    splits: int = 4
+    splits: int | None = None
     collision_probability: float | None = None
     missing: str = MISSING
     output: str = "indices"
     others: str = "error"
     num_threads: int = 1
+    layout: str = "wide"
+    buckets: float | None = None
 
     def __post_init__(self) -> None:
         """Checks the settings, forgets estimates, and lays out the row if nothing is missing."""
@@ -74,8 +84,10 @@ class HashEncoder:
 
     def _lay_out(self, cardinalities: dict[str, int]) -> None:
         self.cardinalities_ = cardinalities
-        probability, splits = self.collision_probability, int(self.splits)
-        self._layout = Layout(cardinalities, probability, splits, self.missing)
+        splits = layout_splits(self.layout, self.splits)
+        settings = self.layout, splits, self.buckets, self.collision_probability
+        groups = {name: column_group(count, *settings) for name, count in cardinalities.items()}
+        self._layout = Layout(groups, splits, self.missing)
 
     @property
     def is_ready(self) -> bool:
@@ -83,7 +95,7 @@ class HashEncoder:
         return self._layout is not None
 
     @property
-    def layout(self) -> Layout:
+    def layout_(self) -> Layout:
         """Where each column has its indices; a `ValueError` before all cardinalities are known."""
         if self._layout is None:
             raise ValueError(
@@ -95,17 +107,17 @@ class HashEncoder:
     @property
     def width(self) -> int:
         """The number of columns of a multi-hot row."""
-        return self.layout.width
+        return self.layout_.width
 
     @property
     def ones(self) -> int:
         """The number of ones in a row: `splits` for each column."""
-        return self.layout.ones
+        return self.layout_.ones
 
     @property
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits, equal for encoders that give the same indices."""
-        return self.layout.fingerprint
+        return self.layout_.fingerprint
 
     def fit(self, tables: Any, y: Any = None) -> HashEncoder:
         """Estimates the cardinalities that were not given, in bounded memory.
@@ -117,7 +129,7 @@ class HashEncoder:
         self.__post_init__()
         for table in [tables] if is_table(tables) else tables:
             self.partial_fit(table)
-        self.layout  # noqa: B018  refuses an iterable without tables
+        self.layout_  # noqa: B018  refuses an iterable without tables
         return self
 
     def partial_fit(self, table: Any, y: Any = None) -> HashEncoder:
@@ -164,7 +176,7 @@ class HashEncoder:
         It returns what `transform` returns. If a table has the same dictionary as the one before,
         as chunks of a Parquet file do, the dictionary is hashed once for both.
         """
-        layout, others = self.layout, self.others
+        layout, others = self.layout_, self.others
         hasher = TableHasher(layout.codes, layout.missing, int(self.num_threads))
         return lambda table: hasher(to_columns(table, list(layout.codes), others=others))
 
@@ -176,19 +188,24 @@ class HashEncoder:
 
         Example:
             >>> encoder = HashEncoder({"city": 100})
-            >>> encoder.explain(13), encoder.explain(13).name
+            >>> encoder.explain(403), encoder.explain(403).name
             (Place(column='city', split=1, position=3), 'city:1:3')
             >>> encoder.explain("city:1:3")
-            13
+            403
         """
         if isinstance(index, str):
-            return self.layout.index(Place.parse(index))
-        return self.layout.place(int(index))
+            return self.layout_.index(Place.parse(index))
+        return self.layout_.place(int(index))
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """The name of every index, in order."""
-        places = map(self.layout.place, range(self.width))
-        return np.array([place.name for place in places], dtype=object)
+        names = [
+            Place(column, split, position).name
+            for column, code in self.layout_.codes.items()
+            for split in range(code.splits)
+            for position in range(code.group)
+        ]
+        return np.array(names, dtype=object)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The settings, by name."""
@@ -213,7 +230,10 @@ class HashEncoder:
     def to_json(self) -> str:
         """The settings and the cardinalities as JSON, with the fingerprint."""
         fingerprint = self.fingerprint
-        return settings.write({**self.get_params(), "columns": self.cardinalities_}, fingerprint)
+        buckets = BUCKETS if self.buckets is None and self.layout == "wide" else self.buckets
+        # Written out: another version may have other defaults.
+        known = {"columns": self.cardinalities_, "splits": self.layout_.splits, "buckets": buckets}
+        return settings.write({**self.get_params(), **known}, fingerprint)
 
     @classmethod
     def from_json(cls, text: str) -> HashEncoder:
@@ -241,6 +261,10 @@ class HashEncoder:
     def load(cls, path: str | os.PathLike[str]) -> HashEncoder:
         """Reads the encoder that `save` wrote."""
         return cls.from_json(pathlib.Path(path).read_text(encoding="utf-8"))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Encoders were pickled without a layout when there was only the published one.
+        self.__dict__.update({"layout": "published", "buckets": None, **state})
 
     def __sklearn_is_fitted__(self) -> bool:
         return self.is_ready

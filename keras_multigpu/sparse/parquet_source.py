@@ -66,6 +66,7 @@ class ParquetSource(Source):
             row, problem = self.first_bad(table, numbers)
             row += number * self.chunk_rows + 1
             raise BadDataError(f"{self.path}, row group {group}, row {row}: {problem}")
+        self.note_extremes(numbers[is_good])
         good = int(is_good.sum())
         if good < rows:
             self.skipped["no finite label or weight"] += rows - good

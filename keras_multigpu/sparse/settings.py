@@ -10,15 +10,23 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu.arguments import as_integer, check_choice, positive_integer
-from keras_multigpu.sparse.code import check_cardinality, check_probability, check_splits
+from keras_multigpu.sparse.widths import (
+    check_buckets,
+    check_cardinality,
+    check_probability,
+    layout_splits,
+)
 
-_FORMAT = 1
+_FORMAT = 2
+# What the settings were called for that had no name in files of format 1.
+_FORMAT_1 = {"layout": "published", "buckets": None}
 _NO_DELIMITERS = '"\r\n\0'
 
 
 def check(settings: Mapping[str, Any]) -> None:
     """Refuses invalid settings; `named_columns` checks the columns."""
-    check_splits(settings["splits"])
+    layout_splits(settings["layout"], settings["splits"])
+    check_buckets(settings["buckets"], settings["layout"])
     check_probability(settings["collision_probability"])
     check_output(settings["output"])
     if not isinstance(settings["missing"], str):
@@ -70,6 +78,8 @@ def parse(text: str, names: Sequence[str]) -> tuple[dict[str, Any], str]:
             "An encoder is loaded from the JSON that `to_json` or `save` wrote. "
             f"Received: {text[:60]!r}: {error!r}."
         ) from error
+    if number == 1:
+        content, number = {**content, **_FORMAT_1}, _FORMAT
     if number != _FORMAT or set(content) != set(names):
         raise ValueError(
             f"An encoder's JSON has format {_FORMAT} and the settings {', '.join(names)}. "

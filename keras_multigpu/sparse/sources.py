@@ -66,7 +66,8 @@ class Source(abc.ABC):
     """One file; abstract.
 
     About `chunk_rows` rows are read together. If it `skips`, bad rows are left out, and `skipped`
-    counts them by reason; otherwise they are errors. `position` is how many bytes `scan` has read.
+    counts them by reason; otherwise they are errors. `position` is how many bytes `scan` has read,
+    and `extremes` are the least and the largest numbers that it saw.
     """
 
     position = 0
@@ -82,6 +83,7 @@ class Source(abc.ABC):
         self.chunk_rows = chunk_rows
         self.skips = skips
         self.skipped: collections.Counter[str] = collections.Counter()
+        self.extremes: list[np.ndarray] = []
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
         """The unit, the number of good rows and the place of each chunk, in order."""
@@ -174,6 +176,12 @@ class Source(abc.ABC):
         columns = [to_numbers(table.column(name)) for name in self.schema.numbers]
         numbers = np.stack(columns, axis=1) if columns else np.empty((len(table), 0))
         return numbers, are_finite(numbers)
+
+    def note_extremes(self, numbers: np.ndarray) -> None:
+        """Keeps the least and the largest of each column of good numbers."""
+        if numbers.size:
+            found = np.stack([*self.extremes, numbers.min(axis=0), numbers.max(axis=0)])
+            self.extremes = [found.min(axis=0), found.max(axis=0)]
 
     def first_bad(self, table: pa.Table, numbers: np.ndarray) -> tuple[int, str]:
         """The first row with an unusable number, and what is wrong with it."""

@@ -13,14 +13,15 @@ The text is Python's `str` of the value, made the same for every library:
 | missing: `None`, not-a-number, `NaT`, `pandas.NA`, a null | `nan`, or the text that you choose |
 | category | the text of its value |
 
-pandas turns integers with missing values into floats, whose texts are `7.0`, not `7`. Read such a
-column as `Int64`, or fill it, to get the texts of integers. Other types (dates, decimals, lists)
-are refused: their texts differ between libraries.
+pandas turns integers with missing values into floats, whose texts are `7.0`, not `7`: a warning
+says so. Read such a column as `Int64`, or fill it, to get the texts of integers. Other types
+(dates, decimals, lists) are refused: their texts differ between libraries.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -153,6 +154,7 @@ def _from_python(values: Any, name: str) -> Any:
         if values.dtype != sys.modules["polars"].Object:
             return values.to_arrow()
         values = values.to_numpy()  # `to_arrow` would give the addresses of Python's objects
+    _warn_of_integers(values, name)
     array = _as_vector(values, name)
     if _has_inner_nul(array):
         array = array.astype(object)  # Arrow ends NumPy's texts at the first NUL
@@ -173,6 +175,27 @@ def _from_python(values: Any, name: str) -> Any:
                 f"{_types_in(array)}. Cast it, to floats or to integers."
             )
     return arrow
+
+
+def _warn_of_integers(values: Any, name: str) -> None:
+    """Warns of a pandas column that was integers before it got missing values."""
+    series = _loaded("pandas", "Series")
+    if series is None or not isinstance(values, series) or values.dtype != np.float64:
+        return
+    numbers = values.to_numpy()
+    is_missing = np.isnan(numbers)
+    rest = numbers[~is_missing]
+    if is_missing.any() and rest.size and (rest == np.rint(rest)).all():
+        example = next((number for number in rest if np.isfinite(number)), None)
+        if example is not None:
+            warnings.warn(
+                f"A value of column {name!r} has the text '{example}', not '{example:.0f}', which "
+                "the same value has in a CSV file or as an integer: pandas turns integers into "
+                "floats where values are missing. Received: whole numbers, and missing ones, of "
+                "type float64. If they are names, read the column as `Int64` or `str`; if not, "
+                "ignore this.",
+                stacklevel=2,
+            )
 
 
 def _as_vector(values: Any, name: str) -> Any:

@@ -105,7 +105,7 @@ def _check_saving(scope):
 
 
 def _check_sparse(scope):
-    assert scope["served"].encoder.ones == 12
+    assert scope["served"].encoder.ones == 6
 
 
 def _check_zoo(scope):

@@ -15,11 +15,16 @@ from support.sparse_tables import in_every_library, plain_code, plain_codes
 import keras_multigpu.sparse
 from keras_multigpu.sparse import HashEncoder, collision_probability, expected_collisions, hashing
 from keras_multigpu.sparse.cardinality import Cardinality
-from keras_multigpu.sparse.code import Code, group_width, safe_group
+from keras_multigpu.sparse.code import Code
+from keras_multigpu.sparse.widths import group_width, safe_group
 
 pytestmark = pytest.mark.backend_free
 
 COMPILED = hashing.kernel()
+
+
+def published(columns, **settings):
+    return HashEncoder(columns, layout="published", **settings)
 
 
 @pytest.fixture(params=["xxhash", "numba"])
@@ -43,17 +48,17 @@ KNOWN = {
 def test_known_values(way, text):
     digest, indices = KNOWN[text]
     assert f"{hashing.hashes(pa.array([text]))[0]:016x}" == digest
-    assert HashEncoder({"x": 10}).transform({"x": [text]}).tolist() == [indices]
+    assert published({"x": 10}).transform({"x": [text]}).tolist() == [indices]
 
 
 def test_the_bucket():
     """max(32, 4 x ceil(sqrt(cardinality))), all groups together, also where floats round."""
     for cardinality in (1, 2, 63, 64, 65, 81, 82, 10_000, 10_001, 100_000, 2**32):
         expected = max(32, 4 * math.ceil(math.sqrt(cardinality)))
-        assert [group_width(cardinality, n) * n for n in (1, 2, 4)] == [expected] * 3
+        assert [group_width(cardinality, n, "published") * n for n in (1, 2, 4)] == [expected] * 3
     large = 94_906_267**2  # its root as a float64 is right, that of the next number is not
     assert math.ceil(math.sqrt(large + 1)) == 94_906_267
-    assert group_width(large + 1, 1) == 4 * 94_906_268
+    assert group_width(large + 1, 1, "published") == 4 * 94_906_268
 
 
 strings = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
@@ -72,7 +77,7 @@ def test_the_recipe(column, splits, cardinality, compiled):
     before = hashing.kernel
     hashing.kernel = lambda: COMPILED if compiled else None
     try:
-        encoder = HashEncoder({"x": cardinality}, splits=splits)
+        encoder = published({"x": cardinality}, splits=splits)
         found = encoder.transform({"x": column})
     finally:
         hashing.kernel = before
@@ -85,14 +90,14 @@ def test_the_recipe(column, splits, cardinality, compiled):
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.binary(max_size=80), min_size=1, max_size=20))
 def test_bytes_are_hashed_as_they_are(column):
-    found = HashEncoder({"x": 100}).transform({"x": pa.array(column, pa.binary())})
+    found = published({"x": 100}).transform({"x": pa.array(column, pa.binary())})
     assert found.tolist() == [plain_code(value, 100) for value in column]
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 7, 8, 15, 31, 32, 33, 63, 64, 100, 1000])
 def test_every_length_of_text(way, length):
     column = ["x" * length, "é" * length, "0123456789"[:length]]
-    found = HashEncoder({"x": 100_000}).transform({"x": column})
+    found = published({"x": 100_000}).transform({"x": column})
     assert found.tolist() == [plain_code(value, 100_000) for value in column]
 
 
@@ -110,7 +115,7 @@ def test_equal_in_every_library(way, name):
     column, texts = COLUMNS[name]
     expected = plain_codes({"x": texts}, {"x": 1000})
     for library, table in in_every_library(column).items():
-        found = HashEncoder({"x": 1000}).transform(table)
+        found = published({"x": 1000}).transform(table)
         np.testing.assert_array_equal(found, expected, err_msg=library)
 
 
@@ -130,34 +135,33 @@ def test_missing_values_of_every_kind(way):
         {"x": pa.DictionaryArray.from_arrays([0, 1, 1, None, None], ["a", None])},
     ]
     for table in tables:
-        found = HashEncoder({"x": 50}).transform(table)
+        found = published({"x": 50}).transform(table)
         assert found[1:].tolist() == [plain_code("nan", 50)] * 4
-        found = HashEncoder({"x": 50}, missing="?").transform(table)
+        found = published({"x": 50}, missing="?").transform(table)
         assert found[1:].tolist() == [plain_code("?", 50)] * 4
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "uint64", "int64"])
 def test_integers_of_every_width(dtype):
     column = np.array([0, 7, 100, np.iinfo(dtype).max], dtype)
-    found = HashEncoder({"x": 50}).transform({"x": column})
+    found = published({"x": 50}).transform({"x": column})
     assert found.tolist() == [plain_code(str(int(value)), 50) for value in column]
 
 
 def test_integers_with_missing_values():
     import pandas as pd
 
-    codes = {
-        dtype: HashEncoder({"x": 50}).transform({"x": pd.Series([7, None], dtype=dtype)})
-        for dtype in ("Int64", "float64")
-    }
-    assert codes["Int64"][0].tolist() == plain_code("7", 50)
-    assert codes["float64"][0].tolist() == plain_code("7.0", 50)
+    encoder, column = published({"x": 50}), pd.Series([7, None])
+    assert encoder.transform({"x": column.astype("Int64")})[0].tolist() == plain_code("7", 50)
+    with pytest.warns(UserWarning, match="has the text '7.0', not '7'"):
+        found = encoder.transform({"x": column})
+    assert found[0].tolist() == plain_code("7.0", 50)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_short_floats_have_the_text_of_the_shortest_decimal(dtype):
     column = np.array([0.1, 2.5, 1e4, 3e-5, np.inf, -0.0], dtype)
-    found = HashEncoder({"x": 50}).transform({"x": column})
+    found = published({"x": 50}).transform({"x": column})
     texts = ["0.1", "2.5", "10000.0", "3e-05", "inf", "0.0"]
     assert found.tolist() == [plain_code(text, 50) for text in texts]
 
@@ -166,7 +170,7 @@ def test_a_dictionary_longer_than_its_chunk_and_one_that_comes_again(way):
     words = [f"word {number}" for number in range(1000)]
     indices = pa.array([3, None, 999, 3], pa.int32())
     long = pa.DictionaryArray.from_arrays(indices, pa.array(words))
-    stream = HashEncoder({"x": 1000}).stream()
+    stream = published({"x": 1000}).stream()
     expected = plain_codes({"x": ["word 3", "nan", "word 999", "word 3"]}, {"x": 1000})
     np.testing.assert_array_equal(stream({"x": long}), expected)
     for first in (0, 500, 0, 990):
@@ -179,15 +183,16 @@ def test_a_dictionary_longer_than_its_chunk_and_one_that_comes_again(way):
 
 
 def test_the_published_width_and_the_wide_one():
-    assert collision_probability(100_000) == pytest.approx(1 - 0.61, abs=0.005)
-    assert expected_collisions(100_000) == pytest.approx(0.5, abs=0.01)
-    wide = safe_group(100_000, 0.01)
+    assert collision_probability(100_000, layout="published") == pytest.approx(1 - 0.61, abs=0.005)
+    assert expected_collisions(100_000, layout="published") == pytest.approx(0.5, abs=0.01)
+    wide = safe_group(100_000, 0.01, 4, 8)
     assert wide / math.sqrt(100_000) == pytest.approx(2.7, abs=0.05)
-    assert collision_probability(100_000, wide) <= 0.01 < collision_probability(100_000, wide - 1)
-    assert collision_probability(100_000, splits=1) == pytest.approx(1)
-    encoder = HashEncoder({"x": 100_000}, collision_probability=0.01)
+    chances = [collision_probability(100_000, group, 4) for group in (wide, wide - 1)]
+    assert chances[0] <= 0.01 < chances[1]
+    assert collision_probability(100_000, splits=1, layout="published") == pytest.approx(1)
+    encoder = published({"x": 100_000}, collision_probability=0.01)
     assert encoder.width == 4 * wide
-    assert HashEncoder({"x": 2}, collision_probability=0.01).width == 32
+    assert published({"x": 2}, collision_probability=0.01).width == 32
     assert collision_probability(1) == 0
 
 
@@ -211,14 +216,14 @@ def test_collisions_by_simulation(group, splits):
 def test_groups_that_are_far_from_uniform():
     """16 bits modulo 40,000: remainders below 25,536 come up twice as often."""
     often = (25_536 * 4 + 14_464) / 2**32
-    assert expected_collisions(2, 40_000) == pytest.approx(often**4)
+    assert expected_collisions(2, 40_000, 4) == pytest.approx(often**4)
 
 
 def test_probabilities_that_no_width_gives():
     for probability in (1e-300, 5e-324, 1e-18):
         with pytest.raises(ValueError, match="at most 65536 wide.*`collision_probability`"):
-            safe_group(10**5, probability)
-    assert safe_group(1, 5e-324) == 8
+            safe_group(10**5, probability, 4, 8)
+    assert safe_group(1, 5e-324, 4, 8) == 8
 
 
 # Numba that is there and doesn't work.
@@ -250,7 +255,7 @@ def test_a_kernel_that_fails_is_left_out(monkeypatch, error):
     name = type(error).__name__ if error else "RuntimeError: it gave"
     try:
         with pytest.warns(UserWarning, match=f"numba is installed, but.*Received: {name}") as told:
-            found = [HashEncoder({"x": 10}).transform({"x": ["Rome"]}).tolist() for _ in range(3)]
+            found = [published({"x": 10}).transform({"x": ["Rome"]}).tolist() for _ in range(3)]
     finally:
         hashing.kernel.cache_clear()
     assert found == [[KNOWN["Rome"][1]]] * 3

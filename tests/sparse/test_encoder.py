@@ -1,6 +1,7 @@
 """HashEncoder: outputs, streams, names, files, pipelines; and what it refuses."""
 
 import json
+import pickle
 import uuid
 
 import numpy as np
@@ -9,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import sklearn.base
+import xxhash
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import SGDClassifier
 from sklearn.pipeline import make_pipeline
@@ -16,11 +18,15 @@ from support.scripts import run_python
 from support.sparse_tables import plain_codes
 
 import keras_multigpu.sparse
-from keras_multigpu.sparse import HashEncoder
+from keras_multigpu.sparse import HashEncoder, collision_probability
 
 pytestmark = pytest.mark.backend_free
 
 CARDINALITIES = {"city": 1000, "age": 100, "member": 2}
+
+
+def published(columns, **settings):
+    return HashEncoder(columns, layout="published", **settings)
 
 
 def table(rng, rows=500):
@@ -35,7 +41,7 @@ def table(rng, rows=500):
 
 def test_the_three_outputs(rng):
     frame = table(rng)
-    encoder = HashEncoder(CARDINALITIES)
+    encoder = published(CARDINALITIES)
     indices = encoder.transform(frame)
     texts = {name: frame[name].map(str) for name in frame}
     np.testing.assert_array_equal(indices, plain_codes(texts, CARDINALITIES))
@@ -50,7 +56,7 @@ def test_the_three_outputs(rng):
     csr = encoder.transform(frame, output="csr")
     assert csr.has_canonical_format
     np.testing.assert_array_equal(csr.toarray(), dense)
-    assert HashEncoder(CARDINALITIES, output="csr").transform(frame).nnz == 12 * 500
+    assert published(CARDINALITIES, output="csr").transform(frame).nnz == 12 * 500
 
 
 @pytest.mark.parametrize("splits", [1, 2, 4])
@@ -69,7 +75,7 @@ def test_threads_and_chunks_change_nothing(rng, splits):
 
 
 def test_explain(rng):
-    encoder = HashEncoder({"a:b": 100, "c": 10})
+    encoder = published({"a:b": 100, "c": 10})
     names = encoder.get_feature_names_out()
     assert len(names) == len(set(names)) == encoder.width == 72
     for index, name in enumerate(names):
@@ -96,21 +102,92 @@ def test_json_and_files(tmp_path, rng):
     assert json.loads(encoder.to_json())["columns"] == {**encoder.cardinalities_}
 
 
+# Written when there was only the published layout.
+OLD_FILE = """{
+ "format": 1,
+ "columns": {"city": 1000, "age": 50},
+ "splits": 2,
+ "collision_probability": 0.1,
+ "missing": "?",
+ "output": "indices",
+ "others": "error",
+ "num_threads": 1,
+ "fingerprint": "ad2b1381ffc30d4a"
+}"""
+OLD_INDICES = [[345, 4182, 4423, 4469], [1682, 3108, 4418, 4495]]
+
+
+def test_a_file_without_a_layout_is_the_published_one(tmp_path):
+    (tmp_path / "old.json").write_text(OLD_FILE)
+    old = HashEncoder.load(tmp_path / "old.json")
+    rows = {"city": ["Rome", None], "age": [41, 7]}
+    assert old.transform(rows).tolist() == OLD_INDICES
+    assert old.layout == "published"
+    again = HashEncoder.from_json(old.to_json())
+    assert again.transform(rows).tolist() == OLD_INDICES
+    assert again.fingerprint == "ad2b1381ffc30d4a"
+
+
+def test_a_pickle_without_a_layout_is_the_published_one():
+    new = published({"x": 1000})
+    state = {name: value for name, value in vars(new).items() if name not in ("layout", "buckets")}
+    old = HashEncoder.__new__(HashEncoder)
+    old.__setstate__(state)
+    assert old.set_params(splits=4).fingerprint == new.fingerprint
+    for encoder in (new, HashEncoder({"x": 1000}, buckets=2)):
+        assert pickle.loads(pickle.dumps(encoder)).get_params() == encoder.get_params()
+
+
+def test_a_file_says_what_the_defaults_were():
+    written = json.loads(HashEncoder({"x": 1000}).to_json())
+    assert [written[name] for name in ("layout", "splits", "buckets")] == ["wide", 2, 8]
+    written = json.loads(published({"x": 1000}).to_json())
+    assert [written[name] for name in ("layout", "splits", "buckets")] == ["published", 4, None]
+
+
+def test_the_wide_layout(rng):
+    """Two groups, each a remainder of one half of the hash; the same in both ways to hash."""
+    encoder = HashEncoder({"x": 1000, "y": 3})
+    assert (encoder.width, encoder.ones) == (8 * 1000 + 2 * 32, 4)
+    words = [f"value {number}" for number in rng.integers(1000, size=50)]
+    found = encoder.transform({"x": words, "y": ["a"] * 50})
+    digests = [xxhash.xxh64_intdigest(word.encode()) for word in words]
+    expected = [[(one >> 32) % 4000, 4000 + (one & (2**32 - 1)) % 4000] for one in digests]
+    assert found[:, :2].tolist() == expected
+    assert HashEncoder({"x": 1000}, buckets=1.5, splits=1).width == 1500
+    safe = HashEncoder({"x": 1000}, collision_probability=0.001)
+    assert collision_probability(1000, safe.width // 2, 2) <= 0.001 < collision_probability(1000)
+
+
+def test_values_of_the_wide_layout_can_have_weights_of_their_own():
+    """A linear model of n values has rank n; of the published code, as many as the row is wide."""
+    words = {"x": [f"value {number}" for number in range(400)]}
+    rows = {
+        layout: HashEncoder({"x": 400}, layout=layout).transform(words, output="dense")
+        for layout in ("wide", "published")
+    }
+    assert np.linalg.matrix_rank(rows["wide"]) >= 0.95 * 400
+    assert np.linalg.matrix_rank(rows["published"]) <= 80
+
+
 def test_fingerprints():
-    first = HashEncoder({"x": 100, "y": 50})
+    first = published({"x": 100, "y": 50})
     same = [
-        HashEncoder({"x": 99, "y": 50}, output="csr", num_threads=2),
-        HashEncoder(first.columns),
+        published({"x": 99, "y": 50}, output="csr", num_threads=2),
+        published(first.columns, splits=4),
     ]
     assert {one.fingerprint for one in same} == {first.fingerprint}
     others = [
-        HashEncoder({"y": 50, "x": 100}),
-        HashEncoder({"x": 101, "y": 50}),
-        HashEncoder({"x": 100, "z": 50}),
-        HashEncoder({"x": 100, "y": 50}, splits=2),
-        HashEncoder({"x": 100, "y": 50}, missing=""),
+        published({"y": 50, "x": 100}),
+        published({"x": 101, "y": 50}),
+        published({"x": 100, "z": 50}),
+        published({"x": 100, "y": 50}, splits=2),
+        published({"x": 100, "y": 50}, missing=""),
+        HashEncoder({"x": 100, "y": 50}),
+        HashEncoder({"x": 100, "y": 50}, splits=4),
+        HashEncoder({"x": 100, "y": 50}, buckets=2),
     ]
-    assert len({one.fingerprint for one in [first, *others]}) == 6
+    assert len({one.fingerprint for one in [first, *others]}) == 9
     assert first.fingerprint == "711a832bf516323c"
 
 
@@ -185,7 +262,12 @@ def test_parameters_and_clones():
         ({"columns": ["x", "x"]}, r"must be different.*\['x', 'x'\]"),
         ({"splits": 3}, "`splits` must be 4.*splits=3"),
         ({"splits": True}, "splits=True"),
-        ({"splits": 4.0}, "an integer. Received: splits=4.0"),
+        ({"splits": 4.0}, "an integer, or None.* Received: splits=4.0"),
+        ({"layout": "narrow"}, '`layout` must be "wide" or "published".*layout=\'narrow\''),
+        ({"buckets": 0}, "`buckets` must be a positive number, the indices.*buckets=0"),
+        ({"buckets": True}, "buckets=True"),
+        ({"buckets": float("nan")}, "buckets=nan"),
+        ({"layout": "published", "buckets": 4}, "leave `buckets` out. Received: buckets=4, lay"),
         ({"splits": "4"}, "splits='4'"),
         ({"collision_probability": 0}, "between 0 and 1.*collision_probability=0"),
         ({"collision_probability": 1.0}, "collision_probability=1.0"),
@@ -204,14 +286,18 @@ def test_bad_settings(settings, message):
 
 def test_too_wide():
     with pytest.raises(ValueError, match=r"splits=4 a group is at most 65536 wide.*width 65537"):
-        HashEncoder({"x": 65536**2 + 1})
+        published({"x": 65536**2 + 1})
+    with pytest.raises(ValueError, match=r"splits=4 a group is at most 65536 wide.*width 65537"):
+        HashEncoder({"x": 65537}, splits=4, buckets=4)
     with pytest.raises(ValueError, match="at most 65536 wide.*`collision_probability`"):
-        HashEncoder({"x": 10**9}, collision_probability=0.01)
+        published({"x": 10**9}, collision_probability=0.01)
     with pytest.raises(ValueError, match="splits=1 a group is at most 1073741824 wide"):
-        HashEncoder({"x": 10**6}, splits=1, collision_probability=0.01)
+        published({"x": 10**6}, splits=1, collision_probability=0.01)
     columns = {f"x{number}": 2**32 for number in range(8192)}
     with pytest.raises(ValueError, match="at most 2147483647 of them.*need 2147483648"):
-        HashEncoder(columns)
+        published(columns)
+    with pytest.raises(ValueError, match='need 2720000000. .*fewer `buckets`.*layout="published'):
+        HashEncoder({"x": 17 * 10**7, "y": 17 * 10**7})
 
 
 @pytest.mark.parametrize(
@@ -254,7 +340,7 @@ def test_columns_of_different_length():
 
 
 def test_other_columns_can_be_ignored():
-    encoder = HashEncoder({"x": 10}, others="ignore")
+    encoder = published({"x": 10}, others="ignore")
     assert encoder.transform({"x": ["a"], "z": [[1]]}).tolist() == [[6, 9, 20, 27]]
 
 
@@ -265,7 +351,7 @@ def test_not_fitted_yet():
 
 
 def test_places_that_are_not_there():
-    encoder = HashEncoder({"x": 10})
+    encoder = published({"x": 10})
     for index in (-1, 32):
         with pytest.raises(ValueError, match=f"from 0 to 31. Received: index={index}"):
             encoder.explain(index)
@@ -287,8 +373,8 @@ def test_files_that_were_not_written_by_an_encoder():
     for text in ("", "[]", "{}", "3", '{"format": 1}'):
         with pytest.raises(ValueError, match="JSON that `to_json` or `save` wrote. Received:"):
             HashEncoder.from_json(text)
-    with pytest.raises(ValueError, match="has format 1 and the settings.*Received: format 2"):
-        HashEncoder.from_json(encoder.to_json().replace('"format": 1', '"format": 2'))
+    with pytest.raises(ValueError, match="has format 2 and the settings.*Received: format 3"):
+        HashEncoder.from_json(encoder.to_json().replace('"format": 2', '"format": 3'))
     with pytest.raises(ValueError, match="fingerprint that was saved.*Received: fingerprint='b"):
         HashEncoder.from_json(
             encoder.to_json().replace(encoder.fingerprint, "b" * 16).replace(": 10", ": 10000")
@@ -352,7 +438,7 @@ def test_dictionaries_whose_type_is_full(kind, count, with_null):
     rows = [0, count - 1, None if with_null else 1] * 70_000
     texts = [str(number) for number in range(count)]
     column = pa.DictionaryArray.from_arrays(pa.array(rows, kind), pa.array(texts))
-    encoder = HashEncoder({"c": 300})
+    encoder = published({"c": 300})
     found = encoder.transform({"c": column})
     plain = [None if row is None else texts[row] for row in rows[:3]]
     assert found[:3].tolist() == encoder.transform({"c": plain}).tolist()

@@ -12,7 +12,7 @@ from keras_multigpu.sparse import HashedDataset, HashEncoder
 
 ROWS, BATCH = 200, 32
 BATCHES = -(-ROWS // BATCH)
-ENCODER = HashEncoder({"name": 1000})
+ENCODER = HashEncoder({"name": 1000}, layout="published")
 # The size of a batch, and whether Keras shuffles.
 SETTINGS = [(BATCH, False), (BATCH, True), (150, False), (ROWS, True)]
 

@@ -13,7 +13,7 @@ import xxhash
 from keras_multigpu.sparse import HashEncoder
 
 CARDINALITIES = {"city": 300, "age": 50}
-ENCODER = HashEncoder(CARDINALITIES)
+ENCODER = HashEncoder(CARDINALITIES, layout="published")
 
 
 def content(data):

@@ -2,17 +2,22 @@
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.feature_extraction import FeatureHasher
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from support.parity import difference, variables
 from support.sparse_tables import CARDINALITIES
 
 from keras_multigpu import make_parallel
 from keras_multigpu.sparse import HashedDataset, HashEncoder
+from keras_multigpu.zoo import make_clicks
 from keras_multigpu.zoo.wide import WideModel, wide
 
 
 def encoder(**settings):
-    return HashEncoder(CARDINALITIES, **settings)
+    return HashEncoder(CARDINALITIES, **{"layout": "published", **settings})
 
 
 @pytest.fixture
@@ -55,7 +60,7 @@ def test_formulas(data, shape):
 
 
 def test_as_published():
-    model = wide(encoder())
+    model = wide(encoder(), loss="mse", optimizer="ftrl")
     config = model.optimizer.get_config()
     names = ("learning_rate", "l1_regularization_strength", "l2_regularization_strength")
     assert [config[name] for name in names] == pytest.approx([0.2, 1.0, 1.0])
@@ -148,7 +153,8 @@ def test_saved_with_its_encoder(data, tmp_path, mode):
 
 def test_an_encoder_that_does_not_fit(data, tmp_path):
     model = wide(encoder())
-    other = HashEncoder({"age": 50, "city": 300})  # as wide, and in another order
+    # As wide, and in another order.
+    other = HashEncoder({"age": 50, "city": 300}, layout="published")
     assert other.width == encoder().width
     model.check_encoder(encoder(num_threads=2))
     message = f"whose fingerprint is '{encoder().fingerprint}'. Received: .*='{other.fingerprint}'"
@@ -169,11 +175,57 @@ def test_an_encoder_that_does_not_fit(data, tmp_path):
 def test_indices_that_no_encoder_gives(data):
     table, y = data
     indices = encoder().transform(table)
-    model = wide(encoder())
+    model = wide(encoder(), loss="mse")
     for wrong, message in ((-1, "from -1 to"), (model.encoder.width, "to 104. Use")):
         indices[3, 2] = wrong
         with pytest.raises(ValueError, match=f"must be from 0 to 103. Received: .*{message}"):
             make_parallel(model, 2).fit(indices, y)
+        with pytest.raises(ValueError, match=f"must be from 0 to 103. Received: .*{message}"):
+            model.fit(indices[:2] % 104, y[:2], validation_data=(indices, y))
+
+
+def test_labels_that_are_no_chances(data, tmp_path):
+    table, y = data
+    x = encoder().transform(table)
+    model = wide(encoder(), jit_compile=False)
+    message = "The labels of a logistic model must be from 0 to 1. Received: labels from {}. Use 0"
+    for wrong, text in ((y * 5, "0 to 5"), (2 * y - 1, "-1 to 1"), (y * np.nan, "nan to nan")):
+        uses = [
+            lambda wrong=wrong: model.fit(x, wrong),
+            lambda wrong=wrong: make_parallel(model, 2).fit(x, y=wrong),
+            lambda wrong=wrong: model.fit(x, y, validation_data=(x, wrong)),
+            lambda wrong=wrong: model.evaluate(x, wrong),
+        ]
+        for use in uses:
+            with pytest.raises(ValueError, match=message.format(text)):
+                use()
+    wide(encoder(), loss="mse", jit_compile=False).fit(x, y * 5, verbose=0)
+    path = tmp_path / "table.csv"
+    rows = zip(table["city"], table["age"], 1 + 4 * y[:, 0])
+    path.write_text("city,age,stars\n" + "".join(f"{c},{a},{label}\n" for c, a, label in rows))
+    stars = HashedDataset(str(path), encoder(), label="stars")
+    assert stars.label_range == (1, 5)
+    streams = [stars]
+    if keras.backend.backend() == "tensorflow":
+        streams.append(stars.to_tf_data())
+    for stream in streams:
+        with pytest.raises(ValueError, match=message.format("1 to 5")):
+            model.fit(stream)
+        with pytest.raises(ValueError, match=message.format("1 to 5")):
+            model.fit(x, y, validation_data=stream)
+
+
+def test_the_defaults():
+    model = wide(HashEncoder(CARDINALITIES))
+    assert isinstance(model.optimizer, keras.optimizers.Adagrad)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.15)
+    assert isinstance(model.loss, keras.losses.BinaryCrossentropy)
+    assert model.loss.get_config()["from_logits"]
+    assert all((weight == 0).all() for weight in model.get_weights())
+    assert float(wide(encoder()).optimizer.learning_rate) == pytest.approx(0.3 / 4)
+    for options in ({"deep": [4]}, {"middle": 1}):
+        optimizer = wide(HashEncoder(CARDINALITIES), **options).optimizer
+        assert isinstance(optimizer, keras.optimizers.Adam)
 
 
 def test_the_encoder_is_the_models_own(tmp_path):
@@ -223,7 +275,7 @@ def test_streams_of_tensorflow(data, tmp_path):
         assert difference(model.predict(stream, verbose=0), expected) < 1e-5
         parallel.fit(stream, shuffle=False, verbose=0)
     model.fit(files.to_tf_data(), verbose=0)  # without a warning of Keras's
-    other = HashEncoder({"city": 100, "age": 10})
+    other = HashEncoder({"city": 100, "age": 10}, layout="published")
     wrong = HashedDataset(str(path), other, label="y").to_tf_data()
     with pytest.raises(ValueError, match=f"Received: fingerprint='{other.fingerprint}'"):
         model.fit(wrong)
@@ -247,3 +299,31 @@ class _Marked(np.ndarray):
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         wide(**{"encoder": encoder(), **arguments})
+
+
+def clicks(folder, rows, seed):
+    path = make_clicks(folder / f"clicks_{seed}.parquet", rows=rows, seed=seed)
+    frame = pd.read_parquet(path)
+    return frame.drop(columns="clicked"), frame["clicked"].to_numpy("float32")
+
+
+@pytest.mark.slow
+def test_as_good_as_logistic_regression_on_feature_hasher(tmp_path):
+    """By default, and alike on four devices."""
+    (table, y), (other, expected) = clicks(tmp_path, 10_000, 0), clicks(tmp_path, 10_000, 9)
+    encoder = HashEncoder({"site": 20_000, "city": 2000, "device": 50, "hour": 24})
+    x, found = encoder.transform(table), []
+    for devices in (1, 4):
+        model = make_parallel(wide(encoder, jit_compile=False), devices)
+        model.fit(x, y[:, None], batch_size=1024, epochs=4, shuffle=False, verbose=0)
+        scores = model.predict_table(other, batch_size=5000, verbose=0)[:, 0]
+        found.append(roc_auc_score(expected, scores))
+    hasher = FeatureHasher(2**18, input_type="string")
+    rows = [
+        hasher.transform([f"{name}={value}" for name, value in row.items()] for row in records)
+        for records in (table.to_dict("records"), other.to_dict("records"))
+    ]
+    peer = LogisticRegression(max_iter=200).fit(rows[0], y)
+    best = roc_auc_score(expected, peer.decision_function(rows[1]))
+    assert found[0] > best - 0.005
+    assert found[1] == pytest.approx(found[0], abs=0.001)
