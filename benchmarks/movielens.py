@@ -1,4 +1,4 @@
-"""Where the ratings of MovieLens are, and the films' titles."""
+"""Where the ratings of MovieLens are."""
 
 from __future__ import annotations
 

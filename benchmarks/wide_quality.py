@@ -69,7 +69,10 @@ def _cells(found: dict[str, Any]) -> list[str]:
 
 def choose(data: str) -> tuple[str, list[dict[str, Any]]]:
     """A table of the layouts that a user can choose, as Markdown, and their figures."""
-    found = run(data, {"models": CHOICES})["models"]
+    answer = run(data, {"models": CHOICES})
+    if "models" not in answer:
+        raise SystemExit(f"{data}: {answer['error']}")
+    found = answer["models"]
     rows = []
     for choice, one in zip(CHOICES, found):
         text = ", ".join(f"{name}={value!r}" for name, value in choice.items())
@@ -107,7 +110,7 @@ def main() -> None:
     )
     print("\n\n".join(tables))
     if options.picture and figures:
-        draw(CHOICES, figures).savefig(options.picture)
+        draw(CHOICES, figures).savefig(options.picture, metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def check_buckets(buckets: Any, layout: str) -> None:
             f"buckets={buckets!r}, layout={layout!r}."
         )
     expected = "a positive number, the indices that a column has for each of its values"
-    finite_number("buckets", buckets, expected, lambda one: one > 0)
+    finite_number("buckets", buckets, expected, lambda one: 0 < one < 2**30)
 
 
 def check_probability(probability: Any) -> None:
@@ -171,6 +171,7 @@ def _check_group(group: int, splits: int) -> int:
         raise ValueError(
             f"With splits={splits} a group is at most {limit} wide: its digits of the hash, and "
             f"int32 indices, can't tell more apart. Received: a group of width {group}. Use a "
-            "lower cardinality, a higher `collision_probability`, or other `splits`."
+            "lower cardinality, a higher `collision_probability`, fewer `buckets`, other `splits`, "
+            "or layout='published'."
         )
     return group

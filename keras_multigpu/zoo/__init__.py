@@ -1,7 +1,7 @@
 """Reference models, with readers for their data.
 
-`autorec` (users' ratings), `deepconn` (reviews) and `wide` (hashed columns) are ordinary Keras
-models, compiled as they were published. Use them with `make_parallel` like any other model.
+`autorec` (ratings), `deepconn` (reviews) and `wide` (hashed columns) are ordinary Keras models,
+compiled with what was good on real data. Use them with `make_parallel` like any other model.
 """
 
 from keras_multigpu.zoo.artificial import make_clicks, make_ratings, make_reviews

@@ -135,6 +135,7 @@ def autorec(
         )
     check_choice("by", by, "item", "user")
     sizes = positive_integers("hidden", hidden if isinstance(hidden, Sequence) else [hidden])
+    l2 = quantity("l2", l2, zero=True)
     rows = ratings.rows(by)
     columns, spread = _find_biases(rows)
     # Keras adds the penalty to the loss of every batch, which is a mean over rows.

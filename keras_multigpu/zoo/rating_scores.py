@@ -109,7 +109,7 @@ def evaluate_ratings(
         found[part.data - 1] = block.scores[part.row, part.col] * known.highest
     is_unknown = _fill_unknown(found, known, test)
     errors = np.clip(found, known.lowest, known.highest) - test.ratings
-    recall, ndcg, count = _rank(best.items, known, test, limit)
+    recall, ndcg, count = _rank(best, known, test, limit)
     return RatingScore(
         float(np.sqrt(np.mean(errors**2))),
         float(np.mean(np.abs(errors))),
@@ -173,9 +173,11 @@ def _fill_unknown(found: np.ndarray, known: Ratings, test: _Test) -> np.ndarray:
     return is_unknown
 
 
-def _rank(top: np.ndarray, known: Ratings, test: _Test, limit: float) -> tuple[float, float, int]:
+def _rank(best: BestItems, known: Ratings, test: _Test, limit: float) -> tuple[float, float, int]:
     """Recall and NDCG of the best items of each user, and for how many users."""
-    is_scored = (test.ratings >= limit) & (test.users >= 0)
+    top = best.items
+    # Ratings are kept in float32, as parts of the highest.
+    is_scored = (test.ratings >= limit * (1 - 1e-6)) & (test.users >= 0)
     counts = np.bincount(test.users[is_scored], minlength=len(top))
     counts[known.matrix.getnnz(axis=1) == 0] = 0
     users = np.flatnonzero(counts)
@@ -187,7 +189,8 @@ def _rank(top: np.ndarray, known: Ratings, test: _Test, limit: float) -> tuple[f
         (np.ones(len(places[0]), bool), places), shape=known.matrix.shape
     )
     hits = np.asarray(good[np.repeat(users, top.shape[1]), top[users].ravel()])
-    hits = hits.reshape(len(users), -1)
+    # A user with few items left has places that no item takes.
+    hits = hits.reshape(len(users), -1) & (best.scores[users] > -np.inf)
     gains = 1 / np.log2(np.arange(2, 2 + top.shape[1]))
     ideal = np.cumsum(gains)[np.minimum(counts[users], len(gains)) - 1]
     return (

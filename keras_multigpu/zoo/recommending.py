@@ -28,7 +28,8 @@ def recommend(
         model: an autoencoder of rows of `ratings`, on one device or several.
         ratings: the ratings.
         users: the users to recommend to, as in `ratings.users`; `None` for all.
-        by: what the model's rows are, `"item"` or `"user"`.
+        by: what the model's rows are, `"item"` or `"user"`. It can't be checked if there are as
+            many users as items.
         count: the largest number of items for a user.
         batch_size: how many rows to predict together; only these are in memory.
         verbose: 1 for a progress bar, 0 for silence.

@@ -136,7 +136,9 @@ class WideModel(keras.Model):
         """
         self._check_data(x, kwargs.get("y", args[0] if args else None))
         validation = kwargs.get("validation_data")
-        self._check_data(*(validation[:2] if isinstance(validation, tuple) else [validation]))
+        self._check_data(
+            *(validation[:2] if isinstance(validation, (tuple, list)) else [validation])
+        )
         if encoder_of(x):  # the dataset shuffles itself
             kwargs.setdefault("shuffle", False)
         return super().fit(x, *args, **kwargs)

@@ -150,6 +150,24 @@ def test_unknown_names_of_another_file():
     assert score.recall == 1
 
 
+@pytest.mark.parametrize("by", ["item", "user"])
+def test_a_user_with_few_items_left(by):
+    """Places of the best ten that no item takes are no hits."""
+    known, test = made([[0, 4]]), made([[5, 0]])
+    table = np.array([[3.0, 3.0]])
+    score = evaluate_ratings(constant(table if by == "user" else table.T), known, test, by=by, k=10)
+    assert (score.recall, score.ndcg) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("highest", "relevant"), [(5.0, 3.5), (5.0, 4.5), (10.0, 7.0), (10.0, 9.0)]
+)
+def test_a_rating_equal_to_the_limit_is_relevant(highest, relevant):
+    known, test = made([[0, 1]], highest=highest), made([[relevant, 0]], highest=highest)
+    score = evaluate_ratings(constant([[3.0, 3.0]]), known, test, by="user", relevant=relevant)
+    assert score.users == 1
+
+
 def test_what_was_seen_is_not_held_out(ratings):
     train, test = ratings.split(0.2)
     model = constant(np.zeros(train.matrix.shape))
