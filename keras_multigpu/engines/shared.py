@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -90,35 +89,6 @@ def split_tensors(
     return [flat[place] for place in places], restore
 
 
-@contextlib.contextmanager
-def built_in(
-    scope: Callable[[], contextlib.AbstractContextManager[Any]], models: Iterable[keras.Layer]
-) -> Iterator[None]:
-    """While open, layers are built in a scope of their own.
-
-    In a trace, constants that `build` makes would be tensors of the trace.
-    """
-    layers = {id(one): one for model in models for one in model._flatten_layers()}
-    owns = [(one, one.build) for one in layers.values() if not one.built]
-
-    def outside(own: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(own)
-        def build(*args: Any, **kwargs: Any) -> None:
-            with scope():
-                own(*args, **kwargs)
-
-        return build
-
-    # Keras keeps its wrapper of `build` in the instance. Its `__setattr__` would track the value.
-    for layer, own in owns:
-        object.__setattr__(layer, "build", outside(own))
-    try:
-        yield
-    finally:
-        for layer, own in owns:
-            object.__setattr__(layer, "build", own)
-
-
 def in_fresh_thread(function: Callable[[], Any]) -> None:
     """Calls a function in a new thread, outside the caller's scopes.
 
@@ -168,9 +138,14 @@ def value_of(variable: keras.Variable) -> Tensor:
     return variable._value if given is None else given
 
 
+def active_scope() -> keras.StatelessScope | None:
+    """The `keras.StatelessScope` that is active."""
+    return global_state.get_global_attribute("stateless_scope")
+
+
 def given_value(variable: keras.Variable) -> Tensor | None:
-    """A variable's value in the `keras.StatelessScope` that is active, if it has one there."""
-    scope = global_state.get_global_attribute("stateless_scope")
+    """A variable's value in the active scope, if it has one there."""
+    scope = active_scope()
     return None if scope is None else scope.get_current_value(variable)
 
 

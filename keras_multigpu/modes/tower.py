@@ -137,7 +137,7 @@ class TowerParallel(OwnLosses):
                 model.build(*args, **kwargs)
 
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        models = [self.template, *self._parallel_clones]
+        models = [self.template, *self._parallel_clones, self._parallel_mix]
         with lent(self, self._parallel_clones):  # their `call` runs here, and only here
             engines.current().build(self._parallel_call_one_by_one, (args, kwargs), models)
 

@@ -13,6 +13,7 @@ import keras
 from jax.experimental import sparse
 
 from keras_multigpu.engines.base import Engine, TrainedModel
+from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.jax import devices, rows
 from keras_multigpu.engines.jax.cluster import joint, processes
 from keras_multigpu.engines.jax.replicas import CommitteeRunner
@@ -21,7 +22,7 @@ from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.steps import JaxSteps, check_no_distribution
 from keras_multigpu.engines.jax.transfers import count_collectives, count_inputs
 from keras_multigpu.engines.remote import Address, Remote
-from keras_multigpu.engines.shared import built_in, split_tensors
+from keras_multigpu.engines.shared import split_tensors
 from keras_multigpu.engines.values import Call, Request, Tensor, Transfer
 
 _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")

@@ -10,12 +10,14 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.base import Engine, TrainedModel
+from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.remote import Address
-from keras_multigpu.engines.shared import built_in, in_fresh_thread, split_tensors, unchanged
+from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
 from keras_multigpu.engines.tensorflow.placing import move_variables
+from keras_multigpu.engines.tensorflow.recomputed import install
 from keras_multigpu.engines.tensorflow.rows import by_rows_touched, sum_rows
 from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, SliceRunner
 from keras_multigpu.engines.tensorflow.stages import StageRunner
@@ -36,6 +38,9 @@ class TensorFlowEngine(Engine):
     tower_runner = CommitteeRunner
     model_runner = StageRunner
     steps = TensorFlowSteps
+
+    def __init__(self) -> None:
+        install()
 
     def list_devices(self, kind: str) -> tuple[str, ...]:
         return names.list_devices(kind)

@@ -29,11 +29,11 @@ _STATE_IN_BODIES = re.compile(
 _DRAW = re.compile(r"Stateless(Random|Truncated|Parameterized|Multinomial|Shuffle).*")
 
 
-def find_obstacle(forward: Any, number: Tensor) -> str | None:
-    """Why a template's batch can't be sliced, or `None`."""
+def find_obstacle(forward: Any, number: Tensor, weights: Iterable[Tensor]) -> str | None:
+    """Why a template's batch can't be sliced, or `None`; `weights` are those that may train."""
     graph = forward.graph
     draws = (_fixed_draws(graph, number), _shuffles(graph))
-    checks = (_outer_rows(forward), _state(graph), *draws, _lost(forward, forward.inputs))
+    checks = (_outer_rows(forward), _state(graph), *draws, _lost(forward, weights))
     return next((reason for check in checks for reason in check), None)
 
 
@@ -118,30 +118,87 @@ def _shuffles(graph: Any) -> Iterator[str]:
 
 def _lost(forward: Any, weights: Iterable[Tensor]) -> Iterator[str]:
     """Custom gradients that use weights which are not among their arguments."""
-    arguments = {id(one.op) for one in weights if one.dtype.is_floating}
-    used = {id(one) for op in forward.graph.get_operations() for one in op.inputs}
-    used |= {id(one) for one in forward.outputs}
-    for operation in forward.graph.get_operations():
-        if operation.type != "IdentityN" or "_gradient_op_type" not in operation.node_def.attr:
+    reason = (
+        "{} has a custom gradient (of `tf.custom_gradient`, say, or of a `keras.remat` outside of "
+        "`call`) with weights that are not among its arguments"
+    )
+    makers = {one.op for one in weights if one.dtype.is_floating}
+    graph = forward.graph.as_graph_def()
+    returned = [one.name for one in forward.outputs]
+    for name in _losing(graph.node, {maker.name for maker in makers}, returned):
+        yield reason.format(layer_of(name))
+    bodies = {body.signature.name: body for body in graph.library.function}
+    for name, caller in _called_with(forward.graph, makers, bodies):
+        body = bodies[name]
+        floats = {one.name for one in body.signature.input_arg if tf.as_dtype(one.type).is_floating}
+        if any(_losing(body.node_def, floats, body.ret.values())):
+            yield reason.format(layer_of(caller))
+
+
+def _losing(nodes: Any, arguments: set[str], returned: Iterable[str]) -> Iterator[str]:
+    """The names of custom gradients in a graph, or a function's body, that lose arguments of it."""
+    by_name = {node.name: node for node in nodes}
+    used = {_end(one) for node in nodes for one in node.input} | set(map(_end, returned))
+    for node in nodes:
+        if node.op != "IdentityN" or "_gradient_op_type" not in node.attr:
             continue
         # The results come first; other operations use only these.
-        pairs = list(zip(operation.inputs, operation.outputs))
-        given = {id(end) for end, out in pairs if id(out) not in used}
-        between = ancestors([end for end, out in pairs if id(out) in used], stop=given)
-        if any(id(op) in arguments for op in between):
-            yield (
-                f"{layer_of(operation.name)} has a custom gradient (of `tf.custom_gradient`, say) "
-                "with weights that are not among its arguments"
-            )
+        ends = [_end(one) for one in node.input]
+        waiting = [end for k, end in enumerate(ends) if (node.name, k) in used]
+        reached = {end for k, end in enumerate(ends) if (node.name, k) not in used}
+        while waiting:
+            end = waiting.pop()
+            if end in reached:
+                continue
+            reached.add(end)
+            if end[0] in arguments:
+                yield node.name
+                break
+            maker = by_name.get(end[0])
+            if maker is not None and maker.op not in ("StopGradient", "PreventGradient"):
+                waiting += map(_end, maker.input)
 
 
-def ancestors(tensors: Iterable[Tensor], stop: Iterable[int] = ()) -> set[Any]:
-    """The operations that tensors depend on; tensors whose `id` is in `stop` are not followed."""
-    stops, reached = set(stop), set()
-    waiting = [tensor.op for tensor in tensors if id(tensor) not in stops]
+def _end(text: str) -> tuple[str, int]:
+    """An operation and the number of its output, as graphs and functions write them."""
+    maker, *rest = text.removeprefix("^").split(":")
+    return maker, int(rest[-1]) if rest else 0
+
+
+def _called_with(graph: Any, makers: set[Any], bodies: Any) -> Iterator[tuple[str, str]]:
+    """The functions that are called with weights, and the names of the calling operations."""
+    seen: set[str] = set()
+    for operation in graph.get_operations():
+        waiting = list(_functions_of(operation.node_def.attr))
+        if not waiting or makers.isdisjoint(_behind_casts(one.op) for one in operation.inputs):
+            continue
+        while waiting:
+            name = waiting.pop()
+            if name in seen or name not in bodies:
+                continue
+            seen.add(name)
+            yield name, operation.name
+            waiting += [n for node in bodies[name].node_def for n in _functions_of(node.attr)]
+
+
+def _functions_of(attributes: Any) -> list[str]:
+    values = attributes.values()
+    every = [one for value in values for one in (value.func, *value.list.func)]
+    return [one.name for one in every if one.name]
+
+
+def _behind_casts(operation: Any) -> Any:
+    while operation.type in ("Identity", "Cast"):
+        operation = operation.inputs[0].op
+    return operation
+
+
+def ancestors(tensors: Iterable[Tensor]) -> set[Any]:
+    """The operations that tensors depend on."""
+    reached, waiting = set(), [tensor.op for tensor in tensors]
     while waiting:
         operation = waiting.pop()
         if operation not in reached:
             reached.add(operation)
-            waiting.extend(one.op for one in operation.inputs if id(one) not in stops)
+            waiting.extend(one.op for one in operation.inputs)
     return reached

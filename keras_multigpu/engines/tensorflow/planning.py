@@ -109,7 +109,8 @@ def _settings(template: keras.Model) -> str:
 def _check(trace: Trace) -> None:
     forward = trace.forward
     tensors = [len(tf.nest.flatten(trace.arguments, expand_composites=True)), len(trace.variables)]
-    _raise(find_obstacle(forward, forward.inputs[sum(tensors)]))
+    weights = trace.weights_of(forward.inputs)
+    _raise(find_obstacle(forward, forward.inputs[sum(tensors)], weights))
 
 
 def _raise(reason: str | None) -> None:

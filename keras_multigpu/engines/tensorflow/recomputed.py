@@ -8,72 +8,68 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.shared import SEED
-from keras_multigpu.engines.tensorflow.scope import HiddenStateError
-from keras_multigpu.engines.tensorflow.tensors import map_tensors
+from keras_multigpu.engines.attributes import get_attributes, set_attributes, with_attributes
+from keras_multigpu.engines.shared import SEED, active_scope
+from keras_multigpu.engines.tensorflow.scope import HiddenStateError, ReplicaScope
 from keras_multigpu.engines.values import Tensor
 
-_THREAD = threading.local()
 _recompute_grad = tf.recompute_grad
-
-
-@contextlib.contextmanager
-def recomputing_in(scope: keras.StatelessScope) -> Iterator[None]:
-    """While open, functions recomputed in this thread get their weights from a scope."""
-    outer = _current()
-    _THREAD.scope = scope
-    try:
-        with scope:
-            yield
-    finally:
-        _THREAD.scope = outer
 
 
 def recompute_grad(function: Callable[..., Any]) -> Any:
     """TensorFlow's `recompute_grad`; in a replica, also for the weights."""
-    if _current() is None:
-        return _recompute_grad(function)
+    plain = _recompute_grad(function)
 
     @functools.wraps(function, updated=())
     def recomputed(*args: Any, **kwargs: Any) -> Any:
-        scope = _current()
-        if scope is None:
-            return _recompute_grad(function)(*args, **kwargs)
+        scope = active_scope()
+        if not isinstance(scope, (ReplicaScope, _Reading, _Again)):
+            return plain(*args, **kwargs)
+        if isinstance(scope, ReplicaScope) and not scope.is_differentiated:
+            return function(*args, **kwargs)
         return _run(scope, functools.partial(function, **kwargs), args)
 
     return recomputed
 
 
-def _current() -> keras.StatelessScope | None:
-    return getattr(_THREAD, "scope", None)
+class _Again(keras.StatelessScope):
+    """The scope in which a function is computed again."""
 
 
-def _run(scope: keras.StatelessScope, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    mapping, used = scope.state_mapping, _variables_read(scope, function, args)
-    found = {id(variable): scope.get_current_value(variable) for variable in used}
+def _run(scope: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    mapping = scope.state_mapping
+    found = {id(v): (v, scope.get_current_value(v)) for v in _variables_read(scope, function, args)}
     # Of this graph: the gradient's function can't refer to tensors of another one.
-    values = {key: tf.identity(value) for key, value in found.items() if value is not None}
-    args = map_tensors(tf.identity, args)
-    weights = {key: value for key, value in values.items() if value.dtype.is_floating}
+    values = {key: tf.identity(one) for key, (_, one) in found.items() if one is not None}
+    args = tuple(with_attributes(_identity, one) if tf.is_tensor(one) else one for one in args)
+    weights = {key: one for key, one in values.items() if _is_watched(found[key][0], one)}
 
     def explicit(*given: Tensor) -> Any:
-        own = dict(zip(weights, given))
-        if scope is _current():
-            with _replaced(mapping, own):
-                return function(*given[len(own) :])
-        again = keras.StatelessScope(collect_losses=True)  # what it assigns and adds is known
+        own, rest = dict(zip(weights, given)), given[len(weights) :]
+        if active_scope() is scope:
+            with _replaced(mapping, own), _constant_losses(scope):
+                return function(*rest)
+        again = _Again(collect_losses=True)  # what it assigns and adds is known
         again.state_mapping.update({**values, **own})
-        with recomputing_in(again):
-            return function(*given[len(own) :])
+        with again:
+            return function(*rest)
 
     return _recompute_grad(explicit)(*weights.values(), *args)
+
+
+def _identity(tensor: Tensor) -> Tensor:
+    return tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
+
+
+def _is_watched(variable: keras.Variable, value: Tensor) -> bool:
+    """Whether tapes watch a variable by themselves: they don't know that Keras has frozen it."""
+    return variable._value.trainable and value.dtype.is_floating
 
 
 @contextlib.contextmanager
@@ -81,25 +77,43 @@ def _replaced(mapping: dict[int, Tensor], values: dict[int, Tensor]) -> Iterator
     """Values of a mapping, replaced for a time; those that are assigned meanwhile are kept."""
     before = {key: mapping[key] for key in values if key in mapping}
     mapping.update(values)
+    try:
+        yield
+    finally:
+        for key, value in values.items():
+            if mapping[key] is value:
+                mapping.pop(key)
+                mapping.update({key: before[key]} if key in before else {})
+
+
+@contextlib.contextmanager
+def _constant_losses(scope: keras.StatelessScope) -> Iterator[None]:
+    """Losses that are added meanwhile have no gradient: no tape sees a function's first run."""
+    count = len(scope.losses)
     yield
-    for key, value in values.items():
-        if mapping[key] is value:
-            mapping.pop(key)
-            mapping.update({key: before[key]} if key in before else {})
+    scope.losses[count:] = map(tf.stop_gradient, scope.losses[count:])
 
 
 def _variables_read(
-    scope: keras.StatelessScope, function: Callable[..., Any], args: tuple[Any, ...]
+    scope: Any, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> list[keras.Variable]:
-    """The variables that a function reads, found by tracing it once more."""
+    """The variables that a function reads, found by running it once more."""
     reading = _Reading(scope)
 
-    def run(*given: Tensor) -> Any:
-        with recomputing_in(reading):
-            return function(*given)
+    def run(*given: Any) -> None:
+        with reading:
+            function(*map(_like, given, args))
 
-    tf.function(run, autograph=False).get_concrete_function(*args)
+    if tf.executing_eagerly():
+        run(*args)
+    else:
+        tf.function(run, autograph=False).get_concrete_function(*args)
     return list(reading.read.values())
+
+
+def _like(value: Any, original: Any) -> Any:
+    """A value with what Keras attached to the original."""
+    return set_attributes(value, get_attributes(original)) if tf.is_tensor(value) else value
 
 
 class _Reading(keras.StatelessScope):
@@ -132,5 +146,6 @@ class _Reading(keras.StatelessScope):
         super().add_update(update)
 
 
-# Where Keras looks it up, in each call.
-tf.recompute_grad = recompute_grad
+def install() -> None:
+    """Puts ours where Keras looks it up, in each call of `keras.remat`."""
+    tf.recompute_grad = recompute_grad

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.attributes import set_attributes
+from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.shared import SEED, check_alike, state_of_none, unique
 from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.calls import ReplicaCalls
@@ -18,7 +19,13 @@ from keras_multigpu.engines.tensorflow.planning import make_plan, signature, wit
 from keras_multigpu.engines.tensorflow.results import LocalResult, split_call
 from keras_multigpu.engines.tensorflow.scope import HiddenStateError
 from keras_multigpu.engines.tensorflow.sync import batch_normalizations
-from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order, message_of, substitute
+from keras_multigpu.engines.tensorflow.tensors import (
+    floats,
+    gradient_order,
+    is_watched,
+    message_of,
+    substitute,
+)
 from keras_multigpu.engines.tensorflow.trace import NotTracedError, Trace
 from keras_multigpu.engines.values import Call, Plan, Result, Tensor
 
@@ -111,15 +118,24 @@ class Replicas:
 
     def _check_gradients(self, call: Call) -> None:
         """Traces eager calls, once for each kind, to look for gradients that would be lost."""
-        key = signature(self.template, call)
-        if key in self._checked or not self._order(call):
+        if not self._order(call):
             return
+        weights = unique(self.template.trainable_variables)
+        key = signature(self.template, call), tuple(is_watched(read(v)) for v in weights)
+        if key in self._checked:
+            return
+        if len(self._checked) == _MOST_PLANS:
+            self._checked.clear()
+        self._checked.add(key)
         try:
             trace = self._traced(call, compiled=False, for_slices=False)
         except Exception:  # anything: code that runs eagerly only can't be looked through
             return
-        trace.check_gradients()
-        self._checked.add(key)
+        try:
+            trace.check_gradients()
+        except ValueError:
+            self._checked.discard(key)
+            raise
 
     def _run_eagerly(
         self, calls: Sequence[Call], sizes: Sequence[Any], plan: Plan | None, trace: Trace
@@ -164,7 +180,8 @@ class Replicas:
 
     def _traced(self, call: Call, compiled: bool, for_slices: bool = True) -> Trace:
         trace = self._trace(call, compiled, for_slices)
-        trace.forward  # noqa: B018  may build layers, and so add variables to the state
+        with built_in(tf.init_scope, [self.template]):
+            trace.forward  # noqa: B018  may build layers, and so add variables to the state
         is_whole = len(unique(self.template.variables)) == len(trace.variables)
         return trace if is_whole else self._traced(call, compiled, for_slices)
 

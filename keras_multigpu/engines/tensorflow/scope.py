@@ -23,6 +23,7 @@ class ReplicaScope(keras.StatelessScope):
 
     Attributes:
         assigned: the assigned variables, by `id`.
+        is_differentiated: whether the call is differentiated.
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class ReplicaScope(keras.StatelessScope):
         state: Iterable[tuple[keras.Variable, Tensor]],
         number: Tensor,
         graphs: Sequence[Any] = (),
+        is_differentiated: bool = True,
     ):
         super().__init__(collect_losses=True)
         # As an argument, Keras would cast the values to the calling layer's mixed-precision type.
         self.state_mapping.update((id(variable), value) for variable, value in state)
+        self.is_differentiated = is_differentiated
         self._number = number
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._graphs = graphs

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras_multigpu.engines.attributes import get_attributes, set_attributes
 from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.structures import take_apart
-from keras_multigpu.engines.tensorflow.exchange import may_train
+from keras_multigpu.engines.tensorflow.exchange import may_train, read
 from keras_multigpu.engines.tensorflow.functions import (
     has_flow,
     make_function,
@@ -26,7 +26,6 @@ from keras_multigpu.engines.tensorflow.functions import (
     types_without_gradient,
 )
 from keras_multigpu.engines.tensorflow.inspection import find_lost
-from keras_multigpu.engines.tensorflow.recomputed import recomputing_in
 from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult, split_call
 from keras_multigpu.engines.tensorflow.rows import by_rows_touched
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
@@ -93,6 +92,7 @@ class Trace:
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
         self._with_penalties = with_penalties
         self._for_slices = for_slices
+        self._is_differentiated = order > 0
         # XLA takes no sparse gradients, and rows have no second derivatives.
         self._touches_rows = order == 1 and not compiled
         self.arguments, self._restore = split_call(call)
@@ -104,11 +104,11 @@ class Trace:
         forward = self._trace_forward()
         if not any(map(is_watched, floats(self.arguments))):
             # A traced function has gradients by all inputs, a tape by those that it watches.
-            weights = self._weights_of(forward.inputs)
+            weights = self.weights_of(forward.inputs)
             self._constants = types_without_gradient(forward, weights)
         return self._trace_forward() if self._constants else forward
 
-    def _weights_of(self, state: Sequence[Tensor]) -> list[Tensor]:
+    def weights_of(self, state: Sequence[Tensor]) -> list[Tensor]:
         """The values of the variables that tapes watch, of a state, or of the arguments' first."""
         return [one for variable, one in zip(self.variables, state) if may_train(variable)]
 
@@ -127,9 +127,12 @@ class Trace:
 
     def check_gradients(self) -> None:
         """Raises a `ValueError` if the gradients of some weights would be lost."""
-        reason = (
-            find_lost(self.forward, self._weights_of(self.forward.inputs)) if self.order else None
-        )
+        if self._with_penalties:
+            self._check_captured()
+        if not self.order:
+            return
+        pairs = zip(self.variables, self.forward.inputs)
+        reason = find_lost(self.forward, [one for v, one in pairs if is_watched(read(v))])
         if reason:
             raise ValueError(
                 f"A replica can't return the gradients of all its weights. Received: "
@@ -137,9 +140,23 @@ class Trace:
                 "arguments, or use `mode='data'`, which runs such models on one device."
             )
 
+    def _check_captured(self) -> None:
+        """Functions that were traced before have the template's weights, not another replica's."""
+        captured = {id(one) for one in self.forward.captured_inputs}
+        for variable in self.variables:
+            if id(variable._value.handle) in captured:
+                raise ValueError(
+                    "Independent replicas need separate weights. Received: a function of "
+                    f"{self.template.name!r} that was traced before (`tf.function`) with the "
+                    f"variable {variable.path!r} of the first replica. Leave `tf.function` out, or "
+                    "use `replicas='shared'`."
+                )
+
     def alone(self) -> Trace:
         """A new trace for a single replica, in which no layer sees other replicas."""
-        return Trace(self.template, self._call)
+        trace = Trace(self.template, self._call)
+        trace._is_differentiated = self._is_differentiated
+        return trace
 
     def __call__(
         self, state: list[Tensor], call: Arguments, number: Tensor, size: Tensor
@@ -225,7 +242,7 @@ class Trace:
     ) -> list[Any]:
         sources = floats((state, call))
         with tf.GradientTape() as tape:
-            tape.watch(self._weights_of(state) if self._constants else sources)
+            tape.watch(self.weights_of(state) if self._constants else sources)
             results = self._run(state, call, number, size)
         return tape.gradient(
             floats((results["outputs"], results["attributes"], results["losses"])),
@@ -237,11 +254,12 @@ class Trace:
     def _run(self, state: list[Tensor], call: Any, number: Tensor, size: Tensor) -> dict[str, Any]:
         tensors = [set_attributes(tensor, own) for tensor, own in zip(*call)]
         args, kwargs = self._restore(tensors)
-        scope = ReplicaScope(zip(self.variables, state), number, self._graphs)
+        values = zip(self.variables, state)
+        scope = ReplicaScope(values, number, self._graphs, self._is_differentiated)
         constants = dict.fromkeys(self._constants, CONSTANT)
         overriding = tf.compat.v1.get_default_graph().gradient_override_map(constants)
         exchanging = synchronized(self.layers, size, self._exchange, self.order > 1)
-        with exchanging, recomputing_in(scope), overriding:
+        with exchanging, scope, overriding:
             value = self.template(*args, **kwargs)
             penalties = self._penalties() if self._with_penalties else []
         outputs, self.rebuild = take_apart(value)
