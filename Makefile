@@ -19,7 +19,7 @@ test: installed lint
 	$(PYTEST) -m "not slow"
 	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
 
-# What `make test` leaves out: the site, exhaustive tables, notebooks, long waits. About 45 minutes.
+# What `make test` leaves out: the site, exhaustive tables, notebooks, long waits. About 50 minutes.
 # In two halves, because TensorFlow and JAX keep much of what a process has compiled.
 test-all: installed docs
 	for backend in tensorflow jax; do \
