@@ -39,10 +39,12 @@ class ObservedError(keras.losses.Loss):
 
 
 class _RatingMetric(keras.metrics.Metric):
-    """A mean over the observed ratings; abstract."""
+    """A mean over the observed ratings; abstract. Without a name it has that of its class."""
+
+    short_name: str
 
     def __init__(self, highest: float, lowest: float = 0.0, name: str | None = None, **kwargs: Any):
-        super().__init__(name=name, **kwargs)
+        super().__init__(name=name or self.short_name, **kwargs)
         self.highest = quantity("highest", highest)
         self.lowest = quantity("lowest", lowest, zero=True)
         self.total = self.add_variable((), "zeros", name="total")
@@ -83,7 +85,7 @@ class RatingRMSE(_RatingMetric):
     Args:
         highest: the rating that is 1 in the targets: `ratings.highest`.
         lowest: the lowest possible rating: `ratings.lowest`.
-        name: the metric's name.
+        name: the metric's name; `None` for `"rmse"`.
         **kwargs: passed to `keras.metrics.Metric`.
 
     Example:
@@ -94,8 +96,7 @@ class RatingRMSE(_RatingMetric):
         0.7071
     """
 
-    def __init__(self, highest: float, lowest: float = 0.0, name: str = "rmse", **kwargs: Any):
-        super().__init__(highest, lowest, name=name, **kwargs)
+    short_name = "rmse"
 
     def _power(self, errors: Any) -> Any:
         return keras.ops.square(errors)
@@ -109,11 +110,7 @@ class RatingRMSE(_RatingMetric):
 class RatingMAE(_RatingMetric):
     """The mean absolute error of the observed ratings, in the unit of the ratings.
 
-    Args:
-        highest: the rating that is 1 in the targets: `ratings.highest`.
-        lowest: the lowest possible rating: `ratings.lowest`.
-        name: the metric's name.
-        **kwargs: passed to `keras.metrics.Metric`.
+    The arguments are those of `RatingRMSE`, and the name is `"mae"` if none is given.
 
     Example:
         >>> import numpy as np
@@ -123,8 +120,7 @@ class RatingMAE(_RatingMetric):
         0.5
     """
 
-    def __init__(self, highest: float, lowest: float = 0.0, name: str = "mae", **kwargs: Any):
-        super().__init__(highest, lowest, name=name, **kwargs)
+    short_name = "mae"
 
     def _power(self, errors: Any) -> Any:
         return keras.ops.absolute(errors)
