@@ -26,7 +26,11 @@ from benchmarks.models import MODELS
 _BACKEND = keras.backend.backend()
 _PEERS = {"tensorflow": ("mirrored", "MirroredStrategy"), "jax": ("distributed", "DataParallel")}
 # Not measured unless named by `--only`.
-_MORE = {"apart": "keras_multigpu, slices apart", "mirrored_sync": "MirroredStrategy, synchronized"}
+_MORE = {
+    "sharded": "keras_multigpu, shard='weights'",
+    "apart": "keras_multigpu, slices apart",
+    "mirrored_sync": "MirroredStrategy, synchronized",
+}
 # One thread per operation, as if each device were one core.
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 FIGURES = {
@@ -172,7 +176,7 @@ def _parse() -> argparse.Namespace:
     options = parser.parse_args()
     sides = ["plain", "ours", _PEERS[_BACKEND][0]]
     options.only = options.only.split(",") if options.only else list(sides)
-    sides += _MORE if _BACKEND == "tensorflow" else ()
+    sides += _MORE if _BACKEND == "tensorflow" else ("sharded",)
     unknown = set(options.only) - set(sides)
     if unknown:
         parser.error(f"--only takes some of {','.join(sides)}. Received: {','.join(unknown)}")

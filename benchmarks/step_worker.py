@@ -66,6 +66,12 @@ def _data(batch: tuple[Any, Any], steps: int, call: str) -> dict[str, Any]:
     return {"x": tf.data.Dataset.from_tensors(batch).repeat(steps)}
 
 
+# The options of data mode.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "sharded": {"shard": "weights"},
+    "apart": {"sync_batch_norm": False},
+}
 # The layers on the second device: one review's, or every other layer.
 PLACEMENTS = {
     "branches": None,
@@ -92,9 +98,8 @@ def _compiled(benchmark: Benchmark, side: str, devices: int, jit: bool) -> list[
             benchmark.compile(model, jit_compile=jit)
         return [model]
     model = benchmark.build()
-    if side in ("ours", "apart"):
-        options = {"sync_batch_norm": False} if side == "apart" else {}
-        model = keras_multigpu.make_parallel(model, n_gpus=devices, mode="data", **options)
+    if side in OPTIONS:
+        model = keras_multigpu.make_parallel(model, n_gpus=devices, mode="data", **OPTIONS[side])
     if side == "towers":
         model = keras_multigpu.make_parallel(
             model, n_gpus=devices, mode="tower", replicas="independent", loss_of="replicas"
@@ -112,7 +117,8 @@ def measure(
 
     Args:
         side: `"ours"`, `"plain"`, and `"mirrored"` (TensorFlow) or `"distributed"` (JAX);
-            `"apart"`, ours with `sync_batch_norm=False`, or `"mirrored_sync"`, with
+            `"sharded"`, ours with `shard="weights"`; `"apart"`, ours with
+            `sync_batch_norm=False`, or `"mirrored_sync"`, with
             `BatchNormalization(synchronized=True)` (both TensorFlow);
             `"towers"`, an independent replica on every device, or `"separate"`, as many plain
             models, trained one after the other: a step is then one of each, added up;

@@ -1,6 +1,7 @@
 """Counts what crosses between devices in a training step of data mode, beside the lower bound.
 
     python -m benchmarks.traffic --models mlp convnet text --devices 2 4 8
+    python -m benchmarks.traffic --shard weights
     KERAS_BACKEND=jax python -m benchmarks.traffic
 
 Nothing is timed: the counts hold for GPUs too. For trained weights of P bytes, at least
@@ -9,7 +10,7 @@ Nothing is timed: the counts hold for GPUs too. For trained weights of P bytes, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import keras
 
@@ -22,10 +23,9 @@ from keras_multigpu.reports import TransfersReport, transfers
 _BETWEEN = ("weights", "gradients", "activations", "other")
 
 
-def count(model: str, devices: int, wire_dtype: str | None) -> TransfersReport:
-    """The transfers of a model's training step on several devices."""
+def count(model: str, devices: int, options: Mapping[str, str]) -> TransfersReport:
+    """The transfers of a model's training step on several devices, with options of data mode."""
     benchmark = MODELS[model]
-    options = {"wire_dtype": wire_dtype} if wire_dtype else {}
     parallel = keras_multigpu.make_parallel(benchmark.build(), devices, **options)
     benchmark.compile(parallel, jit_compile=keras.backend.backend() == "jax")
     return transfers(parallel, benchmark.make_batch())
@@ -62,12 +62,12 @@ def _added(ones: Iterable[Transfer], end: str, name: str) -> int:
     return sum(one.bytes or 0 for one in ones if getattr(one, end) == name)
 
 
-def table(models: Sequence[str], devices: Sequence[int], wire_dtype: str | None) -> str:
+def table(models: Sequence[str], devices: Sequence[int], options: Mapping[str, str]) -> str:
     """The counts of all models as a Markdown table, in MB."""
     rows = []
     for model in models:
         for number in devices:
-            rows.append(row(model, number, count(model, number, wire_dtype)))
+            rows.append(row(model, number, count(model, number, options)))
             progress(f"{model} on {number}: {rows[-1][-2]} of the least")
     header = ["model", "devices", *(f"{kind}, MB" for kind in _BETWEEN), "least, MB"]
     return markdown_table([*header, "sent/least", "busiest device/(least/n)"], rows)
@@ -78,11 +78,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["mlp", "convnet", "text", "transformer"])
     parser.add_argument("--devices", nargs="+", type=int, default=[2, 4, 8], metavar="N")
     parser.add_argument("--wire-dtype", choices=["bfloat16", "float16"], help="TensorFlow only")
+    parser.add_argument("--shard", choices=["optimizer", "weights"])
     options = parser.parse_args()
+    chosen = {"wire_dtype": options.wire_dtype, "shard": options.shard}
+    given = {name: value for name, value in chosen.items() if value}
     keras_multigpu.use_virtual_devices(max(options.devices))
     keras.utils.set_random_seed(0)
     print(f"- {host()}\n- keras {keras.__version__} on {keras.backend.backend()}\n")
-    print(table(options.models, options.devices, options.wire_dtype))
+    print(table(options.models, options.devices, given))
 
 
 if __name__ == "__main__":

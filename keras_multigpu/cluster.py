@@ -1,8 +1,9 @@
 """Devices of other machines.
 
-On TensorFlow one process drives them all: the other machines run `python -m keras_multigpu serve`,
-and `connect` returns the names of their devices, for `make_parallel(model, devices=...)`. On JAX
-every machine runs the same script, and `join` brings the processes together.
+With `join` every machine runs the same script, and the processes train one model together. On
+TensorFlow one process, a notebook for example, can also drive all machines: the others run
+`python -m keras_multigpu serve`, and `connect` returns the names of their devices, for
+`make_parallel(model, devices=...)`.
 """
 
 from __future__ import annotations
@@ -131,17 +132,19 @@ Received: '2222'. Write 'gpu7:2222', '10.0.0.7:2222' or '[fd00::7]:2222', say.
 def join(
     coordinator: str, num_processes: int, process_id: int, *, timeout: float = 30.0
 ) -> tuple[str, ...]:
-    """Joins this process to others, one per host; one model then uses all their devices (JAX).
+    """Joins this process to others, one per host; one model then uses all their devices.
 
     Every host runs the same script, which calls this right after the imports. Afterwards
     `list_devices()` names the devices of all processes, and `make_parallel(model)` uses them all.
     Every process makes the same calls of the parallel model with the same data, and computes its
     rows of each batch; only process 0 writes files. If the processes' random numbers differ, all
-    get a seed from process 0; a seed that all of them have set stays. A process without a GPU has
-    at least two CPU devices, as `use_virtual_devices` makes them.
+    get a seed from process 0; a seed that all of them have set stays. On JAX a process without a
+    GPU has at least two CPU devices, as `use_virtual_devices` makes them.
 
-    Whoever reaches the coordinator's port can join: JAX asks for no password and encrypts
-    nothing. Use a private network.
+    Whoever reaches the coordinator's port can join: neither TensorFlow nor JAX asks for a password
+    or encrypts anything. On TensorFlow each process also has a server, at a port that the system
+    chooses; whoever reaches it can run computations with the rights of this process, and read and
+    write its files. Use a private network.
 
     Args:
         coordinator: an address of process 0's host, `"host:port"`, with a port that is free there.
@@ -157,7 +160,7 @@ def join(
         ValueError: if an argument has the wrong form.
         ClusterError: if not all processes join in time, or if they run different versions. It
             has `host`, `problem` and `cure`.
-        RuntimeError: on a Keras backend other than JAX, or if JAX has started already.
+        RuntimeError: if TensorFlow or JAX has started already.
 
     Example:
         >>> join("gpu7:1234", num_processes=2, process_id=2)  # doctest: +ELLIPSIS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, overload
@@ -34,19 +36,20 @@ _MODES: dict[str, type[ParallelModel]] = {
 
 @overload
 def make_parallel(
-    model: keras.Model,
+    model: keras.Model | Callable[[], keras.Model],
     n_gpus: int | None = None,
     mode: Literal["data"] = "data",
     *,
     devices: Sequence[str] | None = None,
     wire_dtype: Literal["bfloat16", "float16"] | None = None,
     sync_batch_norm: bool = True,
+    shard: Literal["optimizer", "weights"] | None = None,
 ) -> DataParallel: ...
 
 
 @overload
 def make_parallel(
-    model: keras.Model,
+    model: keras.Model | Callable[[], keras.Model],
     n_gpus: int | None = None,
     *,
     mode: Literal["tower"],
@@ -60,7 +63,7 @@ def make_parallel(
 
 @overload
 def make_parallel(
-    model: keras.Model,
+    model: keras.Model | Callable[[], keras.Model],
     n_gpus: int | None,
     mode: Literal["tower"],
     *,
@@ -74,7 +77,7 @@ def make_parallel(
 
 @overload
 def make_parallel(
-    model: keras.Model,
+    model: keras.Model | Callable[[], keras.Model],
     n_gpus: int | None = None,
     *,
     mode: Literal["model"],
@@ -85,7 +88,7 @@ def make_parallel(
 
 @overload
 def make_parallel(
-    model: keras.Model,
+    model: keras.Model | Callable[[], keras.Model],
     n_gpus: int | None,
     mode: Literal["model"],
     *,
@@ -95,7 +98,7 @@ def make_parallel(
 
 
 def make_parallel(
-    model: keras.Model,
+    model: keras.Model | Callable[[], keras.Model],
     n_gpus: int | None = None,
     mode: Mode = "data",
     *,
@@ -108,7 +111,9 @@ def make_parallel(
     directions. The template stays as it is, and you can use it alone at any time.
 
     Args:
-        model: any Keras model, built or not, trained or not.
+        model: any Keras model, built or not, trained or not. Or a function that makes one, for a
+            model that does not fit on one device: with `shard`, or in mode `"model"`, its weights
+            are made in the host's memory, and move to their devices one at a time.
         n_gpus: how many devices to use. `None` takes all GPUs of the host, or its CPU device if it
             has no GPU. Virtual devices (`use_virtual_devices`) count as GPUs.
         mode: `"data"` slices every batch, runs a replica of the model on each slice and merges
@@ -126,6 +131,9 @@ def make_parallel(
             - `sync_batch_norm`: `True` normalizes with the statistics of the whole batch. `False`
               lets each replica of a `BatchNormalization` use the statistics of its slice: faster,
               but not the numbers of one device. `False` has an effect on TensorFlow only.
+            - `shard`: what is spread over the devices, so that each keeps a part of it: the same
+              maths in less memory. `"optimizer"` spreads the optimizer's slots, `"weights"` the
+              weights too. `None` spreads nothing.
 
             Mode `"tower"`:
 
@@ -181,12 +189,9 @@ def make_parallel(
 def _check(
     model: Any, n_gpus: Any, mode: Any, devices: Any, options: dict[str, Any]
 ) -> engines.Request:
-    check_model(model)
-    if isinstance(model, ParallelModel):
-        raise ValueError(
-            f"`model` is a parallel model already, on {len(model.devices)} devices. "
-            f"Received: model={model!r}. Make its template parallel instead: `model.template`."
-        )
+    is_function = inspect.isroutine(model) or isinstance(model, functools.partial)
+    if not is_function:
+        _check_template(model)
     if not isinstance(mode, str) or mode not in _MODES:
         raise ValueError(
             f"`mode` must be one of {', '.join(map(repr, _MODES))}. Received: mode={mode!r}."
@@ -199,7 +204,33 @@ def _check(
                 f"{_find_cure(name, value, known)}"
             )
     chosen = choose_devices(n_gpus, devices)
-    return engines.Request(mode, model, chosen, options)
+    template = _made_by(model, mode, options) if is_function else model
+    return engines.Request(mode, template, chosen, options)
+
+
+def _made_by(make: Callable[[], Any], mode: str, options: dict[str, Any]) -> Any:
+    """The template that a function makes: in the host's memory if its weights will be moved."""
+    _MODES[mode]._parallel_check(options)  # before what may take long
+    moves = mode == "model" or options.get("shard") is not None
+    with engines.current().on_host() if moves else contextlib.nullcontext():
+        template = make()
+    _check_template(template)
+    if moves and not template.built:
+        raise ValueError(
+            "A function whose model is spread over the devices must return a built model, whose "
+            f"weights exist. Received: {template.name!r}, which is not built. Give it an input "
+            "shape (`keras.Input`), or call it in the function."
+        )
+    return template
+
+
+def _check_template(model: Any) -> None:
+    check_model(model)
+    if isinstance(model, ParallelModel):
+        raise ValueError(
+            f"`model` is a parallel model already, on {len(model.devices)} devices. "
+            f"Received: model={model!r}. Make its template parallel instead: `model.template`."
+        )
 
 
 def _options_of(mode: str) -> list[str]:

@@ -22,7 +22,14 @@ except ModuleNotFoundError as error:
     ) from error
 
 from keras_multigpu.engines.attributes import set_attributes, with_attributes
-from keras_multigpu.engines.base import DataRunner, Engine, ModelRunner, Runner, TowerRunner
+from keras_multigpu.engines.base import (
+    DataRunner,
+    Engine,
+    ModelRunner,
+    PlacingRunner,
+    Runner,
+    TowerRunner,
+)
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.kinds import MEAN, ROWS, SAME, combine
 from keras_multigpu.engines.remote import Address
@@ -37,7 +44,7 @@ from keras_multigpu.engines.shared import (
 )
 from keras_multigpu.engines.structures import take_apart
 from keras_multigpu.engines.templates import all_layers, own_steps
-from keras_multigpu.engines.values import Plan, Request, Result, Transfer
+from keras_multigpu.engines.values import Holding, Plan, Request, Result, Transfer
 
 __all__ = [
     "MEAN",
@@ -48,7 +55,9 @@ __all__ = [
     "ClusterError",
     "DataRunner",
     "Engine",
+    "Holding",
     "ModelRunner",
+    "PlacingRunner",
     "Plan",
     "Request",
     "Result",

@@ -16,7 +16,15 @@ import keras
 
 from keras_multigpu.engines.remote import Address, Remote
 from keras_multigpu.engines.shared import in_fresh_thread
-from keras_multigpu.engines.values import Call, Plan, Request, Result, Tensor, Transfer
+from keras_multigpu.engines.values import (
+    Call,
+    Holding,
+    Plan,
+    Request,
+    Result,
+    Tensor,
+    Transfer,
+)
 
 
 class Engine(abc.ABC):
@@ -92,6 +100,10 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def host_of(self, name: str) -> str:
         """The host that a device is on; `""` for this process's host."""
+
+    @abc.abstractmethod
+    def on_host(self) -> contextlib.AbstractContextManager[Any]:
+        """A scope whose operations are on this process's processor."""
 
     @abc.abstractmethod
     def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
@@ -193,6 +205,13 @@ class Engine(abc.ABC):
         compiled and its optimizer built.
         """
 
+    @abc.abstractmethod
+    def find_memory(self, model: keras.Model, batch: Any, training: bool) -> list[Holding]:
+        """What each device holds in one step of a built model, parallel or not.
+
+        Otherwise as `count_transfers`.
+        """
+
 
 class TrainedModel(Protocol):
     """All that an engine may ask of a parallel model."""
@@ -247,11 +266,36 @@ class Runner(abc.ABC):
         """Drops everything that was traced or planned: the template's layers may have changed."""
 
 
-class DataRunner(Runner):
+class PlacingRunner(Runner):
+    """A runner that may keep weights, and the optimizer's slots, on different devices."""
+
+    @abc.abstractmethod
+    def lay_out(self) -> None:
+        """Decides what is where, and moves the weights of the built template there.
+
+        They are there when this returns, whatever scope the caller is in.
+        """
+
+    @abc.abstractmethod
+    def place(self) -> None:
+        """Moves the weights back to this model's devices, if another model has moved them."""
+
+    @abc.abstractmethod
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        """Has an optimizer keep and update each slot on the device of its variable."""
+
+    @property
+    @abc.abstractmethod
+    def placement(self) -> dict[str, Any]:
+        """Where the weights are: see `ModelParallel.placement` and `DataParallel.placement`."""
+
+
+class DataRunner(PlacingRunner):
     """Runs slices of a batch, or a whole batch whose rows the compiler spreads.
 
     With `sync_batch_norm` every `BatchNormalization` sees the whole batch; where the compiler
     spreads the rows it always does. `wire_dtype` is the type in which weights and gradients cross.
+    `shard` says what is spread over the devices: `"optimizer"` (slots), `"weights"` (both), `None`.
     """
 
     @abc.abstractmethod
@@ -262,7 +306,16 @@ class DataRunner(Runner):
         *,
         wire_dtype: str | None = None,
         sync_batch_norm: bool = True,
+        shard: str | None = None,
     ): ...
+
+    @classmethod
+    @abc.abstractmethod
+    def fullest(cls, template: keras.Model, count: int, shard: str) -> tuple[float, float]:
+        """The shares of weights and slots that the fullest of `count` devices keeps with `shard`.
+
+        The devices need not be here.
+        """
 
     @abc.abstractmethod
     def plan(self, call: Call, *, compiled: bool) -> Plan:
@@ -316,7 +369,7 @@ class TowerRunner(Runner):
         """
 
 
-class ModelRunner(Runner):
+class ModelRunner(PlacingRunner):
     """Runs one model whose weights are on different devices.
 
     `placement` maps layer names, or regular expressions, to device numbers; `None` lets the runner
@@ -333,28 +386,8 @@ class ModelRunner(Runner):
     ): ...
 
     @abc.abstractmethod
-    def lay_out(self) -> None:
-        """Decides what is where, and moves the weights of the built template there.
-
-        They are there when this returns, whatever scope the caller is in.
-        """
-
-    @abc.abstractmethod
-    def place(self) -> None:
-        """Moves the weights back to this model's devices, if another model has moved them."""
-
-    @abc.abstractmethod
     def run(self, call: Call, *, compiled: bool) -> Result:
         """Calls the template across its devices; its state is assigned."""
-
-    @abc.abstractmethod
-    def place_updates(self, optimizer: keras.Optimizer) -> None:
-        """Has an optimizer keep and update each slot on the device of its variable."""
-
-    @property
-    @abc.abstractmethod
-    def placement(self) -> dict[str, int]:
-        """Where the weights are: see `ModelParallel.placement`."""
 
     @property
     @abc.abstractmethod

@@ -26,19 +26,26 @@ _PATIENCE = 2.0  # seconds for the greeting and for a record
 
 
 def meet(
-    address: Address, number: int, count: int, mine: Record, equal: Sequence[str], until: float
+    address: Address,
+    number: int,
+    count: int,
+    mine: Record,
+    equal: Sequence[str],
+    until: float,
+    kept: dict[int, socket.socket] | None = None,
 ) -> list[Record]:
     """Waits until all `count` processes are there; returns their records in order.
 
-    `equal` names the facts in which all must agree; `until` is a time of `time.monotonic`.
+    `equal` names the facts in which all must agree; `until` is a time of `time.monotonic`. `kept`
+    gets the connections by process: in process 0 to all others, in the others to process 0.
 
     Raises:
         ClusterError: if a process is absent until then, differs, or has another one's number.
     """
     if number:
-        return _visit(address, {**mine, "process_id": str(number)}, until)
+        return _visit(address, {**mine, "process_id": str(number)}, until, kept)
     with listening(address) as server:
-        return _Host(address, count, mine, equal).receive(server, until)
+        return _Host(address, count, mine, equal).receive(server, until, kept)
 
 
 def not_joined(address: Address, reason: str) -> ClusterError:
@@ -52,7 +59,9 @@ def not_joined(address: Address, reason: str) -> ClusterError:
     )
 
 
-def _visit(address: Address, mine: Record, until: float) -> list[Record]:
+def _visit(
+    address: Address, mine: Record, until: float, kept: dict[int, socket.socket] | None
+) -> list[Record]:
     """Tries to reach process 0 until it answers."""
     reason = "nobody answers"
     while (left := until - time.monotonic()) > 0:
@@ -60,6 +69,8 @@ def _visit(address: Address, mine: Record, until: float) -> list[Record]:
             place = (address.ip, address.port)
             with socket.create_connection(place, min(left, _PATIENCE)) as connection:
                 answer = _ask(connection, mine, left)
+                if kept is not None:
+                    kept[0] = connection.dup()
         except OSError as error:
             reason = str(error)
             time.sleep(0.1)
@@ -71,7 +82,7 @@ def _visit(address: Address, mine: Record, until: float) -> list[Record]:
 
 
 def _ask(connection: socket.socket, mine: Record, seconds: float) -> dict[str, Any]:
-    with connection.makefile("rb") as lines:
+    with connection.makefile("rb", buffering=0) as lines:  # it reads no more than its line
         if lines.readline(len(_GREETING)) != _GREETING:
             raise ConnectionError("there is another program, or a training that has begun")
         _send(connection, mine)
@@ -89,7 +100,9 @@ class _Host:
         self._address, self._count, self._mine, self._equal = address, count, mine, equal
         self._visitors: dict[int, tuple[Record, socket.socket]] = {}
 
-    def receive(self, server: socket.socket, until: float) -> list[Record]:
+    def receive(
+        self, server: socket.socket, until: float, kept: dict[int, socket.socket] | None
+    ) -> list[Record]:
         """Waits for all; each gets the records of all, or the error that this one raises."""
         with contextlib.ExitStack() as connections:
             try:
@@ -104,6 +117,8 @@ class _Host:
                 self._tell_all(_told(error))
                 raise
             others = [self._visitors[number][0] for number in range(1, self._count)]
+            if kept is not None:
+                kept.update({k: one.dup() for k, (_, one) in self._visitors.items()})
             self._tell_all({"records": [self._mine, *others]})
             return [self._mine, *others]
 

@@ -1,8 +1,9 @@
-"""The values that modes and engines exchange: requests, calls, plans, results, transfers."""
+"""The values that modes and engines exchange: requests, calls, plans, results, counts."""
 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,38 @@ class Request:
     template: keras.Model
     devices: tuple[str, ...]
     options: Mapping[str, Any]
+
+    def _given(self, names: Sequence[str]) -> dict[str, Any]:
+        return {name: self.options[name] for name in names if self.options.get(name)}
+
+    def check_alone(self, *names: str) -> None:
+        """Refuses options that several processes don't have.
+
+        Raises:
+            ValueError: if it has one of them.
+        """
+        for name, value in self._given(names).items():
+            raise ValueError(
+                f"`{name}` must be None on devices of several processes. Received: "
+                f"{name}={value!r}. Leave it out, or use the devices of one process."
+            )
+
+    def alone(self, *names: str) -> Request:
+        """The request of a file without options that several processes don't have.
+
+        Warns:
+            UserWarning: if it has one of them.
+        """
+        given = self._given(names)
+        if not given:
+            return self
+        said = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        warnings.warn(
+            f"The model was saved with {said}, which is for the devices of one process. It is "
+            "loaded without, on the devices of several.",
+            stacklevel=4,
+        )
+        return dataclasses.replace(self, options={**self.options, **dict.fromkeys(given)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,3 +124,25 @@ class Transfer:
     tensor: str
     bytes: int | None
     copies: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Holding:
+    """What a device holds of one kind when a step needs most memory.
+
+    Attributes:
+        device: the device.
+        kind: `"weights"` (with all other state of the layers), `"slots"` (the optimizer's state),
+            `"batch"`, `"copies"` (of weights that are at home on another device), `"gradients"` (of
+            weights), `"activations"` (kept for the backward pass), `"temporaries"`, or `"other"`:
+            the metrics' state and the results of the step.
+        bytes: the size.
+        is_counted: whether this size is certain, and not estimated.
+        unknown: how many tensors it leaves out, because their size is known only when a step runs.
+    """
+
+    device: str
+    kind: str
+    bytes: int
+    is_counted: bool
+    unknown: int = 0

@@ -10,13 +10,13 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_choice, check_flag
-from keras_multigpu.modes.base import ParallelModel
 from keras_multigpu.modes.parts import Parts
+from keras_multigpu.modes.placed import PlacedModel
 from keras_multigpu.modes.slicing import SlicedCalls
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
-class DataParallel(ParallelModel):
+class DataParallel(PlacedModel):
     """Computes on n devices what one device would: each takes a slice of the batch.
 
     Args:
@@ -28,9 +28,12 @@ class DataParallel(ParallelModel):
         sync_batch_norm: in training, every `BatchNormalization` uses the statistics of the whole
             batch, as on one device. With `False`, on TensorFlow, each replica uses those of its
             slice, which is faster; layers with `synchronized=True` still see the whole batch.
+        shard: what is spread over the devices, so that each keeps a part: `None` (nothing),
+            `"optimizer"` (the optimizer's slots) or `"weights"` (weights and slots).
     """
 
     mode = "data"
+    _parallel_names = ("placement",)
     _parallel_runner: engines.DataRunner
 
     def __init__(
@@ -40,8 +43,13 @@ class DataParallel(ParallelModel):
         *,
         wire_dtype: str | None = None,
         sync_batch_norm: bool = True,
+        shard: str | None = None,
     ):
-        options: dict[str, Any] = {"wire_dtype": wire_dtype, "sync_batch_norm": sync_batch_norm}
+        options: dict[str, Any] = {
+            "wire_dtype": wire_dtype,
+            "sync_batch_norm": sync_batch_norm,
+            "shard": shard,
+        }
         super().__init__(template, devices, options)
         runner = engines.current().data_runner(template, devices, **options)
         self._parallel_run_on(runner)
@@ -56,6 +64,15 @@ class DataParallel(ParallelModel):
     def _parallel_check(cls, options: Mapping[str, Any]) -> None:
         check_choice("wire_dtype", options.get("wire_dtype"), None, "bfloat16", "float16")
         check_flag("sync_batch_norm", options.get("sync_batch_norm", True))
+        check_choice("shard", options.get("shard"), None, "optimizer", "weights")
+
+    @property
+    def placement(self) -> dict[str, tuple[int, ...]]:
+        """How many elements each device keeps of a weight, by the weight's path.
+
+        With `shard="optimizer"`: of each of the weight's slots. Empty without `shard`.
+        """
+        return self._parallel_runner.placement
 
     def _parallel_describe(self) -> str:
         count = len(self.devices)

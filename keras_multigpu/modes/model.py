@@ -9,12 +9,12 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.modes.base import ParallelModel
 from keras_multigpu.modes.losses import add_losses
+from keras_multigpu.modes.placed import PlacedModel
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
-class ModelParallel(ParallelModel):
+class ModelParallel(PlacedModel):
     """One model whose layers, with their weights, are on different devices.
 
     On TensorFlow the graph is cut into stages, each on one device; only the outputs of stages, and
@@ -43,8 +43,6 @@ class ModelParallel(ParallelModel):
         super().__init__(template, devices, {"placement": given})
         runner = engines.current().model_runner(template, devices, placement=given)
         self._parallel_run_on(runner)
-        if template.built:
-            runner.lay_out()
 
     @classmethod
     def _parallel_runner_class(cls) -> type[engines.ModelRunner]:
@@ -61,20 +59,6 @@ class ModelParallel(ParallelModel):
             return request
         wrapped = {name: number % count for name, number in placement.items()}
         return dataclasses.replace(request, options={**request.options, "placement": wrapped})
-
-    def build(self, *args: Any, **kwargs: Any) -> None:
-        """Builds the template, and places its layers."""
-        super().build(*args, **kwargs)
-        self._parallel_runner.lay_out()
-
-    def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super()._parallel_build(args, kwargs)
-        # Keep the step functions: the step that builds the template has used no variable before.
-        names = ("train_function", "test_function", "predict_function")
-        functions = {name: getattr(self, name) for name in names}
-        self._parallel_runner.lay_out()
-        for name, function in functions.items():
-            setattr(self, name, function)
 
     @property
     def placement(self) -> dict[str, int]:
@@ -98,21 +82,8 @@ class ModelParallel(ParallelModel):
         add_losses(self, result.losses)
         return result.outputs
 
-    def _parallel_place(self) -> None:
-        self._parallel_runner.place()
-
-    def _parallel_make_step(self, name: str, make: Any, force: bool) -> Any:
-        self._parallel_place()
-        return super()._parallel_make_step(name, make, force)
-
     def _parallel_check_change(self, method: str) -> None:
         raise ValueError(
             "The layers of a model are placed once, when it is made parallel. Received: a call of "
             f"`{method}`. Change the template's layers, and make it parallel again."
         )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        # Not in `compile`: Keras compiles a loaded model only if it does not override `compile`.
-        if name == "optimizer" and value is not None:
-            self._parallel_runner.place_updates(value)

@@ -129,7 +129,7 @@ def _slice(call: Any, count: int, *, is_part: bool) -> _Slices:
     differ. The first slice then has all their rows, and the others have copies.
     """
     tensors, restore = split_tensors(call, keras.ops.is_tensor)
-    with engines.current().on_device("cpu:0"):
+    with engines.current().on_host():
         counts = [count_rows(one) for one in tensors if len(one.shape)]
         if is_part and len(counts) > 1 and not all(isinstance(one, int) for one in counts):
             parts, rows = _slices_if_alike(tensors, count)

@@ -3,7 +3,10 @@
 from keras_multigpu.reports.advice import advise
 from keras_multigpu.reports.advice_report import Advice
 from keras_multigpu.reports.interconnect import PRESETS, Link, measure_link
+from keras_multigpu.reports.memory_report import MemoryReport, memory
 from keras_multigpu.reports.placement import plot_placement
+from keras_multigpu.reports.plan_report import Choice, PlanReport
+from keras_multigpu.reports.planning import plan
 from keras_multigpu.reports.prediction import Cut
 from keras_multigpu.reports.report import Column, Report
 from keras_multigpu.reports.runs import Run
@@ -14,15 +17,20 @@ from keras_multigpu.reports.transfers_report import TransfersReport, transfers
 __all__ = [
     "PRESETS",
     "Advice",
+    "Choice",
     "Column",
     "Cut",
     "Link",
+    "MemoryReport",
+    "PlanReport",
     "Report",
     "Run",
     "ScalingReport",
     "TransfersReport",
     "advise",
     "measure_link",
+    "memory",
+    "plan",
     "plot_placement",
     "scaling",
     "transfers",

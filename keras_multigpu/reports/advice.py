@@ -11,7 +11,6 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import (
-    check_model,
     device_counts,
     finite_number,
     positive_integer,
@@ -23,17 +22,15 @@ from keras_multigpu.reports.advice_arguments import (
     check_counted,
     check_hosts,
     check_modes,
-    check_rows,
     known_step,
 )
 from keras_multigpu.reports.advice_report import Advice
 from keras_multigpu.reports.forms import show_bytes, show_seconds
-from keras_multigpu.reports.inspection import find_sizes, make_inputs
 from keras_multigpu.reports.interconnect import PRESETS, Link, find_link, measure_link
 from keras_multigpu.reports.loads import compare_designs, find_busiest, find_load
-from keras_multigpu.reports.placement import find_cut
-from keras_multigpu.reports.prediction import Cut, Load, Prediction, StepTime, Workload, predict
-from keras_multigpu.reports.timing import Measured, measure_steps, take_rows
+from keras_multigpu.reports.prediction import Cut, Load, Prediction, Workload, predict
+from keras_multigpu.reports.subject import Subject
+from keras_multigpu.reports.timing import Measured
 from keras_multigpu.reports.transfers_report import TransfersReport
 
 _ONE_TIME = (
@@ -145,32 +142,23 @@ def advise(
     finite_number("overlap", overlap, "a share, from 0 to 1", lambda one: 0 <= one <= 1, hint)
     processors = None if processors is None else quantity("processors", processors)
     known = known_step(step_seconds, batch_size)
-    check_model(model, built=True)
-    if inputs is None:
-        inputs = make_inputs(model, batch_size)
-    check_rows("inputs", inputs, batch_size)
-    if targets is not None:
-        check_rows("targets", targets, batch_size)
-    one_row = take_rows(inputs, 1)
-    sizes = find_sizes(model, model(one_row), one_row)
-    cuts = dict(cuts or {})
-    for count in counts if "model" in modes else ():
-        if count > 1 and count not in cuts:
-            cuts[count] = find_cut(model, count, batch_size, sizes, placement)
+    subject = Subject.make(model, batch_size, inputs, targets)
+    found_cuts = subject.find_cuts(counts if "model" in modes else (), cuts, placement)
 
     pool, measured = choose_devices(None, None), None
     is_here = given is None and speed == 1 and between is None
     if known is None:
         here = [one for one in counts if 1 < one <= len(pool)] if is_here else []
         rows = (batch_size, max(batch_size // max(counts), 1))
-        timed_on = dict.fromkeys(modes, here)
-        measured = measure_steps(model, (inputs, targets), rows, steps, timed_on, placement)
+        measured = subject.time(rows, steps, dict.fromkeys(modes, here), placement)
         known = measured.step
         if processors is None and is_here and environment.are_virtual(pool):
             processors = max(environment.count_cores() / measured.cores, 1.0)
-    step = StepTime(known.fixed_s / speed, known.row_s / speed)
     by_compiler = engines.current().partitions
-    work = Workload(step, batch_size, sizes, by_compiler, processors, cuts, devices_per_host)
+    work = Workload(
+        known.sped_up(speed), batch_size, subject.sizes, by_compiler, processors, found_cuts,
+        devices_per_host,
+    )  # fmt: skip
     used = given or (measure_link() if len(pool) > 1 else PRESETS["pcie4"])
 
     loads = {(mode, n): find_load(mode, work, n) for mode in modes for n in counts}

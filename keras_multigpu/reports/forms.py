@@ -6,11 +6,13 @@ import html
 import io
 import math
 import numbers
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_multigpu.extras import how_to_install
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B")
 _UNITS = ("kB", "MB", "GB", "TB")
 
 
@@ -30,6 +32,25 @@ def show_bytes(size: float) -> str:
     size, unit = size / 1000**power, _UNITS[power - 1]
     decimals = 0 if size >= 100 else 1 if size >= 10 else 2
     return f"{size:.{decimals}f} {unit}"
+
+
+def read_bytes(name: str, size: Any) -> int:
+    """A number of bytes, from a number or a text such as `"24 GB"` or `"80GiB"`.
+
+    Raises:
+        ValueError: if it is neither, or not positive.
+    """
+    found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    if found:
+        power = " kMGT".index(found[2].replace("K", "k") or " ")
+        size = float(found[1]) * (1024 if found[3] else 1000) ** power
+    is_number = isinstance(size, numbers.Real) and not isinstance(size, bool)
+    if not is_number or not 1 <= size < math.inf:
+        raise ValueError(
+            f"`{name}` must be a number of bytes, or a text with a unit. Received: "
+            f"{name}={size!r}. Give `{name}='24 GB'`, for example."
+        )
+    return int(size)
 
 
 def one_line(text: str) -> str:

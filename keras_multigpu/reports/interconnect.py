@@ -160,7 +160,7 @@ def measure_link(source: str | None = None, target: str | None = None, *, repeat
 def _make_block(size: int, device: str) -> Any:
     """A tensor of `size` bytes on a device."""
     engine = engines.current()
-    with engine.on_device("cpu:0"):
+    with engine.on_host():
         values = keras.ops.convert_to_tensor(np.ones(size // 4, "float32"))
     return engine.copy(values, device)
 

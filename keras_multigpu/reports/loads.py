@@ -15,6 +15,42 @@ from keras_multigpu.reports.interconnect import Link
 from keras_multigpu.reports.prediction import Load, Prediction, Traffic, Workload, predict
 
 _NONE = Traffic()
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """What the fullest device keeps with a value of `shard`.
+
+    Attributes:
+        name: the value.
+        weights: its share of the weights, between steps.
+        slots: its share of the optimizer's slots.
+        gathers: how often a step gathers the weights: once, so that they are whole until the
+            backward pass has used them, or again for the backward pass.
+    """
+
+    name: str
+    weights: float
+    slots: float
+    gathers: int = 1
+
+    @property
+    def times(self) -> int:
+        """How many times P (n - 1) / n bytes each device sends, for weights of P bytes.
+
+        Gradients are summed where their parts are, and weights are gathered.
+        """
+        return 1 + self.gathers
+
+    @property
+    def kept(self) -> tuple[float, float]:
+        """The shares of the weights and of the slots that it holds when it holds most."""
+        whole = 1.0 if self.gathers == 1 else 0.0  # in a step, beside the parts
+        return whole + self.weights if self.weights < 1 else 1.0, self.slots
+
+
+SHARDS = ("weights", "optimizer")
+"""The values of `shard`."""
 ENOUGH = 1.1  # a design whose step takes this many times the other's is the wrong one
 
 
@@ -27,8 +63,8 @@ def check_mode(mode: str) -> None:
         )
 
 
-def find_load(mode: str, work: Workload, devices: int) -> Load:
-    """What a mode makes of a workload on a number of devices."""
+def find_load(mode: str, work: Workload, devices: int, shard: Shard | None = None) -> Load:
+    """What a mode makes of a workload on a number of devices; `shard` is for mode `"data"`."""
     check_mode(mode)
     if mode != "data" and work.hosts(devices) > 1:
         raise ValueError(
@@ -42,7 +78,21 @@ def find_load(mode: str, work: Workload, devices: int) -> Load:
             f"cuts={dict(work.cuts)!r}, without {devices} devices. Give "
             f"`cuts={{{devices}: Cut(size, copies, share)}}`."
         )
-    return LOADS[mode](work, devices)
+    load = LOADS[mode](work, devices)
+    return load if shard is None or devices == 1 else _spread(load, work, devices, shard)
+
+
+def _spread(load: Load, work: Workload, devices: int, shard: Shard) -> Load:
+    """The load of mode `"data"` with parts of the state on each device."""
+    sizes = work.sizes
+    size = shard.times * (devices - 1) / devices * sizes.gradients
+    copies = shard.times * (devices - 1 if work.by_compiler else sizes.tensors)
+    is_uneven = work.by_compiler and work.batch_size % devices > 0
+    rows = work.batch_size if is_uneven else math.ceil(work.batch_size / devices)
+    traffic = Traffic(size, size, copies, duplex=work.by_compiler)
+    if not work.by_compiler:
+        traffic += _outputs_traffic(work, work.batch_size - rows)
+    return dataclasses.replace(load, traffic=traffic, memory=sizes.memory(rows, *shard.kept))
 
 
 def _load_data(work: Workload, devices: int) -> Load:
@@ -55,7 +105,11 @@ def _load_data(work: Workload, devices: int) -> Load:
     if not work.by_compiler and work.hosts(devices) == 1:
         traffic += _outputs_traffic(work, work.batch_size - rows)
     between = (ring_between if work.by_compiler else driver_between)(work, devices)
-    return _load(work, rows, work.batch_size, traffic, rows, between)
+    load = _load(work, rows, work.batch_size, traffic, rows, between)
+    if work.by_compiler or load.memory is None or work.sizes.working is None:
+        return load
+    # The home of the weights has the parts that it sends, and the sums that it receives.
+    return dataclasses.replace(load, memory=load.memory + work.sizes.gradients)
 
 
 def _load_towers(work: Workload, devices: int, traffic: Traffic) -> Load:
@@ -97,9 +151,7 @@ def _load(
     between: Traffic = _NONE,
 ) -> Load:
     """The load of rows: those of the busiest device, of all devices, and those kept by one."""
-    step, sizes, memory = work.step, work.sizes, None
-    if sizes.activations is not None:
-        memory = sizes.weights + sizes.gradients + sizes.slots + kept * sizes.activations
+    step, memory = work.step, work.sizes.memory(kept)
     alone = step.seconds(work.batch_size)
     rows_s, total_s = busiest * step.row_s, total * step.row_s
     return Load(rows_s, total_s, alone, traffic, memory, between, step.fixed_s)

@@ -55,17 +55,21 @@ def find_cut(
     kept: dict[int, int] = collections.defaultdict(int)
     counted: set[int] = set()
     # Each weight has a gradient and optimizer slots beside it.
-    factor = 1 + (sizes.gradients + sizes.slots) / max(sizes.weights, 1)
+    factor = 1 + (sizes.work + sizes.slots) / max(sizes.weights, 1)
+    outputs = sum(row_bytes(one) for call in graph.calls for one in call.outputs)
+    is_counted = sizes.working is not None and sizes.activations is not None
+    kept_rows = (sizes.activations or 0) - sizes.passing if is_counted else outputs
+    row_factor = kept_rows / max(outputs, 1)
     for call, number in zip(graph.calls, numbers):
         fresh = [variable for variable in call.variables if id(variable) not in counted]
         counted |= set(map(id, fresh))
         kept[number] += round(factor * variables_bytes(fresh))
-        kept[number] += batch_size * sum(map(row_bytes, call.outputs))
+        kept[number] += round(row_factor * batch_size * sum(map(row_bytes, call.outputs)))
     return Cut(
         size=batch_size * sum(one.row_bytes for one in between),
         copies=len(between),
         share=find_share(graph, numbers),
-        memory=max(kept.values(), default=0),
+        memory=max(kept.values(), default=0) + batch_size * sizes.passing,
     )
 
 

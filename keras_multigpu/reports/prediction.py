@@ -33,6 +33,10 @@ class StepTime:
         """The time of a step on so many rows."""
         return self.fixed_s + rows * self.row_s
 
+    def sped_up(self, factor: float) -> StepTime:
+        """The same on a device that is so many times as fast."""
+        return StepTime(self.fixed_s / factor, self.row_s / factor)
+
     @classmethod
     def through(cls, rows: int, seconds: float, fewer: int, shorter: float) -> StepTime:
         """The line through the times of a batch and of a smaller one.
@@ -50,6 +54,9 @@ class Sizes:
 
     `weights` counts all variables, `gradients` the trainable ones, `slots` the optimizer's state.
     `outputs`, `activations` (all that a step keeps; `None` if unknown) and `inputs` are per row.
+    `working` is what a step needs besides, however many rows there are: `None` to take the
+    gradients for it. `passing` is the part of `activations` that is not kept: a device needs it
+    even for a part of the layers.
     """
 
     weights: int
@@ -59,6 +66,20 @@ class Sizes:
     outputs: int
     activations: int | None
     inputs: int = 0
+    working: int | None = None
+    passing: int = 0
+
+    @property
+    def work(self) -> int:
+        """What a step needs beside weights, slots and what depends on the rows."""
+        return self.gradients if self.working is None else self.working
+
+    def memory(self, rows: int, weights: float = 1.0, slots: float = 1.0) -> int | None:
+        """The bytes of a device with so many rows, and these shares of the weights and slots."""
+        if self.activations is None:
+            return None
+        state = weights * self.weights + slots * self.slots
+        return round(state) + self.work + rows * self.activations
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Keeps the state of a model while a report trains it, and gives it back."""
+"""Keeps the state of a model while a report trains it or runs a step, and gives it back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 
 import keras
 import numpy as np
+
+Batch = tuple[Any, Any, Any]
+"""Inputs, targets and sample weights, `None` where absent."""
 
 
 class Snapshot:
@@ -54,3 +57,46 @@ def random_state_kept() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+def check_batch(batch: Any, *, with_targets: bool) -> Batch:
+    """The parts of a batch: inputs, or a tuple of inputs, targets and sample weights.
+
+    Raises:
+        ValueError: if targets are needed, and there are none.
+    """
+    given = batch if isinstance(batch, tuple) else (batch,)
+    if with_targets and not 2 <= len(given) <= 3:
+        raise ValueError(
+            "`batch` must be a tuple of inputs, targets and, optionally, sample weights, because "
+            f"the model is compiled. Received: {type(batch).__name__} of {len(given)}. "
+            "Give `(x, y)`."
+        )
+    inputs, targets, weights = [*given, None, None][:3]
+    return inputs, targets, weights
+
+
+@contextlib.contextmanager
+def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[None]:
+    """Scope for a look at one step of a model; its state and its functions are restored.
+
+    All that the first step would make exists already: weights, slots, metrics.
+    """
+    if not model.built:
+        model.predict_on_batch(batch[0])
+    before = Snapshot(state_of(model))
+    functions = model.train_function, model.predict_function
+    try:
+        if training:
+            build_optimizer(model)
+            before.add(model.optimizer.variables)
+            model.test_on_batch(*batch)
+            model.reset_metrics()
+        yield
+    finally:
+        model.train_function, model.predict_function = functions
+        model.reset_metrics()
+        steps = getattr(model, "_parallel_steps", None)
+        # Spread state is not whole on one device in between.
+        with steps.using_weights() if steps is not None else contextlib.nullcontext():
+            before.restore()

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
+from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports.prediction import StepTime
 from keras_multigpu.reports.state import Snapshot, build_optimizer, random_state_kept, state_of
@@ -187,6 +188,23 @@ def time_in_turn(trainings: Sequence[Training], steps: int) -> list[Timing]:
     return [Timing(*(tuple(part) for part in zip(*rounds))) for rounds in zip(*found)]
 
 
+def compile_for(parallel: ParallelModel, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Makes a parallel model ready to be trained on inputs and targets; returns these.
+
+    Without targets: towards zeros by the mean squared error.
+    """
+    inputs, targets = batch
+    if targets is not None:
+        return batch
+    parallel.compile(
+        optimizer=parallel.optimizer if parallel.compiled else "adam",
+        loss="mse",
+        jit_compile=parallel.jit_compile if parallel.compiled else "auto",
+    )
+    outputs = keras.tree.map_structure(keras.ops.convert_to_numpy, parallel.template(inputs))
+    return inputs, keras.tree.map_structure(np.zeros_like, outputs)
+
+
 class Training:
     """A parallel model that can be trained on one batch again and again.
 
@@ -203,20 +221,11 @@ class Training:
         **options: Any,
     ):
         self._model = parallel = make_parallel(model, devices, mode, **options)
-        inputs, targets = batch
-        if targets is None:
-            parallel.compile(
-                optimizer=parallel.optimizer if parallel.compiled else "adam",
-                loss="mse",
-                jit_compile=parallel.jit_compile if parallel.compiled else "auto",
-            )
-            outputs = keras.tree.map_structure(keras.ops.convert_to_numpy, model(inputs))
-            targets = keras.tree.map_structure(np.zeros_like, outputs)
+        self._batch = compile_for(parallel, batch)
         parallel._parallel_place()
         build_optimizer(parallel)
         # Copies: on JAX a step takes over the arrays that it is given.
         self._start = Snapshot(state_of(parallel))
-        self._batch = (inputs, targets)
         arrays = keras.tree.flatten(self._batch)
         self._rows = len(arrays[0])
         size = sum(np.asarray(part).nbytes for part in arrays)

@@ -16,7 +16,7 @@ from keras_multigpu.modes import ParallelModel
 from keras_multigpu.reports.environment import describe_environment
 from keras_multigpu.reports.forms import show_bytes
 from keras_multigpu.reports.report import Column, Report
-from keras_multigpu.reports.state import Snapshot, build_optimizer, state_of
+from keras_multigpu.reports.state import Batch, check_batch, step_prepared
 
 _STEPS = ("training", "prediction")
 _NEEDED = ("weights", "activations", "gradients")
@@ -81,39 +81,19 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
     )
 
 
-def _check(parallel: Any, batch: Any) -> tuple[Any, ...]:
+def _check(parallel: Any, batch: Any) -> Batch:
     if not isinstance(parallel, ParallelModel):
         raise ValueError(
             "`parallel` must be a model from `make_parallel`. Received: "
             f"parallel={parallel!r}. Make it parallel first: `make_parallel(model, n_gpus)`."
         )
-    given = batch if isinstance(batch, tuple) else (batch,)
-    if parallel.compiled and not 2 <= len(given) <= 3:
-        raise ValueError(
-            "`batch` must be a tuple of inputs, targets and, optionally, sample weights, because "
-            f"the model is compiled. Received: {type(batch).__name__} of {len(given)}. "
-            "Give `(x, y)`."
-        )
-    return (*given, *[None] * (3 - len(given)))
+    return check_batch(batch, with_targets=parallel.compiled)
 
 
-def _count(parallel: Any, batch: tuple[Any, ...], training: bool) -> list[Transfer]:
+def _count(parallel: Any, batch: Batch, training: bool) -> list[Transfer]:
     """The transfers of a step; the model's state is restored."""
-    if not parallel.built:
-        parallel.predict_on_batch(batch[0])
-    before = Snapshot(state_of(parallel))
-    functions = parallel.train_function, parallel.predict_function
-    try:
-        if training:  # make what the first step would make, so that it is restored, too
-            build_optimizer(parallel)
-            before.add(parallel.optimizer.variables)
-            parallel.test_on_batch(*batch)
-            parallel.reset_metrics()
+    with step_prepared(parallel, batch, training):
         return engines.current().count_transfers(parallel, batch, training)
-    finally:
-        parallel.train_function, parallel.predict_function = functions
-        parallel.reset_metrics()
-        before.restore()
 
 
 class TransfersReport(Report):

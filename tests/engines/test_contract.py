@@ -123,11 +123,14 @@ def test_every_method_is_called(called, tmp_path):
         keras.saving.load_model(tmp_path / "model.keras")
         with ENGINE.places_kept(parallel):
             ENGINE.count_transfers(parallel, (x, y, None), True)
+            ENGINE.find_memory(parallel, (x, y, None), True)
         if mode == "model":
             assert parallel.placement
             assert parallel.stages is None or parallel.stages.stages
             parallel._parallel_least_bytes(4)
         if mode == "data":
+            assert parallel.placement == {}
+            ENGINE.data_runner.fullest(template, 4, "weights")
             values = [[v.value for v in parallel.trainable_variables], []]
             parallel.stateless_call(*values, keras.ops.convert_to_tensor(x))
     judged = make_parallel(Judged(), 2)
@@ -148,6 +151,8 @@ def _ask_for_devices():
     assert engine.host_of(names[-1]) == ""
     assert engine.num_processes == 1
     assert isinstance(engine.no_gpu_support, str)
+    with engine.on_host():
+        assert float(keras.ops.ones(())) == 1.0
     with engine.on_device("cpu:1"):
         tensor = keras.ops.ones((2, 3))
     assert np.array_equal(engine.copy(tensor, "cpu:2"), np.ones((2, 3)))

@@ -37,8 +37,12 @@ print(model.devices, keras.backend.backend())
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{"mode": "data"}, {"mode": "tower", "replicas": "independent", "mix": "weighted"}],
-    ids=["data", "tower"],
+    [
+        {"mode": "data"},
+        {"mode": "data", "shard": "weights"},
+        {"mode": "tower", "replicas": "independent", "mix": "weighted"},
+    ],
+    ids=["data", "shard", "tower"],
 )
 @pytest.mark.skipif(not importlib.util.find_spec(THERE), reason=f"{THERE} is not installed")
 def test_written_here_and_read_there_and_back(options, rng, tmp_path):

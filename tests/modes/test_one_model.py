@@ -32,6 +32,7 @@ OURS = {
     | {"make_train_function", "make_test_function", "make_predict_function"}
     | {"trainable_variables", "non_trainable_variables", "trainable_weights"}
     | {"fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"},
+    "PlacedModel": {"build", "__setattr__"},
     "DataParallel": {"__init__", "stateless_call"},
 }
 # What a model tells of that it was compiled, or of where it was called.

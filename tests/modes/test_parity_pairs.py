@@ -194,6 +194,7 @@ def make_case(model, optimizer, head, values):
         rows=9,
         batch=4,
         n=(2, 3)[number % 2],
+        options=((("shard", "'weights'"),) if number % 3 == 0 else ()),
     )
 
 

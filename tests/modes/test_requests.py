@@ -1,6 +1,7 @@
 """What make_parallel and the devices refuse, and what they say."""
 
 import ast
+import functools
 import inspect
 import pathlib
 
@@ -12,6 +13,7 @@ from support.scripts import run_python
 
 import keras_multigpu
 from keras_multigpu import list_devices, make_parallel, parallel, use_virtual_devices
+from keras_multigpu.engines import Request
 
 pytestmark = pytest.mark.thin(4)
 
@@ -116,7 +118,9 @@ def test_unknown_modes_and_options():
         ValueError, match="`mode` must be one of 'data', 'tower', 'model'. Received: mode='dta'"
     ):
         make_parallel(_model(), 2, "dta")
-    with pytest.raises(TypeError, match="options wire_dtype, sync_batch_norm. Received: wire='bf"):
+    with pytest.raises(
+        TypeError, match="options wire_dtype, sync_batch_norm, shard. Received: wire='bf"
+    ):
         make_parallel(_model(), 2, wire="bfloat16")
     with pytest.raises(ValueError, match="`wire_dtype` must be None.*wire_dtype='int8'"):
         make_parallel(_model(), 2, wire_dtype="int8")
@@ -320,3 +324,31 @@ def test_constants_that_build_makes_outlive_it(way, by_a_call, rng):
         model.fit(x, y, verbose=0)
         results.append(model.get_weights())
     assert difference(*results) < 2e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "tower"}, {"shard": "weights"}], ids=str)
+def test_a_function_that_makes_the_model(options):
+    parallel = make_parallel(_model, 2, **options)
+    parallel.compile("sgd", "mse")
+    parallel.fit(np.ones((5, 3)), np.ones((5, 1)), verbose=0)
+    assert difference(parallel.get_weights(), parallel.template.get_weights()) == 0
+    layers = [keras.Input((3,)), keras.layers.Dense(1)]
+    parallel = make_parallel(functools.partial(keras.Sequential, layers), 2, **options)
+    assert parallel.template.layers == layers[1:]
+    if "shard" in options:
+        with pytest.raises(ValueError, match="must return a built model.* 'lazy', which is not"):
+            make_parallel(lambda: keras.Sequential(name="lazy"), 2, **options)
+    with pytest.raises(ValueError, match="must be a Keras 3 model.* Received: model=4"):
+        make_parallel(lambda: 4, 2)
+
+
+def test_options_that_several_processes_do_not_have():
+    options = {"shard": "weights", "wire_dtype": None, "sync_batch_norm": False}
+    request = Request("data", _model(), ("cpu:0",), options)
+    with pytest.raises(ValueError, match="several processes. Received: shard='weights'. Leave it"):
+        request.check_alone("wire_dtype", "shard")
+    with pytest.warns(UserWarning, match="saved with shard='weights', which is for the devices of"):
+        changed = request.alone("wire_dtype", "shard")
+    assert changed.options == {**options, "shard": None}
+    changed.check_alone("wire_dtype", "shard")
+    assert changed.alone("shard") is changed

@@ -133,6 +133,51 @@ def train_in_order(model, callbacks=()):
     model.fit(*data(), batch_size=32, epochs=20, shuffle=False, verbose=0, callbacks=callbacks)
 
 
+class Only(keras.callbacks.Callback):
+    """Does something in one process, after each epoch."""
+
+    def __init__(self, action):
+        super().__init__()
+        self.action = action
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.action(self.model)
+
+
+def own_calls(folder, number):
+    """Process 0 calls the model in a callback; then the processes' weights differ in rounding."""
+    keras.utils.set_random_seed(7)
+    parallel, (x, y) = make_parallel(build(dropout=0.0)), data()
+    callbacks = [] if number else [Only(lambda model: model(x[:3]))]
+    parallel.fit(x, y, batch_size=32, epochs=2, verbose=0, callbacks=callbacks)
+    kernel = parallel.weights[0]
+    kernel.assign(kernel.value * (1 + 1e-6 * number))
+    parallel.evaluate(x, y, verbose=0)
+    np.savez(folder / f"weights{number}.npz", *parallel.get_weights())
+    faster = Only(lambda model: model.optimizer.learning_rate.assign(0.1))
+    callbacks = [faster] if number else []
+    fails(lambda: parallel.fit(x, y, epochs=2, verbose=0, callbacks=callbacks))
+
+
+def other_weights(folder, number):
+    keras.utils.set_random_seed(number)
+    parallel = make_parallel(build())
+    keras.utils.set_random_seed(7)
+    fails(lambda: parallel.fit(*data(), verbose=0))
+
+
+def other_length(folder, number):
+    """The rows are the same, as far as they go."""
+    keras.utils.set_random_seed(7)
+    batch = tuple(array[:32] for array in data())
+
+    def generate():
+        yield from [batch] * (2 if number else 3)
+
+    parallel = make_parallel(build())
+    fails(lambda: parallel.fit(generate(), verbose=0))
+
+
 class FullDisk(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         raise OSError(28, "No space left on device")
@@ -160,6 +205,8 @@ def main(scenario, folder, count, number, address):
         count += 1
     if scenario in ("other_count", "absent", "late"):
         fails(lambda: join(address, count, number, timeout=TIMEOUT))
+    if keras.backend.backend() == "tensorflow":
+        keras_multigpu.use_virtual_devices(2)  # as on JAX, where a process has at least two
     names = join(address, count, number, timeout=TIMEOUT)
     assert names == join(address, count, number, timeout=TIMEOUT)
     assert f"(process {number}, pid {os.getpid()})" in names[number]

@@ -55,7 +55,7 @@ def test_a_process_that_is_aborted_is_noticed():
 
 @pytest.mark.slow
 def test_random_trainings_end():
-    command = [sys.executable, "-m", "tests.support.stress", "--seconds", "30"]
+    command = [sys.executable, "-m", "tests.support.stress", "--seconds", "15"]
     root = pathlib.Path(__file__).parents[2]
     done = subprocess.run(
         [*command, "--devices", "8"], capture_output=True, text=True, cwd=root, timeout=550

@@ -14,8 +14,9 @@ from jax.experimental import sparse
 
 from keras_multigpu.engines.base import Engine, TrainedModel
 from keras_multigpu.engines.building import built_in
-from keras_multigpu.engines.jax import devices, rows
+from keras_multigpu.engines.jax import devices, placement, rows
 from keras_multigpu.engines.jax.cluster import joint, processes
+from keras_multigpu.engines.jax.memory import find_memory
 from keras_multigpu.engines.jax.replicas import CommitteeRunner
 from keras_multigpu.engines.jax.runners import RowsRunner, ShardsRunner
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
@@ -23,7 +24,7 @@ from keras_multigpu.engines.jax.steps import JaxSteps, check_no_distribution
 from keras_multigpu.engines.jax.transfers import count_collectives, count_inputs
 from keras_multigpu.engines.remote import Address, Remote
 from keras_multigpu.engines.shared import split_tensors
-from keras_multigpu.engines.values import Call, Request, Tensor, Transfer
+from keras_multigpu.engines.values import Call, Holding, Request, Tensor, Transfer
 
 _NAME = re.compile(r"/?(?:device:)?(cpu|gpu|cuda):(\d+)")
 # Older trainers pin a step's state to the devices on which the variables were made.
@@ -120,6 +121,9 @@ class JaxEngine(Engine):
             )
         return first
 
+    def on_host(self) -> contextlib.AbstractContextManager[Any]:
+        return placement.on_host()
+
     def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
         return jax.default_device(devices.find(name))
 
@@ -171,5 +175,8 @@ class JaxEngine(Engine):
         return contextlib.nullcontext()  # after each loop the weights are back on one device
 
     def count_transfers(self, model: TrainedModel, batch: Any, training: bool) -> list[Transfer]:
-        text, parts = model._parallel_steps.compile_step(batch, training)
-        return count_inputs(parts) + count_collectives(text, model.devices)
+        step = model._parallel_steps.compile_step(batch, training)
+        return count_inputs(step.data) + count_collectives(step.program.as_text(), model.devices)
+
+    def find_memory(self, model: keras.Model, batch: Any, training: bool) -> list[Holding]:
+        return find_memory(model, batch, training)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.base import TowerRunner
 from keras_multigpu.engines.jax.placement import placement_on
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
+from keras_multigpu.engines.jax.shards import shard_alike
 from keras_multigpu.engines.jax.slots import prepare
 from keras_multigpu.engines.jax.stacked import StackedVariable, stack_all
 from keras_multigpu.engines.shared import (
@@ -56,7 +57,14 @@ class CommitteeRunner(TowerRunner):
         """JAX traces anew whenever Keras makes a step function."""
 
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
-        prepare(optimizer, self.models, apart=apart)
+        prepare(optimizer, shard_alike, self.models, apart=apart)
+
+    @property
+    def spreads_state(self) -> bool:
+        return False
+
+    def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return step
 
     def spread(self, optimizer: Any) -> None:
         """Nothing: parts of stacked weights are always on their devices."""

@@ -6,26 +6,79 @@ again, which takes most of a step's time. Added column by column, they never lea
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 from jax import numpy as jnp
+from jax.sharding import PartitionSpec
 
 from keras_multigpu.engines.jax.placement import Placement, current
 from keras_multigpu.engines.values import Tensor
 
 _UNROLLED = 8  # columns added in one iteration of the loop
+_is_spread: contextvars.ContextVar[Callable[[Sequence[int]], bool]] = contextvars.ContextVar(
+    "_is_spread", default=lambda shape: False
+)
+
+
+@contextlib.contextmanager
+def spreading(is_spread: Callable[[Sequence[int]], bool]) -> Iterator[None]:
+    """Scope in which each device has its part of the rows of tables of some shapes."""
+    token = _is_spread.set(is_spread)
+    try:
+        yield
+    finally:
+        _is_spread.reset(token)
 
 
 def sum_rows(table: Tensor, indices: Tensor, weights: Tensor | None) -> Tensor:
     """`sum_j weights[:, j] * table[indices[:, j]]`, of shape `(rows, units)`."""
+    place, is_traced = current(), isinstance(indices, jax.core.Tracer)
+    if place is None or not is_traced or place.of_rows(indices) != place.sharded:
+        place = None
+    if place is not None and _is_spread.get()(table.shape):
+        return _sum_of_parts(table, indices, weights, place)
     if table.shape[1] == 1:
         return _sum_at_once(table, indices, weights)  # as fast: a row is a single number
-    place, is_traced = current(), isinstance(indices, jax.core.Tracer)
-    if place is not None and is_traced and place.of_rows(indices) == place.sharded:
-        return _sum(table, indices, weights, place)
-    return _sum(table, indices, weights, None)
+    return _sum(table, indices, weights, place)
+
+
+def _sum_of_parts(
+    table: Tensor, indices: Tensor, weights: Tensor | None, place: Placement
+) -> Tensor:
+    """`sum_rows` of a table whose rows are spread.
+
+    Each device adds the rows that it has, for the whole batch, and the devices' sums are added. So
+    only indices and sums cross, however large the table, and its gradient stays where its rows are.
+    """
+    width = table.shape[0]
+
+    def on_each_device(part: Tensor, *batch: Tensor) -> Tensor:
+        numbers, *given = (jax.lax.all_gather(one, "devices", tiled=True) for one in batch)
+        if jnp.iinfo(numbers.dtype).bits < 32:  # which may not hold the width
+            numbers = numbers.astype("int32")
+        numbers = jnp.where(numbers < 0, numbers + width, numbers)
+        is_valid = (numbers >= 0) & (numbers < width)
+        own = numbers - jax.lax.axis_index("devices") * part.shape[0]
+        is_here = (own >= 0) & (own < part.shape[0])
+        used = is_here.astype(part.dtype) * (given[0] if given else 1)
+        used = jnp.where(is_valid, used, jnp.nan)  # as `jnp.take` gives
+        total = _sum(part.astype(_wide(part)), jnp.where(is_here, own, 0), used, None)
+        return jax.lax.psum_scatter(total, "devices", tiled=True).astype(part.dtype)
+
+    batch = (indices,) if weights is None else (indices, weights)
+    rows = PartitionSpec("devices")
+    return jax.shard_map(
+        on_each_device,
+        mesh=place.mesh,
+        in_specs=(rows,) * (1 + len(batch)),
+        out_specs=rows,
+        check_vma=False,  # the loop starts from zeros, equal on all devices
+    )(table, *batch)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

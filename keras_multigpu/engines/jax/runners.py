@@ -14,9 +14,11 @@ import keras
 from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.base import DataRunner, ModelRunner
 from keras_multigpu.engines.jax.placement import Placement, placement_on
+from keras_multigpu.engines.jax.rows import spreading
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
-from keras_multigpu.engines.jax.shards import find_shards, is_spread, shard
+from keras_multigpu.engines.jax.shards import find_shards, is_spread, shard, shard_alike
 from keras_multigpu.engines.jax.slots import prepare, spread_slots
+from keras_multigpu.engines.jax.state_shards import StateShards, kept_share
 from keras_multigpu.engines.shared import split_tensors
 from keras_multigpu.engines.values import Call, Plan, Request, Result
 
@@ -27,6 +29,13 @@ class JaxRunner(Protocol):
 
     where: Placement
     """Where the batch and the state are during a step."""
+
+    @property
+    def spreads_state(self) -> bool:
+        """Whether a device keeps only a part of the state, also between loops."""
+
+    def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """What runs in place of Keras's step."""
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         """The variables as a step sees them."""
@@ -51,10 +60,13 @@ class RowsRunner(DataRunner):
         *,
         wire_dtype: str | None = None,
         sync_batch_norm: bool = True,
+        shard: str | None = None,
     ):
         assert wire_dtype is None
         self._template = template
         self._devices = tuple(devices)
+        self._shard = shard
+        self._parts = StateShards(devices, shard) if shard is not None else None
         self.where = placement_on(tuple(devices))
 
     @classmethod
@@ -67,9 +79,13 @@ class RowsRunner(DataRunner):
                 f"wire_dtype={wire_dtype!r}. Leave it out; the dtype policy 'mixed_bfloat16' "
                 "halves the bytes of activations."
             )
+        if placement_on(request.devices).group:
+            request.check_alone("shard")
 
     @classmethod
     def adapt(cls, request: Request) -> Request:
+        if placement_on(request.devices).group:
+            request = request.alone("shard")
         wire_dtype = request.options.get("wire_dtype")
         if wire_dtype not in ("bfloat16", "float16"):
             return request
@@ -90,12 +106,17 @@ class RowsRunner(DataRunner):
 
     def for_part(self, part: keras.Layer) -> RowsRunner | None:
         # Unmarked, a part that gets no rows of the batch (noise, say) runs whole on every device.
-        return RowsRunner(part, self._devices) if len(self._devices) > 1 else None
+        if len(self._devices) == 1:
+            return None
+        return RowsRunner(part, self._devices, shard=self._shard)
 
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         # Keras's trainer calls this method, which calls `call`, not `__call__`; the template's does
         # the same, as on one device.
         values, inputs = args[:2], args[2:]
+        if self._parts is not None:
+            lists = self._template.trainable_variables, self._template.non_trainable_variables
+            values = [self._parts.gathered(*pair) for pair in zip(values, lists)]
         with self._rows_spread(inputs, kwargs) as (inputs, kwargs):
             return self._template.stateless_call(*values, *inputs, **kwargs)
 
@@ -105,17 +126,57 @@ class RowsRunner(DataRunner):
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return variables
 
+    def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return step if self._parts is None else self._parts.kept(step)
+
+    @classmethod
+    def fullest(cls, template: keras.Model, count: int, shard: str) -> tuple[float, float]:
+        share = kept_share([one.shape for one in template.trainable_variables], count)
+        return share if shard == "weights" else 1.0, share
+
+    @property
+    def spreads_state(self) -> bool:
+        return self._parts is not None
+
+    def lay_out(self) -> None:
+        if self._parts is not None:
+            self._parts.warn_of_whole(self._template.variables)
+            in_fresh_thread(lambda: self.spread(None))
+
+    def place(self) -> None:
+        """Nothing: each loop spreads the state when it begins."""
+
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        if self._parts is not None:
+            parts = self._parts
+            prepare(optimizer, lambda slot, _: parts.put([slot]))
+
+    @property
+    def placement(self) -> dict[str, tuple[int, ...]]:
+        parts, template = self._parts, self._template
+        if parts is None:
+            return {}
+        kept = template.variables if parts.of_weights else template.trainable_variables
+        return {variable.path: parts.share(variable.shape) for variable in kept}
+
     def spread(self, optimizer: Any) -> None:
-        """Weights are copied to all devices, never spread."""
+        if self._parts is None:
+            return
+        if self._parts.of_weights and self._template.built:
+            self._parts.put(self._template.variables)
+            self._parts.release(self._template)
+        if optimizer is not None:
+            self._parts.put(optimizer.variables)
 
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
-        return set()
+        return set() if self._parts is None else _spread_ids(variables, optimizer)
 
     @contextlib.contextmanager
     def _rows_spread(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
         """The arguments of a call, with rows marked for the compiler to spread."""
         tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
-        with self.where.as_current():
+        is_spread = self._parts.is_by_rows if self._parts is not None else lambda shape: False
+        with self.where.as_current(), spreading(is_spread):
             yield restore([set_mask(self.where.constrain(one), get_mask(one)) for one in tensors])
 
 
@@ -156,6 +217,10 @@ class ShardsRunner(ModelRunner):
                 devices = devices[:-1]
         return dataclasses.replace(request, devices=devices)
 
+    @property
+    def spreads_state(self) -> bool:
+        return True
+
     def lay_out(self) -> None:
         self._axes = find_shards(self._template, len(self._devices))
         in_fresh_thread(lambda: shard(self._template, self._axes, self._devices))
@@ -168,7 +233,7 @@ class ShardsRunner(ModelRunner):
         return Result(self._template(*args, **kwargs))
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
-        prepare(optimizer)
+        prepare(optimizer, shard_alike)
 
     @property
     def placement(self) -> dict[str, int]:
@@ -184,6 +249,9 @@ class ShardsRunner(ModelRunner):
     def retrace(self) -> None:
         """JAX traces anew whenever Keras makes a step function."""
 
+    def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return step
+
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return variables
 
@@ -194,14 +262,19 @@ class ShardsRunner(ModelRunner):
                 spread_slots(optimizer)
 
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
-        spread = [variable for variable in variables if is_spread(variable)]
-        # An optimizer may have set weights to its averages, and so share their arrays. Such weights
-        # get separate arrays, because a step of the template may donate the memory of its arrays.
-        shared = set() if optimizer is None else {id(slot._value) for slot in optimizer.variables}
-        for variable in spread:
-            if id(variable._value) in shared:
-                variable.assign(jax.numpy.copy(variable._value))
-        return set(map(id, spread))
+        return _spread_ids(variables, optimizer)
+
+
+def _spread_ids(variables: list[keras.Variable], optimizer: Any) -> set[int]:
+    """The `id`s of the variables that are spread, with arrays of their own."""
+    spread = [variable for variable in variables if is_spread(variable)]
+    # An optimizer may have set weights to its averages, and so share their arrays. Such weights
+    # get separate arrays, because a step of the template may donate the memory of its arrays.
+    shared = set() if optimizer is None else {id(slot._value) for slot in optimizer.variables}
+    for variable in spread:
+        if id(variable._value) in shared:
+            variable.assign(jax.numpy.copy(variable._value))
+    return set(map(id, spread))
 
 
 def _can_spread(template: keras.Model, count: int) -> bool:

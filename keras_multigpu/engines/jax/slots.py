@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -18,10 +18,18 @@ References = dict[int, keras.Variable]
 """The variable that each slot was made for, by the slot's `id`."""
 
 
+Spread = Callable[[keras.Variable, keras.Variable], None]
+"""Spreads a slot that was made for a variable."""
+
+
 def prepare(
-    optimizer: keras.Optimizer, replicas: Sequence[keras.Model] = (), *, apart: bool = False
+    optimizer: keras.Optimizer,
+    spread: Spread,
+    replicas: Sequence[keras.Model] = (),
+    *,
+    apart: bool = False,
 ) -> None:
-    """Makes an optimizer keep each slot where its variable is.
+    """Makes an optimizer spread each slot when it makes it.
 
     With `replicas`, it gets stacked variables: it updates each replica separately, and its files
     are as if it had the replicas' variables. With `apart`, the replicas are trained separately.
@@ -29,36 +37,42 @@ def prepare(
     are_stacked = bool(replicas)
     if not claim(optimizer, ("slots by variable", apart, *map(id, replicas))):
         return
-    leaves = _prepare_all(optimizer, {}, are_stacked, apart)
+    leaves = _prepare_all(optimizer, spread, {}, are_stacked, apart)
     if are_stacked:
         files = _Files(optimizer, leaves)
         optimizer.save_own_variables, optimizer.load_own_variables = files.save, files.load
 
 
 def _prepare_all(
-    optimizer: keras.Optimizer, references: References, are_stacked: bool, apart: bool
+    optimizer: keras.Optimizer,
+    spread: Spread,
+    references: References,
+    are_stacked: bool,
+    apart: bool,
 ) -> list[Members]:
     """Prepares an optimizer and its inner ones; returns what maps them over the replicas."""
     optimizer.references = references
     inner = inner_optimizers(optimizer)
     if inner or hasattr(optimizer, "optimizers"):
         leaves = [
-            one for part in inner for one in _prepare_all(part, references, are_stacked, apart)
+            one
+            for part in inner
+            for one in _prepare_all(part, spread, references, are_stacked, apart)
         ]
         if are_stacked:
             _refuse_unprepared(optimizer)
         return leaves
-    _note_references(optimizer, references)
+    _note_references(optimizer, spread, references)
     return [Members(optimizer, apart)] if are_stacked else []
 
 
-def _note_references(optimizer: keras.Optimizer, references: References) -> None:
+def _note_references(optimizer: keras.Optimizer, spread: Spread, references: References) -> None:
     make_slot = optimizer.add_variable_from_reference
 
     def make_noted_slot(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
         slot = make_slot(reference_variable, *args, **kwargs)
         references[id(slot)] = reference_variable
-        shard_alike(slot, reference_variable)
+        spread(slot, reference_variable)
         return slot
 
     optimizer.add_variable_from_reference = make_noted_slot

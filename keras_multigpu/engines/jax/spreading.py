@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
@@ -35,8 +36,13 @@ _LAST_AXES = {
 }
 
 
-def spread(step: Callable[[Any, Any], Any], place: Placement) -> Callable[[Any, Any], Any]:
-    """Keras's step, with the operations spread that XLA would not; unchanged if not compiled."""
+def spread(
+    step: Callable[[Any, Any], Any], place: Placement, scatters: bool = False
+) -> Callable[[Any, Any], Any]:
+    """Keras's step, with the operations spread that XLA would not; unchanged if not compiled.
+
+    With `scatters`, sums over the rows stay in parts where only parts are needed.
+    """
 
     def spread_step(state: Any, batch: Any) -> Any:
         rows = place.spread_rows(batch)
@@ -53,7 +59,7 @@ def spread(step: Callable[[Any, Any], Any], place: Placement) -> Callable[[Any, 
             return results
 
         traced = jax.make_jaxpr(flat_step)(*leaves)
-        spread_out = traced.replace(jaxpr=_Spreader(place, rows).spread(traced.jaxpr))
+        spread_out = traced.replace(jaxpr=_Spreader(place, rows, scatters).spread(traced.jaxpr))
         return structure[0].unflatten(core.jaxpr_as_fun(spread_out)(*leaves))
 
     return spread_step
@@ -65,13 +71,22 @@ class _Spreader:
     `rows` is the batch's number of rows, a multiple of the number of devices.
     """
 
-    def __init__(self, place: Placement, rows: int):
+    def __init__(self, place: Placement, rows: int, scatters: bool):
         self._place = place
+        self._scatters = scatters
         self._rows = rows
 
     def spread(self, jaxpr: Any) -> Any:
         """The same computation, with these operations spread."""
-        return jaxpr.replace(eqns=[self._equation(equation) for equation in jaxpr.eqns])
+        scattered = find_scattered(jaxpr) if self._scatters else {}
+        return jaxpr.replace(
+            eqns=[
+                self._summed(equation, scattered[place])
+                if place in scattered
+                else self._equation(equation)
+                for place, equation in enumerate(jaxpr.eqns)
+            ]
+        )
 
     def _equation(self, equation: Any) -> Any:
         name, params = equation.primitive.name, equation.params
@@ -109,6 +124,30 @@ class _Spreader:
             return self._mapped(equation, [lhs[1], rhs[1]], [None], is_sum=True)
         return equation
 
+    def _summed(self, equation: Any, axis: int) -> Any:
+        """A sum over the rows of which each device needs a part of an axis, and gets only that.
+
+        XLA for CPUs would send the whole sum to every device.
+        """
+        params, shapes = equation.params, [part.aval.shape for part in equation.invars]
+        name = equation.primitive.name
+        if name == "dot_general":
+            (contracted, _) = params["dimension_numbers"]
+            for left, right in zip(*contracted):
+                if self._counts_rows(shapes[0][left]):
+                    return self._mapped(equation, [left, right], [axis], scatter=axis)
+        elif name == "conv_general_dilated":
+            lhs, rhs, _ = params["dimension_numbers"]
+            is_grouped = max(params["feature_group_count"], params["batch_group_count"]) > 1
+            if not is_grouped and self._counts_rows(shapes[0][lhs[1]]):
+                return self._mapped(equation, [lhs[1], rhs[1]], [axis], scatter=axis)
+        else:  # "scatter-add", to zeros
+            numbers = params["dimension_numbers"]
+            is_plain = 0 not in numbers.update_window_dims and not numbers.operand_batching_dims
+            if is_plain and shapes[2] and self._counts_rows(shapes[1][0]):
+                return self._mapped(equation, [None, 0, 0], [axis], scatter=axis)
+        return self._equation(equation)
+
     def _loop(self, equation: Any) -> Any:
         """A loop over the rows, without state: each device loops over its rows."""
         params = equation.params
@@ -137,19 +176,26 @@ class _Spreader:
         results: Sequence[int | None],
         *,
         is_sum: bool = False,
+        scatter: int | None = None,
         **changed: Any,
     ) -> Any:
         """The same operation, on each device's part of some axes.
 
         `axes` has the axis of each operand to spread, `None` for whole operands; `results` the
-        same for results. With `is_sum`, the results are summed over the devices. `changed` are
-        the operation's parameters that differ on a device.
+        same for results. With `is_sum`, the results are summed over the devices; with `scatter`,
+        an axis, each device gets its part of the sum. `changed` are the operation's parameters
+        that differ on a device.
         """
         params = {**equation.params, **changed}
 
         def on_each_device(*parts: Any) -> list[Any]:
             made = equation.primitive.bind(*parts, **params)
             made = made if equation.primitive.multiple_results else [made]
+            if scatter is not None:
+                return [
+                    jax.lax.psum_scatter(part, _AXIS, scatter_dimension=scatter, tiled=True)
+                    for part in made
+                ]
             return [jax.lax.psum(part, _AXIS) for part in made] if is_sum else list(made)
 
         mapped = jax.shard_map(
@@ -162,6 +208,46 @@ class _Spreader:
         operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
         (made,) = jax.make_jaxpr(mapped)(*operands).jaxpr.eqns
         return equation.replace(primitive=made.primitive, params=made.params, effects=made.effects)
+
+
+def find_scattered(jaxpr: Any) -> dict[int, int]:
+    """Sums whose result a sharding constraint spreads over all devices.
+
+    Returns:
+        The axis of the sum that is spread, by the number of the equation.
+    """
+    producers = {var: place for place, one in enumerate(jaxpr.eqns) for var in one.outvars}
+    found: dict[int, int] = {}
+    for constraint in jaxpr.eqns:
+        if constraint.primitive.name != "sharding_constraint":
+            continue
+        spec = getattr(constraint.params["sharding"], "spec", ())
+        axis = next((number for number, names in enumerate(spec) if names == _AXIS), None)
+        (source,) = constraint.invars
+        while axis is not None and isinstance(source, core.Var) and source in producers:
+            place = producers[source]
+            equation = jaxpr.eqns[place]
+            name = equation.primitive.name
+            if name in ("dot_general", "conv_general_dilated") or (
+                name == "scatter-add" and _is_zero(equation.invars[0], producers, jaxpr)
+            ):
+                found[place] = axis
+            if name not in ("transpose", "convert_element_type"):
+                break
+            axis = equation.params["permutation"][axis] if name == "transpose" else axis
+            source = equation.invars[0]
+    return found
+
+
+def _is_zero(source: Any, producers: dict[Any, int], jaxpr: Any) -> bool:
+    """Whether a value is a constant of zeros."""
+    if source not in producers:
+        return False
+    equation = jaxpr.eqns[producers[source]]
+    if equation.primitive.name != "broadcast_in_dim":
+        return False
+    constant = equation.invars[0]
+    return isinstance(constant, core.Literal) and not np.any(constant.val)
 
 
 def _spec(axis: int | None) -> PartitionSpec:

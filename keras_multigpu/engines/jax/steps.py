@@ -7,22 +7,25 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import keras
 
 from keras_multigpu.engines.base import Runner, Steps, TrainedModel
-from keras_multigpu.engines.jax.cluster.joint import meet, part, write_once, writing
+from keras_multigpu.engines.group import Group
+from keras_multigpu.engines.jax.compiled import CompiledStep, compile_step, state_of
 from keras_multigpu.engines.jax.placement import (
     PlacedBatches,
     Placement,
     Undivided,
+    on_host,
     on_one_device,
     placement_on,
 )
 from keras_multigpu.engines.jax.reading import read, reading
 from keras_multigpu.engines.jax.runners import JaxRunner
+from keras_multigpu.engines.jax.shards import is_spread
 from keras_multigpu.engines.jax.spreading import spread
 from keras_multigpu.engines.jax.stacked import StackedVariable
+from keras_multigpu.engines.joint import meet, part, write_once, writing
 
 
 class JaxSteps(Steps):
@@ -50,6 +53,11 @@ class JaxSteps(Steps):
     def where(self) -> Placement:
         """Where the batch and the state are during a step."""
         return self._runner.where
+
+    @property
+    def group(self) -> Group | None:
+        """The processes that share the devices."""
+        return self.where.group
 
     def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         check_no_distribution()
@@ -95,13 +103,27 @@ class JaxSteps(Steps):
         return name != "train_function" and is_keras and self.where.group is None
 
     def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        return reading(spread(step, self.where))
+        runner = self._runner
+        return reading(spread(runner.around(step), self.where, runner.spreads_state))
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return self._runner.seen(variables)
 
-    def using_weights(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def using_weights(self) -> Iterator[None]:
+        if not self._runner.spreads_state:
+            yield
+            return
+        # New values are in the host's memory until they are spread, so that no device needs room
+        # for all of them.
+        before = {id(variable): variable._value for variable in self.model.variables}
+        with on_host():
+            yield
+        self._runner.spread(self._optimizer)
+        for variable in self.model.variables:
+            is_new = variable._value is not before.get(id(variable))
+            if is_new and not is_spread(variable):
+                variable.assign(on_one_device(variable._value))
 
     def writing(self) -> contextlib.AbstractContextManager[bool]:
         return writing(self)
@@ -140,21 +162,17 @@ class JaxSteps(Steps):
             self.is_running, self._latest_state = False, ()
             self._bring_home()
 
-    def compile_step(self, batch: Any, training: bool) -> tuple[str, list[tuple[Any, Any]]]:
-        """The compiled program of a step, as text, and the batch's arrays with their shardings.
+    def compile_step(self, batch: Any, training: bool) -> CompiledStep:
+        """Compiles a step as Keras does; it takes over the memory of a training step's state.
 
         `batch` holds inputs, targets and sample weights; without `training` it is a prediction.
         """
         model = self.model
         self._runner.spread(self._optimizer)
-        lists = [model.trainable_variables, model.non_trainable_variables]
-        if training:
-            lists += [model.optimizer.variables, model.metrics_variables]
-        state = self.where.put_state(tuple([one.value for one in group] for group in lists))
+        state = self.where.put_state(state_of(model, training))
         data = self.where.put_batch(batch if training else batch[:1])
         step = model.train_step if training else model.predict_step
-        text = jax.jit(step).lower(state, data).compile().as_text()
-        return text, [(array, array.sharding) for array in jax.tree.leaves(data)]
+        return compile_step(step, state, data, training)
 
     @property
     def _optimizer(self) -> Any:

@@ -19,13 +19,16 @@ from keras_multigpu.engines.jax.devices import name_of
 from keras_multigpu.engines.values import Transfer
 
 HOST = "host"
+GATHERED = "gathered_weights"
+"""The scope of operations that make spread weights whole."""
 _COLLECTIVE = re.compile(
     r"= (?P<shapes>\(.*?\)|\S+) "
     r"(?P<name>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 )
 _SHAPE = re.compile(r"([a-z]+\d*\w*)\[([\d,]*)\]")
-_OP_NAME = re.compile(r'op_name="([^"]*)"')
+OP_NAME = re.compile(r'op_name="([^"]*)"')
 _BITS = re.compile(r"\d+")
+BACKWARD = "transpose("  # `jax.grad` transposes the operations of the derivative
 
 
 def count_collectives(text: str, devices: Sequence[str]) -> list[Transfer]:
@@ -39,22 +42,23 @@ def count_collectives(text: str, devices: Sequence[str]) -> list[Transfer]:
     ]
 
 
-def count_inputs(parts: Sequence[tuple[Any, Any]]) -> list[Transfer]:
-    """What goes from the host to the devices."""
+def count_inputs(batch: Any) -> list[Transfer]:
+    """What goes from the host to the devices, of a batch that is there."""
     return [
         Transfer(HOST, name_of(device), "inputs", f"batch {number}", _bytes(array, index), 1)
-        for number, (array, sharding) in enumerate(parts)
-        for device, index in sharding.devices_indices_map(np.shape(array)).items()
+        for number, array in enumerate(jax.tree.leaves(batch))
+        for device, index in array.sharding.devices_indices_map(np.shape(array)).items()
     ]
 
 
 def _collectives(text: str, count: int) -> Iterator[tuple[str, str, int, int]]:
     """For each tensor that crosses: its kind, name, bytes that each device sends, and copies."""
+    trains = "transpose(jvp" in text
     for line in text.splitlines():
         found = _COLLECTIVE.search(line)
         if not found:
             continue
-        described = _OP_NAME.search(line)
+        described = OP_NAME.search(line)
         origin = described[1] if described else ""
         shapes = _SHAPE.findall(found["shapes"])
         name = found["name"]
@@ -62,10 +66,22 @@ def _collectives(text: str, count: int) -> Iterator[tuple[str, str, int, int]]:
             shapes = shapes[len(shapes) // 2 :]  # the operands come first
         share, copies = _ring(name, count)
         for dtype, axes in shapes:
-            size = math.prod(map(int, filter(None, axes.split(",")))) * _bits(dtype) // 8
-            # `jax.grad` transposes the operations of the derivative.
-            kind = "gradients" if "transpose(" in origin else "activations"
-            yield kind, f"{name} {dtype}[{axes}] of {origin}", round(size * share), copies
+            yield (
+                _kind(name, origin, trains),
+                f"{name} {dtype}[{axes}] of {origin}",
+                round(_shape_bytes(dtype, axes) * share),
+                copies,
+            )
+
+
+def _kind(name: str, origin: str, trains: bool) -> str:
+    """What a collective operation sends, by the name of the operation that it serves."""
+    if BACKWARD in origin:
+        return "gradients"
+    is_update = trains and "jvp(" not in origin and "metrics" not in origin
+    return (
+        "weights" if GATHERED in origin or (name == "all-gather" and is_update) else "activations"
+    )
 
 
 def _ring(name: str, count: int) -> tuple[float, int]:
@@ -78,6 +94,15 @@ def _ring(name: str, count: int) -> tuple[float, int]:
         "all-to-all": (part, count - 1),
         "collective-permute": (1.0, 1),
     }[name]
+
+
+def shape_bytes(shapes: str) -> int:
+    """The bytes of the arrays of an operation's result, as a program's text describes them."""
+    return sum(_shape_bytes(*one) for one in _SHAPE.findall(shapes))
+
+
+def _shape_bytes(dtype: str, axes: str) -> int:
+    return math.prod(map(int, filter(None, axes.split(",")))) * _bits(dtype) // 8
 
 
 def _bits(dtype: str) -> int:

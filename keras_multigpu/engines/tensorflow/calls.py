@@ -26,6 +26,8 @@ from keras_multigpu.engines.values import Tensor
 class ReplicaCalls:
     """Calls the replicas, and computes their gradients; `sizes` are the replicas' row counts.
 
+    Of joined processes, each calls its own replicas, and gets the results of all.
+
     Attributes:
         raws: each replica's results, on its own device; filled by `run`.
     """
@@ -36,6 +38,11 @@ class ReplicaCalls:
         self.raws: list[LocalResult] = []
         self._trace = trace
         self._exchange = exchange
+        self._peers = peers = exchange.peers
+        self._numbers: Sequence[int] = range(len(calls))
+        if peers is not None:
+            calls = peers.pick(substitute(calls, iter(peers.share(floats(calls)))))
+            sizes, self._numbers = peers.pick(sizes), peers.own
         self._calls = calls
         self._sizes = sizes
         # Outside of a graph all tapes are seen: gradients that none asks for are not computed.
@@ -70,16 +77,20 @@ class ReplicaCalls:
             with tf.device(device):
                 call = map_tensors(hide, substitute(self._calls[number], given))
                 size = tf.cast(self._sizes[number], tf.float32)
-                arguments.append((list(state.values()), call, tf.constant(number), size))
+                place = tf.constant(self._numbers[number])
+                arguments.append((list(state.values()), call, place, size))
             inputs = [one for one in floats(call) if next(asked)]
             watched.append([state[key] for key in exchange.watched_of(number)] + inputs)
         trace = self._trace
         self._run: Run = (
-            CutRun(trace.cut, exchange.devices, self._order)
+            CutRun(trace.cut, exchange.devices, self._order, self._peers)
             if trace.cut
             else WholeRun(trace, exchange.devices, self._order)
         )
-        self.raws += self._run.forward(arguments, watched)
+        raws = self._run.forward(arguments, watched)
+        if self._peers is not None:
+            raws = self._peers.results(raws, list(trace.assigned))
+        self.raws += raws
         with tf.device(exchange.devices[0]):
             results = [part for raw in self.raws for part in floats(raw.differentiable)]
             return [tf.identity(result) for result in results]
@@ -91,6 +102,8 @@ class ReplicaCalls:
         by_asked: list[Tensor | None] = []
         by_others: list[list[Tensor]] = [[] for _ in variables]
         results = [[next(arriving) for _ in floats(raw.differentiable)] for raw in self.raws]
+        if self._peers is not None:
+            results = self._peers.pick(results)
         for number, gradients in enumerate(self._run.backward(results, variables)):
             keys = self._exchange.watched_of(number)
             count = len(gradients) - len(variables)
@@ -101,11 +114,14 @@ class ReplicaCalls:
         self._used.clear()
         inputs = iter(by_asked)
         by_inputs = [next(inputs) if is_asked else None for is_asked in self._asked]
-        flat = self._exchange.sum(by_weights) + by_inputs
+        flat, peers = self._exchange.sum(by_weights) + by_inputs, self._peers
         # A user's own function may build its gradient, in another graph, more than once.
         if self._order == 1 and self._with_gradients[0].graph is tf.compat.v1.get_default_graph():
             self._release()
-        return (flat, [add(found) for found in by_others]) if variables else flat
+        if not variables:
+            return flat
+        others = [add(found) for found in by_others]
+        return flat, others if peers is None else peers.sum(others)
 
     def _release(self) -> None:
         """Frees the template once no more gradients can be asked for.

@@ -14,7 +14,9 @@ from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow import names
+from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
+from keras_multigpu.engines.tensorflow.memory import find_memory
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
 from keras_multigpu.engines.tensorflow.placing import move_variables
 from keras_multigpu.engines.tensorflow.recomputed import install
@@ -24,7 +26,7 @@ from keras_multigpu.engines.tensorflow.stages import StageRunner
 from keras_multigpu.engines.tensorflow.steps import TensorFlowSteps
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows
 from keras_multigpu.engines.tensorflow.transfers import count_transfers
-from keras_multigpu.engines.values import Call, Request, Tensor, Transfer
+from keras_multigpu.engines.values import Call, Holding, Request, Tensor, Transfer
 
 
 class TensorFlowEngine(Engine):
@@ -47,7 +49,7 @@ class TensorFlowEngine(Engine):
 
     def find_device(self, name: str) -> str | None:
         local = local_name(name)
-        if local:
+        if local is not None:
             return local if local in self.list_devices(local.partition(":")[0]) else None
         remote = remote_name(name)
         return remote if remote in self.remote.list_devices() else None
@@ -86,22 +88,22 @@ class TensorFlowEngine(Engine):
     def join(
         self, address: Address, num_processes: int, process_id: int, timeout: float
     ) -> tuple[str, ...]:
-        raise RuntimeError(
-            "`join` needs the Keras backend 'jax', where every machine runs the same script. "
-            f"Received: keras.backend.backend()={self.name!r}. On TensorFlow one process uses "
-            "them all: start `python -m keras_multigpu serve` on the other machines, and call "
-            "`keras_multigpu.cluster.connect` in the script."
-        )
+        return processes.join(address, num_processes, process_id, timeout)
 
     @property
     def num_processes(self) -> int:
-        return 1
+        joined = processes.current()
+        return 1 if joined is None else len(joined.names)
 
     def host_of(self, name: str) -> str:
-        return name.rpartition("/")[0]
+        joined = processes.current()
+        if joined is None:
+            return name.rpartition("/")[0]
+        owner, _ = names.find(name)
+        return "" if owner == joined.number else joined.names[owner]
 
     def check(self, request: Request) -> None:
-        """No setting of a TensorFlow process prevents a mode."""
+        processes.check_devices(request.devices, request.mode)
 
     def take_rows(self, tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
         if isinstance(tensor, tf.SparseTensor):
@@ -144,6 +146,9 @@ class TensorFlowEngine(Engine):
             [tf.debugging.assert_equal(other, first, message) for other in others]
         ):
             return tf.identity(first)
+
+    def on_host(self) -> contextlib.AbstractContextManager[Any]:
+        return tf.device(full_name(names.first("cpu")))
 
     def on_device(self, name: str) -> contextlib.AbstractContextManager[Any]:
         return tf.device(full_name(name))
@@ -202,18 +207,30 @@ class TensorFlowEngine(Engine):
             move_variables(homes, model)
 
     def count_transfers(self, model: TrainedModel, batch: Any, training: bool) -> list[Transfer]:
-        def run() -> None:
-            if training:
-                model.make_train_function(force=True)
-                model.train_on_batch(*batch)
-            else:
-                model.make_predict_function(force=True)
-                model.predict_on_batch(batch[0])
+        with _shapes_shown(model):
+            return count_transfers(lambda: _run_step(model, batch, training))
 
-        # XLA is off, because it hides shapes. The same tensors cross as with it: whole gradients.
-        rows = by_rows_touched(False) if model.jit_compile else contextlib.nullcontext()
-        with unchanged(model, "jit_compile", False), rows:
-            return count_transfers(run)
+    def find_memory(self, model: keras.Model, batch: Any, training: bool) -> list[Holding]:
+        with _shapes_shown(model):
+            return find_memory(model, lambda: _run_step(model, batch, training), training)
+
+
+@contextlib.contextmanager
+def _shapes_shown(model: Any) -> Iterator[None]:
+    """Scope without XLA, which hides shapes. The same tensors cross as with it: whole gradients."""
+    rows = by_rows_touched(False) if model.jit_compile else contextlib.nullcontext()
+    with unchanged(model, "jit_compile", False), rows:
+        yield
+
+
+def _run_step(model: Any, batch: Any, training: bool) -> None:
+    """Runs a step that is traced anew."""
+    if training:
+        model.make_train_function(force=True)
+        model.train_on_batch(*batch)
+    else:
+        model.make_predict_function(force=True)
+        model.predict_on_batch(batch[0])
 
 
 def _with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> tf.SparseTensor:

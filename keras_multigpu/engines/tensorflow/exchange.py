@@ -19,6 +19,7 @@ from keras_multigpu.engines.kinds import ROWS, SAME, combine
 from keras_multigpu.engines.shared import given_value
 from keras_multigpu.engines.tensorflow.hubs import Part, divide, shares_back, shares_out
 from keras_multigpu.engines.tensorflow.names import full_name, host_of
+from keras_multigpu.engines.tensorflow.peers import Peers
 from keras_multigpu.engines.tensorflow.rows import add_rows, merge_rows
 from keras_multigpu.engines.tensorflow.tensors import add, cast, is_watched, to_dense
 from keras_multigpu.engines.values import Tensor
@@ -54,8 +55,10 @@ class Exchange:
             their own.
         rules: how to merge gradients that are not plain sums, by the variable's `id`.
         default: how to merge the other gradients of rows; `None` concatenates them.
+        peers: joined processes with more replicas; `None` if there are none.
 
     Attributes:
+        peers: the argument.
         watched: trainable variables, and others that a tape watches.
     """
 
@@ -66,7 +69,9 @@ class Exchange:
         wire_dtype: str | None,
         rules: Mapping[int, str],
         default: str | None = None,
+        peers: Peers | None = None,
     ):
+        self.peers = peers
         self._rules, self._default = rules, default
         self.devices = tuple(map(full_name, devices))
         self.wire_dtype = wire_dtype
@@ -111,7 +116,10 @@ class Exchange:
     def sum(self, gradients: Sequence[dict[int, Tensor | None]]) -> list[Tensor | None]:
         """Sums the replicas' gradients of every watched weight, on the weight's device."""
         with tf.name_scope("gradients"):  # reports recognize gradients by this name
-            return [self._sum(gradients, variable) for variable in self.watched]
+            sums = [self._sum(gradients, variable) for variable in self.watched]
+            if self.peers is not None:
+                sums = self._sum_over_processes(sums, self.peers)
+            return [self._finish(total, variable) for total, variable in zip(sums, self.watched)]
 
     def _sum(
         self, gradients: Sequence[dict[int, Tensor | None]], variable: keras.Variable
@@ -119,7 +127,29 @@ class Exchange:
         dtype = dtype_of(variable)
         sums = [self._sum_on_host(gradients, variable, ways) for ways in self._ways[id(variable)]]
         with tf.device(_home(variable)):
-            total = self._add([cast(part, dtype) for part in sums if part is not None], variable)
+            return self._add([cast(part, dtype) for part in sums if part is not None], variable)
+
+    def _sum_over_processes(
+        self, sums: Sequence[Tensor | None], peers: Peers
+    ) -> list[Tensor | None]:
+        """Sums what each process has summed; merges what is not a plain sum by its rule."""
+        are_plain = [
+            not isinstance(one, tf.IndexedSlices) and id(variable) not in self._rules
+            for one, variable in zip(sums, self.watched)
+        ]
+        plain = peers.sum([one if is_plain else None for one, is_plain in zip(sums, are_plain)])
+        found = []
+        for one, total, is_plain, variable in zip(sums, plain, are_plain, self.watched):
+            if is_plain or one is None:
+                found.append(total)
+                continue
+            parts = peers.of_processes(tf.nest.flatten(one, expand_composites=True))
+            with tf.device(_home(variable)):
+                found.append(self._add([_like(one, part) for part in parts], variable))
+        return found
+
+    def _finish(self, total: Tensor | None, variable: keras.Variable) -> Tensor | None:
+        with tf.device(_home(variable)):
             # Replicas may send only the touched rows although the optimizer wants a dense gradient.
             is_table = isinstance(total, tf.IndexedSlices)
             wants_dense = getattr(variable, "names_rows_once", None) is False
@@ -193,24 +223,35 @@ class Exchange:
 
     def _find_ways(self) -> dict[int, list[_Ways]]:
         """Every variable's hubs, chosen to balance the devices' traffic."""
-        groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        groups: dict[tuple[int, ...], dict[str, list[int]]] = {}
         for key, variable in self._variables.items():
             hosts: dict[str, list[int]] = {}
             for replica in self._users[key]:
                 hosts.setdefault(host_of(self.devices[replica]), []).append(replica)
             for replicas in hosts.values():
-                groups.setdefault((_home(variable), tuple(replicas)), []).append(key)
+                homes = groups.setdefault(tuple(replicas), {})
+                homes.setdefault(_home(variable), []).append(key)
         found: dict[int, list[_Ways]] = {key: [] for key in self._variables}
+        sizes = {key: _elements(variable) for key, variable in self._variables.items()}
         are_watched = set(map(id, self.watched))
-        for (home, users), keys in groups.items():
+        for users, homes in groups.items():
             devices = list(dict.fromkeys(self.devices[replica] for replica in users))
-            sizes = {key: _elements(self._variables[key]) for key in keys}
-            trained = {key: size for key, size in sizes.items() if key in are_watched}
-            out = divide(sizes, shares_out(devices, home))
-            back = divide(trained, shares_back(devices, home))
-            for key in keys:
-                found[key].append(_Ways(users, out[key], back.get(key, ())))
+            loads = {one: sum(sizes[key] for key in homes.get(one, ())) for one in devices}
+            for home, keys in homes.items():
+                own = {key: sizes[key] for key in keys}
+                trained = {key: size for key, size in own.items() if key in are_watched}
+                out = divide(own, shares_out(loads, home))
+                back = divide(trained, shares_back(loads, home))
+                for key in keys:
+                    found[key].append(_Ways(users, out[key], back.get(key, ())))
         return found
+
+
+def _like(gradient: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Another process's gradient, from its tensors."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return parts[0]
+    return tf.IndexedSlices(parts[0], parts[1], gradient.dense_shape)
 
 
 def _names_rows_once(variable: keras.Variable) -> bool:

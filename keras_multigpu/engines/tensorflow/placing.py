@@ -22,6 +22,10 @@ def place_updates(optimizer: keras.Optimizer) -> None:
         return  # placed already
     for inner in inner_optimizers(optimizer):
         place_updates(inner)
+    if hasattr(optimizer, "optimizers"):
+        _place_inner(optimizer)
+    if optimizer.built:
+        _move_slots(optimizer)
     make_slot, update = optimizer.add_variable_from_reference, optimizer.update_step
 
     def make_slot_there(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
@@ -34,6 +38,33 @@ def place_updates(optimizer: keras.Optimizer) -> None:
 
     optimizer.add_variable_from_reference = make_slot_there
     optimizer.update_step = update_there
+
+
+def _place_inner(optimizer: keras.Optimizer) -> None:
+    """Makes a `MultiOptimizer` place the updates of optimizers that its `build` creates."""
+    build = optimizer.build
+
+    def build_there(variables: list[keras.Variable]) -> None:
+        with tf.init_scope():  # outside of functions Keras puts slots on their variables' devices
+            build(variables)
+        for inner in inner_optimizers(optimizer):
+            place_updates(inner)
+
+    optimizer.build = build_there
+
+
+def _move_slots(optimizer: keras.Optimizer) -> None:
+    """Moves slots that were made before to the devices of their variables.
+
+    Keras names a slot after its variable, and keeps no other trace of it.
+    """
+    known = sorted(optimizer._trainable_variables, key=lambda one: len(one.path), reverse=True)
+    for slot in optimizer.variables:
+        for variable in known:
+            is_named = slot.name.startswith(f"{variable.path.replace('/', '_')}_")
+            if is_named and slot.shape == variable.shape:
+                move_variable(slot, _device_of(variable))
+                break
 
 
 def clip_by_member(optimizer: keras.Optimizer, models: Sequence[keras.Model]) -> None:

@@ -15,6 +15,7 @@ from keras_multigpu.engines.shared import SEED, check_alike, state_of_none, uniq
 from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.calls import ReplicaCalls
 from keras_multigpu.engines.tensorflow.exchange import LIKE, Exchange, read
+from keras_multigpu.engines.tensorflow.peers import Peers
 from keras_multigpu.engines.tensorflow.planning import make_plan, signature, with_trace
 from keras_multigpu.engines.tensorflow.results import LocalResult, split_call
 from keras_multigpu.engines.tensorflow.scope import HiddenStateError
@@ -43,6 +44,7 @@ class Replicas:
         wire_dtype: the type in which trainable weights and their gradients are sent.
         synchronized: which `BatchNormalization` layers see the whole batch: `"none"`,
             `"marked"` (those with `synchronized=True`) or `"all"`.
+        peers: joined processes with more replicas of the template; `None` if there are none.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class Replicas:
         devices: Sequence[str],
         wire_dtype: str | None = None,
         synchronized: str = "none",
+        peers: Peers | None = None,
     ):
         self.models = tuple(models)
         self.template = self.models[0]
         self.devices = tuple(devices)
         self.wire_dtype = wire_dtype
         self.synchronized = synchronized
+        self.peers = peers
         self._has_own_weights = any(model is not self.template for model in self.models)
         self.retrace()
 
@@ -70,7 +74,7 @@ class Replicas:
         if not tf.executing_eagerly():
             return self._plan(call, compiled)
         # Plans made without a tape have no gradient rules.
-        key = signature(self.template, call), self._order(call) > 0
+        key = signature(self.template, call), self.order(call) > 0
         if key not in self._plans:
             try:
                 plan = self._plan(call, compiled)
@@ -118,7 +122,7 @@ class Replicas:
 
     def _check_gradients(self, call: Call) -> None:
         """Traces eager calls, once for each kind, to look for gradients that would be lost."""
-        if not self._order(call):
+        if not self.order(call):
             return
         weights = unique(self.template.trainable_variables)
         key = signature(self.template, call), tuple(is_watched(read(v)) for v in weights)
@@ -156,11 +160,15 @@ class Replicas:
         states = [unique(model.variables) for model in self.models]
         check_alike(states)
         rows = None if is_slice else LIKE
-        exchange = Exchange(states, self.devices, self.wire_dtype, trace.gradient_rules, rows)
+        exchange = Exchange(
+            states, self.devices, self.wire_dtype, trace.gradient_rules, rows, self.peers
+        )
         arguments = [split_call(call)[0] for call in calls]
         replica_calls = ReplicaCalls(trace, exchange, arguments, sizes)
         gathered = replica_calls.run()
         raws = list(replica_calls.raws)
+        if self.peers is not None:
+            states = states[:1] * len(raws)  # all replicas are the template
         return [
             self._result(raw, gathered, state, trace, is_slice) for raw, state in zip(raws, states)
         ]
@@ -170,10 +178,10 @@ class Replicas:
         return Trace(
             self.template,
             call,
-            exact if len(self.devices) > 1 else (),
+            exact if len(self.devices) > 1 or self.peers else (),
             apart,
             compiled,
-            self._order(call),
+            self.order(call),
             with_penalties=self._has_own_weights,
             for_slices=for_slices,
         )
@@ -185,7 +193,7 @@ class Replicas:
         is_whole = len(unique(self.template.variables)) == len(trace.variables)
         return trace if is_whole else self._traced(call, compiled, for_slices)
 
-    def _order(self, call: Call) -> int:
+    def order(self, call: Call) -> int:
         """The highest derivative, by weights and inputs, that active tapes may take."""
         weights = [read(v) for v in unique(self.template.trainable_variables)]
         return gradient_order([*weights, *floats(split_call(call)[0])])

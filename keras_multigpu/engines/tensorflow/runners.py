@@ -13,7 +13,10 @@ import tensorflow as tf
 from keras_multigpu.engines import templates
 from keras_multigpu.engines.base import DataRunner, TowerRunner
 from keras_multigpu.engines.optimizers import claim
-from keras_multigpu.engines.shared import split_tensors
+from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
+from keras_multigpu.engines.tensorflow.cluster.processes import current, peers_of
+from keras_multigpu.engines.tensorflow.following import follow_gradients
+from keras_multigpu.engines.tensorflow.homes import Homes, fullest_home
 from keras_multigpu.engines.tensorflow.names import full_name, is_default
 from keras_multigpu.engines.tensorflow.placing import clip_by_member, place_updates
 from keras_multigpu.engines.tensorflow.replicas import Replicas
@@ -44,20 +47,26 @@ class SliceRunner(DataRunner):
         *,
         wire_dtype: str | None = None,
         sync_batch_norm: bool = True,
+        shard: str | None = None,
     ):
         self.template = template
+        self._homes = Homes(devices) if shard is not None else None
         self._is_part = False
         self._options: dict[str, Any] = {
             "wire_dtype": wire_dtype,
             "sync_batch_norm": sync_batch_norm,
         }
         self.is_one_device = len(devices) == 1 and is_default(devices[0])
-        self._devices = list(map(full_name, devices))
+        self._names = list(devices)
+        self.peers = peers_of(devices)
+        own = devices if self.peers is None else self.peers.pick(devices)
+        self._devices = list(map(full_name, own))
         self._replicas = Replicas(
-            [template] * len(devices),
+            [template] * len(own),
             self._devices,
             wire_dtype,
             "all" if sync_batch_norm else "marked",
+            self.peers,
         )
 
     @classmethod
@@ -65,12 +74,44 @@ class SliceRunner(DataRunner):
         if len(request.devices) > 1:
             templates.check_any_batch_size(request.template)
             templates.check_stateless(request.template)
+        if peers_of(request.devices):
+            request.check_alone("shard", "wire_dtype")
+
+    @classmethod
+    def adapt(cls, request: Request) -> Request:
+        return request.alone("shard", "wire_dtype") if peers_of(request.devices) else request
+
+    @classmethod
+    def fullest(cls, template: keras.Model, count: int, shard: str) -> tuple[float, float]:
+        share = fullest_home(template.weights, count)
+        return share, share
+
+    def lay_out(self) -> None:
+        homes = self._homes
+        if homes is not None:
+            in_fresh_thread(lambda: homes.put(self.template))
+
+    def place(self) -> None:
+        if self._homes is not None:
+            self._homes.put(self.template)
+            if len(self._devices) > 1:
+                # XLA compiles for one device, and finds no weights on others.
+                self.template.jit_compile = False
+
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        if self._homes is not None:
+            place_updates(optimizer)
+            follow_gradients(optimizer)
+
+    @property
+    def placement(self) -> dict[str, tuple[int, ...]]:
+        return {} if self._homes is None else self._homes.placement
 
     def plan(self, call: Call, *, compiled: bool) -> Plan:
         tensors, _ = split_tensors(call, keras.ops.is_tensor)
         has_rows = any(len(tensor.shape) for tensor in tensors)
         is_never_run = _whole.get() is tf.compat.v1.get_default_graph()
-        if self.is_one_device or is_never_run or not has_rows:
+        if self.is_one_device or is_never_run or not has_rows or self._is_alone(call):
             return Plan(is_whole=True)
         obstacle = self._obstacle_of_part(tensors) if self._is_part else None
         if obstacle:
@@ -82,15 +123,38 @@ class SliceRunner(DataRunner):
     def run(self, calls: Sequence[Call], sizes: Sequence[Any], plan: Plan) -> list[Result]:
         if not plan.is_whole:
             return self._replicas.run(calls, sizes, plan=plan)
+        if plan.obstacle and self.peers is not None:
+            raise ValueError(
+                "Over joined processes every call must be sliced, on TensorFlow. Received: "
+                f"{self.template.name!r}, which would run whole: {plan.obstacle}. Use devices of "
+                "one process, or change what prevents slicing."
+            )
         ((args, kwargs),) = calls
         first = tf.device(self._devices[0]) if plan.obstacle else contextlib.nullcontext()
         with first:
             return [Result(self.template(*args, **kwargs))]
 
+    def _is_alone(self, call: Call) -> bool:
+        """Whether a call of a model over joined processes is not made by all of them together.
+
+        What a process calls outside `fit` and the like it computes alone: nobody knows whether the
+        others make the same call.
+        """
+        group = current()
+        if self.peers is None or (group is not None and group.is_in_step):
+            return False
+        if self._replicas.order(call):
+            raise ValueError(
+                "A model over joined processes takes gradients within `fit` and `train_on_batch` "
+                f"only, on TensorFlow. Received: a call of {self.template.name!r} under a tape "
+                "outside of these. Write a `train_step`, or use devices of one process."
+            )
+        return True
+
     def for_part(self, part: keras.Layer) -> SliceRunner | None:
         if self.is_one_device:
             return None
-        runner = SliceRunner(part, self._devices, **self._options)
+        runner = SliceRunner(part, self._names, **self._options)
         runner._is_part = True
         return runner
 

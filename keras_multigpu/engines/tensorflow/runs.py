@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.peers import Peers
 from keras_multigpu.engines.tensorflow.results import LocalResult, tensors_of
 from keras_multigpu.engines.tensorflow.segments import Boundary, Cut, Segment
 from keras_multigpu.engines.tensorflow.tensors import add, floats, to_dense
@@ -128,12 +129,15 @@ class WholeRun(Run):
 class CutRun(Run):
     """Runs replicas that exchange values: all of them to the end of a segment, then the next.
 
+    With `peers` the replicas of joined processes take part in each exchange.
+
     Values and gradients have the `id` of their tensor in the traced graphs as their key.
     """
 
-    def __init__(self, cut: Cut, devices: Sequence[str], order: int):
+    def __init__(self, cut: Cut, devices: Sequence[str], order: int, peers: Peers | None = None):
         super().__init__(devices, order)
         self._cut = cut
+        self._peers = peers
         self._watched: list[list[int]] = []
         self._legs: list[list[_Leg]] = []
         self._keys: list[list[int]] = []
@@ -191,11 +195,21 @@ class CutRun(Run):
             local = [tf.identity(own[id(boundary.local)]) for own in values]
             if self._order:
                 tape.watch(local)
-            merged = boundary.merge(local)
+            merged = boundary.merge(self._complete(local, tape))
         self._exchanges.append((tape, local, merged))
         for device, own in zip(self._devices, values):
             with tf.device(device):
                 own[id(boundary.merged)] = tf.identity(merged)
+
+    def _complete(self, local: list[Tensor], tape: tf.GradientTape) -> list[Tensor]:
+        """What all replicas hand over; the tape sees this process's only."""
+        if self._peers is None:
+            return local
+        with tape.stop_recording():
+            every = self._peers.complete(local)
+        for place, one in zip(self._peers.own, local):
+            every[place] = one
+        return every
 
     def _result(self, values: dict[int, Tensor]) -> LocalResult:
         results = tf.nest.map_structure(
@@ -247,7 +261,10 @@ class CutRun(Run):
         if not arrived:
             return
         with tf.device(self._devices[0]), tf.name_scope("gradients"):
-            gradients = tape.gradient(merged, local, output_gradients=tf.add_n(arrived))
+            upstream = tf.add_n(arrived)
+            if self._peers is not None:
+                (upstream,) = self._peers.sum([upstream])
+            gradients = tape.gradient(merged, local, output_gradients=upstream)
         for own, gradient in zip(found, gradients):
             own[id(boundary.local)].append(gradient)
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_multigpu.engines import joint
 from keras_multigpu.engines.base import Runner, Steps, TrainedModel
+from keras_multigpu.engines.joint import digest_of, meet, part, write_once
 from keras_multigpu.engines.shared import unchanged
+from keras_multigpu.engines.tensorflow.cluster import processes
+from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.watched import Watched
 from keras_multigpu.engines.tensorflow.placing import drop_functions
 from keras_multigpu.engines.tensorflow.runners import SliceRunner, running_whole
@@ -21,7 +26,10 @@ class TensorFlowSteps(Steps):
     """Turns off XLA for the outer step, drops stale traces, and watches other machines."""
 
     def __init__(self, model: TrainedModel, runner: Runner):
-        self._model = model
+        self.model = self._model = model
+        self.is_running = self.has_met = False
+        self._peers = runner.peers if isinstance(runner, SliceRunner) else None
+        self._is_compared = False  # the weights, with those of the other processes
         self._slices = isinstance(runner, SliceRunner)
         self._is_one_device = isinstance(runner, SliceRunner) and runner.is_one_device
         self._is_new = False  # the function of a training step is made, and not traced
@@ -30,11 +38,50 @@ class TensorFlowSteps(Steps):
 
     def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._watched.scope():
-            return loop(*args, **kwargs)
+            if self.group is None or self.is_running:  # a nested loop: evaluation within `fit`
+                return loop(*args, **kwargs)
+            return self._run_together(loop, args, kwargs)
 
     def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._watched.scope():
-            return step(*args, **kwargs)
+            if self.group is None or self.is_running:
+                return step(*args, **kwargs)
+            try:
+                if not self.has_met:
+                    self._is_compared = False
+                    meet(self, "a step on one batch")
+                with self.group.watching(), self._rows_compared():
+                    result = step(*args, **kwargs)
+            except BaseException as error:
+                part(self, error)
+                raise
+            self.has_met = True
+            return result
+
+    def _run_together(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a loop together with the other processes."""
+        assert self.group is not None
+        self.is_running, self.has_met, self._is_compared = True, False, False
+        try:
+            meet(self, loop.__name__)
+            args, kwargs = write_once(self, loop, args, kwargs)
+            with self.group.watching(), self._rows_compared():
+                result = loop(*args, **kwargs)
+            part(self)
+            if loop.__name__ == "fit":
+                with self.group.watching():
+                    self._compare_weights(self.group, "new weights")
+            return result
+        except BaseException as error:
+            part(self, error)
+            raise
+        finally:
+            self.is_running = False
+
+    @property
+    def group(self) -> Group | None:
+        """The processes that share the model's devices."""
+        return None if self._peers is None else processes.current()
 
     def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         self._drop_stale()
@@ -45,12 +92,70 @@ class TensorFlowSteps(Steps):
         # The replicas are compiled instead.
         with unchanged(self._model, "jit_compile", False):
             made = make(force)
-        self._is_new = name == "train_function" and getattr(self._model, name) is not before
+        function = getattr(self._model, name)
+        if function is before:
+            return made
+        self._is_new = name == "train_function"
+        if self.group is not None:
+            setattr(self._model, name, self._counted(function, self.group))
         return made
+
+    def _counted(self, function: Callable[..., Any], group: Group) -> Callable[..., Any]:
+        """A step function that counts its steps, and first compares the weights."""
+
+        @functools.wraps(function)
+        def step(*args: Any) -> Any:
+            if not self._is_compared:
+                self._is_compared = True
+                self._compare_weights(group, "weights")
+            group.count_step()
+            try:
+                with group.stepping():
+                    return function(*args)
+            except tf.errors.OutOfRangeError:
+                group.count_step(-1)  # the data have ended
+                raise
+
+        return step
+
+    def _compare_weights(self, group: Group, when: str) -> None:
+        """Raises a `ClusterError` if another process has other weights or slots.
+
+        Those that differ in rounding only become those of process 0: some of TensorFlow's sums add
+        in any order.
+        """
+        assert self._peers is not None
+        model = self._model
+        optimizer = getattr(model, "optimizer", None)
+        variables = [*model.variables, *(optimizer.variables if optimizer else ())]
+        values = [variable._value.numpy() for variable in variables]
+        other = group.differing(when, str(digest_of(values, sys.maxsize)))
+        if other is None:
+            return
+        first = self._peers.of_first([variable._value for variable in variables])
+        if first is None:
+            raise group.differs(other, "weights")
+        for variable, value in zip(variables, first):
+            variable._value.assign(value)
+
+    @contextlib.contextmanager
+    def _rows_compared(self) -> Iterator[None]:
+        """Scope of steps: raises a `ClusterError` if another process has other data."""
+        assert self._peers is not None
+        assert self.group is not None
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            other = self._peers.differing()
+            if other is None:
+                raise
+            raise self.group.differs(other, "rows") from error
 
     def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
         def traced(*args: Any, **kwargs: Any) -> Any:
+            if self._peers is not None and self.group is not None and self.group.is_in_step:
+                args, kwargs = self._peers.check_rows((args, kwargs))
             is_new, self._is_new = self._is_new, False
             if not is_new or tf.executing_eagerly() or not self._lacks_slots():
                 return step(*args, **kwargs)
@@ -79,8 +184,8 @@ class TensorFlowSteps(Steps):
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:
-        with self._watched.weights():
-            yield True
+        with self._watched.weights(), joint.writing(self) as is_writer:
+            yield is_writer
 
     def _drop_stale(self) -> None:
         """Drops functions that were traced with variables that have moved since.

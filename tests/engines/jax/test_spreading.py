@@ -113,16 +113,15 @@ def float64():
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_same_numbers(name, rng, float64):
-    x = rng.normal(size=(20, *LAYERS[name][0]))
-    y = rng.normal(size=(20, 1))
+    x = rng.normal(size=(16, *LAYERS[name][0]))
+    y = rng.normal(size=(16, 1))
     results = []
     for n in (None, 4):
         model = _build(name)
         model = model if n is None else make_parallel(model, n)
         model.compile(keras.optimizers.SGD(1e-4, momentum=0.9), "mse", metrics=["mae"])
         logs = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
-        tested = model.evaluate(x, y, batch_size=8, verbose=0)
-        results.append([logs, tested, model.predict(x, 8, verbose=0), model.get_weights()])
+        results.append([logs, model.predict(x, 8, verbose=0), model.get_weights()])
     assert difference(results[0], results[1]) < 1e-10
 
 

@@ -111,6 +111,6 @@ def test_integers_in_and_out():
     assert np.array_equal(parallel.predict(x, verbose=0), plain.predict(x, verbose=0))
 
 
-def test_joining_processes_needs_jax():
-    with pytest.raises(RuntimeError, match="`join` needs the Keras backend 'jax'.*'tensorflow'"):
+def test_joining_processes_comes_first():
+    with pytest.raises(RuntimeError, match="`join` must come once in a process, .* process_id=0"):
         cluster.join("127.0.0.1:2222", 2, 0)

@@ -45,8 +45,8 @@ class Joined(Process):
 class Arena:
     """A port at which pairs of processes meet, one pair after the other, and their files."""
 
-    def __init__(self, folder):
-        self.folder, self.port = folder, free_port()
+    def __init__(self, folder, gigabytes):
+        self.folder, self.port, self.gigabytes = folder, free_port(), gigabytes
         self.address = f"127.0.0.1:{self.port}"
         self.pair = []
 
@@ -182,7 +182,8 @@ class Arena:
 
     def large(self):
         clock = Clock()
-        with self.running("--gigabytes=0.5", until="batch 1"):  # on each of four devices
+        large = f"--gigabytes={self.gigabytes}"  # on each of four devices
+        with self.running(large, until="batch 1"):
             return self.outcomes(clock, 0, 1)
 
 
@@ -193,7 +194,7 @@ def _listening(pids):
     return sorted({int(line.split()[3].rpartition(":")[2]) for line in lines})
 
 
-def attack_all(times, only=()):
+def attack_all(times, only=(), gigabytes=None):
     """Attacks in all ways, so many times; returns the rows of the table."""
     attacks = (
         "killed", "first_killed", "stopped", "stopped_for_a_second", "garbage", "restarted",
@@ -201,7 +202,7 @@ def attack_all(times, only=()):
         "two_clients", "large",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        arena = Arena(folder)
+        arena = Arena(folder, gigabytes or 0.5)
         return [
             repeat(name, 1 if name == "large" else times, getattr(arena, name), arena.check)
             for name in attacks

@@ -56,7 +56,8 @@ class Act(keras.callbacks.Callback):
 class Arena:
     """Two workers, and a model on both whose weights each epoch writes to a file."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, gigabytes):
+        self.gigabytes = gigabytes
         self.local = f"127.0.0.1:{free_port()}"
         self.workers = [Worker(), Worker()]
         self.file = pathlib.Path(folder) / "each.weights.h5"
@@ -223,8 +224,8 @@ class Arena:
         code, _ = other.wait()
         return f"both trained ten times, exit status {code}", 0.0
 
-    def large(self, gigabytes=1.0):
-        units = int((gigabytes * 2**28) ** 0.5)
+    def large(self):
+        units = int((self.gigabytes * 2**28) ** 0.5)
         keras.utils.set_random_seed(3)
         kernel = keras.layers.Dense(units, kernel_initializer="zeros")
         model = keras.Sequential([keras.Input((units,)), kernel])
@@ -233,10 +234,10 @@ class Arena:
         clock, x = Clock(), np.ones((2, units), "float32")
         for _ in range(2):
             loss = parallel.train_on_batch(x, x)
-        return f"trains {gigabytes:g} GB, loss falls: {loss < 1}", clock()
+        return f"trains {self.gigabytes:g} GB, loss falls: {loss < 1}", clock()
 
 
-def attack_all(times, only=()):
+def attack_all(times, only=(), gigabytes=None):
     """Attacks in all ways, so many times; returns the rows of the table."""
     attacks = (
         "interrupted", "stopped", "stopped_at_connect", "stopped_for_a_second", "garbage", "named",
@@ -246,7 +247,7 @@ def attack_all(times, only=()):
     once = ("two_clients", "large")  # `two_clients` trains ten times
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
     with tempfile.TemporaryDirectory() as folder:
-        arena = Arena(folder)
+        arena = Arena(folder, gigabytes or 1.0)
         try:
             return [
                 repeat(name, 1 if name in once else times, getattr(arena, name), arena.check)

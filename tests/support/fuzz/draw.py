@@ -193,6 +193,8 @@ def _training(rng: random.Random, case: Case) -> Case:
     found["n"] = rng.choice([2, 2, 2, 3, 4])
     found["rows"], found["batch"] = rng.choice(_SIZES)
     found["settings"] = _settings(rng)
+    if case.mode == "data" and rng.random() < 0.3:
+        found["options"] = (("shard", repr(rng.choice(["optimizer", "weights"]))),)
     found["feeding"], found["fit"] = _feeding(rng, case)
     actions = ["fit"] if rng.random() < 0.85 else ["train"]
     if found["feeding"] != "arrays":

@@ -103,7 +103,9 @@ class Recomputed(layers.Layer):
         self.inner.build(shape)
 
     def call(self, x):
-        return keras.remat(self.inner)(x)
+        # A new method each time: JAX keeps what it traced of `self.inner`, with that trace's
+        # weights, and plain Keras then does not train them.
+        return keras.remat(self.inner.__call__)(x)
 
 
 class Stopped(layers.Layer):

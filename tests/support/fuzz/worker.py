@@ -23,7 +23,10 @@ def prepare(optimizes_graphs: bool = True) -> None:
     if keras.backend.backend() == "jax":
         import jax
 
+        from keras_multigpu.engines.jax import state_shards
+
         jax.config.update("jax_enable_x64", True)
+        state_shards._LEAST = 3  # `shard` spreads small weights too, but no seeds
     else:
         import tensorflow as tf
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 
+from keras_multigpu.engines.group import BEAT, under
+
 _BEATS = "beats/"
-BEAT = 1.0
-"""Seconds between two signs of life."""
 
 
 class Board:
@@ -53,11 +53,7 @@ class Board:
             if seconds:
                 self._wanted.set()
                 self._changed.wait(seconds)
-            return {
-                key.removeprefix(prefix): value
-                for key, value in self._entries.items()
-                if key.startswith(prefix)
-            }
+            return under(self._entries, prefix)
 
     def silence(self, number: int) -> float:
         """Seconds since the last sign of life of a process, or since the board was made."""

@@ -9,10 +9,8 @@ import os
 import random
 import socket
 import sys
-import threading
 import time
 import zlib
-from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
@@ -20,8 +18,9 @@ import jax
 import keras
 import numpy as np
 
+from keras_multigpu.engines.group import BEAT, in_thread
 from keras_multigpu.engines.jax import devices
-from keras_multigpu.engines.jax.cluster.board import BEAT, Board
+from keras_multigpu.engines.jax.cluster.board import Board
 from keras_multigpu.engines.jax.cluster.group import Group
 from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.rendezvous import meet, not_joined
@@ -74,7 +73,7 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
     atexit.register(_leave, group)
     if len({record["random numbers"] for record in records}) > 1:
         keras.utils.set_random_seed(int(records[0]["seed"]))
-    started = _begin(jax.devices)  # starts JAX's runtime while all processes are here
+    started = in_thread(jax.devices)  # starts JAX's runtime while all processes are here
     while not futures.wait([started], BEAT).done:
         group.check()
     started.result()  # raises the error, if there was one
@@ -112,27 +111,13 @@ def _initialize(address: Address, count: int, number: int, until: float, timeout
             shutdown_timeout_seconds=round(timeout),
         )
 
-    joined = _begin(initialize)
+    joined = in_thread(initialize)
     if not futures.wait([joined], max(0.0, until - time.monotonic())).done:
         atexit.register(_end_at_once)
         raise not_joined(address, f"one or more of {count} processes are absent")
     error = joined.exception()
     if error is not None:
         raise not_joined(address, str(error).splitlines()[0]) from error
-
-
-def _begin(call: Callable[[], Any]) -> futures.Future[Any]:
-    """Starts a call in a thread, because JAX may wait in it for ever."""
-    future: futures.Future[Any] = futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def _client() -> Any:

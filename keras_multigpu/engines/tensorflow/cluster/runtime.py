@@ -10,7 +10,8 @@ import tensorflow as tf
 
 # If the list of machines has changed, `tf.config.experimental_connect_to_cluster` recreates this
 # process's devices, and later assignments to variables are lost. For an unchanged list it calls
-# this function, which accepts other lists too, and keeps the devices.
+# this function, which accepts other lists too, and keeps the devices. For `abort_collectives` there
+# is no public name either: without it, an operation waits for ever for a frozen process.
 from tensorflow.python.eager import context  # noqa: TID251
 
 from keras_multigpu.engines.errors import ClusterError
@@ -59,6 +60,11 @@ def update(workers: dict[int, str]) -> None:
         del os.environ[_FAIL_FAST]
         if before is not None:
             os.environ[_FAIL_FAST] = before
+
+
+def abort_collectives() -> None:
+    """Ends the collective operations of this process with an error, those to come too."""
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, "a process is lost")
 
 
 def version_job() -> str:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_multigpu.engines.base import TrainedModel
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
-from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, short_name
+from keras_multigpu.engines.tensorflow.names import local_name, short_name
 
 
 class Watched:
@@ -52,7 +52,7 @@ class Watched:
         """Raises a `ClusterError` if a weight was stored on a worker."""
         for variable in self._model.variables:
             device = variable._value.device  # `value` would read it from the lost worker
-            if tf.DeviceSpec.from_string(device).job == REMOTE_JOB:
+            if local_name(device) is None:
                 raise ClusterError(
                     short_name(device).partition("/")[0],
                     f"The worker stored the weight {variable.path!r}, and was disconnected.",

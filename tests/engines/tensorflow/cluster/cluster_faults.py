@@ -244,8 +244,7 @@ def test_lost_between_two_calls(steady, data):
         with pytest.raises(cluster.ClusterError, match="does not answer") as caught:
             parallel.fit(*data, verbose=0)
         assert caught.value.host == worker.address
-        worker.end()
-        worker = Worker(port=worker.port).ready()
+        worker.send(signal.SIGCONT)
         # Longer than it takes to start again.
         parallel = make_parallel(_model(), devices=cluster.connect(both, timeout=60))
         parallel.compile("sgd", "mse")
@@ -537,8 +536,10 @@ def _arrays(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("port", [0, 2**16])
-def test_the_port_of_a_worker_is_wrong(port):
-    code, text = Process("-m", "keras_multigpu", "serve", f"--bind=127.0.0.1:{port}").wait()
+def test_the_port_of_a_worker_is_wrong():
+    wrong = "`bind` must have the form 'HOST:PORT'"
+    with pytest.raises(ValueError, match=wrong):
+        cluster.serve("127.0.0.1:0")
+    code, text = Process("-m", "keras_multigpu", "serve", "--bind=127.0.0.1:65536").wait()
     assert code == 1
-    assert "`bind` must have the form 'HOST:PORT'" in text
+    assert wrong in text

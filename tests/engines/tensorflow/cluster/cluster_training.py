@@ -231,26 +231,7 @@ def test_who_reaches_a_worker(workers):
     assert _reaches("127.0.0.2", open_.port)
 
 
-def test_ipv6(rng):
-    """A worker at an IPv6 address, which nothing reaches at another one."""
-    worker = Worker(host="[::1]").ready()
-    try:
-        devices = cluster.connect([f"[::1]:{worker.port}"])
-        assert devices == (f"[::1]:{worker.port}/cpu:0",)
-        assert _reaches("::1", worker.port)
-        assert not _reaches("127.0.0.1", worker.port)
-        data = _rows(rng)
-        parallel, alone = make_parallel(_model(), devices=devices), _model()
-        assert difference(_train(parallel, data), _train(alone, data)) < 2e-5
-    finally:
-        cluster.disconnect()
-        worker.end()
-
-
-@pytest.mark.slow
-def test_ipv6_alone():
-    """The worker reaches this process at an IPv6 address too."""
-    code = """
+_TRAIN = """
 import sys
 import keras, numpy as np
 from keras_multigpu import cluster, make_parallel
@@ -262,12 +243,24 @@ parallel.compile("sgd", "mse")
 parallel.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
 print("trained at", REMOTE._local.name)
 """
+
+
+def test_ipv6(rng):
+    """A worker at an IPv6 address, which nothing reaches at another one."""
     worker = Worker(host="[::1]").ready()
-    process = Process("-c", code, worker.address)
+    process = Process("-c", _TRAIN, worker.address)
     try:
         code, text = process.wait()
         assert code == 0, text
-        assert "trained at [::1]:" in text
+        assert "trained at [::1]:" in text  # where the worker reaches that process
+        devices = cluster.connect([f"[::1]:{worker.port}"])
+        assert devices == (f"[::1]:{worker.port}/cpu:0",)
+        assert _reaches("::1", worker.port)
+        assert not _reaches("127.0.0.1", worker.port)
+        data = _rows(rng)
+        parallel, alone = make_parallel(_model(), devices=devices), _model()
+        assert difference(_train(parallel, data), _train(alone, data)) < 2e-5
     finally:
+        cluster.disconnect()
         process.end()
         worker.end()

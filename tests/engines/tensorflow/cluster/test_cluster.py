@@ -22,18 +22,16 @@ def _run(*arguments, timeout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chosen", ["not slow", "slow"])
-def test_in_a_process_of_its_own(chosen):
-    options = ("-q", "-p", "no:cacheprovider", "-n", "0", "-m", chosen)
-    _run("pytest", *options, *FILES, timeout=600)
+def test_in_a_process_of_its_own():
+    _run("pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *FILES, timeout=900)
 
 
 @pytest.mark.slow
 def test_attacks():
     """Attacks that no test of `FILES` makes, once: all end in time, and leave nothing broken."""
-    names = ("interrupted", "stopped_for_a_second", "garbage", "named", "ipv6", "slow_link")
-    others = ("port_taken", "two_clients", "large")
-    _run("support.cluster_attacks", "--times", 1, "--only", *names, *others, timeout=1200)
+    names = ("interrupted", "stopped_for_a_second", "garbage", "named", "slow_link", "port_taken")
+    options = ("--times", 1, "--gigabytes", 0.25, "--only", *names, "two_clients", "large")
+    _run("support.cluster_attacks", *options, timeout=1200)
 
 
 def test_too_late():

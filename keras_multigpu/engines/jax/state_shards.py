@@ -1,0 +1,200 @@
+"""Data mode's state in parts: weights, and the optimizer's slots, spread over the devices.
+
+Each device keeps a part and updates it. A step gathers the weights that it computes with, and sums
+the gradients of each part on the part's device (Rajbhandari et al., "ZeRO: Memory optimizations
+toward training trillion parameter models", 2020). The compiler inserts the communication.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from keras_multigpu.engines.jax.placement import on_one_device, placement_on
+from keras_multigpu.engines.jax.transfers import GATHERED
+from keras_multigpu.engines.values import Tensor
+
+# Variables with fewer elements stay whole: sending them costs more than keeping them.
+_LEAST = 1024
+# Variables with as many elements are named if they can't be spread evenly.
+_LARGE = 2**20
+
+
+class StateShards:
+    """Where the state of a data-parallel model is kept.
+
+    Args:
+        names: the names of the devices.
+        shard: what is spread: `"optimizer"` (slots), `"weights"` (weights and slots).
+    """
+
+    def __init__(self, names: Sequence[str], shard: str):
+        self._factors = _prime_factors(len(names))
+        self._axes = tuple(f"part{number}" for number in range(len(self._factors)))
+        self._line = placement_on(tuple(names)).mesh
+        self._mesh = Mesh(self._line.devices.reshape(self._factors), self._axes)
+        self._whole = NamedSharding(self._mesh, PartitionSpec())
+        self.of_weights = shard == "weights"
+        self._gather = jax.custom_vjp(self._whole_of)
+        self._gather.defvjp(
+            lambda weight: (self._whole_of(weight), None),
+            lambda _, gradient: (self._part_of(gradient),),
+        )
+
+    def sharding(self, shape: Sequence[int]) -> NamedSharding:
+        """How a variable of a shape is spread; a copy on each device if it can't be, or is small.
+
+        Along the first axis that the number of devices divides; else along several axes, as far
+        as they can be divided.
+        """
+        parts = _divide(shape, self._factors)
+        for axis, used in parts.items():
+            if len(used) == len(self._factors):
+                return NamedSharding(self._line, PartitionSpec(*[None] * axis, "devices"))
+        along = [
+            tuple(self._axes[number] for number in parts.get(axis, ()))
+            for axis in range(max(parts, default=-1) + 1)
+        ]
+        return NamedSharding(self._mesh, PartitionSpec(*along))
+
+    def share(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """How many elements of a variable of a shape each device keeps."""
+        return (math.prod(self.sharding(shape).shard_shape(tuple(shape))),) * self._mesh.size
+
+    def gathered(self, values: Sequence[Tensor], variables: Sequence[keras.Variable]) -> list[Any]:
+        """Weights for computing in a traced step: whole; their gradients are spread.
+
+        Tables of which a step adds up rows stay spread by rows: `sum_rows` asks for `is_by_rows`.
+        """
+        return [
+            self._gather(value)
+            if _is_traced(value)
+            and not (hasattr(variable, "names_rows_once") and self.is_by_rows(variable.shape))
+            else value
+            for value, variable in zip(values, variables, strict=True)
+        ]
+
+    def is_by_rows(self, shape: Sequence[int]) -> bool:
+        """Whether variables of a shape are spread along their first axis, evenly."""
+        return self.sharding(shape).spec == PartitionSpec("devices")
+
+    def kept(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """A training step whose new state is spread as the old one is."""
+
+        @functools.wraps(step)
+        def kept_step(state: Any, batch: Any) -> Any:
+            outputs, new = step(state, batch)
+            # `evaluate` and `predict` have no optimizer, and change no weight.
+            if not isinstance(new, tuple) or len(new) != 4:
+                return outputs, new
+            weights = self._part_of if self.of_weights else self._whole_of
+            trained, others, slots, metrics = new
+            return outputs, (
+                jax.tree.map(weights, trained),
+                jax.tree.map(weights, others),
+                jax.tree.map(self._part_of, slots),
+                metrics,
+            )
+
+        return kept_step
+
+    def put(self, variables: Iterable[keras.Variable]) -> None:
+        """Spreads variables that are not."""
+        for variable in variables:
+            value, wanted = variable._value, self.sharding(variable.shape)
+            if wanted != self._whole and not value.sharding.is_equivalent_to(wanted, value.ndim):
+                variable.assign(jax.device_put(value, wanted))
+
+    def release(self, template: keras.Model) -> None:
+        """Unties the template's own optimizer and metrics from devices other than the weights'."""
+        optimizer = getattr(template, "optimizer", None)
+        here = set(self._mesh.devices.flat)
+        for variable in [*template.metrics_variables, *getattr(optimizer, "variables", ())]:
+            value = variable._value
+            if value is None or value.is_deleted() or not value.committed:
+                continue
+            if value.sharding.device_set != here:
+                variable.assign(on_one_device(value))
+
+    def warn_of_whole(self, variables: Iterable[keras.Variable]) -> None:
+        """Names large variables of which a device keeps more than its part.
+
+        Warns:
+            UserWarning: if there are any.
+        """
+        count = self._mesh.size
+        large = [
+            f"{variable.path} {tuple(variable.shape)}"
+            for variable in variables
+            if self.share(variable.shape)[0] * count > math.prod(variable.shape) >= _LARGE
+        ]
+        if large:
+            warnings.warn(
+                f"`shard` spreads a weight along axes that the number of devices, {count}, "
+                f"divides. Each device keeps more than its part of: {', '.join(large)}. Choose "
+                "lengths that it divides (a larger vocabulary, say), or another number of devices.",
+                stacklevel=2,
+            )
+
+    def _whole_of(self, value: Tensor) -> Tensor:
+        with jax.named_scope(GATHERED):
+            return _constrain(value, self._whole)
+
+    def _part_of(self, value: Tensor) -> Tensor:
+        return _constrain(value, self.sharding(np.shape(value)))
+
+
+def kept_share(shapes: Sequence[Sequence[int]], count: int) -> float:
+    """The share of variables of some shapes that each of `count` devices keeps."""
+    factors = _prime_factors(count)
+    kept = whole = 0
+    for shape in shapes:
+        used = [number for parts in _divide(shape, factors).values() for number in parts]
+        whole += math.prod(shape)
+        kept += math.prod(shape) // math.prod(factors[number] for number in used)
+    return kept / max(1, whole)
+
+
+def _divide(shape: Sequence[int], factors: Sequence[int]) -> dict[int, list[int]]:
+    """Which of the factors of a number of devices divide which axis of a variable."""
+    if not shape or math.prod(shape) < _LEAST:
+        return {}
+    for axis, length in enumerate(shape):
+        if not length % math.prod(factors):
+            return {axis: list(range(len(factors)))}
+    parts: dict[int, list[int]] = {}
+    left = list(shape)
+    for number, factor in enumerate(factors):
+        axis = max(range(len(left)), key=lambda i: (not left[i] % factor, left[i]))
+        if not left[axis] % factor:
+            left[axis] //= factor
+            parts.setdefault(axis, []).append(number)
+    return parts
+
+
+def _constrain(value: Tensor, sharding: NamedSharding) -> Tensor:
+    return jax.lax.with_sharding_constraint(value, sharding) if _is_traced(value) else value
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
+
+
+def _prime_factors(number: int) -> list[int]:
+    """The prime factors of a number, the largest first; `[1]` for 1."""
+    factors: list[int] = []
+    divisor = 2
+    while number > 1:
+        while not number % divisor:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors[::-1] or [1]

@@ -1,0 +1,68 @@
+"""Processes that run the same steps on TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from keras_multigpu.engines import group
+from keras_multigpu.engines.errors import ClusterError
+from keras_multigpu.engines.group import BEAT
+from keras_multigpu.engines.tensorflow.cluster.runtime import abort_collectives
+
+
+class Group(group.Group):
+    """A group whose collective operations end when a process is lost.
+
+    Attributes:
+        is_in_step: whether this process is in a step, which all make together.
+    """
+
+    is_in_step = False
+
+    failures = (
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.InternalError,
+        tf.errors.UnavailableError,
+        tf.errors.UnknownError,
+    )
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Scope of steps: they end with a `ClusterError` if another process is lost, or fails.
+
+        A thread looks at the others meanwhile: in a collective operation TensorFlow waits for them
+        for ever.
+        """
+        is_over = threading.Event()
+
+        def watch() -> None:
+            while not is_over.wait(BEAT):
+                try:
+                    self.check()
+                except ClusterError:  # kept in `broken`, and raised by `explained`
+                    abort_collectives()
+                    return
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            with self.explained():
+                yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Scope of a step. Between two steps, in callbacks, each process computes by itself."""
+        before, self.is_in_step = self.is_in_step, True
+        try:
+            yield
+        finally:
+            self.is_in_step = before

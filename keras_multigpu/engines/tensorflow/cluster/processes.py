@@ -1,0 +1,213 @@
+"""`join`: brings processes of several hosts together, for TensorFlow's collective operations."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.engines.group import BEAT, in_thread
+from keras_multigpu.engines.remote import Address, listening
+from keras_multigpu.engines.rendezvous import meet
+from keras_multigpu.engines.tensorflow import names
+from keras_multigpu.engines.tensorflow.cluster.board import SocketBoard
+from keras_multigpu.engines.tensorflow.cluster.group import Group
+from keras_multigpu.engines.tensorflow.cluster.runtime import has_started
+from keras_multigpu.engines.tensorflow.cluster.sockets import listen_only_at
+from keras_multigpu.engines.tensorflow.peers import Peers
+
+# What must be equal in all processes.
+_EQUAL = ("num_processes", "TensorFlow", "Keras", "keras_multigpu")
+_CONFIG = "TF_CONFIG"
+
+
+_joined: tuple[tuple[str, int, int], Group] | None = None
+_variables: dict[str, tuple[tf.Variable, tf.Variable]] = {}
+
+
+def current() -> Group | None:
+    """The group of processes that this one has joined, if any."""
+    return _joined[1] if _joined else None
+
+
+def join(address: Address, count: int, number: int, timeout: float) -> tuple[str, ...]:
+    """Joins this process, `number` of `count`, to the others; returns what to call each."""
+    global _joined
+    request = (address.numeric, count, number)
+    if _joined is not None and _joined[0] == request:
+        return _joined[1].names
+    if _joined is not None or has_started():
+        raise RuntimeError(
+            "`join` must come once in a process, before the first tensor or model. Received: "
+            f"coordinator={address.name!r}, num_processes={count}, process_id={number}, in a "
+            "process where TensorFlow has started already. Restart the process (or the "
+            "notebook's kernel) and call it right after the imports."
+        )
+    here = _own_address(address, number)
+    until = time.monotonic() + timeout
+    kept: dict[int, socket.socket] = {}
+    records = meet(address, number, count, _describe(count, here), _EQUAL, until, kept)
+    known = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
+    group = Group(SocketBoard(number, kept), number, known, timeout)
+    atexit.register(_leave, group)
+    if count > 1:
+        addresses = [record["address"] for record in records]
+        is_main = threading.current_thread() is threading.main_thread()
+        on_terminate = signal.getsignal(signal.SIGTERM) if is_main else None
+        started = in_thread(lambda: _start(addresses, number))
+        while not futures.wait([started], BEAT).done:
+            group.check()
+        try:
+            started.result()
+        except BaseException as error:
+            group.fail(error)
+            raise
+        # TensorFlow's runtime takes the signal for itself, and a process would not end by it.
+        if on_terminate is not None:
+            signal.signal(signal.SIGTERM, on_terminate)
+        _close_to_others(here)
+        names.join(number, [json.loads(record["devices"]) for record in records])
+    _joined = (request, group)
+    if len({record["random numbers"] for record in records}) > 1:
+        keras.utils.set_random_seed(int(records[0]["seed"]))
+    return known
+
+
+def peers_of(devices: Sequence[str]) -> Peers | None:
+    """What joins a model's replicas on devices of several processes; `None` if all are here."""
+    group = current()
+    if group is None:
+        return None
+    owners = [names.find(device)[0] for device in devices]
+    if set(owners) == {group.number}:
+        return None
+    kind = "gpu" if any(device.startswith("gpu") for device in devices) else "cpu"
+    device = names.full_name(names.first(kind))
+    count = len(group.names)
+    if device not in _variables:
+        with tf.init_scope(), tf.device(device):
+            token = tf.Variable(0.0, trainable=False, name="ordering_token")
+            digests = tf.Variable(tf.zeros([count], tf.int64), trainable=False, name="digests")
+        _variables[device] = token, digests
+    return Peers(owners, group.number, count, device, *_variables[device])
+
+
+def check_devices(devices: Sequence[str], mode: str) -> None:
+    """Raises a `ValueError` for devices of other processes that a model can't use."""
+    group = current()
+    if group is None:
+        return
+    owners = {names.find(device)[0] for device in devices if "/" not in device}
+    if owners <= {group.number}:
+        return
+    absent = sorted(set(range(len(group.names))) - owners)
+    if absent:
+        raise ValueError(
+            "A model uses devices of this process only, or at least one device of every "
+            f"process that has joined. Received: devices={list(devices)!r}, with none of "
+            f"process {', '.join(map(str, absent))}. This is process {group.number}. Leave "
+            "`n_gpus` and `devices` out to use all, or join fewer processes."
+        )
+    if mode != "data":
+        raise ValueError(
+            f"Only mode 'data' can use several processes. Received: mode={mode!r} and "
+            f"devices={list(devices)!r}, of {len(owners)} processes. Use mode 'data', or devices "
+            "of this process only."
+        )
+    if len({device.partition(":")[0] for device in devices}) > 1:
+        raise ValueError(
+            "A model over several processes uses GPUs or CPU devices, not both. Received: "
+            f"devices={list(devices)!r}. Leave `n_gpus` and `devices` out to use all GPUs."
+        )
+
+
+def _own_address(coordinator: Address, number: int) -> Address:
+    """An address at which the other processes reach this one, with a free port."""
+    ip = coordinator.ip
+    if number:
+        with socket.socket(coordinator.family, socket.SOCK_DGRAM) as probe:
+            probe.connect((coordinator.ip, coordinator.port))  # sends nothing
+            ip = str(probe.getsockname()[0])
+    free = Address(ip, ip, 0)
+    with listening(free) as server:
+        return dataclasses.replace(free, port=int(server.getsockname()[1]))
+
+
+def _start(addresses: Sequence[str], number: int) -> None:
+    """Starts TensorFlow's runtime with a server for the other processes."""
+    config = {
+        "cluster": {names.JOINED_JOB: list(addresses)},
+        "task": {"type": names.JOINED_JOB, "index": number},
+    }
+    with _environment(_CONFIG, json.dumps(config)):
+        # Only for the runtime that its constructor sets up: it is never used as a strategy.
+        tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def _close_to_others(here: Address) -> None:
+    """Closes this process's port, except at the address that the other processes use."""
+    try:
+        listen_only_at(here.ip, here.port)
+    except OSError as error:
+        warnings.warn(
+            f"TensorFlow listens on port {here.port} of all addresses of this machine, and this "
+            f"system can't close it to others ({error}): whoever reaches the port can run "
+            "computations in this process. Let a firewall close it to all but the processes.",
+            stacklevel=5,
+        )
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+def _describe(count: int, here: Address) -> dict[str, str]:
+    """What the others are told of this process."""
+    states = (random.getstate(), np.random.get_state(legacy=False))
+    return {
+        "host": socket.gethostname(),
+        "pid": str(os.getpid()),
+        "num_processes": str(count),
+        "TensorFlow": tf.__version__,
+        "Keras": keras.__version__,
+        "keras_multigpu": importlib.metadata.version("keras-multigpu"),
+        "address": here.numeric,
+        "devices": json.dumps({kind: names.count_own(kind) for kind in ("cpu", "gpu")}),
+        "random numbers": str(zlib.crc32(repr(states).encode())),
+        "seed": str(random.SystemRandom().randrange(2**31)),
+    }
+
+
+def _leave(group: Group) -> None:
+    """Leaves the group when the process ends."""
+    group.leave()
+    if group.broken is not None:
+        # TensorFlow's own clean-up would wait for operations that never end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)

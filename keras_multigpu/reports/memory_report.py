@@ -1,0 +1,186 @@
+"""The memory that each device needs in a step, as a table and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from keras_multigpu import engines
+from keras_multigpu.arguments import check_model
+from keras_multigpu.engines import Holding
+from keras_multigpu.reports.environment import describe_environment
+from keras_multigpu.reports.forms import show_bytes
+from keras_multigpu.reports.report import Column, Report
+from keras_multigpu.reports.state import check_batch, step_prepared
+
+KINDS = (
+    "weights",
+    "slots",
+    "batch",
+    "copies",
+    "gradients",
+    "activations",
+    "temporaries",
+    "other",
+)
+_BY_XLA = (
+    "XLA counts all that a device holds; how it divides the memory of the step between "
+    "gradients, activations and temporaries is estimated from the order of the operations."
+)
+_BY_GRAPH = (
+    "Weights, slots and the batch are counted. Gradients, activations and temporaries are "
+    "estimated, at the moment when the device holds most, from the sizes in TensorFlow's graphs "
+    "and the order in which operations become ready. Memory within a kernel is not included."
+)
+_WITHOUT_XLA = "The step is compiled with XLA, which fuses operations and needs less than this."
+
+
+def memory(model: keras.Model, batch: Any, training: bool = True) -> MemoryReport:
+    """Counts the memory that each device needs in a training step, or in a prediction.
+
+    Weights and the optimizer's slots are counted where they are. The rest is read from the program
+    that XLA compiles on JAX, or from the graphs that TensorFlow makes for each device, so it needs
+    no GPU: virtual devices (`keras_multigpu.use_virtual_devices`) give the same counts. The step is
+    compiled for this batch, and on TensorFlow it runs once; the model's state is restored. Memory
+    that the backend or a GPU library takes for itself is not included.
+
+    Args:
+        model: a Keras model, or a model from `make_parallel`; compiled, for `training`.
+        batch: the inputs, or a tuple of inputs, targets and, optionally, sample weights, as
+            arrays. Their values don't matter, only their shapes.
+        training: a training step, or a prediction.
+
+    Returns:
+        A report with a row for each device: the bytes of each kind when it holds most, and their
+        sum.
+
+    Raises:
+        ValueError: if the model is not compiled, or the batch has no targets, for a training step.
+
+    Example:
+        >>> import numpy as np
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, use_bias=False)])
+        >>> model.compile("adam", "mse")
+        >>> report = memory(model, (np.ones((6, 8)), np.ones((6, 4))))
+        >>> report.bytes(kind="weights") == 8 * 4 * 4
+        True
+    """
+    check_model(model)
+    if training and not model.compiled:
+        raise ValueError(
+            "`model` must be compiled for the memory of a training step: the optimizer has slots. "
+            f"Received: model={model.name!r}, which is not compiled. Call `model.compile(...)`, or "
+            "give `training=False`."
+        )
+    given = check_batch(batch, with_targets=training)
+    with step_prepared(model, given, training):
+        held = engines.current().find_memory(model, given, training)
+    by_compiler = engines.current().partitions
+    notes = [_BY_XLA if by_compiler else _BY_GRAPH]
+    if model.jit_compile and not by_compiler:
+        notes.append(_WITHOUT_XLA)
+    devices = getattr(model, "devices", None) or sorted({one.device for one in held})
+    settings = {
+        "model": model.name,
+        "step": "training" if training else "prediction",
+        "batch size": len(keras.tree.flatten(given[0])[0]),
+        **describe_environment(devices),
+    }
+    return MemoryReport(held, settings=settings, notes=notes)
+
+
+class MemoryReport(Report):
+    """What each device holds when a step needs most memory.
+
+    Args:
+        held: what the devices hold, by kind.
+        settings: what the figures depend on.
+        notes: sentences to print below the table, after the conclusions.
+
+    Attributes:
+        held: as given.
+        devices: the devices' names.
+
+    Example:
+        >>> held = [
+        ...     Holding("gpu:0", "weights", 400_000_000, is_counted=True),
+        ...     Holding("gpu:0", "activations", 600_000_000, is_counted=False),
+        ... ]
+        >>> report = MemoryReport(held)
+        >>> report.peak
+        1000000000
+        >>> print(report)
+        Memory of each device
+        <BLANKLINE>
+        device  weights  activations      sum
+        gpu:0    400 MB       600 MB  1.00 GB
+        <BLANKLINE>
+        gpu:0 holds most: 1.00 GB, of which 600 MB are activations.
+    """
+
+    def __init__(
+        self,
+        held: Sequence[Holding],
+        *,
+        settings: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
+    ):
+        self.held = list(held)
+        self.devices = tuple(dict.fromkeys(one.device for one in self.held))
+        self._kinds = [kind for kind in KINDS if self.bytes(kind=kind)]
+        columns = [Column("device")]
+        columns += [Column(kind, "B", show_bytes) for kind in (*self._kinds, "sum")]
+        rows = [
+            (name, *(self.bytes(name, kind) for kind in self._kinds), self.bytes(name))
+            for name in self.devices
+        ]
+        notes = [*self._notes(), *notes]
+        super().__init__("Memory of each device", columns, rows, notes, settings)
+
+    def bytes(self, device: str | None = None, kind: str | None = None) -> int:
+        """The bytes of a device and a kind, `None` for all of them."""
+        return sum(
+            one.bytes
+            for one in self.held
+            if device in (None, one.device) and kind in (None, one.kind)
+        )
+
+    @property
+    def peak(self) -> int:
+        """The bytes of the device that holds most."""
+        return max(map(self.bytes, self.devices), default=0)
+
+    def draw(self, figure: Any) -> None:
+        """Draws a bar for each device, made of what it holds."""
+        axes = figure.subplots()
+        places, left = range(len(self.devices)), [0.0] * len(self.devices)
+        for number, kind in enumerate(self._kinds):
+            sizes = [self.bytes(name, kind) / 1e6 for name in self.devices]
+            axes.barh(places, sizes, left=left, label=kind, color=f"C{number}")
+            left = [start + size for start, size in zip(left, sizes)]
+        for place, name in enumerate(self.devices):
+            axes.text(left[place], place, f" {show_bytes(self.bytes(name))}", va="center")
+        axes.set(xlabel="MB", yticks=places, yticklabels=self.devices)
+        axes.set_xlim(0, 1.15 * max(left, default=1.0))
+        axes.invert_yaxis()
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_axisbelow(True)
+        axes.set_title(self.title, pad=30)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=8, frameon=False)
+
+    def _notes(self) -> list[str]:
+        if not self.devices:
+            return []
+        name = max(self.devices, key=self.bytes)
+        kind = max(self._kinds, key=lambda one: self.bytes(name, one))
+        size, total = self.bytes(name, kind), self.bytes(name)
+        notes = [f"{name} holds most: {show_bytes(total)}, of which {show_bytes(size)} are {kind}."]
+        unknown = sum(one.unknown for one in self.held)
+        if unknown:
+            notes.append(
+                f"The size of {unknown} tensors is known only when the step runs (those of loops, "
+                "for example): they are left out, and the step needs more than this."
+            )
+        return notes

@@ -1,0 +1,178 @@
+"""Ways to train a model as a table, and the call that starts the best one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from keras_multigpu.reports.forms import show_bytes, show_seconds
+from keras_multigpu.reports.prediction import Prediction
+from keras_multigpu.reports.report import Column, Report
+
+_MOST_DRAWN = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A way to train a model on several devices.
+
+    Attributes:
+        prediction: the step on one part of a batch.
+        shard: what mode `"data"` spreads over the devices.
+        parts: the number of parts of a batch, whose gradients are accumulated.
+        rows: the rows of a part, on all devices together.
+        remat: whether activations are computed again instead of kept.
+        fits: whether the memory of a device is enough.
+
+    Example:
+        >>> from keras_multigpu.reports import Link
+        >>> from keras_multigpu.reports.prediction import Load, Traffic, predict
+        >>> load = Load(0.02, 0.04, 0.04, Traffic(12e7, 12e7), memory=500_000_000)
+        >>> step = predict("data", 2, load, Link("fast", 1e11))
+        >>> Choice(step, "weights", parts=1, rows=64, remat=False, fits=True).call
+        "parallel = make_parallel(model, 2, mode='data', shard='weights')"
+    """
+
+    prediction: Prediction
+    shard: str | None
+    parts: int
+    rows: int
+    remat: bool
+    fits: bool
+
+    @property
+    def mode(self) -> str:
+        """The mode."""
+        return self.prediction.mode
+
+    @property
+    def memory(self) -> int | None:
+        """The bytes of the device that needs most, if known."""
+        return self.prediction.load.memory
+
+    @property
+    def update_s(self) -> float:
+        """The time of an update with a whole batch, in seconds."""
+        return self.parts * self.prediction.step_s
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `make_parallel` beside the model and the number of devices."""
+        spread = {} if self.shard is None else {"shard": self.shard}
+        return {"mode": self.mode, **spread}
+
+    @property
+    def call(self) -> str:
+        """What to write."""
+        given = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        lines = []
+        if self.remat:
+            lines.append('make the layers in `keras.RematScope("full")`, the model outside of it')
+        lines.append(f"parallel = make_parallel(model, {self.prediction.devices}{given})")
+        if self.parts > 1:
+            lines.append(
+                f"compile it with an optimizer with gradient_accumulation_steps={self.parts}, and "
+                f"fit(..., batch_size={self.rows})"
+            )
+        return "; ".join(lines)
+
+
+class PlanReport(Report):
+    """The ways to train a model on several devices: those that fit first, the fastest first.
+
+    Args:
+        choices: the ways.
+        devices: the number of devices.
+        notes: sentences to print below the table, after the conclusion.
+        settings: what the figures depend on.
+
+    Attributes:
+        choices: the ways, in the order of the table.
+
+    Example:
+        >>> from keras_multigpu.reports import Link
+        >>> from keras_multigpu.reports.prediction import Load, Traffic, predict
+        >>> load = Load(0.02, 0.04, 0.04, Traffic(12e7, 12e7), memory=500_000_000)
+        >>> step = predict("data", 2, load, Link("fast", 1e11))
+        >>> found = PlanReport([Choice(step, None, parts=1, rows=64, remat=False, fits=True)], 2)
+        >>> found.best
+        {'mode': 'data'}
+        >>> print(found.notes[0])
+        The fastest that fits takes 22.4 ms: parallel = make_parallel(model, 2, mode='data')
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        devices: int,
+        *,
+        notes: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+    ):
+        def order(one: Choice) -> tuple[bool, float]:
+            return not one.fits, one.update_s if one.fits else float(one.memory or 0)
+
+        self.choices = sorted(choices, key=order)
+        rows = [[find(one) for find in _TABLE.values()] for one in self.choices]
+        notes = [self._conclude(), *notes]
+        super().__init__(f"Plan for {devices} devices", list(_TABLE), rows, notes, settings)
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The options of the fastest way that fits: `make_parallel(model, n, **plan.best)`.
+
+        Its batch and `keras.RematScope` are in `choices[0]`.
+
+        Raises:
+            ValueError: if none fits.
+        """
+        if not self.choices or not self.choices[0].fits:
+            raise ValueError(
+                f"`best` needs a way to train that fits. Received: {self._conclude()} Give more "
+                "devices, devices with more memory, or a smaller batch."
+            )
+        return self.choices[0].options
+
+    def _conclude(self) -> str:
+        best = next((one for one in self.choices if one.fits), None)
+        if best is not None:
+            return f"The fastest that fits takes {show_seconds(best.update_s)}: {best.call}"
+        known = [one.memory for one in self.choices if one.memory is not None]
+        least = f" The least is {show_bytes(min(known))} on a device." if known else ""
+        return f"None of {len(self.choices)} ways fits.{least}"
+
+    def draw(self, figure: Any) -> None:
+        """Draws the memory and the time of each way; those that don't fit are grey."""
+        shown = self.choices[:_MOST_DRAWN]
+        places, labels = range(len(shown)), [_label(one) for one in shown]
+        colors = ["C0" if one.fits else "lightgrey" for one in shown]
+        left, right = figure.subplots(1, 2, sharey=True)
+        left.barh(places, [(one.memory or 0) / 1e6 for one in shown], color=colors)
+        left.set(xlabel="memory of a device (MB)", yticks=places, yticklabels=labels)
+        right.barh(places, [1e3 * one.update_s for one in shown], color=colors)
+        right.set(xlabel="update with a whole batch (ms)")
+        left.invert_yaxis()
+        figure.suptitle(self.title)
+        for axes in (left, right):
+            axes.grid(axis="x", alpha=0.3)
+            axes.set_axisbelow(True)
+
+
+def _label(one: Choice) -> str:
+    spread = "" if one.shard is None else f", {one.shard} spread"
+    parts = f", {one.parts} parts" if one.parts > 1 else ""
+    return f"{one.mode}{spread}{parts}{', recomputed' if one.remat else ''}"
+
+
+_TABLE: dict[Column, Callable[[Choice], Any]] = {
+    Column("mode"): lambda one: one.mode,
+    Column("shard"): lambda one: one.shard,
+    Column("parts"): lambda one: one.parts,
+    Column("rows of a part"): lambda one: one.rows,
+    Column("recomputed"): lambda one: "yes" if one.remat else "no",
+    Column("memory", "B", show_bytes): lambda one: one.memory,
+    Column("fits"): lambda one: "yes" if one.fits else "no",
+    Column("update", "s", show_seconds): lambda one: one.update_s,
+    Column("moving", "s", show_seconds): lambda one: one.parts * one.prediction.transfer_s,
+}

@@ -1,0 +1,182 @@
+"""Where `shard` keeps weights and slots, and what crosses between the devices in a step."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, optimizers
+from support.parity import difference
+
+from keras_multigpu import make_parallel
+from keras_multigpu.reports import transfers
+
+N = 4
+
+
+def _build(*more, width=32):
+    keras.utils.set_random_seed(0)
+    hidden = [layers.Dense(width, activation="tanh", name=f"hidden{i}") for i in range(8)]
+    return keras.Sequential([keras.Input((width,)), *hidden, *more, layers.Dense(3)])
+
+
+def _batch(rows=10, width=32):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(rows, width)).astype("float32"), rng.normal(size=(rows, 3))
+
+
+def _device(variable):
+    return int(variable._value.device.rpartition(":")[2])
+
+
+def _bytes(variables):
+    found = [0] * N
+    for variable in variables:
+        found[_device(variable)] += np.asarray(variable).nbytes
+    return found
+
+
+@pytest.mark.parametrize("shard", [pytest.param("optimizer", marks=pytest.mark.slow), "weights"])
+def test_each_device_keeps_an_even_part(shard):
+    parallel = make_parallel(_build(), N, shard=shard)
+    parallel.compile("adam", "mse")
+    parallel.fit(*_batch(), verbose=0)
+    state = _bytes([*parallel.weights, *parallel.optimizer.variables])
+    assert max(state) < 1.06 * sum(state) / N
+    slots = {slot.path: _device(slot) for slot in parallel.optimizer.variables}
+    for weight in parallel.trainable_weights:
+        homes = {slots[path] for path in slots if weight.path.replace("/", "_") in path}
+        assert homes == {_device(weight)}
+
+
+def test_placement_tells_the_elements_on_each_device():
+    parallel = make_parallel(_build(), N, shard="weights")
+    for weight in parallel.weights:
+        kept = parallel.placement[weight.path]
+        assert len(kept) == N
+        assert kept[_device(weight)] == sum(kept) == np.asarray(weight).size
+    assert make_parallel(_build(), N).placement == {}
+
+
+def test_weights_of_layers_built_later_have_homes():
+    model = keras.Sequential([layers.Dense(32) for _ in range(8)])
+    parallel = make_parallel(model, N, shard="weights")
+    assert parallel.placement == {}
+    parallel.compile("adam", "mse")
+    x, _ = _batch()
+    parallel.fit(x, x, verbose=0)
+    assert {_device(weight) for weight in model.weights} == set(range(N))
+    assert parallel.placement.keys() == {weight.path for weight in model.weights}
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda: optimizers.AdamW(0.02, global_clipnorm=0.1, use_ema=True),
+        pytest.param(
+            lambda: optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1, gradient_accumulation_steps=2),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda: optimizers.LossScaleOptimizer(optimizers.Adam(clipvalue=0.1)),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_no_device_sends_or_receives_more_than_its_part(make_optimizer):
+    model = _build(width=128)
+    parallel = make_parallel(model, N, shard="weights")
+    parallel.compile(make_optimizer(), "mse")
+    report = transfers(parallel, _batch(width=128))
+    trained = sum(np.asarray(weight).nbytes for weight in model.trainable_weights)
+    for device in report.devices:
+        for end in ("source", "target"):
+            crossing = [
+                one.bytes
+                for one in report.training
+                if one.kind != "inputs" and getattr(one, end) == device
+            ]
+            assert sum(crossing) < 1.05 * 2 * trained * (N - 1) / N
+
+
+@pytest.mark.slow
+def test_a_model_that_runs_whole_on_one_device():
+    class MeanOfRows(layers.Layer):
+        def call(self, x):
+            return x - keras.ops.mean(x, axis=0)
+
+    plain, parallel = _build(MeanOfRows()), make_parallel(_build(MeanOfRows()), N, shard="weights")
+    for model in (plain, parallel):
+        model.compile(optimizers.Adam(0.02), "mse")
+    plain.fit(*_batch(), verbose=0)
+    with pytest.warns(UserWarning, match=r"runs on 'cpu:0' alone"):
+        parallel.fit(*_batch(), verbose=0)
+    assert difference(plain.get_weights(), parallel.get_weights()) < 1e-5
+
+
+@pytest.mark.slow
+def test_wire_dtype_rounds_as_without_shard():
+    trained = []
+    for shard in (None, "weights"):
+        parallel = make_parallel(_build(), N, shard=shard, wire_dtype="bfloat16")
+        parallel.compile(optimizers.SGD(0.1), "mse")
+        parallel.fit(*_batch(), verbose=0)
+        trained.append(parallel.get_weights())
+    assert difference(*trained) < 2e-3
+
+
+def test_slots_made_before_move_to_their_weights():
+    template = _build()
+    optimizer = optimizers.Adam(0.02)
+    optimizer.build(template.trainable_variables)
+    parallel = make_parallel(template, N, shard="weights")
+    parallel.compile(optimizer, "mse")
+    state = _bytes(optimizer.variables)
+    assert max(state) < 1.06 * sum(state) / N
+
+
+@pytest.mark.slow
+def test_optimizers_that_a_function_chooses_keep_their_slots_at_home():
+    made = {}
+
+    def choose(variable):
+        return made.setdefault("bias" in variable.path, optimizers.Adam(0.02))
+
+    parallel = make_parallel(_build(), N, shard="weights")
+    parallel.compile(optimizers.MultiOptimizer(choose), "mse")
+    parallel.fit(*_batch(), verbose=0)
+    state = _bytes(parallel.optimizer.variables)
+    assert max(state) < 1.06 * sum(state) / N
+
+
+def test_a_weight_with_more_than_its_share_is_named():
+    model = keras.Sequential([keras.Input((600,)), layers.Dense(600), layers.Dense(10)])
+    text = r"Received: '.*kernel' with 98% of the bytes, on 4 devices: one device keeps 98%"
+    with pytest.warns(UserWarning, match=text):
+        make_parallel(model, N, shard="weights")
+
+
+def test_the_template_compiles_for_xla_where_keras_would():
+    template = _build()
+    template.compile("adam", "mse", jit_compile=True)
+    make_parallel(template, N, shard="weights")
+    template.fit(*_batch(), verbose=0)
+    assert np.isfinite(template.predict(_batch()[0], verbose=0)).all()
+
+
+def test_only_the_template_is_kept_from_xla():
+    x, _ = _batch()
+    template = keras.Sequential([layers.Dense(32) for _ in range(4)])
+    parallel = make_parallel(template, N, shard="weights")
+    parallel.compile("adam", "mse", jit_compile=True)
+    parallel.fit(x, x, verbose=0)
+    assert (parallel.jit_compile, template.jit_compile) == (True, False)
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
+def test_weights_that_a_model_no_longer_has_have_no_home():
+    parallel = make_parallel(_build(), N, shard="weights")
+    before = parallel.placement
+    parallel.quantize("int8")
+    parallel.predict(_batch()[0], verbose=0)
+    weights = parallel.template.weights
+    assert parallel.placement.keys() == {weight.path for weight in weights} != before.keys()
+    assert {_device(weight) for weight in weights} == set(range(N))

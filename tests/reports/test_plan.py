@@ -1,0 +1,173 @@
+"""Ways to train a model on devices of limited memory."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from keras_multigpu import engines, make_parallel, reports
+from keras_multigpu.reports import Link
+from keras_multigpu.reports.forms import read_bytes
+from keras_multigpu.reports.loads import SHARDS, Shard, find_load
+from keras_multigpu.reports.plan_report import Choice, PlanReport
+from keras_multigpu.reports.prediction import Load, Sizes, StepTime, Traffic, Workload, predict
+
+ON_JAX = keras.backend.backend() == "jax"
+LINK = Link("link", 1e9, 0.0)
+STEP = {256: 0.1, 128: 0.06}
+
+
+def _model():
+    hidden = [layers.Dense(128, activation="gelu") for _ in range(3)]
+    model = keras.Sequential([keras.Input((64,)), *hidden, layers.Dense(8)])
+    model.compile("adam", "mse")
+    return model
+
+
+def _plan(model, memory):
+    return reports.plan(model, 256, 2, memory=memory, link=LINK, step_seconds=STEP)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return _model()
+
+
+@pytest.fixture(scope="module")
+def roomy(model):
+    """The plan for devices with more memory than needed."""
+    return _plan(model, "1 GB")
+
+
+def test_what_fits_is_the_fastest(model, roomy):
+    assert roomy.best == {"mode": "data"}
+    first = roomy.choices[0]
+    assert first.fits
+    assert first.parts == 1
+    assert first.rows == 256
+    times = [one.update_s for one in roomy.choices if one.fits]
+    assert times == sorted(times)
+    step = 0.02 + 128 * 0.08 / 256  # the line through the given times
+    assert times[0] == pytest.approx(step + 0.25 * 0.02 + first.prediction.transfer_s)
+    parallel = make_parallel(model, 2, **roomy.best)
+    x, y = np.ones((256, 64), "float32"), np.ones((256, 8), "float32")
+    parallel.compile("adam", "mse")
+    counted = reports.memory(parallel, (x, y)).peak
+    assert first.memory == pytest.approx(counted, rel=0.1 if ON_JAX else 0.2)
+
+
+def test_less_memory_asks_for_another_way(model, roomy):
+    plain = next(one for one in roomy.choices if one.mode == "data" and one.shard is None)
+    found = _plan(model, 0.97 * plain.memory)
+    first = found.choices[0]
+    assert (first.mode, first.shard, first.parts, first.remat) != ("data", None, 1, False)
+    assert first.fits
+    assert first.memory <= 0.97 * plain.memory
+    assert make_parallel(model, 2, **found.best).mode == found.best["mode"]
+
+
+def test_only_options_that_the_backend_takes(model, roomy):
+    for shard in SHARDS:
+        make_parallel(model, 2, shard=shard)
+    found = {one.shard for one in roomy.choices}
+    # On TensorFlow both are the same.
+    assert found == {None, *SHARDS} if ON_JAX else {None, "weights"}
+
+
+def test_a_weight_that_cannot_be_cut_fills_a_device():
+    runner = engines.current().data_runner
+    uncut = keras.Sequential([keras.Input((1023,)), layers.Dense(1025), layers.Dense(1)])
+    assert runner.fullest(uncut, 4, "weights")[1] > 0.99
+    even = keras.Sequential([keras.Input((512,)), *(layers.Dense(512) for _ in range(4))])
+    for count in (2, 4):
+        weights, slots = runner.fullest(even, count, "weights")
+        assert weights == slots == pytest.approx(1 / count, rel=0.02)
+    assert runner.fullest(even, 4, "optimizer") == ((1.0, slots) if ON_JAX else (slots, slots))
+
+
+def test_the_model_is_as_before(model):
+    before = model.get_weights()
+    function = model.train_function
+    with pytest.raises(ValueError, match=r"Received: None of \d+ ways fits. The least is"):
+        _ = _plan(model, "1 kB").best
+    assert all(map(np.array_equal, before, model.get_weights()))
+    assert model.train_function is function
+
+
+@pytest.mark.backend_free
+def test_parts_of_the_state():
+    sizes = Sizes(1000, 800, 10, 1600, outputs=4, activations=20, working=500)
+    work = Workload(StepTime(0.0, 1.0), 64, sizes, by_compiler=True)
+    shards = {"optimizer": Shard("optimizer", 1.0, 0.25), "weights": Shard("weights", 0.25, 0.25)}
+    loads = {name: find_load("data", work, 4, one) for name, one in shards.items()}
+    loads[None] = find_load("data", work, 4)
+    rest = 500 + 16 * 20
+    assert loads[None].memory == 1000 + 1600 + rest
+    assert loads["optimizer"].memory == 1000 + 400 + rest
+    assert loads["weights"].memory == 1250 + 400 + rest  # gathered, beside their parts
+    for load in loads.values():
+        assert load.traffic.sent == load.traffic.received == 2 * 800 * 3 / 4
+    again = Shard("weights", 0.25, 0.25, gathers=2)
+    assert again.times == 3
+    assert again.kept == (0.25, 0.25)
+    assert find_load("data", work, 1, shards["weights"]) == find_load("data", work, 1)
+    hubs = Workload(StepTime(0.0, 1.0), 64, sizes)
+    assert find_load("data", hubs, 4).memory == 1000 + 1600 + rest + 800  # at home
+    moved = find_load("data", hubs, 4, shards["weights"]).traffic
+    assert moved.sent == 2 * 800 * 3 / 4 + 48 * 4  # and the outputs of other devices' rows
+
+
+def _choice(memory, seconds, fits, **given):
+    load = Load(seconds, seconds, seconds, Traffic(), memory)
+    values = {"shard": None, "parts": 1, "rows": 64, "remat": False, **given}
+    return Choice(predict("data", 2, load, LINK), fits=fits, **values)
+
+
+@pytest.mark.backend_free
+def test_forms(tmp_path):
+    choices = [
+        _choice(9e9, 0.01, False),
+        _choice(7e9, 0.03, True, parts=4, rows=16, remat=True),
+        _choice(6e9, 0.04, True, shard="weights"),
+    ]
+    report = PlanReport(choices, 2, settings={"model": "m"})
+    assert [one.memory for one in report.choices] == [6e9, 7e9, 9e9]
+    assert report.best == {"mode": "data", "shard": "weights"}
+    text = str(report)
+    assert "takes 40.0 ms: parallel = make_parallel(model, 2, mode='data', shard='weights')" in text
+    call = report.choices[1].call
+    assert "keras.RematScope" in call
+    assert "gradient_accumulation_steps=4, and fit(..., batch_size=16)" in call
+    assert report.choices[1].update_s == 4 * 0.03
+    assert [row["fits"] for row in json.loads(report.to_json())["rows"]] == ["yes", "yes", "no"]
+    assert list(report.to_dataframe()["parts"]) == [1, 4, 1]
+    assert "7.00 GB" in report.to_html()
+    report.save(tmp_path / "plan.png")
+    left, right = report.plot().axes
+    assert [bar.get_width() for bar in left.patches] == [6000, 7000, 9000]
+    assert [bar.get_width() for bar in right.patches] == [40, 120, 10]
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("size", "found"),
+    [("24 GB", 24 * 10**9), ("1.5GiB", 1.5 * 2**30), ("80 kB", 80_000), (2e6, 2_000_000)],
+)
+def test_sizes(size, found):
+    assert read_bytes("memory", size) == found
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("size", ["24", "GB", "-1 GB", 0, True, None, float("inf")])
+def test_wrong_sizes(size):
+    with pytest.raises(ValueError, match="with a unit. Received: memory="):
+        read_bytes("memory", size)
+
+
+def test_wrong_arguments(model):
+    with pytest.raises(ValueError, match="must not exceed the batch_size=2"):
+        reports.plan(model, 2, 4, memory="1 GB")
+    with pytest.raises(ValueError, match="Received: model="):
+        reports.plan(keras.Sequential([layers.Dense(2)]), 4, 2, memory="1 GB")

@@ -1,0 +1,193 @@
+"""Models that joined processes train together: `joined_models.py FOLDER COUNTS NUMBER ADDRESS`.
+
+COUNTS are the devices of each process: `1,2`. Every process trains each model over all devices,
+then the same model alone, and writes what differs.
+"""
+
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+
+import keras_multigpu
+from keras_multigpu import make_parallel
+from keras_multigpu.cluster import join
+
+ROWS, BATCH = 35, 16
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(keras.config.floatx())
+
+
+def integers(high, *shape, seed=0):
+    return np.random.default_rng(seed).integers(0, high, shape)
+
+
+def mlp(**options):
+    inputs = keras.Input((6,))
+    x = layers.Dense(8, "tanh", kernel_regularizer="l2")(inputs)
+    x = layers.BatchNormalization()(x)
+    outputs = layers.Dense(3, "softmax")(x)
+    model = keras.Model(inputs, outputs)
+    options = {"optimizer": "adam", "metrics": ["accuracy"], **options}
+    model.compile(loss="sparse_categorical_crossentropy", **options)
+    return model, numbers(ROWS, 6), integers(3, ROWS)
+
+
+def clipped_eager():
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1)
+    return mlp(optimizer=optimizer, run_eagerly=True, metrics=[])
+
+
+def several_steps():
+    return mlp(optimizer=keras.optimizers.Adam(use_ema=True), steps_per_execution=3)
+
+
+def compiled():
+    return mlp(jit_compile=True)
+
+
+def images():
+    model = keras.Sequential([
+        keras.Input((8, 8, 2)), layers.Conv2D(4, 3), layers.BatchNormalization(axis=-1),
+        layers.ReLU(), layers.GlobalAveragePooling2D(), layers.Dense(2),
+    ])  # fmt: skip
+    model.compile(optimizer="sgd", loss="mse")
+    return model, numbers(ROWS, 8, 8, 2), numbers(ROWS, 2, seed=1)
+
+
+def texts():
+    """Sparse gradients of an embedding, masks through a recurrent layer, clipping by norm."""
+    inputs = keras.Input((7,), dtype="int32")
+    x = layers.Embedding(20, 5, mask_zero=True)(inputs)
+    x = layers.LSTM(4, return_sequences=True)(x)
+    outputs = layers.Dense(1)(x)
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer=keras.optimizers.Adam(0.01, clipnorm=0.5), loss="mse")
+    words = integers(20, ROWS, 7)
+    words[:, 5:] = 0
+    return model, words, numbers(ROWS, 7, 1)
+
+
+@keras.saving.register_keras_serializable()
+class AddsLosses(layers.Layer):
+    """Adds a loss that is a mean over the rows, and counts calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = self.add_weight(shape=(), trainable=False, initializer="zeros")
+
+    def call(self, x):
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        self.seen.assign_add(1.0)
+        return x
+
+
+def contrastive(truth, predicted):
+    """Compares every row of the batch with every other."""
+    near = ops.matmul(predicted, ops.transpose(predicted))
+    return -ops.mean(ops.diagonal(ops.log_softmax(near, axis=-1)), keepdims=True) + 0.0 * ops.mean(
+        truth
+    )
+
+
+def several_outputs():
+    inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((2,), name="b")}
+    x = layers.Concatenate()([inputs["a"], inputs["b"]])
+    x = AddsLosses()(layers.Dense(5, activity_regularizer="l2")(x))
+    outputs = {"p": layers.Dense(3, name="p")(x), "q": layers.Dense(1, name="q")(x)}
+    model = keras.Model(inputs, outputs)
+    loss = {"p": contrastive, "q": "mse"}
+    model.compile(optimizer="rmsprop", loss=loss, metrics={"q": ["mae"]})
+    x = {"a": numbers(ROWS, 4), "b": numbers(ROWS, 2, seed=1)}
+    return model, x, {"p": numbers(ROWS, 3, seed=2), "q": numbers(ROWS, 1, seed=3)}
+
+
+@keras.saving.register_keras_serializable()
+class Adversarial(keras.Model):
+    """Calls parts, and takes the gradient by the inputs of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = layers.Dense(5, "tanh")
+        self.second = layers.Dense(1)
+
+    def call(self, x):
+        return self.second(self.first(x))
+
+    def train_step(self, data):
+        x, y, *_ = data
+        with tf.GradientTape() as outer:
+            hidden = self.first(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                first_loss = ops.mean(ops.square(self(x) - y))
+            moved = x + 0.1 * ops.sign(ops.stop_gradient(tape.gradient(first_loss, x)))
+            loss = ops.mean(ops.square(self.second(hidden) - y)) + ops.mean(
+                ops.square(self(moved) - y)
+            )
+        weights = self.trainable_variables
+        self.optimizer.apply(outer.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def parts():
+    model = Adversarial()
+    model.build((None, 4))
+    model.compile(optimizer="adam", loss="mse")
+    return model, numbers(ROWS, 4), numbers(ROWS, 1, seed=1)
+
+
+CASES = [mlp, clipped_eager, several_steps, compiled, images, texts, several_outputs, parts]
+
+
+def train(make, **devices):
+    """What comes out of a training: logs, outputs and weights, by name."""
+    keras.utils.set_random_seed(3)
+    model, x, y = make()
+    if devices:
+        model = make_parallel(model, **devices)
+    options = {"batch_size": BATCH, "verbose": 0}
+    few = tuple(keras.tree.map_structure(lambda one: one[: BATCH + 1], one) for one in (x, y))
+    history = model.fit(x, y, epochs=2, validation_data=few, **options).history
+    found = {f"log {key}": np.array(values) for key, values in history.items()}
+    found["evaluated"] = np.array(keras.tree.flatten(model.evaluate(*few, **options)))
+    for place, one in enumerate(keras.tree.flatten(model.predict(few[0], **options))):
+        found[f"predicted {place}"] = one
+    alone = keras.tree.map_structure(lambda one: one[:1], (x, y))
+    found["one row"] = np.array(model.train_on_batch(*alone))
+    for place, weight in enumerate([*model.get_weights(), *model.optimizer.variables]):
+        found[f"weight {place}"] = np.asarray(weight)
+    return found
+
+
+def difference(one, other):
+    """The largest difference between two arrays, in parts of the largest number."""
+    assert np.shape(one) == np.shape(other), (np.shape(one), np.shape(other))
+    scale = max(1.0, np.max(np.abs(other), initial=0.0))
+    return float(np.max(np.abs(np.asarray(one, "float64") - other), initial=0.0) / scale)
+
+
+def main(folder, counts, number, address, floatx="float64", *chosen):
+    counts, number = [int(one) for one in counts.split(",")], int(number)
+    keras.config.set_floatx(floatx)
+    keras_multigpu.use_virtual_devices(counts[number])
+    join(address, len(counts), number, timeout=60)
+    names = keras_multigpu.list_devices()
+    own = names[sum(counts[:number])]
+    for make in CASES:
+        if chosen and make.__name__ not in chosen:
+            continue
+        together = train(make, devices=names)
+        alone = train(make, devices=[own])
+        assert together.keys() == alone.keys()
+        worst = max(difference(together[key], alone[key]) for key in alone)
+        np.savez(pathlib.Path(folder) / f"{make.__name__}{number}.npz", **together, worst=worst)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
