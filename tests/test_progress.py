@@ -45,7 +45,8 @@ def test_a_short_first_step_is_silent(capfd):
     parallel = make_parallel(template, 2)
     parallel.predict(np.ones((8, 3)), verbose=0)
     assert "traced" not in capfd.readouterr().err
-    assert not [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
+    timers = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
+    assert all(one.finished.is_set() for one in timers)  # cancelled; the thread may still end
 
 
 def test_a_step_that_fails_is_told_again(impatient, capfd):

@@ -197,6 +197,10 @@ class Engine(abc.ABC):
         """Restores the device of every variable of a model on exit."""
 
     @abc.abstractmethod
+    def weights_whole(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+        """Scope in which no weight of a model is divided, for files that can't have it so."""
+
+    @abc.abstractmethod
     def count_transfers(self, model: TrainedModel, batch: Any, training: bool) -> list[Transfer]:
         """What crosses between devices in one step of a built parallel model.
 

@@ -79,7 +79,8 @@ class SavedModel(OneModel):
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """Exports the template for serving, without device names in the graph."""
-        return self.template.export(*args, **kwargs)
+        with engines.current().weights_whole(self.template):
+            return self.template.export(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """The template's configuration, the number of devices and the mode's options.

@@ -121,7 +121,7 @@ def test_every_method_is_called(called, tmp_path):
         parallel.set_weights(parallel.get_weights())
         parallel.save(tmp_path / "model.keras")
         keras.saving.load_model(tmp_path / "model.keras")
-        with ENGINE.places_kept(parallel):
+        with ENGINE.weights_whole(parallel.template), ENGINE.places_kept(parallel):
             ENGINE.count_transfers(parallel, (x, y, None), True)
             ENGINE.find_memory(parallel, (x, y, None), True)
         if mode == "model":

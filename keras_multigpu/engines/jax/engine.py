@@ -174,6 +174,9 @@ class JaxEngine(Engine):
     def places_kept(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()  # after each loop the weights are back on one device
 
+    def weights_whole(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()  # to JAX an array is whole on however many devices
+
     def count_transfers(self, model: TrainedModel, batch: Any, training: bool) -> list[Transfer]:
         step = model._parallel_steps.compile_step(batch, training)
         return count_inputs(step.data) + count_collectives(step.program.as_text(), model.devices)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.exchange import Exchange, read
+from keras_multigpu.engines.tensorflow.exchange import Exchange, has_link, read, source
 from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult
 from keras_multigpu.engines.tensorflow.runs import CutRun, Run, WholeRun
 from keras_multigpu.engines.tensorflow.tensors import (
@@ -53,8 +53,10 @@ class ReplicaCalls:
 
     def run(self) -> Iterator[Tensor]:
         """Calls the replicas; returns the results that can get gradients, on the first device."""
-        sources = [*map(read, self._exchange.watched), *floats(self._calls)]
+        sources = [*map(source, self._exchange.watched), *floats(self._calls)]
         self._order = gradient_order(sources)
+        if self._order > 1:  # the gradients of gradients need the values
+            sources = [*map(read, self._exchange.watched), *floats(self._calls)]
         if not self._order:
             # TensorFlow never forgets a graph that has custom gradients.
             return iter(self._forward(*sources))
@@ -70,7 +72,9 @@ class ReplicaCalls:
         # Hidden from outer tapes: for a value that two tapes watch, TensorFlow also builds second
         # derivatives, which take longer to trace and to run.
         hide = tf.stop_gradient if self._order == 1 else tf.identity
-        weights = {id(variable): next(given) for variable in exchange.watched}
+        values = [(variable, next(given)) for variable in exchange.watched]
+        is_linked = has_link if self._order < 2 else lambda variable: False
+        weights = {id(variable): value for variable, value in values if not is_linked(variable)}
         states = exchange.send(weights, hide)
         arguments, watched, asked = [], [], iter(self._asked)
         for number, (device, state) in enumerate(zip(exchange.devices, states)):

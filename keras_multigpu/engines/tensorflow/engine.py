@@ -16,6 +16,7 @@ from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchan
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
+from keras_multigpu.engines.tensorflow.divided import division_of
 from keras_multigpu.engines.tensorflow.memory import find_memory
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
 from keras_multigpu.engines.tensorflow.placing import move_variables
@@ -200,7 +201,17 @@ class TensorFlowEngine(Engine):
 
     @contextlib.contextmanager
     def places_kept(self, model: keras.Model) -> Iterator[None]:
-        homes = [(variable, variable._value.device) for variable in model.variables]
+        homes = [(one, division_of(one) or one._value.device) for one in model.variables]
+        try:
+            yield
+        finally:
+            move_variables(homes, model)
+
+    @contextlib.contextmanager
+    def weights_whole(self, model: keras.Model) -> Iterator[None]:
+        divided = [(one, division_of(one)) for one in model.variables]
+        homes = [(one, home) for one, home in divided if home is not None]
+        move_variables([(one, "cpu:0") for one, _ in homes], model)
         try:
             yield
         finally:

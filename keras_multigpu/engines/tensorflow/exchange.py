@@ -3,12 +3,12 @@
 A weight goes from its variable's device, its *home*, to a hub, and from there to every device. A
 gradient goes from every device to a hub, which sums, and the sum goes home. Each host has its
 hubs, so a weight, and the sum of a host's gradients, crosses between two hosts once. A weight that
-one replica uses and stores on its own device is not sent.
+one replica uses and stores on its own device is not sent. Each part of a divided variable has its
+own home and its own routes (`routes.py`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,9 +17,10 @@ import tensorflow as tf
 
 from keras_multigpu.engines.kinds import ROWS, SAME, combine
 from keras_multigpu.engines.shared import given_value
-from keras_multigpu.engines.tensorflow.hubs import Part, divide, shares_back, shares_out
-from keras_multigpu.engines.tensorflow.names import full_name, host_of
+from keras_multigpu.engines.tensorflow.divided import DividedVariable, division_of
+from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.peers import Peers
+from keras_multigpu.engines.tensorflow.routes import Route, find_routes
 from keras_multigpu.engines.tensorflow.rows import add_rows, merge_rows
 from keras_multigpu.engines.tensorflow.tensors import add, cast, is_watched, to_dense
 from keras_multigpu.engines.values import Tensor
@@ -28,21 +29,6 @@ ONCE = "once"
 """The rule for a gradient in which each row occurs once, however often the batch uses it."""
 LIKE = "like"
 """The rule for replicas of the same batch: equal rows are added place by place."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ways:
-    """The routes between a weight and its replicas on one host.
-
-    Attributes:
-        replicas: the replicas' numbers.
-        out: the parts of the weight that hubs pass on.
-        back: the parts of its gradients that hubs sum.
-    """
-
-    replicas: tuple[int, ...]
-    out: tuple[Part, ...]
-    back: tuple[Part, ...]
 
 
 class Exchange:
@@ -82,7 +68,9 @@ class Exchange:
                 self._variables[id(variable)] = variable
                 self._users.setdefault(id(variable), []).append(replica)
         self.watched = [v for v in self._variables.values() if may_train(v)]
-        self._ways = self._find_ways()
+        self._are_watched = set(map(id, self.watched))
+        users = [(one, self._users[key]) for key, one in self._variables.items()]
+        self._routes = find_routes(users, self.devices, self._are_watched)
 
     def watched_of(self, replica: int) -> list[int]:
         """The keys of a replica's watched variables."""
@@ -93,25 +81,43 @@ class Exchange:
     ) -> list[dict[int, Tensor]]:
         """Every variable's value for each of its replicas, by the variable's `id`.
 
-        `weights` has the values of the watched variables. `hide` is applied to them before they
-        are sent. The other variables are read here.
+        `weights` has the values of watched variables. `hide` is applied to them before they are
+        sent. The other values are read here.
         """
         # In a graph TensorFlow sends a tensor to a device once; eagerly, once for each use.
         keep = tf.identity if tf.executing_eagerly() else tf.convert_to_tensor
         states: list[dict[int, Tensor]] = [{} for _ in self.devices]
         for key, variable in self._variables.items():
-            home, shape = _home(variable), variable.shape
-            with tf.device(home):
-                value = hide(weights[key]) if key in weights else read(variable)
-                value = tf.cast(value, self._wire(variable) if key in weights else value.dtype)
-            for ways in self._ways[key]:
-                relayed = _pass_on(value, ways.out, home)
-                for replica in ways.replicas:
-                    with tf.device(self.devices[replica]):
-                        is_home = self.devices[replica] == home
-                        nearest = value if is_home else _join(relayed, shape)
-                        states[replica][key] = keep(tf.cast(nearest, dtype_of(variable)))
+            with tf.device(_home(variable)):
+                given = hide(weights[key]) if key in weights else given_value(variable)
+                values = _parts(variable, given)
+            found: dict[int, list[Tensor]] = {replica: [] for replica in self._users[key]}
+            for value, routes in zip(values, self._routes[key]):
+                self._send(value, routes, variable, found)
+            for replica, parts in found.items():
+                with tf.device(self.devices[replica]):
+                    states[replica][key] = keep(
+                        tf.cast(_whole(parts, variable), dtype_of(variable))
+                    )
         return states
+
+    def _send(
+        self,
+        value: Tensor,
+        routes: Sequence[Route],
+        variable: keras.Variable,
+        found: dict[int, list[Tensor]],
+    ) -> None:
+        """Sends a weight, or a part of it, to its replicas."""
+        for route in routes:
+            with tf.device(route.home):
+                is_sent = id(variable) in self._are_watched
+                value = tf.cast(value, self._wire(variable) if is_sent else value.dtype)
+            relayed = route.pass_on(value)
+            for replica in route.replicas:
+                with tf.device(self.devices[replica]):
+                    is_home = self.devices[replica] == route.home
+                    found[replica].append(value if is_home else route.join(relayed))
 
     def sum(self, gradients: Sequence[dict[int, Tensor | None]]) -> list[Tensor | None]:
         """Sums the replicas' gradients of every watched weight, on the weight's device."""
@@ -124,10 +130,31 @@ class Exchange:
     def _sum(
         self, gradients: Sequence[dict[int, Tensor | None]], variable: keras.Variable
     ) -> Tensor | None:
-        dtype = dtype_of(variable)
-        sums = [self._sum_on_host(gradients, variable, ways) for ways in self._ways[id(variable)]]
+        routes, division = self._routes[id(variable)], division_of(variable)
+        # On each host; the routes of all parts have the same replicas.
+        sent = [self._sum_on_devices(gradients, variable, one.replicas) for one in routes[0]]
+        found = [gradient for own in sent for gradient in own.values()]
+        has_rows = any(isinstance(gradient, tf.IndexedSlices) for gradient in found)
+        if not found or not division or has_rows or id(variable) in self._rules:
+            return self._sum_over_hosts(sent, routes[0], variable)
+        pieces: list[list[dict[str, Tensor]]] = [[{} for _ in sent] for _ in routes]
+        for host, own in enumerate(sent):
+            for device, gradient in own.items():
+                with tf.device(device):
+                    for number, piece in enumerate(division.split(gradient)):
+                        pieces[number][host][device] = piece
+        parts = [self._sum_over_hosts(*pair, variable) for pair in zip(pieces, routes)]
         with tf.device(_home(variable)):
-            return self._add([cast(part, dtype) for part in sums if part is not None], variable)
+            return _whole(parts, variable)
+
+    def _sum_over_hosts(
+        self, sent: Sequence[dict[str, Tensor]], routes: Sequence[Route], variable: keras.Variable
+    ) -> Tensor | None:
+        """Sums at home what the devices of each host have `sent`."""
+        dtype = dtype_of(variable)
+        sums = [self._sum_on_host(own, route, variable) for own, route in zip(sent, routes) if own]
+        with tf.device(routes[0].home):
+            return self._add([cast(part, dtype) for part in sums], variable)
 
     def _sum_over_processes(
         self, sums: Sequence[Tensor | None], peers: Peers
@@ -156,41 +183,30 @@ class Exchange:
             return to_dense(total, variable.shape[0]) if is_table and wants_dense else total
 
     def _sum_on_host(
-        self,
-        gradients: Sequence[dict[int, Tensor | None]],
-        variable: keras.Variable,
-        ways: _Ways,
-    ) -> Tensor | None:
-        """Sums a gradient over a host's replicas, in the wire type."""
-        sent = self._sum_on_devices(gradients, variable, ways)
+        self, sent: dict[str, Tensor], route: Route, variable: keras.Variable
+    ) -> Tensor:
+        """Sums the gradients that a host's devices have sent, in the wire type."""
         if len(sent) < 2:
-            return next(iter(sent.values()), None)
-        wire, dtype, home = self._wire(variable), dtype_of(variable), _home(variable)
+            return next(iter(sent.values()))
+        wire, dtype, home = self._wire(variable), dtype_of(variable), route.home
         has_rows = any(isinstance(gradient, tf.IndexedSlices) for gradient in sent.values())
         if has_rows or id(variable) in self._rules:
             with tf.device(home if home in sent else next(iter(sent))):
                 total = self._add([cast(one, dtype) for one in sent.values()], variable)
                 return cast(total, wire)
-        pieces = []
-        for device, gradient in sent.items():
-            with tf.device(device):
-                pieces.append(_cut(gradient, ways.back))
-        sums = []
-        for part, column in zip(ways.back, zip(*pieces)):
-            with tf.device(part.hub):
-                sums.append(tf.cast(tf.add_n([tf.cast(piece, dtype) for piece in column]), wire))
-        with tf.device(home):
-            return _join(sums, variable.shape)
+        return route.sum(
+            sent, lambda found: tf.cast(tf.add_n([tf.cast(one, dtype) for one in found]), wire)
+        )
 
     def _sum_on_devices(
         self,
         gradients: Sequence[dict[int, Tensor | None]],
         variable: keras.Variable,
-        ways: _Ways,
+        replicas: Sequence[int],
     ) -> dict[str, Tensor]:
-        """Sums a gradient over each device's replicas, on that device, in the wire type."""
+        """Sums a gradient over each device's `replicas`, on that device, in the wire type."""
         found: dict[str, list[Tensor]] = {}
-        for replica in ways.replicas:
+        for replica in replicas:
             gradient = gradients[replica][id(variable)]
             if gradient is not None:
                 found.setdefault(self.devices[replica], []).append(gradient)
@@ -221,31 +237,6 @@ class Exchange:
     def _wire(self, variable: keras.Variable) -> str:
         return self.wire_dtype if self.wire_dtype and len(self.devices) > 1 else dtype_of(variable)
 
-    def _find_ways(self) -> dict[int, list[_Ways]]:
-        """Every variable's hubs, chosen to balance the devices' traffic."""
-        groups: dict[tuple[int, ...], dict[str, list[int]]] = {}
-        for key, variable in self._variables.items():
-            hosts: dict[str, list[int]] = {}
-            for replica in self._users[key]:
-                hosts.setdefault(host_of(self.devices[replica]), []).append(replica)
-            for replicas in hosts.values():
-                homes = groups.setdefault(tuple(replicas), {})
-                homes.setdefault(_home(variable), []).append(key)
-        found: dict[int, list[_Ways]] = {key: [] for key in self._variables}
-        sizes = {key: _elements(variable) for key, variable in self._variables.items()}
-        are_watched = set(map(id, self.watched))
-        for users, homes in groups.items():
-            devices = list(dict.fromkeys(self.devices[replica] for replica in users))
-            loads = {one: sum(sizes[key] for key in homes.get(one, ())) for one in devices}
-            for home, keys in homes.items():
-                own = {key: sizes[key] for key in keys}
-                trained = {key: size for key, size in own.items() if key in are_watched}
-                out = divide(own, shares_out(loads, home))
-                back = divide(trained, shares_back(loads, home))
-                for key in keys:
-                    found[key].append(_Ways(users, out[key], back.get(key, ())))
-        return found
-
 
 def _like(gradient: Tensor, parts: Sequence[Tensor]) -> Tensor:
     """Another process's gradient, from its tensors."""
@@ -258,27 +249,19 @@ def _names_rows_once(variable: keras.Variable) -> bool:
     return getattr(variable, "names_rows_once", False)
 
 
-def _pass_on(value: Tensor, parts: Sequence[Part], home: str) -> list[Tensor]:
-    """The parts of a weight, each on its hub."""
-    with tf.device(home):
-        pieces = _cut(value, parts)
-    passed = []
-    for part, piece in zip(parts, pieces):
-        with tf.device(part.hub):
-            passed.append(tf.identity(piece))
-    return passed
+def _parts(variable: keras.Variable, value: Tensor | None) -> Sequence[Tensor]:
+    """The value of each part of a variable, at its home; of the whole, if it is not divided."""
+    stored_as, division = variable._value, division_of(variable)
+    if division is None:
+        return [read(variable) if value is None else value]
+    assert isinstance(stored_as, DividedVariable)
+    return stored_as.read_parts() if value is None else division.split(value)
 
 
-def _cut(value: Tensor, parts: Sequence[Part]) -> list[Tensor]:
-    """Cuts a tensor into flat parts; returns it unchanged if there is only one."""
-    if len(parts) == 1:
-        return [value]
-    return tf.split(tf.reshape(value, [-1]), [part.stop - part.start for part in parts])
-
-
-def _join(pieces: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    """Undoes `_cut`."""
-    return pieces[0] if len(pieces) == 1 else tf.reshape(tf.concat(pieces, axis=0), shape)
+def _whole(parts: Sequence[Tensor], variable: keras.Variable) -> Tensor:
+    """A value of its parts."""
+    division = division_of(variable)
+    return parts[0] if division is None else tf.concat(parts, division.axis)
 
 
 def read(variable: keras.Variable) -> Tensor:
@@ -289,6 +272,19 @@ def read(variable: keras.Variable) -> Tensor:
     given = given_value(variable)
     with tf.device(_home(variable)):
         return stored(variable) if given is None else tf.cast(given, dtype_of(variable))
+
+
+def source(variable: keras.Variable) -> Tensor:
+    """What tapes watch of a variable: its value, or the link of a divided one."""
+    if not has_link(variable):
+        return read(variable)
+    with tf.device(_home(variable)):
+        return tf.identity(variable._value.link)
+
+
+def has_link(variable: keras.Variable) -> bool:
+    """Whether tapes watch a variable's link in place of its value."""
+    return isinstance(variable._value, DividedVariable) and given_value(variable) is None
 
 
 def stored(variable: keras.Variable) -> Tensor:
@@ -306,11 +302,7 @@ def _home(variable: keras.Variable) -> str:
     return variable._value.device
 
 
-def _elements(variable: keras.Variable) -> int:
-    return tf.TensorShape(variable.shape).num_elements()
-
-
 def may_train(variable: keras.Variable) -> bool:
     """Whether a tape may differentiate by a variable."""
     is_float = tf.as_dtype(dtype_of(variable)).is_floating
-    return is_float and (variable.trainable or is_watched(read(variable)))
+    return is_float and (variable.trainable or is_watched(source(variable)))

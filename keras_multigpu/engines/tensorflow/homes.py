@@ -1,31 +1,35 @@
-"""Homes: the device on which each weight of a data-parallel model is stored, with its slots.
+"""Homes: where the weights of a data-parallel model are stored, with their slots.
 
 The homes are balanced by bytes, so each of n devices keeps and updates an nth of the weights and of
-the optimizer's slots. Every step sends each weight from its home to all devices, and sums its
-gradient there (`exchange.py`).
+the optimizer's slots. A weight that is too large for that is divided among all devices. Every step
+sends each weight from its home to all devices, and sums its gradient there (`exchange.py`).
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.shared import unique
+from keras_multigpu.engines.tensorflow.divided import Division
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.placing import move_variables
 
 # What a trained weight takes at home, in its own bytes: the weight and two slots, as Adam has.
 _WITH_SLOTS = 3
-# A weight that is too large for its share is worth a warning from this size on, in bytes.
-_NOTABLE = 2**20
+# Smaller weights, in bytes, are never divided: each part is updated by operations of its own.
+_LEAST_DIVIDED = 2**16
+# No device may keep more than this part of an even share, if dividing weights helps.
+_MOST = 1.05
+
+_Home = str | Division
 
 
 class Homes:
-    """Which device each weight of a model is stored on.
+    """Where each weight of a model is stored.
 
     Args:
         devices: the devices to spread the weights over.
@@ -33,66 +37,84 @@ class Homes:
 
     def __init__(self, devices: Sequence[str]):
         self._loads = dict.fromkeys(map(full_name, devices), 0)
-        self._homes: dict[int, tuple[keras.Variable, str]] = {}
-        self._sizes: dict[int, int] = {}
+        self._homes: dict[int, tuple[keras.Variable, _Home]] = {}
+        self._taken: dict[int, dict[str, int]] = {}  # the bytes of each, by device
 
     def put(self, model: keras.Model) -> None:
         """Moves the weights of a model home; those that it has no longer have no home."""
         known = set(map(id, model.weights))
         for key in self._homes.keys() - known:
-            _, home = self._homes.pop(key)
-            self._loads[home] -= self._sizes.pop(key)
-        self._find(model.weights)
+            del self._homes[key]
+            for device, size in self._taken.pop(key).items():
+                self._loads[device] -= size
+        new = [one for one in unique(list(model.weights)) if id(one) not in self._homes]
+        found = _find_homes(new, self._loads)
+        for weight in new:
+            self._homes[id(weight)] = weight, found[id(weight)]
+            self._taken[id(weight)] = _bytes_by_device(*self._homes[id(weight)])
+            for device, size in self._taken[id(weight)].items():
+                self._loads[device] += size
         move_variables([*self._homes.values()], model)
-
-    def _find(self, weights: Iterable[keras.Variable]) -> None:
-        """Chooses homes for weights that have none: each, the largest first, where least is."""
-        new = [one for one in unique(list(weights)) if id(one) not in self._homes]
-        for weight in sorted(new, key=_bytes_at_home, reverse=True):
-            home = min(self._loads, key=self._loads.__getitem__)
-            self._sizes[id(weight)] = _bytes_at_home(weight)
-            self._loads[home] += self._sizes[id(weight)]
-            self._homes[id(weight)] = weight, home
-        if new:
-            self._warn_of_large()
 
     @property
     def placement(self) -> dict[str, tuple[int, ...]]:
         """How many elements each device keeps of a weight, by the weight's path."""
-        return {
-            weight.path: tuple(
-                math.prod(weight.shape) if device == home else 0 for device in self._loads
-            )
-            for weight, home in self._homes.values()
-        }
-
-    def _warn_of_large(self) -> None:
-        """Warns of weights with more than an even share: a home keeps them whole."""
-        sizes = {weight.path: _bytes_at_home(weight) for weight, _ in self._homes.values()}
-        total, count = sum(sizes.values()), len(self._loads)
-        large = {path: size for path, size in sizes.items() if size * count > 1.05 * total}
-        if count == 1 or max(large.values(), default=0) < _NOTABLE * _WITH_SLOTS:
-            return
-        path = max(large, key=large.__getitem__)
-        others = f", and {len(large) - 1} more" if len(large) > 1 else ""
-        warnings.warn(
-            "On TensorFlow `shard` keeps each weight whole on one device, and a weight has more "
-            f"than an even share of the bytes. Received: {path!r} with {large[path] / total:.0%} "
-            f"of the bytes{others}, on {count} devices: one device keeps "
-            f"{max(self._loads.values()) / total:.0%}. To spread it evenly, use the backend 'jax', "
-            "fewer devices, or several smaller layers.",
-            stacklevel=4,
-        )
+        found = {}
+        for weight, home in self._homes.values():
+            kept = _elements_by_device(weight, home)
+            found[weight.path] = tuple(kept.get(device, 0) for device in self._loads)
+        return found
 
 
 def fullest_home(weights: Iterable[keras.Variable], count: int) -> float:
     """The share of all bytes that the fullest of `count` homes would have."""
-    loads = [0] * count
-    for size in sorted(map(_bytes_at_home, unique(list(weights))), reverse=True):
-        loads[loads.index(min(loads))] += size
-    return max(loads) / max(1, sum(loads))
+    loads = dict.fromkeys(map(str, range(count)), 0)
+    known = unique(list(weights))
+    homes = _find_homes(known, loads)
+    for weight in known:
+        for device, size in _bytes_by_device(weight, homes[id(weight)]).items():
+            loads[device] += size
+    return max(loads.values()) / max(1, sum(loads.values()))
+
+
+def _find_homes(weights: Sequence[keras.Variable], before: Mapping[str, int]) -> dict[int, _Home]:
+    """Chooses homes for weights: each, the largest first, where least is; divides large ones.
+
+    `before` are the bytes that each device has already.
+    """
+    divided: dict[int, _Home] = {}
+    while True:
+        homes, loads = dict(divided), dict(before)
+        for weight in sorted(weights, key=_bytes_at_home, reverse=True):
+            if id(weight) not in divided:
+                homes[id(weight)] = min(loads, key=loads.__getitem__)
+            for device, size in _bytes_by_device(weight, homes[id(weight)]).items():
+                loads[device] += size
+        fullest = max(loads, key=loads.__getitem__)
+        if loads[fullest] <= _MOST * sum(loads.values()) / len(loads):
+            return homes
+        there = [one for one in weights if homes[id(one)] == fullest]
+        for weight in sorted(there, key=_bytes_at_home, reverse=True):
+            division = Division.even(tuple(weight.shape), tuple(loads))
+            if division is not None and _bytes_at_home(weight) >= _LEAST_DIVIDED * _WITH_SLOTS:
+                divided[id(weight)] = division
+                break
+        else:
+            return homes
+
+
+def _elements_by_device(weight: keras.Variable, home: _Home) -> dict[str, int]:
+    elements = math.prod(weight.shape)
+    if not isinstance(home, Division):
+        return {home: elements}
+    row = elements // weight.shape[home.axis]
+    return {device: size * row for device, size in zip(home.devices, home.sizes)}
+
+
+def _bytes_by_device(weight: keras.Variable, home: _Home) -> dict[str, int]:
+    each = tf.as_dtype(weight._value.dtype).size * (_WITH_SLOTS if weight.trainable else 1)
+    return {device: size * each for device, size in _elements_by_device(weight, home).items()}
 
 
 def _bytes_at_home(weight: keras.Variable) -> int:
-    size = math.prod(weight.shape) * tf.as_dtype(weight._value.dtype).size
-    return size * _WITH_SLOTS if weight.trainable else size
+    return sum(_bytes_by_device(weight, "").values())

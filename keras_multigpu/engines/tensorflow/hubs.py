@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TypeVar
+
+_Key = TypeVar("_Key")
 
 # The unit of cuts, in elements: a multiple of TensorFlow's tensor alignment, so that cutting
 # copies nothing.
@@ -85,7 +88,7 @@ def _shares(loads: Mapping[str, int], home: str, least: float) -> dict[str, floa
     return {one: share for one, share in found.items() if share > 0}
 
 
-def divide(sizes: Mapping[int, int], shares: Mapping[str, float]) -> dict[int, tuple[Part, ...]]:
+def divide(sizes: Mapping[_Key, int], shares: Mapping[str, float]) -> dict[_Key, tuple[Part, ...]]:
     """The parts of each weight, in order, divided among hubs by their shares.
 
     Weights, of `sizes` elements, are cut if they don't fit. The shares add up to 1.
@@ -97,7 +100,7 @@ def divide(sizes: Mapping[int, int], shares: Mapping[str, float]) -> dict[int, t
     total = sum(sizes.values())
     slack = _SLACK * total / len(shares)
     left = {hub: share * total for hub, share in shares.items()}
-    parts: dict[int, tuple[Part, ...]] = {}
+    parts: dict[_Key, tuple[Part, ...]] = {}
     for key in sorted(sizes, key=sizes.__getitem__, reverse=True):
         found: list[Part] = []
         start, size = 0, sizes[key]

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.liveness import Operation, find_peaks
+from keras_multigpu.engines.tensorflow.divided import parts_of
 from keras_multigpu.engines.tensorflow.names import short_name
 from keras_multigpu.engines.tensorflow.step_graph import (
     CUT,
@@ -81,8 +82,8 @@ def _variables(model: Any, training: bool) -> list[Holding]:
 
 def _parts(variable: keras.Variable) -> Iterator[tuple[str, int]]:
     """The device and the bytes of a variable's value."""
-    value = variable._value
-    yield short_name(value.device), value.shape.num_elements() * value.dtype.size
+    for part in parts_of(variable):
+        yield short_name(part.device), part.shape.num_elements() * part.dtype.size
 
 
 def _operations(graph: StepGraph) -> Iterator[Operation]:

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.optimizers import claim, clip_by, inner_optimizers
+from keras_multigpu.engines.tensorflow.divided import (
+    DividedVariable,
+    Division,
+    acting_as,
+    division_of,
+    on_device,
+)
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.values import Tensor
+
+# Optimizers that compute each element of a weight and its slots by itself.
+_ELEMENTWISE = (
+    keras.optimizers.SGD,
+    keras.optimizers.RMSprop,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adadelta,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Adamax,
+    keras.optimizers.Nadam,
+    keras.optimizers.Ftrl,
+    keras.optimizers.Lion,
+)
 
 
 def place_updates(optimizer: keras.Optimizer) -> None:
     """Makes an optimizer create and update a variable's slots on the variable's device.
 
-    Unpatched, it keeps all slots on the first device, and sends gradients and weights there.
+    Unpatched, it keeps all slots on the first device, and sends gradients and weights there. The
+    slots of a divided variable are divided with it; its parts are updated by themselves if the
+    optimizer's mathematics allow it.
     """
     if "update_step" in vars(optimizer):
         return  # placed already
@@ -29,15 +52,42 @@ def place_updates(optimizer: keras.Optimizer) -> None:
     make_slot, update = optimizer.add_variable_from_reference, optimizer.update_step
 
     def make_slot_there(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-        with tf.device(_device_of(reference_variable)):
-            return make_slot(reference_variable, *args, **kwargs)
+        division = division_of(reference_variable)
+        if division is None:
+            with tf.device(_device_of(reference_variable)):
+                return make_slot(reference_variable, *args, **kwargs)
+        with tf.init_scope(), tf.device("CPU:0"):
+            slot = make_slot(reference_variable, *args, **kwargs)
+        move_variable(slot, division)
+        return slot
 
     def update_there(gradient: Any, variable: Any, *args: Any) -> None:
-        with tf.device(_device_of(variable)):
-            update(_before_reduction(gradient), variable, *args)
+        gradient, division = _before_reduction(gradient), division_of(variable)
+        if division is None or type(optimizer) not in _ELEMENTWISE:
+            with tf.device(_device_of(variable)):
+                return update(gradient, variable, *args)
+        for number, part in enumerate(_parts_of_gradient(gradient, division)):
+            with acting_as(number), on_device(division.devices[number]):
+                update(part, variable, *args)
 
     optimizer.add_variable_from_reference = make_slot_there
     optimizer.update_step = update_there
+    if type(optimizer) in _ELEMENTWISE:
+        optimizer._apply_weight_decay = _by_parts(optimizer._apply_weight_decay)
+
+
+def _by_parts(apply_to: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
+    """Has a function of a list of variables change the parts of divided ones by themselves."""
+
+    def apply_by_parts(variables: list[Any]) -> None:
+        apply_to([one for one in variables if division_of(one) is None])
+        for variable in variables:
+            division = division_of(variable)
+            for number, device in enumerate(division.devices if division else ()):
+                with acting_as(number), on_device(device):
+                    apply_to([variable])
+
+    return apply_by_parts
 
 
 def _place_inner(optimizer: keras.Optimizer) -> None:
@@ -63,7 +113,7 @@ def _move_slots(optimizer: keras.Optimizer) -> None:
         for variable in known:
             is_named = slot.name.startswith(f"{variable.path.replace('/', '_')}_")
             if is_named and slot.shape == variable.shape:
-                move_variable(slot, _device_of(variable))
+                move_variable(slot, division_of(variable) or _device_of(variable))
                 break
 
 
@@ -96,33 +146,43 @@ def clip_by_member(optimizer: keras.Optimizer, models: Sequence[keras.Model]) ->
         clip_by_member(inner, models)
 
 
-def move_variable(variable: keras.Variable, device: str) -> bool:
-    """Moves a variable and its value to a device; returns whether it was elsewhere.
+def move_variable(variable: keras.Variable, home: str | Division) -> bool:
+    """Moves a variable's value to a device, or its parts to several; whether it was elsewhere.
 
     TensorFlow can't move a variable, so Keras's variable gets a new `tf.Variable`. Optimizers know
     variables by TensorFlow's id, which the new one takes over. The old one is destroyed: functions
     traced with it fail, instead of using stale values.
     """
-    old = variable._value
-    if old.device == full_name(device):
+    old, before = variable._value, division_of(variable)
+    if isinstance(home, Division):
+        if before == home:
+            return False
+        with tf.init_scope():
+            variable._value = DividedVariable(old.numpy(), home, old)
+    elif before is None and old.device == full_name(home):
         return False
-    with tf.init_scope(), tf.device(device):
-        variable._value = tf.Variable(
-            old.read_value(),
-            trainable=old.trainable,
-            name=variable.name,
-            dtype=old.dtype,
-            synchronization=old.synchronization,
-            aggregation=old.aggregation,
-        )
-        variable._value._unique_id = old._unique_id
-        tf.raw_ops.DestroyResourceOp(resource=old.handle, ignore_lookup_error=True)
+    else:
+        with tf.init_scope(), tf.device(full_name(home)):
+            variable._value = tf.Variable(
+                old.read_value() if before is None else old.numpy(),
+                trainable=old.trainable,
+                name=variable.name,
+                dtype=old.dtype,
+                synchronization=old.synchronization,
+                aggregation=old.aggregation,
+            )
+            variable._value._unique_id = old._unique_id
+    with tf.init_scope():
+        for one in [old] if before is None else [old.link, *old.parts]:
+            tf.raw_ops.DestroyResourceOp(resource=one.handle, ignore_lookup_error=True)
     return True
 
 
-def move_variables(homes: Sequence[tuple[keras.Variable, str]], model: keras.Model) -> None:
-    """Moves each variable to the device beside it; drops what their model traced before."""
-    moved = [move_variable(variable, full_name(device)) for variable, device in homes]
+def move_variables(
+    homes: Sequence[tuple[keras.Variable, str | Division]], model: keras.Model
+) -> None:
+    """Moves each variable to the home beside it; drops what their model traced before."""
+    moved = [move_variable(variable, home) for variable, home in homes]
     if any(moved):
         drop_functions(model)
 
@@ -149,7 +209,20 @@ def _before_reduction(gradient: Any) -> Any:
     return _source(gradient)
 
 
-def _source(tensor: Tensor) -> Tensor:
-    while tensor.op.type == "IdentityN":
+def _source(tensor: Tensor, kinds: Sequence[str] = ("IdentityN",)) -> Tensor:
+    """What a tensor is the same as, before operations of some kinds."""
+    while tensor.op.type in kinds:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
+
+
+def _parts_of_gradient(gradient: Any, division: Division) -> list[Any]:
+    """The parts of a gradient: those that it was just joined of, if it was."""
+    if not isinstance(gradient, tf.IndexedSlices) and not tf.executing_eagerly():
+        joined = _source(tf.convert_to_tensor(gradient), ("Identity", "IdentityN")).op
+        if joined.type == "ConcatV2" and tf.get_static_value(joined.inputs[-1]) == division.axis:
+            parts = list(joined.inputs[:-1])
+            sizes = tuple(part.shape[division.axis] for part in parts)
+            if sizes == division.sizes:
+                return parts
+    return division.split(gradient)

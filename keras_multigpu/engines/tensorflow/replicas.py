@@ -14,7 +14,7 @@ from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.shared import SEED, check_alike, state_of_none, unique
 from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.calls import ReplicaCalls
-from keras_multigpu.engines.tensorflow.exchange import LIKE, Exchange, read
+from keras_multigpu.engines.tensorflow.exchange import LIKE, Exchange, source
 from keras_multigpu.engines.tensorflow.peers import Peers
 from keras_multigpu.engines.tensorflow.planning import make_plan, signature, with_trace
 from keras_multigpu.engines.tensorflow.results import LocalResult, split_call
@@ -125,7 +125,7 @@ class Replicas:
         if not self.order(call):
             return
         weights = unique(self.template.trainable_variables)
-        key = signature(self.template, call), tuple(is_watched(read(v)) for v in weights)
+        key = signature(self.template, call), tuple(is_watched(source(v)) for v in weights)
         if key in self._checked:
             return
         if len(self._checked) == _MOST_PLANS:
@@ -195,7 +195,7 @@ class Replicas:
 
     def order(self, call: Call) -> int:
         """The highest derivative, by weights and inputs, that active tapes may take."""
-        weights = [read(v) for v in unique(self.template.trainable_variables)]
+        weights = [source(v) for v in unique(self.template.trainable_variables)]
         return gradient_order([*weights, *floats(split_call(call)[0])])
 
     def _result(

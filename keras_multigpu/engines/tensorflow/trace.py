@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras_multigpu.engines.attributes import get_attributes, set_attributes
 from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.structures import take_apart
-from keras_multigpu.engines.tensorflow.exchange import may_train, read
+from keras_multigpu.engines.tensorflow.exchange import may_train, source
 from keras_multigpu.engines.tensorflow.functions import (
     has_flow,
     make_function,
@@ -132,7 +132,7 @@ class Trace:
         if not self.order:
             return
         pairs = zip(self.variables, self.forward.inputs)
-        reason = find_lost(self.forward, [one for v, one in pairs if is_watched(read(v))])
+        reason = find_lost(self.forward, [one for v, one in pairs if is_watched(source(v))])
         if reason:
             raise ValueError(
                 f"A replica can't return the gradients of all its weights. Received: "

@@ -7,6 +7,7 @@ from keras import layers, optimizers
 from support.parity import difference
 
 from keras_multigpu import make_parallel
+from keras_multigpu.engines.tensorflow.divided import parts_of
 from keras_multigpu.reports import transfers
 
 N = 4
@@ -24,7 +25,11 @@ def _batch(rows=10, width=32):
 
 
 def _device(variable):
-    return int(variable._value.device.rpartition(":")[2])
+    return _number(variable._value)
+
+
+def _number(variable):
+    return int(variable.device.rpartition(":")[2])
 
 
 def _bytes(variables):
@@ -147,11 +152,19 @@ def test_optimizers_that_a_function_chooses_keep_their_slots_at_home():
     assert max(state) < 1.06 * sum(state) / N
 
 
-def test_a_weight_with_more_than_its_share_is_named():
+def test_a_weight_with_more_than_its_share_is_divided():
     model = keras.Sequential([keras.Input((600,)), layers.Dense(600), layers.Dense(10)])
-    text = r"Received: '.*kernel' with 98% of the bytes, on 4 devices: one device keeps 98%"
-    with pytest.warns(UserWarning, match=text):
-        make_parallel(model, N, shard="weights")
+    parallel = make_parallel(model, N, shard="weights")
+    kernel = model.layers[0].kernel
+    assert parallel.placement[kernel.path] == (90_000,) * N
+    assert [len(parts_of(weight)) for weight in model.weights] == [N, 1, 1, 1]
+    parallel.compile("adam", "mse")
+    parallel.fit(np.ones((8, 600)), np.ones((8, 10)), verbose=0)
+    state = [0] * N
+    for variable in [*parallel.weights, *parallel.optimizer.variables]:
+        for part in parts_of(variable):
+            state[_number(part)] += part.numpy().nbytes
+    assert max(state) < 1.05 * sum(state) / N
 
 
 def test_the_template_compiles_for_xla_where_keras_would():

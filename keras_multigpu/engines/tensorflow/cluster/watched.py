@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_multigpu.engines.base import TrainedModel
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
+from keras_multigpu.engines.tensorflow.divided import parts_of
 from keras_multigpu.engines.tensorflow.names import local_name, short_name
 
 
@@ -51,8 +52,10 @@ class Watched:
     def _check_weights(self) -> None:
         """Raises a `ClusterError` if a weight was stored on a worker."""
         for variable in self._model.variables:
-            device = variable._value.device  # `value` would read it from the lost worker
-            if local_name(device) is None:
+            # `value` would read them from the lost worker.
+            devices = [part.device for part in parts_of(variable)]
+            device = next((one for one in devices if local_name(one) is None), None)
+            if device is not None:
                 raise ClusterError(
                     short_name(device).partition("/")[0],
                     f"The worker stored the weight {variable.path!r}, and was disconnected.",
