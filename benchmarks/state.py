@@ -26,7 +26,7 @@ def count(model: str, devices: int, shard: str) -> tuple[list[int], int]:
     benchmark = MODELS[model]
     keras.utils.set_random_seed(0)
     with warnings.catch_warnings():
-        # Of weights that no division makes even: the table shows it.
+        # Of weights that JAX can't cut evenly: the table shows it.
         warnings.simplefilter("ignore")
         parallel = keras_multigpu.make_parallel(benchmark.build(), devices, shard=shard)
     benchmark.compile(parallel, jit_compile=keras.backend.backend() == "jax")
@@ -44,7 +44,9 @@ def _parts(variable: keras.Variable) -> list[tuple[str, int]]:
     if keras.backend.backend() == "jax":
         shards = variable.value.addressable_shards
         return [(str(shard.device), shard.data.nbytes) for shard in shards]
-    return [(variable.value.device, np.asarray(variable).nbytes)]
+    from keras_multigpu.engines.tensorflow.divided import parts_of
+
+    return [(part.device, part.numpy().nbytes) for part in parts_of(variable)]
 
 
 def table(models: Sequence[str], devices: Sequence[int], shard: str) -> str:

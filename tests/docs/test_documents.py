@@ -118,6 +118,7 @@ def test_check(capsys):
     assert "No GPU was found. Possible reason: " in shown
 
 
+@pytest.mark.slow_on_jax
 def test_a_check_with_one_gpu(capsys, monkeypatch):
     """The GPU, for which a CPU device stands in, trains the model too."""
     monkeypatch.setattr(check, "find_only_gpu", lambda: "cpu:3")

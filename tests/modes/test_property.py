@@ -46,7 +46,7 @@ def _draws(examples):
     )
 
 
-@_draws(4)
+@_draws(2)
 @given(trainings())
 def test_in_double_precision_nothing_is_left_of_the_difference(training):
     with double_precision():

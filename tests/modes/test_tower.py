@@ -389,7 +389,7 @@ def test_whole_models_are_loaded_in_safe_mode(replicas, mix, rng, tmp_path):
     assert difference(variables(parallel), variables(loaded)) < 1e-5
 
 
-@pytest.mark.slow_on_jax
+@pytest.mark.slow
 def test_on_fewer_devices(rng, tmp_path, monkeypatch):
     x, y = _data(rng)
     parallel = _committee(4)
@@ -766,6 +766,7 @@ def test_what_is_excluded_from_weight_decay(rng):
     assert difference([np.array(kernel) for kernel in kernels], before) < 1e-5
 
 
+@pytest.mark.slow_on_jax
 def test_an_interrupted_committee_is_resumed(rng, tmp_path):
     x, y = _data(rng)
 

@@ -107,6 +107,7 @@ def test_own_losses_of_a_mix_that_is_no_mean(mix):
     _check_apart(lambda: _optimizer("Adam", {"global_clipnorm": 0.1}), mix)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("own_variance", [False, True])
 def test_own_losses_of_gaussians(own_variance):
     """With variances of their own the mix has the shape of its parts, and is not one of them."""
@@ -129,6 +130,7 @@ def test_one_optimizer_for_some_weights_and_one_for_others():
     _check_apart(make)
 
 
+@pytest.mark.slow_on_jax
 def test_a_loss_scale_is_one_for_all_members():
     def make():
         inner = _optimizer("Adam", {"global_clipnorm": 0.1})

@@ -334,6 +334,7 @@ def test_modes():
     assert advice.predictions[3].load.traffic.sent == 64
 
 
+@pytest.mark.slow
 def test_transfers_that_were_counted():
     model, link = dense(), Link("slow", 1e6)
     parallel = make_parallel(model, 2)

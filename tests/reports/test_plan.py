@@ -76,10 +76,12 @@ def test_only_options_that_the_backend_takes(model, roomy):
     assert found == {None, *SHARDS} if ON_JAX else {None, "weights"}
 
 
-def test_a_weight_that_cannot_be_cut_fills_a_device():
+def test_what_the_fullest_device_keeps():
     runner = engines.current().data_runner
-    uncut = keras.Sequential([keras.Input((1023,)), layers.Dense(1025), layers.Dense(1)])
-    assert runner.fullest(uncut, 4, "weights")[1] > 0.99
+    odd = keras.Sequential([keras.Input((1023,)), layers.Dense(1025), layers.Dense(1)])
+    # JAX has no uneven shards, and 4 divides neither axis.
+    share = runner.fullest(odd, 4, "weights")[1]
+    assert share > 0.99 if ON_JAX else share == pytest.approx(0.25, rel=0.05)
     even = keras.Sequential([keras.Input((512,)), *(layers.Dense(512) for _ in range(4))])
     for count in (2, 4):
         weights, slots = runner.fullest(even, count, "weights")

@@ -221,8 +221,7 @@ def find_scattered(jaxpr: Any) -> dict[int, int]:
     for constraint in jaxpr.eqns:
         if constraint.primitive.name != "sharding_constraint":
             continue
-        spec = getattr(constraint.params["sharding"], "spec", ())
-        axis = next((number for number, names in enumerate(spec) if names == _AXIS), None)
+        axis = _spread_axis(constraint.params["sharding"])
         (source,) = constraint.invars
         while axis is not None and isinstance(source, core.Var) and source in producers:
             place = producers[source]
@@ -237,6 +236,15 @@ def find_scattered(jaxpr: Any) -> dict[int, int]:
             axis = equation.params["permutation"][axis] if name == "transpose" else axis
             source = equation.invars[0]
     return found
+
+
+def _spread_axis(sharding: Any) -> int | None:
+    """The axis that is spread over all devices; `None` if there is none."""
+    for axis, names in enumerate(getattr(sharding, "spec", ())):
+        used = names if isinstance(names, tuple) else (names,)
+        if set(used) == set(sharding.mesh.axis_names):
+            return axis
+    return None
 
 
 def _is_zero(source: Any, producers: dict[Any, int], jaxpr: Any) -> bool:

@@ -39,8 +39,9 @@ class StateShards:
     def __init__(self, names: Sequence[str], shard: str):
         self._factors = _prime_factors(len(names))
         self._axes = tuple(f"part{number}" for number in range(len(self._factors)))
-        self._line = placement_on(tuple(names)).mesh
-        self._mesh = Mesh(self._line.devices.reshape(self._factors), self._axes)
+        line = placement_on(tuple(names)).mesh
+        # One mesh for all: a step that is given arrays of two, JAX may be unable to compile.
+        self._mesh = Mesh(line.devices.reshape(self._factors), self._axes)
         self._whole = NamedSharding(self._mesh, PartitionSpec())
         self.of_weights = shard == "weights"
         self._gather = jax.custom_vjp(self._whole_of)
@@ -56,9 +57,6 @@ class StateShards:
         as they can be divided.
         """
         parts = _divide(shape, self._factors)
-        for axis, used in parts.items():
-            if len(used) == len(self._factors):
-                return NamedSharding(self._line, PartitionSpec(*[None] * axis, "devices"))
         along = [
             tuple(self._axes[number] for number in parts.get(axis, ()))
             for axis in range(max(parts, default=-1) + 1)
@@ -84,7 +82,7 @@ class StateShards:
 
     def is_by_rows(self, shape: Sequence[int]) -> bool:
         """Whether variables of a shape are spread along their first axis, evenly."""
-        return self.sharding(shape).spec == PartitionSpec("devices")
+        return len(_divide(shape, self._factors).get(0, ())) == len(self._factors)
 
     def kept(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """A training step whose new state is spread as the old one is."""

@@ -30,6 +30,7 @@ NAMES = {
 }
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in NAMES], ids=str)
 def test_trains_like_one_device(case, rng, tmp_path):
     x, y = case.data(rng, 70)
@@ -107,6 +108,7 @@ def test_a_placement_is_refused():
         make_parallel(_transformer(), 2, mode="model", placement={"wide": 1})
 
 
+@pytest.mark.slow
 def test_weights_are_spread_again_when_they_come_from_elsewhere(rng, tmp_path):
     x, y = rng.integers(0, 100, (32, 12)), rng.normal(size=(32, 3))
     parallel = make_parallel(_transformer(), 2, mode="model")

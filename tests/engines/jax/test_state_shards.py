@@ -139,7 +139,7 @@ def test_interrupted_and_resumed(rng, tmp_path):
     assert difference(variables(plain), variables(trained(2))) < 2e-5
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("units", [1, 3])
 @pytest.mark.parametrize("shard", SHARDS)
 def test_tables_stay_spread_by_rows(shard, units, rng):

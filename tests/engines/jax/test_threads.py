@@ -51,6 +51,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_the_environment_is_as_before_once_the_devices_are_there():
     done = _run(_LOOK, "threads", 3, 4, NPROC="2")
     assert done.stdout.split() == ["16", "None", "16"], done.stderr
@@ -64,6 +65,7 @@ def test_enough_threads_are_left_as_they_are(devices, given):
     assert done.stdout.split() == [given], done.stderr
 
 
+@pytest.mark.slow
 def test_devices_made_otherwise_have_too_few_threads():
     code = (
         "import keras, keras_multigpu as k\n"

@@ -314,6 +314,7 @@ def test_models_that_are_dropped_are_freed(options):
     assert [one() for one in alive] == [None, None]
 
 
+@pytest.mark.slow
 def test_the_values_of_a_loop_stay_on_their_device(rng):
     """Of a recurrent layer cross what of any other does: nothing that the loop keeps."""
     x, y = rng.integers(0, 50, (8, 12)), rng.normal(size=(8, 3))

@@ -30,6 +30,9 @@ def prepare(optimizes_graphs: bool = True) -> None:
     else:
         import tensorflow as tf
 
+        from keras_multigpu.engines.tensorflow import homes
+
+        homes._LEAST_DIVIDED = 256  # `shard` divides small weights too
         tf.config.threading.set_intra_op_parallelism_threads(1)
         if not optimizes_graphs:
             tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
