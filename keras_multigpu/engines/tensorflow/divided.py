@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,49 +15,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.tensors import is_watched
+from keras_multigpu.engines.tensorflow.division import Division
+from keras_multigpu.engines.tensorflow.tensors import is_watched, knows_gradient
 from keras_multigpu.engines.values import Tensor
 
-# The number of the part that all divided variables stand for, in the scope `acting_as`.
-_acting: contextvars.ContextVar[int | None] = contextvars.ContextVar("_acting", default=None)
+# What the variables of a division stand for, in the scope `acting_as`: a part, by its number.
+_acting: contextvars.ContextVar[tuple[Division, int] | None]
+_acting = contextvars.ContextVar("_acting", default=None)
+# Where divided variables say that they are, in the scope `shown_on`.
+_shown: contextvars.ContextVar[str | None] = contextvars.ContextVar("_shown", default=None)
+_LINKED = "KerasMultigpuLinked"
+"""The gradient of a part that is read where no tape is open yet."""
+# The graphs of loops and branches.
+_BODIES = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 
 
-@dataclasses.dataclass(frozen=True)
-class Division:
-    """How a variable is divided: part `i`, `sizes[i]` long on the axis, is on `devices[i]`."""
-
-    devices: tuple[str, ...]
-    axis: int
-    sizes: tuple[int, ...]
-
-    @classmethod
-    def even(cls, shape: Sequence[int], devices: Sequence[str]) -> Division | None:
-        """Divides the longest axis as evenly as it goes; `None` if no axis is long enough."""
-        axis = max(range(len(shape)), key=shape.__getitem__, default=None)
-        if axis is None or shape[axis] < len(devices):
-            return None
-        each, left = divmod(shape[axis], len(devices))
-        sizes = (each + (place < left) for place in range(len(devices)))
-        return cls(tuple(devices), axis, tuple(sizes))
-
-    def split(self, value: Tensor) -> list[Tensor]:
-        """The parts of a dense value, or of the rows of a sparse gradient."""
-        if not isinstance(value, tf.IndexedSlices):
-            return tf.split(value, self.sizes, self.axis)
-        if self.axis:
-            pieces = tf.split(value.values, self.sizes, self.axis)
-            return [tf.IndexedSlices(piece, value.indices) for piece in pieces]
-        found, start = [], 0
-        for size in self.sizes:
-            is_own = (value.indices >= start) & (value.indices < start + size)
-            rows = tf.boolean_mask(value.indices, is_own) - start
-            shape = tf.constant([size, *value.values.shape[1:]], value.indices.dtype)
-            found.append(tf.IndexedSlices(tf.boolean_mask(value.values, is_own), rows, shape))
-            start += size
-        return found
-
-
-class DividedVariable(tf.Variable):
+class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
     """A variable made of several; tapes take gradients by its `link`, which stores no weight.
 
     Args:
@@ -83,12 +55,14 @@ class DividedVariable(tf.Variable):
                 self.parts.append(tf.Variable(piece, trainable=False, dtype=like.dtype))
         with tf.device(division.devices[0]):
             self.link = tf.Variable(
-                tf.zeros([], like.dtype),
+                # Whoever uses its value (in a `tf.custom_gradient`, say) sees that it is none.
+                tf.fill([], tf.cast(float("nan"), like.dtype)),
                 trainable=like.trainable,
                 dtype=like.dtype,
                 shape=tf.TensorShape(None),  # its gradient has the shape of the whole value
             )
-        self._shape, self._name = tf.TensorShape(value.shape), like.name
+        self._name = like.name
+        self._changed_in: Any = None  # the graph of the last assignment
         self._synchronization, self._aggregation = like.synchronization, like.aggregation
         self._unique_id = like._unique_id  # by which optimizers know variables
 
@@ -98,14 +72,15 @@ class DividedVariable(tf.Variable):
         )
 
     @property
-    def _stored(self) -> tf.Variable:
-        """The part that this variable stands for now; else its link."""
-        number = _acting.get()
-        return self.link if number is None else self.parts[number]
+    def _part(self) -> tf.Variable | None:
+        """The part that this variable stands for now."""
+        division, number = _acting.get() or (None, 0)
+        return self.parts[number] if division == self.division else None
 
     @property
     def handle(self) -> Tensor:
-        return self._stored.handle
+        part = self._part
+        return (self.link if part is None else part).handle
 
     @property
     def graph(self) -> Any:
@@ -113,11 +88,13 @@ class DividedVariable(tf.Variable):
 
     @property
     def device(self) -> str:
-        return self._stored.device
+        part = self._part
+        return _shown.get() or (self.link if part is None else part).device
 
     @property
     def shape(self) -> tf.TensorShape:
-        return self._shape if _acting.get() is None else self._stored.shape
+        part = self._part
+        return tf.TensorShape(self.division.shape) if part is None else part.shape
 
     @property
     def dtype(self) -> tf.DType:
@@ -132,14 +109,6 @@ class DividedVariable(tf.Variable):
         return self.link.trainable
 
     @property
-    def _trainable(self) -> bool:
-        return self.link.trainable
-
-    @_trainable.setter
-    def _trainable(self, value: bool) -> None:
-        self.link._trainable = value  # Keras sets this one
-
-    @property
     def synchronization(self) -> tf.VariableSynchronization:
         return self._synchronization
 
@@ -151,8 +120,15 @@ class DividedVariable(tf.Variable):
         return self.read_value()
 
     def read_value(self) -> Tensor:
-        if _acting.get() is not None:
-            return self._stored.read_value()
+        part = self._part
+        if part is not None:
+            return part.read_value()
+        graph = tf.compat.v1.get_default_graph()
+        if type(graph).__name__ in _BODIES:
+            # For gradients they make zeros like what they read, so they can't read the link.
+            with graph.outer_graph.as_default():
+                if self._changed_in is not graph and is_watched(self.link.read_value()):
+                    return self.read_value()
         with tf.device(self.device):
             whole = tf.concat(self.read_parts(), self.division.axis)
             link = self.link.read_value()
@@ -160,16 +136,33 @@ class DividedVariable(tf.Variable):
             return _linked(link, whole) if is_watched(link) else whole
 
     def read_parts(self) -> list[Tensor]:
-        """The parts' values, each on its device; no tape sees them."""
+        """The parts' values, each on its device; no open tape sees them."""
+        # A function that is traced now may be differentiated later.
+        is_later = not tf.executing_eagerly() and not is_watched(self.link.read_value())
         found = []
-        for part in self.parts:
+        for number, part in enumerate(self.parts):
             with tf.device(part.device):
-                found.append(part.read_value())
+                value = part.read_value()
+                found.append(self._linked_later(value, number) if is_later else value)
         return found
 
+    def _linked_later(self, value: Tensor, number: int) -> Tensor:
+        """A part's value in a graph; its gradient is its part of the link's."""
+        division = self.division
+        before = division.start_of(number)
+        after = division.shape[division.axis] - before - division.sizes[number]
+        edges = [(0, 0)] * len(division.shape)
+        edges[division.axis] = before, after
+        graph = tf.compat.v1.get_default_graph()
+        with graph.gradient_override_map({"IdentityN": _LINKED}):
+            return tf.raw_ops.IdentityN(input=[value, self.link.read_value(), tf.constant(edges)])[
+                0
+            ]
+
     def numpy(self) -> np.ndarray:
-        if _acting.get() is not None:
-            return self._stored.numpy()
+        part = self._part
+        if part is not None:
+            return part.numpy()
         return np.concatenate([part.numpy() for part in self.parts], self.division.axis)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Tensor:
@@ -198,11 +191,12 @@ class DividedVariable(tf.Variable):
 
     def _change(self, method: str, value: Tensor) -> DividedVariable:
         """Changes the parts, each on its device, or the one that this variable stands for."""
-        if _acting.get() is not None:
-            getattr(self._stored, method)(value)
+        if self._part is not None:
+            getattr(self._part, method)(value)
             return self
+        self._changed_in = tf.compat.v1.get_default_graph()
         if not isinstance(value, tf.IndexedSlices):
-            value = tf.broadcast_to(value, self.shape)
+            value.shape.assert_is_compatible_with(self.shape)
         for part, piece in zip(self.parts, self.division.split(value)):
             with on_device(part.device):
                 getattr(part, method)(piece)
@@ -228,6 +222,14 @@ def _linked(link: Tensor, whole: Tensor) -> Any:
     return tf.identity(whole), lambda upstream: (upstream, None)
 
 
+def _gradient_of_linked(operation: tf.Operation, *upstream: Tensor) -> list[Tensor | None]:
+    return [upstream[0], tf.pad(upstream[0], operation.inputs[2]), None]
+
+
+if not knows_gradient(_LINKED):  # this module may be loaded again
+    tf.RegisterGradient(_LINKED)(_gradient_of_linked)
+
+
 def parts_of(variable: keras.Variable) -> Sequence[tf.Variable]:
     """The TensorFlow variables that store a variable's value: one, or those of its parts."""
     value = variable._value
@@ -241,13 +243,23 @@ def division_of(variable: Any) -> Division | None:
 
 
 @contextlib.contextmanager
-def acting_as(number: int) -> Iterator[None]:
-    """Scope in which every divided variable is its part of this number."""
-    token = _acting.set(number)
+def acting_as(division: Division, number: int) -> Iterator[None]:
+    """Scope in which every variable of this division is its part of this number."""
+    token = _acting.set((division, number))
     try:
         yield
     finally:
         _acting.reset(token)
+
+
+@contextlib.contextmanager
+def shown_on(device: str) -> Iterator[None]:
+    """Scope in which divided variables say that they are on a device: Keras makes slots there."""
+    token = _shown.set(device)
+    try:
+        yield
+    finally:
+        _shown.reset(token)
 
 
 @contextlib.contextmanager

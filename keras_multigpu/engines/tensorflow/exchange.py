@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.kinds import ROWS, SAME, combine
 from keras_multigpu.engines.shared import given_value
-from keras_multigpu.engines.tensorflow.divided import DividedVariable, division_of
+from keras_multigpu.engines.tensorflow.divided import DividedVariable, division_of, parts_of
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.peers import Peers
 from keras_multigpu.engines.tensorflow.routes import Route, find_routes
@@ -176,11 +176,19 @@ class Exchange:
         return found
 
     def _finish(self, total: Tensor | None, variable: keras.Variable) -> Tensor | None:
+        # Replicas may send only the touched rows although the optimizer wants a dense gradient.
+        is_table = isinstance(total, tf.IndexedSlices)
+        if not is_table or getattr(variable, "names_rows_once", None) is not False:
+            return total
+        division = division_of(variable)
         with tf.device(_home(variable)):
-            # Replicas may send only the touched rows although the optimizer wants a dense gradient.
-            is_table = isinstance(total, tf.IndexedSlices)
-            wants_dense = getattr(variable, "names_rows_once", None) is False
-            return to_dense(total, variable.shape[0]) if is_table and wants_dense else total
+            pieces = [total] if division is None else division.split(total)
+        parts = []
+        for piece, part in zip(pieces, parts_of(variable)):
+            with tf.device(part.device):
+                parts.append(to_dense(piece, part.shape[0]))
+        with tf.device(_home(variable)):
+            return _whole(parts, variable)
 
     def _sum_on_host(
         self, sent: dict[str, Tensor], route: Route, variable: keras.Variable

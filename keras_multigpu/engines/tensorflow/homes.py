@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.shared import unique
-from keras_multigpu.engines.tensorflow.divided import Division
+from keras_multigpu.engines.tensorflow.division import Division
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.placing import move_variables
 
@@ -95,8 +95,11 @@ def _find_homes(weights: Sequence[keras.Variable], before: Mapping[str, int]) ->
             return homes
         there = [one for one in weights if homes[id(one)] == fullest]
         for weight in sorted(there, key=_bytes_at_home, reverse=True):
-            division = Division.even(tuple(weight.shape), tuple(loads))
-            if division is not None and _bytes_at_home(weight) >= _LEAST_DIVIDED * _WITH_SLOTS:
+            # Where a divided weight is joined, another device for each.
+            first = len(divided) % len(loads)
+            devices = [*loads][first:] + [*loads][:first]
+            division = Division.even(tuple(weight.shape), devices)
+            if division is not None and _bytes_of(weight) >= _LEAST_DIVIDED:
                 divided[id(weight)] = division
                 break
         else:
@@ -116,5 +119,9 @@ def _bytes_by_device(weight: keras.Variable, home: _Home) -> dict[str, int]:
     return {device: size * each for device, size in _elements_by_device(weight, home).items()}
 
 
+def _bytes_of(weight: keras.Variable) -> int:
+    return math.prod(weight.shape) * tf.as_dtype(weight._value.dtype).size
+
+
 def _bytes_at_home(weight: keras.Variable) -> int:
-    return sum(_bytes_by_device(weight, "").values())
+    return _bytes_of(weight) * (_WITH_SLOTS if weight.trainable else 1)

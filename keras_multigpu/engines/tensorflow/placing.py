@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,14 +12,18 @@ import tensorflow as tf
 from keras_multigpu.engines.optimizers import claim, clip_by, inner_optimizers
 from keras_multigpu.engines.tensorflow.divided import (
     DividedVariable,
-    Division,
     acting_as,
     division_of,
     on_device,
+    shown_on,
 )
+from keras_multigpu.engines.tensorflow.division import Division
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.values import Tensor
 
+# The slots of divided variables, by TensorFlow's id of the variable.
+_SLOTS: weakref.WeakKeyDictionary[keras.Optimizer, dict[str, list[keras.Variable]]]
+_SLOTS = weakref.WeakKeyDictionary()
 # Optimizers that compute each element of a weight and its slots by itself.
 _ELEMENTWISE = (
     keras.optimizers.SGD,
@@ -42,6 +47,8 @@ def place_updates(optimizer: keras.Optimizer) -> None:
     optimizer's mathematics allow it.
     """
     if "update_step" in vars(optimizer):
+        if optimizer.built:
+            _move_slots(optimizer)
         return  # placed already
     for inner in inner_optimizers(optimizer):
         place_updates(inner)
@@ -56,24 +63,41 @@ def place_updates(optimizer: keras.Optimizer) -> None:
         if division is None:
             with tf.device(_device_of(reference_variable)):
                 return make_slot(reference_variable, *args, **kwargs)
-        with tf.init_scope(), tf.device("CPU:0"):
+        with tf.init_scope(), shown_on(full_name("cpu:0")):
             slot = make_slot(reference_variable, *args, **kwargs)
         move_variable(slot, division)
+        _slots_of(optimizer, reference_variable).append(slot)
         return slot
 
     def update_there(gradient: Any, variable: Any, *args: Any) -> None:
         gradient, division = _before_reduction(gradient), division_of(variable)
-        if division is None or type(optimizer) not in _ELEMENTWISE:
+        if division is None or not _is_by_parts(optimizer, variable, division):
             with tf.device(_device_of(variable)):
                 return update(gradient, variable, *args)
         for number, part in enumerate(_parts_of_gradient(gradient, division)):
-            with acting_as(number), on_device(division.devices[number]):
+            with acting_as(division, number), on_device(division.devices[number]):
                 update(part, variable, *args)
 
     optimizer.add_variable_from_reference = make_slot_there
     optimizer.update_step = update_there
     if type(optimizer) in _ELEMENTWISE:
         optimizer._apply_weight_decay = _by_parts(optimizer._apply_weight_decay)
+
+
+def _slots_of(optimizer: keras.Optimizer, variable: Any) -> list[keras.Variable]:
+    """The slots of a divided variable, as far as they have its shape."""
+    value = variable._value if isinstance(variable, keras.Variable) else variable
+    return _SLOTS.setdefault(optimizer, {}).setdefault(value._unique_id, [])
+
+
+def _is_by_parts(optimizer: keras.Optimizer, variable: Any, division: Division) -> bool:
+    """Whether an optimizer can update the parts of a divided variable by themselves."""
+    if type(optimizer) not in _ELEMENTWISE:
+        return False
+    slots = _slots_of(optimizer, variable)
+    if not slots:  # it has none, or they are not known
+        return all(tuple(slot.shape) != division.shape for slot in optimizer.variables)
+    return all(division_of(slot) == division for slot in slots)
 
 
 def _by_parts(apply_to: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
@@ -83,8 +107,10 @@ def _by_parts(apply_to: Callable[[list[Any]], None]) -> Callable[[list[Any]], No
         apply_to([one for one in variables if division_of(one) is None])
         for variable in variables:
             division = division_of(variable)
-            for number, device in enumerate(division.devices if division else ()):
-                with acting_as(number), on_device(device):
+            if division is None:
+                continue
+            for number, device in enumerate(division.devices):
+                with acting_as(division, number), on_device(device):
                     apply_to([variable])
 
     return apply_by_parts
@@ -109,11 +135,16 @@ def _move_slots(optimizer: keras.Optimizer) -> None:
     Keras names a slot after its variable, and keeps no other trace of it.
     """
     known = sorted(optimizer._trainable_variables, key=lambda one: len(one.path), reverse=True)
+    taken = set()  # of weights with the same path, each has its own slots
+    _SLOTS.pop(optimizer, None)
     for slot in optimizer.variables:
         for variable in known:
             is_named = slot.name.startswith(f"{variable.path.replace('/', '_')}_")
-            if is_named and slot.shape == variable.shape:
+            is_free = (id(variable), slot.name) not in taken
+            if is_named and is_free and slot.shape == variable.shape:
+                taken.add((id(variable), slot.name))
                 move_variable(slot, division_of(variable) or _device_of(variable))
+                _slots_of(optimizer, variable).append(slot)
                 break
 
 

@@ -102,11 +102,16 @@ def has_gradient(kind: str) -> bool:
     return kind in gradient_registry.list() or kind.endswith("Call")
 
 
+def knows_gradient(name: str) -> bool:
+    """Whether a gradient of a name is registered."""
+    return name in gradient_registry.list()
+
+
 def _of_constant(operation: Any, *upstream: Tensor) -> list[None]:
     return [None] * len(operation.inputs)
 
 
-if CONSTANT not in gradient_registry.list():  # this module may be loaded again
+if not knows_gradient(CONSTANT):  # this module may be loaded again
     tf.RegisterGradient(CONSTANT)(_of_constant)
 
 

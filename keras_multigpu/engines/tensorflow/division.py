@@ -1,0 +1,57 @@
+"""How a variable is divided over devices, and how values are divided like it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from keras_multigpu.engines.values import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """How a variable of a shape is divided: part i, `sizes[i]` long on the axis, is on device i."""
+
+    shape: tuple[int, ...]
+    devices: tuple[str, ...]
+    axis: int
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def even(cls, shape: Sequence[int], devices: Sequence[str]) -> Division | None:
+        """Divides the longest axis as evenly as it goes; `None` if no axis is long enough."""
+        axis = max(range(len(shape)), key=shape.__getitem__, default=None)
+        if axis is None or shape[axis] < len(devices):
+            return None
+        each, left = divmod(shape[axis], len(devices))
+        sizes = (each + (place < left) for place in range(len(devices)))
+        return cls(tuple(shape), tuple(devices), axis, tuple(sizes))
+
+    def shape_of(self, number: int) -> tuple[int, ...]:
+        """The shape of a part."""
+        return (*self.shape[: self.axis], self.sizes[number], *self.shape[self.axis + 1 :])
+
+    def start_of(self, number: int) -> int:
+        """Where a part begins on the axis."""
+        return sum(self.sizes[:number])
+
+    def split(self, value: Tensor) -> list[Tensor]:
+        """The parts of a dense value, or of the rows of a sparse gradient."""
+        if not isinstance(value, tf.IndexedSlices):
+            return tf.split(value, self.sizes, self.axis)
+        numbers = range(len(self.sizes))
+        if self.axis:
+            pieces = tf.split(value.values, self.sizes, self.axis)
+            return [self._rows(piece, value.indices, i) for i, piece in zip(numbers, pieces)]
+        found = []
+        for i in numbers:
+            rows = value.indices - self.start_of(i)
+            is_own = (rows >= 0) & (rows < self.sizes[i])
+            own = tf.boolean_mask(value.values, is_own), tf.boolean_mask(rows, is_own)
+            found.append(self._rows(*own, i))
+        return found
+
+    def _rows(self, values: Tensor, rows: Tensor, number: int) -> tf.IndexedSlices:
+        return tf.IndexedSlices(values, rows, tf.constant(self.shape_of(number), rows.dtype))
