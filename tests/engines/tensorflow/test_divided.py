@@ -220,7 +220,8 @@ def test_weights_that_are_overwritten_with_their_gradient():
 
 
 def test_read_assigned_frozen_and_exported(tmp_path):
-    model = _dense()
+    first = layers.Dense(8, use_bias=False)
+    model = keras.Sequential([keras.Input((8,)), first, layers.Dense(8)])
     parallel = make_parallel(model, N, shard="weights")
     kernel = model.layers[0].kernel
     assert len(parts_of(kernel)) == N
