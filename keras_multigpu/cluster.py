@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import re
 import socket
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import as_integer, finite_number, positive_integer
 from keras_multigpu.engines import Address, ClusterError
+from keras_multigpu.launched import find_place
 
 __all__ = ["ClusterError", "connect", "disconnect", "join", "serve"]
 
@@ -130,7 +133,11 @@ Received: '2222'. Write 'gpu7:2222', '10.0.0.7:2222' or '[fd00::7]:2222', say.
 
 
 def join(
-    coordinator: str, num_processes: int, process_id: int, *, timeout: float = 30.0
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    timeout: float = 30.0,
 ) -> tuple[str, ...]:
     """Joins this process to others, one per host; one model then uses all their devices.
 
@@ -146,6 +153,10 @@ def join(
     chooses; whoever reaches it can run computations with the rights of this process, and read and
     write its files. Use a private network.
 
+    What is not given is read from the environment: from `TF_CONFIG`, else from Slurm's variables in
+    a process that `srun` has started (process 0 is on the first node; the port follows from the
+    job's number).
+
     Args:
         coordinator: an address of process 0's host, `"host:port"`, with a port that is free there.
         num_processes: how many processes there are.
@@ -157,7 +168,7 @@ def join(
         A description of each process: its host, its number and its process id there.
 
     Raises:
-        ValueError: if an argument has the wrong form.
+        ValueError: if an argument has the wrong form, or is neither given nor in the environment.
         ClusterError: if not all processes join in time, or if they run different versions. It
             has `host`, `problem` and `cure`.
         RuntimeError: if TensorFlow or JAX has started already.
@@ -167,6 +178,7 @@ def join(
         Traceback (most recent call last):
         ValueError: `process_id` must be an integer from 0 to `num_processes` - 1, ...
     """
+    coordinator, num_processes, process_id = _complete(coordinator, num_processes, process_id)
     num_processes = positive_integer("num_processes", num_processes)
     number = as_integer(process_id)
     if number is None or not 0 <= number < num_processes:
@@ -177,6 +189,21 @@ def join(
     seconds = _check_timeout(timeout)
     address = _find_address("coordinator", coordinator)
     return engines.current().join(address, num_processes, number, seconds)
+
+
+def _complete(*given: Any) -> Sequence[Any]:
+    """The arguments of `join`, those that are not given from the environment."""
+    if None not in given:
+        return given
+    place = find_place(os.environ)
+    if place is None:
+        raise ValueError(
+            "`coordinator`, `num_processes` and `process_id` must be given, or be in the "
+            "environment. Received: coordinator={!r}, num_processes={!r}, process_id={!r}, with "
+            "neither `TF_CONFIG` nor Slurm's variables in it. Give all three, or start the "
+            "processes with `srun`.".format(*given)
+        )
+    return [told if own is None else own for own, told in zip(given, place)]
 
 
 def _check_timeout(timeout: float) -> float:

@@ -1,12 +1,7 @@
 """Several processes that train one model together, and what one sees of another's fate."""
 
 import json
-import os
-import pathlib
 import signal
-import subprocess
-import sys
-import threading
 import time
 
 import jax
@@ -14,7 +9,7 @@ import numpy as np
 import pytest
 from support import process_script as script
 from support.cluster_attacks.on_jax import attack_all
-from support.process_runs import LIMIT, running
+from support.process_runs import running
 from support.worker_processes import free_port
 
 from keras_multigpu import make_parallel
@@ -348,29 +343,6 @@ def test_processes_joined_by_others_are_refused(monkeypatch):
     monkeypatch.setattr(processes.jax.distributed, "is_initialized", lambda: True)
     with pytest.raises(ValueError, match="Processes are joined by `keras_multigpu.cluster.join`"):
         make_parallel(script.build())
-
-
-@pytest.mark.slow
-def test_the_launched_script(tmp_path):
-    launched = pathlib.Path(__file__).parents[4] / "docs" / "launchers" / "jax_train.py"
-    address = f"localhost:{free_port()}"
-    environment = {**os.environ, "KERAS_BACKEND": "jax"}
-    done = [None, None]
-
-    def launch(number):
-        command = [sys.executable, launched, address, "2", str(number), tmp_path]
-        options = {"capture_output": True, "text": True, "timeout": LIMIT, "env": environment}
-        done[number] = subprocess.run(command, **options)
-
-    threads = [threading.Thread(target=launch, args=(number,)) for number in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for one in done:
-        assert one.returncode == 0, one.stdout + one.stderr
-        assert "Epoch 5/5" in one.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["trained.weights.h5"]
 
 
 def test_joining_too_late():

@@ -1,8 +1,10 @@
 """Trains one model on the GPUs of several hosts; every host runs this script.
 
-KERAS_BACKEND=jax python jax_train.py COORDINATOR NUM_PROCESSES PROCESS_ID FOLDER
+python join_train.py FOLDER [COORDINATOR NUM_PROCESSES PROCESS_ID]
 
-FOLDER is one that all hosts share. Started again after a fault, it goes on where it was.
+On TensorFlow, or on JAX with KERAS_BACKEND=jax. FOLDER is one that all hosts share. Under Slurm, or
+with TF_CONFIG, the rest is in the environment. Started again after a fault, it goes on where it
+was.
 """
 
 import pathlib
@@ -15,10 +17,10 @@ from keras_multigpu import make_parallel
 from keras_multigpu.cluster import join
 
 
-def main(coordinator: str, num_processes: str, process_id: str, folder: str) -> None:
+def main(folder: str, coordinator: str | None = None, *numbers: str) -> None:
     """Joins the other processes, and trains."""
     keras.utils.set_random_seed(7)  # the same weights and the same order of rows in all processes
-    join(coordinator, int(num_processes), int(process_id), timeout=30)
+    join(coordinator, *map(int, numbers), timeout=30)
 
     # All processes read the same data, and each takes its rows of every batch.
     rng = np.random.default_rng(7)

@@ -1,0 +1,70 @@
+"""What a launcher's environment says of this process: `TF_CONFIG`, or Slurm's variables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_TF_CONFIG = "TF_CONFIG"
+_SLURM = ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID")
+_NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
+
+
+class Place(NamedTuple):
+    """A process's place among all: the address at which they meet, their number, and its own."""
+
+    coordinator: str
+    num_processes: int
+    process_id: int
+
+
+def find_place(environment: Mapping[str, str]) -> Place | None:
+    """This process's place by its environment; `None` if no launcher has set it.
+
+    Raises:
+        ValueError: if `TF_CONFIG` can't be understood.
+
+    Example:
+        >>> find_place({
+        ...     "SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_PROCID": "1",
+        ...     "SLURM_JOB_NODELIST": "gpu[03-06]",
+        ... })
+        Place(coordinator='gpu03:20077', num_processes=4, process_id=1)
+    """
+    if environment.get(_TF_CONFIG):
+        return _by_tf_config(environment[_TF_CONFIG])
+    nodes = next((environment[name] for name in _NODES if environment.get(name)), None)
+    if nodes is None or not all(environment.get(name) for name in _SLURM):
+        return None
+    job, count, number = (int(environment[name]) for name in _SLURM)
+    # Two jobs whose first node is the same don't meet at one port.
+    return Place(f"{_first_node(nodes)}:{20000 + job % 10000}", count, number)
+
+
+def _by_tf_config(text: str) -> Place:
+    """The chief, if there is one, is process 0; the workers follow in their order."""
+    try:
+        config = json.loads(text)
+        cluster, task = config["cluster"], config["task"]
+        chiefs, workers = list(cluster.get("chief", ())), list(cluster.get("worker", ()))
+        kind, index = task["type"], int(task["index"])
+        if kind not in ("chief", "worker"):
+            raise ValueError(f"a task of the type {kind!r}")
+        addresses = [*chiefs, *workers]
+        number = index + (len(chiefs) if kind == "worker" else 0)
+        return Place(addresses[0], len(addresses), number)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            "`TF_CONFIG` must be JSON with a 'cluster' of 'worker' addresses (and a 'chief', if "
+            "you like) and the 'task' of this process, a chief or a worker. Received: "
+            f"{text!r} ({type(error).__name__}: {error}). Mend the variable, or unset it and give "
+            "`coordinator`, `num_processes` and `process_id`."
+        ) from error
+
+
+def _first_node(nodes: str) -> str:
+    """The first host of Slurm's short form of a list: `"gpu[03-06,09],old1"`."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0] if first else nodes)
