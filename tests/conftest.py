@@ -18,7 +18,7 @@ from keras_multigpu import use_virtual_devices
 BACKEND = keras.backend.backend()
 _OTHER = "jax" if BACKEND == "tensorflow" else "tensorflow"
 # Processes are begun once for the file, and each run has two of them.
-_TOGETHER = ("jax/cluster/test_processes.py", "tensorflow/cluster/test_processes.py")
+_TOGETHER = ("tests/cluster/test_processes.py",)
 collect_ignore = [f"engines/{_OTHER}", "peers"]
 
 # XLA compiles for longer than the tests compute. What it optimizes is what it would optimize for

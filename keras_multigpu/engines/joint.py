@@ -1,9 +1,13 @@
-"""What processes do together: begin and end calls, compare models, write files."""
+"""What processes do together: meet, begin and end calls, compare models, write files."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import inspect
+import os
+import random
+import socket
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -41,6 +45,45 @@ class JointSteps(Protocol):
     @property
     def group(self) -> Group | None:
         """The processes."""
+
+
+def describe_process(count: int, **facts: str) -> dict[str, str]:
+    """What the others are told of this process, `facts` of the backend included."""
+    states = (random.getstate(), np.random.get_state(legacy=False))
+    return {
+        "host": socket.gethostname(),
+        "pid": str(os.getpid()),
+        "num_processes": str(count),
+        "Keras": keras.__version__,
+        "keras_multigpu": importlib.metadata.version("keras-multigpu"),
+        # A checksum: equal in processes that have set the same seed.
+        "random numbers": str(zlib.crc32(repr(states).encode())),
+        "seed": str(random.SystemRandom().randrange(2**31)),
+        **facts,
+    }
+
+
+def check_owners(group: Group, devices: Sequence[str], owners: set[int], mode: str) -> None:
+    """Raises a `ValueError` for devices of other processes that a model can't use.
+
+    `owners` are the numbers of the processes that have the devices.
+    """
+    if owners <= {group.number}:
+        return
+    absent = sorted(set(range(len(group.names))) - owners)
+    if absent:
+        raise ValueError(
+            "A model uses devices of this process only, or at least one device of every "
+            f"process that has joined. Received: devices={list(devices)!r}, with none of "
+            f"process {', '.join(map(str, absent))}. This is process {group.number}. Leave "
+            "`n_gpus` and `devices` out to use all, or join fewer processes."
+        )
+    if mode != "data":
+        raise ValueError(
+            f"Only mode 'data' can use several processes. Received: mode={mode!r} and "
+            f"devices={list(devices)!r}, of {len(owners)} processes. Use mode 'data', or devices "
+            "of this process only."
+        )
 
 
 def digest_of(arrays: Sequence[Any], count: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
                 shape=tf.TensorShape(None),  # its gradient has the shape of the whole value
             )
         self._name = like.name
-        self._changed_in: Any = None  # the graph of the last assignment
+        self._changed_in: Any = lambda: None  # the graph of the last assignment
         self._synchronization, self._aggregation = like.synchronization, like.aggregation
         self._unique_id = like._unique_id  # by which optimizers know variables
 
@@ -127,7 +128,7 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         if type(graph).__name__ in _BODIES:
             # For gradients they make zeros like what they read, so they can't read the link.
             with graph.outer_graph.as_default():
-                if self._changed_in is not graph and is_watched(self.link.read_value()):
+                if self._changed_in() is not graph and is_watched(self.link.read_value()):
                     return self.read_value()
         with tf.device(self.device):
             whole = tf.concat(self.read_parts(), self.division.axis)
@@ -155,9 +156,8 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         edges[division.axis] = before, after
         graph = tf.compat.v1.get_default_graph()
         with graph.gradient_override_map({"IdentityN": _LINKED}):
-            return tf.raw_ops.IdentityN(input=[value, self.link.read_value(), tf.constant(edges)])[
-                0
-            ]
+            inputs = [value, self.link.read_value(), tf.constant(edges)]
+            return tf.raw_ops.IdentityN(input=inputs)[0]
 
     def numpy(self) -> np.ndarray:
         part = self._part
@@ -194,7 +194,7 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         if self._part is not None:
             getattr(self._part, method)(value)
             return self
-        self._changed_in = tf.compat.v1.get_default_graph()
+        self._changed_in = weakref.ref(tf.compat.v1.get_default_graph())
         if not isinstance(value, tf.IndexedSlices):
             value.shape.assert_is_compatible_with(self.shape)
         for part, piece in zip(self.parts, self.division.split(value)):

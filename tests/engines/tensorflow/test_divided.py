@@ -116,6 +116,24 @@ def test_weights_that_loops_and_branches_read(alone):
     _same(build, lambda: optimizers.Adam(0.02), lambda one: one.template if alone else one)
 
 
+def test_a_branch_reads_what_it_has_assigned():
+    model = _dense()
+    make_parallel(model, N, shard="weights")
+    value = model.layers[0].kernel.value
+
+    @tf.function
+    def read(is_changed):
+        def changed():
+            value.assign(tf.ones((8, 8), "float64"))
+            return tf.reduce_sum(value.read_value())
+
+        with tf.GradientTape():
+            return tf.cond(is_changed, changed, lambda: tf.reduce_sum(value.read_value()))
+
+    assert read(tf.constant(False)) == value.numpy().sum() != 64
+    assert read(tf.constant(True)) == 64
+
+
 def test_an_optimizer_for_other_devices_than_its_slots_were_made_for():
     plain, template = _dense(12), _dense(12)
     used = [optimizers.Adam(0.02), optimizers.Adam(0.02)]

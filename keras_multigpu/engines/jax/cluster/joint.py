@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.cluster import processes
 from keras_multigpu.engines.jax.cluster.group import Group
-from keras_multigpu.engines.joint import COMPARED, digest_of
+from keras_multigpu.engines.joint import COMPARED, check_owners, digest_of
 
 
 def check_devices(names: Sequence[str], mode: str) -> None:
@@ -24,22 +24,7 @@ def check_devices(names: Sequence[str], mode: str) -> None:
         processes.check_not_joined_elsewhere()
         return
     owners = {devices.find(name).process_index for name in names}
-    if owners == {group.number}:
-        return
-    absent = sorted(set(range(len(group.names))) - owners)
-    if absent:
-        raise ValueError(
-            "A model uses devices of this process only, or at least one device of every "
-            f"process that has joined. Received: devices={list(names)!r}, with none of "
-            f"process {', '.join(map(str, absent))}. This is process {group.number}. Leave "
-            "`n_gpus` and `devices` out to use all, or join fewer processes."
-        )
-    if mode != "data":
-        raise ValueError(
-            f"Only mode 'data' can use several processes. Received: mode={mode!r} and "
-            f"devices={list(names)!r}, of {len(owners)} processes. Use mode 'data', or devices of "
-            "this process only."
-        )
+    check_owners(group, names, owners, mode)
 
 
 def group_of(mesh: Mesh) -> Group | None:

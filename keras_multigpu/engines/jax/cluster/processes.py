@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import atexit
-import importlib.metadata
 import inspect
 import os
-import random
-import socket
 import sys
 import time
-import zlib
 from concurrent import futures
 from typing import Any
 
 import jax
 import keras
-import numpy as np
 
 from keras_multigpu.engines.group import BEAT, in_thread
 from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.cluster.board import Board
 from keras_multigpu.engines.jax.cluster.group import Group
+from keras_multigpu.engines.joint import describe_process
 from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.rendezvous import meet, not_joined
 
@@ -64,7 +60,9 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
     _check_version()
     until = time.monotonic() + timeout
     # First among us: JAX would give a number to the latest process that asks for it.
-    records = meet(address, number, count, _describe(count), _EQUAL, until)
+    records = meet(
+        address, number, count, describe_process(count, JAX=jax.__version__), _EQUAL, until
+    )
     _initialize(address, count, number, time.monotonic() + timeout, timeout)
     names = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
     board = Board(_client(), number, of=records[0]["seed"])
@@ -129,26 +127,6 @@ def _client() -> Any:
     from jax._src import distributed  # noqa: TID251
 
     return distributed.global_state.client
-
-
-def _describe(count: int) -> dict[str, str]:
-    """What the others are told of this process."""
-    return {
-        "host": socket.gethostname(),
-        "pid": str(os.getpid()),
-        "num_processes": str(count),
-        "JAX": jax.__version__,
-        "Keras": keras.__version__,
-        "keras_multigpu": importlib.metadata.version("keras-multigpu"),
-        "random numbers": _random_state(),
-        "seed": str(random.SystemRandom().randrange(2**31)),
-    }
-
-
-def _random_state() -> str:
-    """A checksum of the random state: equal in processes that have set the same seed."""
-    states = (random.getstate(), np.random.get_state(legacy=False))
-    return str(zlib.crc32(repr(states).encode()))
 
 
 def _leave(group: Group) -> None:

@@ -7,7 +7,6 @@ import functools
 import re
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,7 +19,7 @@ from keras_multigpu.engines.tensorflow.cluster import runtime
 from keras_multigpu.engines.tensorflow.cluster.garbage import COLLECTOR
 from keras_multigpu.engines.tensorflow.cluster.health import Guard, Status, Watchdog
 from keras_multigpu.engines.tensorflow.cluster.link import Link
-from keras_multigpu.engines.tensorflow.cluster.sockets import end_connections, listen_only_at
+from keras_multigpu.engines.tensorflow.cluster.sockets import close_to_others, end_connections
 from keras_multigpu.engines.tensorflow.names import REMOTE_JOB, full_name, short_name, task_of
 
 _DEVICE = re.compile(rf"/job:{REMOTE_JOB}/replica:0/task:\d+/device:\w+:\d+")
@@ -114,7 +113,7 @@ class Connection:
         if not runtime.has_started():
             # Without workers: TensorFlow holds Python's lock meanwhile, and one may freeze.
             runtime.start(self.local)
-            _close_to_others(self.local)
+            close_to_others(self.local.ip, self.local.port, "workers", stacklevel=6)
         self._add_workers()
         for worker in self.workers:
             self._watchdog.hand_over(worker)
@@ -190,16 +189,3 @@ def _round_trip(devices: Sequence[str]) -> Callable[[], Any]:
     again = functools.partial(exchange.get_concrete_function(zero), zero)
     again()
     return again
-
-
-def _close_to_others(local: Address) -> None:
-    """Closes the port at which workers reach this process, except at the address `local`."""
-    try:
-        listen_only_at(local.ip, local.port)
-    except OSError as error:
-        warnings.warn(
-            f"TensorFlow listens on port {local.port} of all addresses of this machine, and this "
-            f"system can't close it to others ({error}): whoever reaches the port can run "
-            "computations in this process. Let a firewall close it to all but the workers.",
-            stacklevel=6,
-        )

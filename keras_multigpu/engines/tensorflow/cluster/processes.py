@@ -5,32 +5,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
-import random
 import signal
 import socket
 import sys
 import threading
 import time
-import warnings
-import zlib
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.group import BEAT, in_thread
+from keras_multigpu.engines.joint import check_owners, describe_process
 from keras_multigpu.engines.remote import Address, listening
 from keras_multigpu.engines.rendezvous import meet
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster.board import SocketBoard
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.runtime import has_started
-from keras_multigpu.engines.tensorflow.cluster.sockets import listen_only_at
+from keras_multigpu.engines.tensorflow.cluster.sockets import close_to_others
 from keras_multigpu.engines.tensorflow.peers import Peers
 
 # What must be equal in all processes.
@@ -63,7 +59,11 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
     here = _own_address(address, number)
     until = time.monotonic() + timeout
     kept: dict[int, socket.socket] = {}
-    records = meet(address, number, count, _describe(count, here), _EQUAL, until, kept)
+    devices = {kind: names.count_own(kind) for kind in ("cpu", "gpu")}
+    facts = describe_process(
+        count, TensorFlow=tf.__version__, address=here.numeric, devices=json.dumps(devices)
+    )
+    records = meet(address, number, count, facts, _EQUAL, until, kept)
     known = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
     group = Group(SocketBoard(number, kept), number, known, timeout)
     atexit.register(_leave, group)
@@ -82,7 +82,7 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
         # TensorFlow's runtime takes the signal for itself, and a process would not end by it.
         if on_terminate is not None:
             signal.signal(signal.SIGTERM, on_terminate)
-        _close_to_others(here)
+        close_to_others(here.ip, here.port, "processes", stacklevel=5)
         names.join(number, [json.loads(record["devices"]) for record in records])
     _joined = (request, group)
     if len({record["random numbers"] for record in records}) > 1:
@@ -115,22 +115,9 @@ def check_devices(devices: Sequence[str], mode: str) -> None:
     if group is None:
         return
     owners = {names.find(device)[0] for device in devices if "/" not in device}
+    check_owners(group, devices, owners, mode)
     if owners <= {group.number}:
         return
-    absent = sorted(set(range(len(group.names))) - owners)
-    if absent:
-        raise ValueError(
-            "A model uses devices of this process only, or at least one device of every "
-            f"process that has joined. Received: devices={list(devices)!r}, with none of "
-            f"process {', '.join(map(str, absent))}. This is process {group.number}. Leave "
-            "`n_gpus` and `devices` out to use all, or join fewer processes."
-        )
-    if mode != "data":
-        raise ValueError(
-            f"Only mode 'data' can use several processes. Received: mode={mode!r} and "
-            f"devices={list(devices)!r}, of {len(owners)} processes. Use mode 'data', or devices "
-            "of this process only."
-        )
     if len({device.partition(":")[0] for device in devices}) > 1:
         raise ValueError(
             "A model over several processes uses GPUs or CPU devices, not both. Received: "
@@ -161,19 +148,6 @@ def _start(addresses: Sequence[str], number: int) -> None:
         tf.distribute.MultiWorkerMirroredStrategy()
 
 
-def _close_to_others(here: Address) -> None:
-    """Closes this process's port, except at the address that the other processes use."""
-    try:
-        listen_only_at(here.ip, here.port)
-    except OSError as error:
-        warnings.warn(
-            f"TensorFlow listens on port {here.port} of all addresses of this machine, and this "
-            f"system can't close it to others ({error}): whoever reaches the port can run "
-            "computations in this process. Let a firewall close it to all but the processes.",
-            stacklevel=5,
-        )
-
-
 @contextlib.contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
     before = os.environ.get(name)
@@ -184,23 +158,6 @@ def _environment(name: str, value: str) -> Iterator[None]:
         del os.environ[name]
         if before is not None:
             os.environ[name] = before
-
-
-def _describe(count: int, here: Address) -> dict[str, str]:
-    """What the others are told of this process."""
-    states = (random.getstate(), np.random.get_state(legacy=False))
-    return {
-        "host": socket.gethostname(),
-        "pid": str(os.getpid()),
-        "num_processes": str(count),
-        "TensorFlow": tf.__version__,
-        "Keras": keras.__version__,
-        "keras_multigpu": importlib.metadata.version("keras-multigpu"),
-        "address": here.numeric,
-        "devices": json.dumps({kind: names.count_own(kind) for kind in ("cpu", "gpu")}),
-        "random numbers": str(zlib.crc32(repr(states).encode())),
-        "seed": str(random.SystemRandom().randrange(2**31)),
-    }
 
 
 def _leave(group: Group) -> None:

@@ -15,6 +15,7 @@ import socket
 import stat
 import struct
 import sys
+import warnings
 from collections.abc import Iterator
 
 # Classic BPF, as in Linux's filter.h: load a byte or a word, mask, compare, give a verdict.
@@ -45,6 +46,23 @@ def listen_only_at(ip: str, port: int) -> None:
     for one, own, _ in _connections():
         if own[1] == port and own[0] != ip:
             _end(one)
+
+
+def close_to_others(ip: str, port: int, users: str, stacklevel: int) -> None:
+    """Closes a port of this process, except at the address that its `users` reach.
+
+    Warns:
+        UserWarning: if this system has no such filters.
+    """
+    try:
+        listen_only_at(ip, port)
+    except OSError as error:
+        warnings.warn(
+            f"TensorFlow listens on port {port} of all addresses of this machine, and this "
+            f"system can't close it to others ({error}): whoever reaches the port can run "
+            f"computations in this process. Let a firewall close it to all but the {users}.",
+            stacklevel=stacklevel,
+        )
 
 
 def end_connections(ip: str, port: int) -> None:

@@ -405,9 +405,8 @@ def test_something_else_answers(steady):
 def test_a_system_without_filters(monkeypatch):
     """Where a port can't be closed to others, nothing else is claimed."""
     monkeypatch.setattr(sockets.sys, "platform", "darwin")
-    address = connection.Address("127.0.0.1:2220", "127.0.0.1", 2220)
-    with pytest.warns(UserWarning, match="port 2220 of all addresses .*darwin has"):
-        connection._close_to_others(address)
+    with pytest.warns(UserWarning, match="port 2220 of all .*darwin has .*but the workers"):
+        sockets.close_to_others("127.0.0.1", 2220, "workers", stacklevel=1)
 
 
 @pytest.mark.slow

@@ -1,0 +1,92 @@
+"""How a group of processes begins and ends calls, and what it says of a lost one."""
+
+import json
+
+import pytest
+from support import process_script as script
+from support.boards import Told
+
+from keras_multigpu.cluster import ClusterError
+from keras_multigpu.engines import joint
+from keras_multigpu.engines.group import Group
+
+
+def group_of(told, number=0):
+    return Group(told, number, ("a (process 0)", "b (process 1)"), timeout=5.0)
+
+
+def test_another_model_is_noticed():
+    tanh, relu = meeting_facts(script.build()), meeting_facts(script.build("relu"))
+    assert tanh == meeting_facts(script.build())
+    told = Told(loops__1__1=json.dumps({"call": "fit", **relu}))
+    with pytest.raises(ClusterError, match="Its model is .*. In process 0 it is ") as caught:
+        group_of(told).begin("fit", tanh)
+    assert caught.value.host == "b (process 1)"
+    assert "Run the same script in all processes" in caught.value.cure
+
+
+def meeting_facts(model):
+    return {"model": joint.describe(model)[-8:]}
+
+
+def test_another_call_is_noticed():
+    group = group_of(Told(loops__1__1=json.dumps({"call": "evaluate"})))
+    with pytest.raises(ClusterError, match="Its call is evaluate. In process 0 it is fit. Run"):
+        group.begin("fit", {})
+    with pytest.raises(ClusterError, match="Its call is evaluate"):
+        group.begin("fit", {})  # what is broken stays so
+
+
+def test_other_lengths_of_data_are_noticed():
+    told = {"loops__1__1": json.dumps({"call": "fit"}), "ends__1__1": "1"}
+    for meet_again in (Group.end, Group.check):
+        group = group_of(Told(**told))
+        group.begin("fit", {})
+        group.count_step()
+        group.count_step()
+        with pytest.raises(ClusterError, match="It ended a loop after 1 steps, and others aft"):
+            meet_again(group)
+
+
+def test_what_is_lost_is_named():
+    group = group_of(Told(ended__1="ended"))
+    with pytest.raises(ClusterError, match=r"^b \(process 1\): It has ended. Start the script"):
+        group.check()
+    told = Told()
+    told.silences[1] = 7.0
+    with pytest.raises(ClusterError, match="It has given no sign of life for 7 seconds"):
+        group_of(told).check()
+    with pytest.raises(ClusterError, match="no sign of life"):
+        group_of(told).begin("fit", {})
+
+
+def test_the_first_process_leaves_when_the_others_are_silent():
+    """They have said that they end, but still need its service until they have disconnected."""
+    told = Told(ended__1="ended")
+    silences = iter([0.0, 0.5, 2.0, 3.5])
+    told.silence = lambda number: next(silences)
+    group_of(told).leave()
+    assert list(silences) == []
+    assert told.entries["ended/0"] == "ended"
+    assert told.entries["stopped"] == "yes"
+
+
+def test_a_process_that_does_not_come_is_told_of(monkeypatch):
+    told = Told()
+    group = Group(told, 0, ("a", "b"), timeout=0.0)
+    came = []
+
+    def read(prefix, seconds=0.0):
+        came.append(prefix)
+        if len(came) > 5:
+            told.entries["loops/1/1"] = json.dumps({"call": "fit"})
+        return Told.read(told, prefix)
+
+    monkeypatch.setattr(told, "read", read)
+    with pytest.warns(UserWarning, match="waited 0 seconds for b: alive, but not at the same call"):
+        group.begin("fit", {})
+
+
+def test_other_weights_are_noticed():
+    error = group_of(Told()).differs(1, "weights")
+    assert "Its weights and those of process 0 differ at step 0. Build the model" in str(error)
