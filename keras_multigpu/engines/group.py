@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent import futures
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
+from keras_multigpu.engines.board import BEAT, Board
 from keras_multigpu.engines.errors import ClusterError
-
-BEAT = 1.0
-"""Seconds between two signs of life."""
 
 _RESTART = (
     "Start the script again in all processes: with `keras.callbacks.BackupAndRestore` it continues "
@@ -27,37 +26,26 @@ _CURES = {
     "weights": "Build the model with the same seed in all processes (`keras.utils.set_random_seed` "
     "after `join`), or load the same file. After Ctrl-C, load the last file in all.",
 }
+# What is written in a call.
+_KINDS = ("loops", "ends", "weights", "new weights")
 # After a network error, this many seconds of silence suffice to call a process lost.
 _SURELY_LOST = 4 * BEAT
 
 
-class Board(Protocol):
-    """A board that all processes write to and read. Each gives signs of life on it."""
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A call that all processes make together.
 
-    def write(self, key: str, value: str | None) -> None:
-        """Writes an entry, or deletes it if it is `None`; returns at once."""
+    Attributes:
+        number: counts the calls, alike in all processes.
+        is_loop: whether the processes end it together (`fit`), or it is of single steps
+            (`train_on_batch`) and lasts until another call begins.
+        steps: how many have begun.
+    """
 
-    def read(self, prefix: str, seconds: float = 0.0) -> dict[str, str]:
-        """The entries whose keys start with a prefix, which is removed from the keys.
-
-        With `seconds`, it first waits up to that long for news.
-        """
-
-    def silence(self, number: int) -> float:
-        """Seconds since the last sign of life of a process; endless if its connection ended."""
-
-    def service_silence(self) -> float:
-        """Seconds since news came last, by way of process 0."""
-
-    def stop(self, seconds: float) -> None:
-        """Ends its work within some seconds."""
-
-
-def under(entries: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """The entries whose keys start with a prefix, which is removed from the keys."""
-    return {
-        key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)
-    }
+    number: int
+    is_loop: bool = True
+    steps: int = 0
 
 
 class Group:
@@ -79,8 +67,11 @@ class Group:
     def __init__(self, board: Board, number: int, names: tuple[str, ...], timeout: float):
         self.number, self.names, self.timeout = number, names, timeout
         self._board = board
-        self._loop = 0
-        self._steps = 0
+        self._count = 0
+        # Those that are open, each begun within the one before it: a callback of a `fit` may train
+        # another model. The first stands for steps outside of any.
+        self._calls = [Call(0, is_loop=False)]
+        self._past: list[tuple[int, int]] = []  # ended calls, and how many had begun by then
         self.broken: ClusterError | None = None
 
     @property
@@ -88,15 +79,27 @@ class Group:
         """Whether this process writes the files."""
         return self.number == 0
 
-    def begin(self, call: str, facts: dict[str, str]) -> None:
-        """Begins a call (`"fit"`) together with the others; compares facts that must be equal."""
+    @property
+    def call(self) -> Call:
+        """The innermost call that is open."""
+        return self._calls[-1]
+
+    def open(self, is_loop: bool) -> Call:
+        """Opens a call, within the one that is open."""
         if self.broken is not None:
             raise self.broken
-        self._loop, self._steps = self._loop + 1, 0
-        for kind in ("loops", "ends", "weights", "new weights"):
-            self._board.write(f"{kind}/{self._loop - 2}/{self.number}", None)
-        mine = {"call": call, **facts}
-        told = self._gather(f"loops/{self._loop}/", json.dumps(mine))
+        if not self.call.is_loop:
+            self.close(self.call)
+        self._count += 1
+        self._forget_past()
+        call = Call(self._count, is_loop)
+        self._calls.append(call)
+        return call
+
+    def meet(self, name: str, facts: dict[str, str]) -> None:
+        """Waits until all processes have opened the call; compares facts that must be equal."""
+        mine = {"call": name, **facts}
+        told = self._gather("loops", json.dumps(mine))
         first, *others = (json.loads(told[number]) for number in range(len(self.names)))
         for number, other in enumerate(others, 1):
             for fact, value in first.items():
@@ -108,27 +111,42 @@ class Group:
                         "seeds (`keras.utils.set_random_seed`).",
                     )
 
+    def resume(self, call: Call) -> bool:
+        """Goes on with a call after single steps within it; returns whether it is still open."""
+        if call is not self.call and not self.call.is_loop:
+            self.close(self.call)
+        return call is self.call
+
     def end(self) -> None:
-        """Ends a call together with the others; compares the numbers of steps."""
-        told = self._gather(f"ends/{self._loop}/", str(self._steps))
+        """Waits until all processes have come to the end of the call; compares their steps."""
+        told = self._gather("ends", str(self.call.steps))
         for number in range(len(self.names)):
             if told[number] != told[0]:
                 raise self._other_length(number, told[number], told[0])
 
-    def compare(self, what: str, digest: str) -> None:
-        """Raises a `ClusterError` if the checksum of `what` is another one in another process."""
-        other = self.differing(what, digest)
-        if other is not None:
-            raise self.differs(other, what)
+    def close(self, call: Call | None) -> None:
+        """Leaves a call, and those within it."""
+        if call in self._calls:
+            place = max(1, self._calls.index(call))  # the first one stays
+            self._past += [(one.number, self._count) for one in self._calls[place:]]
+            del self._calls[place:]
+
+    def _forget_past(self) -> None:
+        """Deletes what was written in calls that all have left: a later one has begun since."""
+        for number, count in self._past:
+            for kind in _KINDS if count < self._count - 1 else ():
+                self._board.write(f"{kind}/{number}/{self.number}", None)
+        self._past = [(number, count) for number, count in self._past if count >= self._count - 1]
 
     def differing(self, what: str, digest: str) -> int | None:
         """The first process where the checksum of `what` is not that of process 0, if any."""
-        told = self._gather(f"{what}/{self._loop}/", digest)
+        told = self._gather(what, digest)
         return next((k for k in range(len(self.names)) if told[k] != told[0]), None)
 
-    def fail(self, error: BaseException) -> None:
-        """Tells the others that this process has left the call with an error."""
-        kind = "stopped" if self.broken is not None else f"failures/{self._loop}"
+    def fail(self, error: BaseException, call: Call | None = None) -> None:
+        """Tells the others that this process has left a call (or none) with an error."""
+        number = 0 if call is None else call.number
+        kind = "stopped" if self.broken is not None else f"failures/{number}"
         words = [f"{type(error).__name__}:", *str(error).split()]
         text = " ".join(words)[:300].rstrip(".:")
         self._board.write(f"{kind}/{self.number}", f"stopped with {text}")
@@ -159,13 +177,13 @@ class Group:
         """The error for a process whose rows or weights (`what`) differ from process 0's."""
         return self._break(
             number,
-            f"Its {what} and those of process 0 differ at step {self._steps}.",
+            f"Its {what} and those of process 0 differ at step {self.call.steps}.",
             _CURES[what],
         )
 
     def count_step(self, count: int = 1) -> None:
         """Notes that a step begins; with -1, that it was none."""
-        self._steps += count
+        self.call.steps += count
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -193,20 +211,23 @@ class Group:
         others = [number for number in range(len(self.names)) if number != self.number]
         for number in others:
             # The reasons first: a process that has failed ends.
-            for kind in (f"failures/{self._loop}", "stopped", "ended"):
+            failures = [f"failures/{call.number}" for call in self._calls]
+            for kind in (*failures, "stopped", "ended"):
                 if f"{kind}/{number}" in told:
                     raise self._break(number, f"It has {told[f'{kind}/{number}']}.", _RESTART)
-            steps = told.get(f"ends/{self._loop}/{number}", str(self._steps))
-            if int(steps) < self._steps:
-                raise self._other_length(number, steps, f"{self._steps} or more")
+            for call in self._calls:
+                steps = told.get(f"ends/{call.number}/{number}", str(call.steps))
+                if int(steps) < call.steps:
+                    raise self._other_length(number, steps, f"{call.steps} or more")
         if self._board.service_silence() > silence and self.number:
             raise self._silent(0, self._board.service_silence())
         for number in others:
             if self._board.silence(number) > silence:
                 raise self._silent(number, self._board.silence(number))
 
-    def _gather(self, prefix: str, value: str) -> dict[int, str]:
-        """Waits for what each process writes under a prefix."""
+    def _gather(self, kind: str, value: str) -> dict[int, str]:
+        """Waits for what each process writes of a kind in the call."""
+        prefix = f"{kind}/{self.call.number}/"
         self._board.write(f"{prefix}{self.number}", value)
         begun = time.monotonic()
         due = begun + BEAT

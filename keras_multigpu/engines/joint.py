@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from keras_multigpu.engines.group import Group
+from keras_multigpu.engines.group import Call, Group
 
 COMPARED = 1024
 """How many elements of each array in a batch the processes compare."""
@@ -35,12 +35,12 @@ class JointSteps(Protocol):
         group: the processes that share the model's devices; `None` if this process has them all.
         model: the model.
         is_running: whether a loop is running.
-        has_met: whether the processes have met since the latest loop or error.
+        call: the latest call that the processes have made together.
     """
 
     model: Any
     is_running: bool
-    has_met: bool
+    call: Call | None
 
     @property
     def group(self) -> Group | None:
@@ -130,24 +130,28 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str))
 
 
-def meet(steps: JointSteps, call: str) -> None:
-    """Begins a call (`"fit"`) together with the other processes."""
-    group = steps.group
-    if group is not None:
-        facts = {"model": describe(steps.model), "devices": ", ".join(steps.model.devices)}
-        group.begin(call, facts)
+@contextlib.contextmanager
+def together(steps: JointSteps, name: str, is_loop: bool = True) -> Iterator[None]:
+    """Scope of a call (`"fit"`) that all processes make; a loop's last line is `group.end()`.
 
-
-def part(steps: JointSteps, error: BaseException | None = None) -> None:
-    """Ends a call together with the other processes, or tells them why this one left it."""
+    Single steps of a model are one call until another one begins.
+    """
     group = steps.group
     if group is None:
+        yield
         return
-    if error is None:
-        group.end()
-        return
-    steps.has_met = False
-    group.fail(error)
+    try:
+        if is_loop or steps.call is None or not group.resume(steps.call):
+            steps.call = group.open(is_loop)
+            facts = {"model": describe(steps.model), "devices": ", ".join(steps.model.devices)}
+            group.meet(name, facts)
+        yield
+    except BaseException as error:
+        group.fail(error, steps.call)
+        group.close(steps.call)
+        raise
+    if is_loop:
+        group.close(steps.call)
 
 
 def write_once(steps: JointSteps, loop: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -195,10 +199,6 @@ def writing(steps: JointSteps) -> Iterator[bool]:
     if group is None or steps.is_running:
         yield group is None or group.is_writer
         return
-    try:
-        meet(steps, "the writing of a file")
+    with together(steps, "the writing of a file"):
         yield group.is_writer
-        part(steps)
-    except BaseException as error:
-        part(steps, error)
-        raise
+        group.end()

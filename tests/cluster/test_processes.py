@@ -32,7 +32,7 @@ def together(tmp_path_factory):
 def alone():
     """What one device finds."""
     keras.utils.set_random_seed(7)
-    return script.train(script.build())
+    return script.train(script.build(), script.build())
 
 
 def test_two_processes_compute_what_one_device_does(together, alone):

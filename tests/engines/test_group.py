@@ -15,12 +15,18 @@ def group_of(told, number=0):
     return Group(told, number, ("a (process 0)", "b (process 1)"), timeout=5.0)
 
 
+def begin(group, name, facts=None, is_loop=True):
+    call = group.open(is_loop)
+    group.meet(name, facts or {})
+    return call
+
+
 def test_another_model_is_noticed():
     tanh, relu = meeting_facts(script.build()), meeting_facts(script.build("relu"))
     assert tanh == meeting_facts(script.build())
     told = Told(loops__1__1=json.dumps({"call": "fit", **relu}))
     with pytest.raises(ClusterError, match="Its model is .*. In process 0 it is ") as caught:
-        group_of(told).begin("fit", tanh)
+        begin(group_of(told), "fit", tanh)
     assert caught.value.host == "b (process 1)"
     assert "Run the same script in all processes" in caught.value.cure
 
@@ -32,16 +38,16 @@ def meeting_facts(model):
 def test_another_call_is_noticed():
     group = group_of(Told(loops__1__1=json.dumps({"call": "evaluate"})))
     with pytest.raises(ClusterError, match="Its call is evaluate. In process 0 it is fit. Run"):
-        group.begin("fit", {})
+        begin(group, "fit")
     with pytest.raises(ClusterError, match="Its call is evaluate"):
-        group.begin("fit", {})  # what is broken stays so
+        begin(group, "fit")  # what is broken stays so
 
 
 def test_other_lengths_of_data_are_noticed():
     told = {"loops__1__1": json.dumps({"call": "fit"}), "ends__1__1": "1"}
     for meet_again in (Group.end, Group.check):
         group = group_of(Told(**told))
-        group.begin("fit", {})
+        begin(group, "fit")
         group.count_step()
         group.count_step()
         with pytest.raises(ClusterError, match="It ended a loop after 1 steps, and others aft"):
@@ -57,7 +63,7 @@ def test_what_is_lost_is_named():
     with pytest.raises(ClusterError, match="It has given no sign of life for 7 seconds"):
         group_of(told).check()
     with pytest.raises(ClusterError, match="no sign of life"):
-        group_of(told).begin("fit", {})
+        begin(group_of(told), "fit")
 
 
 def test_the_first_process_leaves_when_the_others_are_silent():
@@ -84,9 +90,87 @@ def test_a_process_that_does_not_come_is_told_of(monkeypatch):
 
     monkeypatch.setattr(told, "read", read)
     with pytest.warns(UserWarning, match="waited 0 seconds for b: alive, but not at the same call"):
-        group.begin("fit", {})
+        begin(group, "fit")
 
 
 def test_other_weights_are_noticed():
     error = group_of(Told()).differs(1, "weights")
     assert "Its weights and those of process 0 differ at step 0. Build the model" in str(error)
+
+
+def alike(monkeypatch):
+    """A group of two where the other process does what this one does."""
+    told = Told()
+
+    def read(prefix, seconds=0.0):
+        for key, value in list(told.entries.items()):
+            if key.endswith("/0"):
+                told.entries.setdefault(f"{key.removesuffix('0')}1", value)
+        return Told.read(told, prefix)
+
+    monkeypatch.setattr(told, "read", read)
+    return group_of(told), told
+
+
+def test_a_call_within_another(monkeypatch):
+    """A callback of a `fit` trains another model, by a loop and by single steps."""
+    group, told = alike(monkeypatch)
+    outer = begin(group, "fit")
+    group.count_step()
+    inner = begin(group, "fit")
+    for _ in range(5):
+        group.count_step()
+    group.end()
+    group.close(inner)
+    steps = begin(group, "a step on one batch", is_loop=False)
+    group.count_step()
+    assert group.call is steps
+    assert group.resume(outer)  # which ends the single steps
+    group.check()
+    group.count_step()
+    group.end()
+    group.close(outer)
+    assert [told.entries[f"ends/{call.number}/0"] for call in (outer, inner)] == ["2", "5"]
+    assert group.call.number == 0
+
+
+def test_single_steps_are_one_call_until_another(monkeypatch):
+    group, _ = alike(monkeypatch)
+    first = begin(group, "a step on one batch", is_loop=False)
+    assert group.resume(first)
+    loop = begin(group, "evaluate")
+    group.count_step()
+    group.end()
+    group.close(loop)
+    assert not group.resume(first)
+    second = begin(group, "a step on one batch", is_loop=False)
+    group.count_step()
+    group.count_step()
+    group.check()  # these steps are none of the loop that has ended
+    assert group.resume(second)
+
+
+def test_the_end_of_an_outer_call_is_noticed(monkeypatch):
+    group, told = alike(monkeypatch)
+    outer = begin(group, "fit")
+    group.count_step()
+    begin(group, "fit")
+    group.check()
+    told.entries[f"failures/{outer.number}/1"] = "stopped with ValueError"
+    with pytest.raises(ClusterError, match="It has stopped with ValueError"):
+        group.check()
+
+
+def test_what_was_written_in_past_calls_is_deleted(monkeypatch):
+    group, told = alike(monkeypatch)
+    outer = begin(group, "fit")
+    for _ in range(4):
+        inner = begin(group, "evaluate")
+        group.differing("weights", "equal")
+        group.end()
+        group.close(inner)
+    written = {key for key, value in told.entries.items() if key.endswith("/0") and value}
+    kinds = ("ends", "loops", "weights")
+    kept = {f"{kind}/{k}/0" for kind in kinds for k in (inner.number - 1, inner.number)}
+    assert written == kept | {f"loops/{outer.number}/0"}
+    group.end()

@@ -46,18 +46,37 @@ class Journal(keras.callbacks.Callback):
         print(f"batch {batch}", flush=True)
 
 
-def train(model, callbacks=(), epochs=2):
+class Within(keras.callbacks.Callback):
+    """Trains another model meanwhile."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = other
+
+    def on_epoch_begin(self, epoch, logs=None):
+        x, y = data(10)
+        self.other.fit(x, y, batch_size=2, verbose=0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch < 2:
+            self.other.train_on_batch(*data(3))
+
+
+def train(model, other, callbacks=(), epochs=2):
     """Trains, evaluates and predicts; gives all that came out."""
+    callbacks = [*callbacks, Within(other)]
     x, y = data()
     options = {"batch_size": 32, "verbose": 0}
     few = (x[:38], y[:38])
-    history = model.fit(x, y, epochs=epochs, validation_data=few, callbacks=[*callbacks], **options)
+    history = model.fit(x, y, epochs=epochs, validation_data=few, callbacks=callbacks, **options)
     found = {f"log {key}": np.array(values) for key, values in history.history.items()}
     found["evaluated"] = np.array(model.evaluate(*few, **options))
     found["predicted"] = model.predict(few[0], **options)
     found["one batch"] = np.array(model.train_on_batch(x[:6], y[:6]))
     found["one prediction"] = np.asarray(model.predict_on_batch(x[:6]))
-    for place, weight in enumerate([*model.get_weights(), *model.optimizer.variables]):
+    for place, weight in enumerate(
+        [*model.get_weights(), *model.optimizer.variables, *other.get_weights()]
+    ):
         found[f"weight {place}"] = np.asarray(weight)
     return found
 
@@ -71,7 +90,7 @@ def train_together(folder, number):
         keras.callbacks.ModelCheckpoint(latest, save_weights_only=True),
         keras.callbacks.CSVLogger(folder / f"log{number}.csv"),
     ]
-    found = train(parallel, callbacks)
+    found = train(parallel, make_parallel(build()), callbacks)
     parallel.save_weights(folder / f"by{number}.weights.h5")
     parallel.save_weights(folder / "saved.weights.h5")
     parallel.save(folder / "saved.keras")

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_multigpu.engines.base import Runner, Steps, TrainedModel
-from keras_multigpu.engines.group import Group
+from keras_multigpu.engines.group import Call, Group
 from keras_multigpu.engines.jax.compiled import CompiledStep, compile_step, state_of
 from keras_multigpu.engines.jax.placement import (
     PlacedBatches,
@@ -25,7 +25,7 @@ from keras_multigpu.engines.jax.runners import JaxRunner
 from keras_multigpu.engines.jax.shards import is_spread
 from keras_multigpu.engines.jax.spreading import spread
 from keras_multigpu.engines.jax.stacked import StackedVariable
-from keras_multigpu.engines.joint import meet, part, write_once, writing
+from keras_multigpu.engines.joint import together, write_once, writing
 
 
 class JaxSteps(Steps):
@@ -37,14 +37,14 @@ class JaxSteps(Steps):
 
     Attributes:
         is_running: whether a loop is running.
-        has_met: whether the processes have met since the latest loop or error.
+        call: the latest call that several processes have made together.
     """
 
     def __init__(self, model: TrainedModel, runner: Runner):
         assert isinstance(runner, JaxRunner)
         self.model = model
         self.is_running = False
-        self.has_met = False
+        self.call: Call | None = None
         self._runner: JaxRunner = runner
         self._latest_state: Any = ()
         weakref.finalize(model, runner.where.copies.clear)
@@ -78,6 +78,8 @@ class JaxSteps(Steps):
         def step(state: Any, iterator: Iterator[Any]) -> Any:
             batches = PlacedBatches(iterator, where, undivided)
             self._latest_state = state
+            if self.group is not None and self.call is not None:
+                self.group.resume(self.call)
             with where.together():
                 if only_reads:
                     outputs, state = read(function, state, batches, where)
@@ -130,15 +132,9 @@ class JaxSteps(Steps):
 
     def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._runner.spread(self._optimizer)
-        try:
-            if not self.has_met:
-                meet(self, "a step on one batch")
+        with together(self, "a step on one batch", is_loop=False), self._kept():
             result = step(*args, **kwargs)
-        except BaseException as error:
-            self._restore()
-            part(self, error)
-            raise
-        self.has_met, self._latest_state = True, ()
+        self._latest_state = ()
         if self._is_tied_elsewhere():
             self._bring_home()
         return result
@@ -146,18 +142,15 @@ class JaxSteps(Steps):
     def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self.is_running:
             return loop(*args, **kwargs)  # a nested loop: the evaluation within `fit`, say
-        self.is_running, self.has_met = True, False
+        self.is_running = True
         try:
-            self._runner.spread(self._optimizer)
-            meet(self, loop.__name__)
-            args, kwargs = write_once(self, loop, args, kwargs)
-            result = loop(*args, **kwargs)
-            part(self)
+            with together(self, loop.__name__), self._kept():
+                self._runner.spread(self._optimizer)
+                args, kwargs = write_once(self, loop, args, kwargs)
+                result = loop(*args, **kwargs)
+                if self.group is not None:
+                    self.group.end()
             return result
-        except BaseException as error:
-            self._restore()
-            part(self, error)
-            raise
         finally:
             self.is_running, self._latest_state = False, ()
             self._bring_home()
@@ -177,6 +170,15 @@ class JaxSteps(Steps):
     @property
     def _optimizer(self) -> Any:
         return getattr(self.model, "optimizer", None)
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Scope of steps after whose error the variables have the latest state."""
+        try:
+            yield
+        except BaseException:
+            self._restore()
+            raise
 
     def _restore(self) -> None:
         """Gives the variables the latest state again, after an error or an interruption.

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from keras_multigpu.engines import joint
 from keras_multigpu.engines.base import Runner, Steps, TrainedModel
-from keras_multigpu.engines.joint import digest_of, meet, part, write_once
+from keras_multigpu.engines.group import Call
+from keras_multigpu.engines.joint import digest_of, together, write_once
 from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
@@ -27,9 +28,10 @@ class TensorFlowSteps(Steps):
 
     def __init__(self, model: TrainedModel, runner: Runner):
         self.model = self._model = model
-        self.is_running = self.has_met = False
+        self.is_running = False
+        self.call: Call | None = None  # with other processes
         self._peers = runner.peers if isinstance(runner, SliceRunner) else None
-        self._is_compared = False  # the weights, with those of the other processes
+        self._compared: Call | None = None  # where the processes have compared the weights
         self._slices = isinstance(runner, SliceRunner)
         self._is_one_device = isinstance(runner, SliceRunner) and runner.is_one_device
         self._is_new = False  # the function of a training step is made, and not traced
@@ -46,35 +48,27 @@ class TensorFlowSteps(Steps):
         with self._watched.scope():
             if self.group is None or self.is_running:
                 return step(*args, **kwargs)
-            try:
-                if not self.has_met:
-                    self._is_compared = False
-                    meet(self, "a step on one batch")
-                with self.group.watching(), self._rows_compared():
-                    result = step(*args, **kwargs)
-            except BaseException as error:
-                part(self, error)
-                raise
-            self.has_met = True
-            return result
+            with (
+                together(self, "a step on one batch", is_loop=False),
+                self.group.watching(),
+                self._rows_compared(),
+            ):
+                return step(*args, **kwargs)
 
     def _run_together(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a loop together with the other processes."""
         assert self.group is not None
-        self.is_running, self.has_met, self._is_compared = True, False, False
+        self.is_running = True
         try:
-            meet(self, loop.__name__)
-            args, kwargs = write_once(self, loop, args, kwargs)
-            with self.group.watching(), self._rows_compared():
-                result = loop(*args, **kwargs)
-            part(self)
-            if loop.__name__ == "fit":
-                with self.group.watching():
-                    self._compare_weights(self.group, "new weights")
+            with together(self, loop.__name__):
+                args, kwargs = write_once(self, loop, args, kwargs)
+                with self.group.watching(), self._rows_compared():
+                    result = loop(*args, **kwargs)
+                self.group.end()
+                if loop.__name__ == "fit":
+                    with self.group.watching():
+                        self._compare_weights(self.group, "new weights")
             return result
-        except BaseException as error:
-            part(self, error)
-            raise
         finally:
             self.is_running = False
 
@@ -105,8 +99,10 @@ class TensorFlowSteps(Steps):
 
         @functools.wraps(function)
         def step(*args: Any) -> Any:
-            if not self._is_compared:
-                self._is_compared = True
+            if self.call is not None:
+                group.resume(self.call)
+            if self._compared is not self.call:
+                self._compared = self.call
                 self._compare_weights(group, "weights")
             group.count_step()
             try:

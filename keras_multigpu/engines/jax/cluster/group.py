@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from keras_multigpu.engines import group
-from keras_multigpu.engines.group import BEAT
+from keras_multigpu.engines.board import BEAT
 
 
 class Group(group.Group):

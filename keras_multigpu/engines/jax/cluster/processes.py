@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import keras
 
-from keras_multigpu.engines.group import BEAT, in_thread
+from keras_multigpu.engines.board import BEAT
+from keras_multigpu.engines.group import in_thread
 from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.cluster.board import Board
 from keras_multigpu.engines.jax.cluster.group import Group

@@ -15,11 +15,11 @@ import threading
 import time
 from typing import Any
 
-from keras_multigpu.engines.group import BEAT, under
+from keras_multigpu.engines.board import BEAT, under
 
 
 class SocketBoard:
-    """The board of one process; see `engines.group.Board`.
+    """The board of one process; see `engines.board.Board`.
 
     Args:
         number: the number of this process.

@@ -18,7 +18,8 @@ from concurrent import futures
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.group import BEAT, in_thread
+from keras_multigpu.engines.board import BEAT
+from keras_multigpu.engines.group import in_thread
 from keras_multigpu.engines.joint import check_owners, describe_process
 from keras_multigpu.engines.remote import Address, listening
 from keras_multigpu.engines.rendezvous import meet
