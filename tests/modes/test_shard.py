@@ -13,7 +13,8 @@ _ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 # On JAX Keras computes losses in float32, and so the gradients begin with its rounding.
 LIMIT = 1e-12 if _ON_TENSORFLOW else 1e-5
 
-every_shard = pytest.mark.parametrize("shard", ["optimizer", "weights"])
+SHARDS = ("optimizer", "weights")
+every_shard = pytest.mark.parametrize("shard", SHARDS)
 
 
 def _by_name():
@@ -101,9 +102,12 @@ def _train(model, optimizer=None, epochs=2, **options):
     return history.history
 
 
-@pytest.mark.thin(24)
-@every_shard
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# Each optimizer once on each backend, with the other `shard` there.
+@pytest.mark.thin(12)
+@pytest.mark.parametrize(
+    ("name", "shard"),
+    [(name, SHARDS[(k + _ON_TENSORFLOW) % 2]) for k, name in enumerate(OPTIMIZERS)],
+)
 @pytest.mark.usefixtures("_double")
 def test_every_optimizer(name, shard):
     plain, parallel = _build(), make_parallel(_build(), 4, shard=shard)
@@ -161,9 +165,10 @@ def test_models_on_different_devices_share_a_template():
 
 
 @pytest.mark.slow_on_jax
-@pytest.mark.thin(9)
-@pytest.mark.parametrize("n", [None, 2, 4])
-@pytest.mark.parametrize("shard", [None, "optimizer", "weights"])
+@pytest.mark.thin(4)
+@pytest.mark.parametrize(
+    ("shard", "n"), [("weights", 2), (None, None), ("optimizer", 4), (None, 2)]
+)
 @pytest.mark.usefixtures("_double")
 def test_a_saved_training_goes_on_anywhere(shard, n, tmp_path):
     plain, parallel = _build(), make_parallel(_build(), 4, shard="weights")
