@@ -51,7 +51,7 @@ class Case:
         size = self.values * _FLOAT
         sizes = Sizes(size, size, self.tensors, 0, self.outputs, None, self.inputs)
         step = StepTime(0.0, 1 / self.rows_per_s)
-        return Workload(step, devices * self.rows, sizes, per_host=per_host)
+        return Workload(step, devices * self.rows, sizes, by_compiler=True, per_host=per_host)
 
 
 _WIDE_ROWS_PER_S = 266_898  # of `python -m benchmarks.wide`, on two processor cores

@@ -71,9 +71,10 @@ def advise(
     of the range. If the verdict depends on it, the advice is "Measure it".
 
     With `devices_per_host`, larger numbers of devices are spread over several hosts, and the
-    traffic between hosts is added. On JAX a process per host sums gradients in a ring, and this
-    traffic hardly grows with the hosts. On TensorFlow the link of the one driver carries all of it,
-    inputs included, so it grows with the hosts. A note says when that is the wrong choice.
+    traffic between hosts is added, for a process per host (`cluster.join`): it sums gradients in a
+    ring, and this traffic hardly grows with the hosts. With one driver of all hosts
+    (`cluster.connect`) its link carries all of it, inputs included, so it grows with the hosts. A
+    note says when that is the wrong choice.
 
     Predictions leave out: copying the batch from the host, which one device needs as well; moving
     statistics; sparse gradients of embeddings (whole ones are counted); and any overlap of copies

@@ -1,7 +1,8 @@
 """What each mode makes of a workload: who computes which rows, what crosses, what is kept where.
 
-Several hosts are driven in one of two designs. On TensorFlow one driver sends the weights to each
-host and receives the gradients; on JAX a process per host sums the gradients in rings.
+Several hosts are driven in one of two designs. With `cluster.join` a process per host sums the
+gradients in a ring. With `cluster.connect` one driver sends the weights to each host and receives
+the gradients.
 """
 
 from __future__ import annotations
@@ -102,9 +103,10 @@ def _load_data(work: Workload, devices: int) -> Load:
     if devices == 1 or is_uneven:  # each device computes the whole batch and needs nothing else
         return _load(work, rows, devices * rows, _NONE, rows)
     traffic = _weights_traffic(work, devices)
-    if not work.by_compiler and work.hosts(devices) == 1:
-        traffic += _outputs_traffic(work, work.batch_size - rows)
-    between = (ring_between if work.by_compiler else driver_between)(work, devices)
+    if not work.by_compiler and not (work.by_driver and work.hosts(devices) > 1):
+        own = math.ceil(work.batch_size / work.hosts(devices))
+        traffic += _outputs_traffic(work, own - rows)
+    between = (driver_between if work.by_driver else ring_between)(work, devices)
     load = _load(work, rows, work.batch_size, traffic, rows, between)
     if work.by_compiler or load.memory is None or work.sizes.working is None:
         return load
@@ -183,9 +185,16 @@ def ring_inside(work: Workload, devices: int) -> Traffic:
 
 
 def ring_between(work: Workload, devices: int) -> Traffic:
-    """A host's traffic in a ring of h hosts: 2 P (h-1) / h bytes, which is less than 2 P."""
+    """A host's traffic in a ring of h hosts: 2 P (h-1) / h bytes, which is less than 2 P.
+
+    Without a compiler (TensorFlow) P includes the outputs of all rows: every host computes the loss
+    of the whole batch.
+    """
     hosts = work.hosts(devices)
-    size = 2 * (hosts - 1) / hosts * work.sizes.gradients
+    summed = work.sizes.gradients
+    if not work.by_compiler:
+        summed += work.batch_size * work.sizes.outputs
+    size = 2 * (hosts - 1) / hosts * summed
     return Traffic(size, size, 2 * (hosts - 1), duplex=True)
 
 
@@ -193,13 +202,13 @@ def hubs_inside(work: Workload, devices: int) -> Traffic:
     """A device's traffic where weights go out through hubs and gradients come back to them.
 
     In the weights' host their device sends all of them once. It receives P (2n - 3) / (n - 1) bytes
-    of gradients (`docs/design.md`). In other hosts the weights from the driver arrive evenly spread
+    of gradients (`docs/design.md`). In other hosts of one driver its weights arrive evenly spread
     over the devices, which pass their parts on; gradients are summed the same way back.
     """
     count, sizes = work.in_host(devices), work.sizes
     if count == 1:
         return _NONE
-    if work.hosts(devices) == 1:
+    if work.hosts(devices) == 1 or not work.by_driver:
         back = (2 * count - 3) / (count - 1)
         return Traffic(sizes.weights, back * sizes.gradients, (1 + back) * sizes.tensors)
     part = (count - 1) / count
@@ -239,11 +248,11 @@ def predict_designs(
 ) -> tuple[Prediction, Prediction]:
     """A step of mode `"data"` with one driver of all hosts, and with a ring of hosts."""
 
-    def predict_one(by_compiler: bool) -> Prediction:
-        load = find_load("data", dataclasses.replace(work, by_compiler=by_compiler), devices)
+    def predict_one(**design: Any) -> Prediction:
+        load = find_load("data", dataclasses.replace(work, **design), devices)
         return predict("data", devices, load, link, work.processors, host_link=host_link)
 
-    return predict_one(False), predict_one(True)
+    return predict_one(by_driver=True, by_compiler=False), predict_one(by_driver=False)
 
 
 def compare_designs(
@@ -254,8 +263,9 @@ def compare_designs(
         driver, ring = predict_designs(work, count, link, host_link)
         if driver.step_s > ENOUGH * ring.step_s:
             return [
-                f"On {count} devices in {work.hosts(count)} hosts, one driver (TensorFlow) takes "
-                f"{driver.step_s / ring.step_s:.1f} times as long as a process per host (JAX): "
-                "its link carries the weights, gradients and inputs of all hosts."
+                f"On {count} devices in {work.hosts(count)} hosts, a process per host "
+                "(`cluster.join`) is assumed. One driver of all (`cluster.connect`, on TensorFlow) "
+                f"takes {driver.step_s / ring.step_s:.1f} times as long: its link carries the "
+                "weights, gradients and inputs of all hosts."
             ]
     return []

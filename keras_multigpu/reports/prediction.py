@@ -114,7 +114,8 @@ class Workload:
     which share them; `None` if each device has its own. `by_compiler` is `Engine.partitions`: then
     weights stay on the devices, gradients are summed in a ring, and a batch that the devices don't
     divide is computed whole on each. `cuts` are by number of devices. `per_host` is the number of
-    devices in a host; `None` if one host has them all.
+    devices in a host; `None` if one host has them all. Each host has a process that computes its
+    rows, or with `by_driver` one process drives all.
     """
 
     step: StepTime
@@ -124,6 +125,7 @@ class Workload:
     processors: float | None = None
     cuts: Mapping[int, Cut] = dataclasses.field(default_factory=dict)
     per_host: int | None = None
+    by_driver: bool = False
 
     def hosts(self, devices: int) -> int:
         """The number of hosts that have so many devices."""

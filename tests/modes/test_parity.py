@@ -11,7 +11,7 @@ from keras_multigpu import make_parallel
 pytestmark = pytest.mark.thin(16)
 
 # Fewer rows than devices, or as many as they don't divide; and many. Others are tried on one case.
-SIZES = (5, 8) if keras.backend.backend() == "jax" else (1, 33)
+DEVICES, *SIZES = (4, 5, 8) if keras.backend.backend() == "jax" else (3, 1, 32)
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -59,7 +59,7 @@ def _movement(case, trained):
 @every_case
 def test_every_batch_size(case, rng):
     x, y = case.data(rng, 40)
-    plain, parallel = _pair(case)
+    plain, parallel = _pair(case, DEVICES)
     for rows in SIZES:
         part_x, part_y = take(x, rows), take(y, rows)
         if not hasattr(x, "tocsr"):

@@ -33,7 +33,9 @@ def test_hosts_are_counted():
 
 def test_a_ring_of_hosts_in_closed_form():
     assert ring_inside(work(), 8) == Traffic(600, 600, 6, duplex=True)  # 2 P 3/4
-    assert ring_between(work(), 8) == Traffic(400, 400, 2, duplex=True)  # 2 P 1/2
+    assert ring_between(work(by_compiler=True), 8) == Traffic(400, 400, 2, duplex=True)  # 2 P 1/2
+    with_outputs = 400 + 16 * 8
+    assert ring_between(work(), 8) == Traffic(with_outputs, with_outputs, 2, duplex=True)
     assert ring_between(work(), 4) == Traffic(0, 0, 0, duplex=True)
     load = find_load("data", work(by_compiler=True), 8)
     found = predict("data", 8, load, FAST, host_link=SLOW)
@@ -41,11 +43,19 @@ def test_a_ring_of_hosts_in_closed_form():
     assert found.transfer_s == pytest.approx(600 / 100 + 400 / 10)
 
 
+def test_a_ring_of_hosts_without_a_compiler_in_closed_form():
+    """Within a host: weights out, 5/3 of the gradients back, and the outputs of its rows."""
+    load = find_load("data", work(), 8)
+    found = predict("data", 8, load, FAST, host_link=SLOW)
+    inside = 400 + 400 * 5 / 3 + 2 * 6 * 8
+    assert found.transfer_s == pytest.approx(inside / 100 + (400 + 16 * 8) / 10)
+
+
 def test_a_driver_in_closed_form():
     found = driver_between(work(), 8)
     assert found == Traffic(2 * 400 + 16 * 108, 2 * 400 + 16 * 8, 20)
     assert driver_between(work(), 4) == Traffic()
-    load = find_load("data", work(), 8)
+    load = find_load("data", work(by_driver=True), 8)
     found = predict("data", 8, load, FAST, host_link=SLOW)
     assert found.transfer_s == pytest.approx(2 * 300 / 100 + (800 + 1728 + 800 + 128) / 10)
 
@@ -63,7 +73,7 @@ def test_rings_have_a_limit_and_drivers_none():
     drivers = [driver_between(work(), count).sent for count in many]
     assert rings == sorted(rings)
     assert drivers == sorted(drivers)
-    assert rings[-1] < 2 * SIZES.gradients
+    assert rings[-1] < 2 * (SIZES.gradients + 16 * SIZES.outputs)
     assert drivers[-1] > 1000 * SIZES.weights
 
 
@@ -72,7 +82,7 @@ def test_where_one_driver_is_wrong(monkeypatch):
     # Each host brings 4 rows: a driver moves 800 + 4 * 116 bytes more for it, a ring 800 at most.
     from benchmarks.at_scale import max_driver_hosts
 
-    one = work(rows=4, by_compiler=False)
+    one = work(rows=4, by_compiler=True)
     free = Link("free", float("inf"))
     assert max_driver_hosts(one, free, free, 9) == 9
     assert max_driver_hosts(one, FAST, SLOW, 9) == 1
@@ -96,18 +106,15 @@ def test_advice_over_hosts():
     assert advice.settings["hosts"].startswith("8 devices each, linked by 25 Gbit Ethernet")
     by_compiler = engines.current().partitions
     assert by_compiler == (keras.backend.backend() == "jax")
-    sizes = dataclasses.replace(SIZES, weights=4400, gradients=4400)
+    sizes = dataclasses.replace(SIZES, weights=4400, gradients=4400, outputs=400)
     expected = Workload(StepTime(0, 1 / 64), 64, sizes, by_compiler, per_host=8)
     for one in advice.predictions:
-        if by_compiler:
-            assert one.load.between == ring_between(expected, one.devices)
+        assert one.load.between == ring_between(expected, one.devices)
         assert (one.load.between.sent > 0) == (one.devices > 8)
-        if one.devices > 8 and not by_compiler:  # weights to each host, inputs, outputs' gradients
-            assert one.load.between.sent == one.devices // 8 * 4400 + 64 * (40 + 400)
     slow = Link("slow", 1e5)
     notes = compare_designs(expected, (8, 64), Link("fast", 1e9), slow)
-    assert "On 64 devices in 8 hosts, one driver (TensorFlow) takes" in notes[0]
-    assert "times as long as a process per host (JAX)" in notes[0]
+    assert "On 64 devices in 8 hosts, a process per host (`cluster.join`) is assumed" in notes[0]
+    assert "One driver of all (`cluster.connect`, on TensorFlow) takes" in notes[0]
     assert compare_designs(expected, (8,), Link("fast", 1e9), slow) == []
 
 

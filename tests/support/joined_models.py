@@ -1,7 +1,7 @@
 """Models that joined processes train together: `joined_models.py FOLDER COUNTS NUMBER ADDRESS`.
 
 COUNTS are the devices of each process: `1,2`. Every process trains each model over all devices,
-then the same model alone, and writes what differs.
+and the first one then the same model alone; it writes what differs.
 """
 
 import pathlib
@@ -183,7 +183,7 @@ def main(folder, counts, number, address, floatx="float64", *chosen):
         if chosen and make.__name__ not in chosen:
             continue
         together = train(make, devices=names)
-        alone = train(make, devices=[own])
+        alone = together if number else train(make, devices=[own])
         assert together.keys() == alone.keys()
         worst = max(difference(together[key], alone[key]) for key in alone)
         np.savez(pathlib.Path(folder) / f"{make.__name__}{number}.npz", **together, worst=worst)
