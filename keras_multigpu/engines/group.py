@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import threading
@@ -14,6 +13,7 @@ from concurrent import futures
 from typing import Any, ClassVar
 
 from keras_multigpu.engines.board import BEAT, Board
+from keras_multigpu.engines.calls import Call
 from keras_multigpu.engines.errors import ClusterError
 
 _RESTART = (
@@ -26,26 +26,8 @@ _CURES = {
     "weights": "Build the model with the same seed in all processes (`keras.utils.set_random_seed` "
     "after `join`), or load the same file. After Ctrl-C, load the last file in all.",
 }
-# What is written in a call.
-_KINDS = ("loops", "ends", "weights", "new weights")
 # After a network error, this many seconds of silence suffice to call a process lost.
 _SURELY_LOST = 4 * BEAT
-
-
-@dataclasses.dataclass(eq=False)
-class Call:
-    """A call that all processes make together.
-
-    Attributes:
-        number: counts the calls, alike in all processes.
-        is_loop: whether the processes end it together (`fit`), or it is of single steps
-            (`train_on_batch`) and lasts until another call begins.
-        steps: how many have begun.
-    """
-
-    number: int
-    is_loop: bool = True
-    steps: int = 0
 
 
 class Group:
@@ -71,7 +53,7 @@ class Group:
         # Those that are open, each begun within the one before it: a callback of a `fit` may train
         # another model. The first stands for steps outside of any.
         self._calls = [Call(0, is_loop=False)]
-        self._past: list[tuple[int, int]] = []  # ended calls, and how many had begun by then
+        self._past: list[tuple[Call, int]] = []  # ended calls, and how many had begun by then
         self.broken: ClusterError | None = None
 
     @property
@@ -88,19 +70,21 @@ class Group:
         """Opens a call, within the one that is open."""
         if self.broken is not None:
             raise self.broken
+        before = {call.number: call.steps for call in self._calls}
         if not self.call.is_loop:
             self.close(self.call)
         self._count += 1
         self._forget_past()
-        call = Call(self._count, is_loop)
+        call = Call(self._count, is_loop, before)
         self._calls.append(call)
         return call
 
     def meet(self, name: str, facts: dict[str, str]) -> None:
         """Waits until all processes have opened the call; compares facts that must be equal."""
         mine = {"call": name, **facts}
-        told = self._gather("loops", json.dumps(mine))
+        told = self._gather("loops", json.dumps({**mine, "steps": self.call.before}), self.call)
         first, *others = (json.loads(told[number]) for number in range(len(self.names)))
+        first.pop("steps", None)
         for number, other in enumerate(others, 1):
             for fact, value in first.items():
                 if other.get(fact) != value:
@@ -117,36 +101,41 @@ class Group:
             self.close(self.call)
         return call is self.call
 
-    def end(self) -> None:
-        """Waits until all processes have come to the end of the call; compares their steps."""
-        told = self._gather("ends", str(self.call.steps))
+    def end(self, call: Call) -> None:
+        """Waits until all processes have come to the end of a call; compares their steps."""
+        if call.has_ended:
+            return
+        self.resume(call)
+        told = self._gather("ends", str(call.steps), call)
         for number in range(len(self.names)):
             if told[number] != told[0]:
-                raise self._other_length(number, told[number], told[0])
+                raise self._break(number, *_other_length(told[number], told[0]))
+        call.has_ended = True
 
     def close(self, call: Call | None) -> None:
         """Leaves a call, and those within it."""
         if call in self._calls:
             place = max(1, self._calls.index(call))  # the first one stays
-            self._past += [(one.number, self._count) for one in self._calls[place:]]
+            self._past += [(one, self._count) for one in self._calls[place:]]
             del self._calls[place:]
 
     def _forget_past(self) -> None:
         """Deletes what was written in calls that all have left: a later one has begun since."""
-        for number, count in self._past:
-            for kind in _KINDS if count < self._count - 1 else ():
-                self._board.write(f"{kind}/{number}/{self.number}", None)
-        self._past = [(number, count) for number, count in self._past if count >= self._count - 1]
+        for call, count in self._past:
+            for key in call.written if count < self._count - 1 else ():
+                self._board.write(key, None)
+        self._past = [(call, count) for call, count in self._past if count >= self._count - 1]
 
     def differing(self, what: str, digest: str) -> int | None:
         """The first process where the checksum of `what` is not that of process 0, if any."""
-        told = self._gather(what, digest)
+        told = self._gather(f"{what} {len(self.call.written)}", digest, self.call)
         return next((k for k in range(len(self.names)) if told[k] != told[0]), None)
 
     def fail(self, error: BaseException, call: Call | None = None) -> None:
         """Tells the others that this process has left a call (or none) with an error."""
-        number = 0 if call is None else call.number
-        kind = "stopped" if self.broken is not None else f"failures/{number}"
+        call = self._calls[0] if call is None else call
+        kind = "stopped" if self.broken is not None else f"failures/{call.number}"
+        call.written.append(f"{kind}/{self.number}")
         words = [f"{type(error).__name__}:", *str(error).split()]
         text = " ".join(words)[:300].rstrip(".:")
         self._board.write(f"{kind}/{self.number}", f"stopped with {text}")
@@ -181,9 +170,15 @@ class Group:
             _CURES[what],
         )
 
-    def count_step(self, count: int = 1) -> None:
-        """Notes that a step begins; with -1, that it was none."""
-        self.call.steps += count
+    def count_step(self, has_data: Callable[[], bool] = lambda: True) -> None:
+        """Notes that a step begins; `has_data` tells, at any time, whether it has its data."""
+        self.call.has_data = has_data
+        self.call.steps += 1
+
+    def uncount_step(self) -> None:
+        """Notes that the latest step was none: the data had ended."""
+        self.call.steps -= 1
+        self.call.has_data = lambda: True
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -207,28 +202,51 @@ class Group:
     def check(self, silence: float | None = None) -> None:
         """Raises a `ClusterError` if a process is lost, by default after `timeout` of silence."""
         silence = self.timeout if silence is None else silence
+        calls, count = list(self._calls), self._count
         told = self._board.read("")
         others = [number for number in range(len(self.names)) if number != self.number]
         for number in others:
             # The reasons first: a process that has failed ends.
-            failures = [f"failures/{call.number}" for call in self._calls]
+            failures = [f"failures/{call.number}" for call in calls]
             for kind in (*failures, "stopped", "ended"):
                 if f"{kind}/{number}" in told:
                     raise self._break(number, f"It has {told[f'{kind}/{number}']}.", _RESTART)
-            for call in self._calls:
-                steps = told.get(f"ends/{call.number}/{number}", str(call.steps))
-                if int(steps) < call.steps:
-                    raise self._other_length(number, steps, f"{call.steps} or more")
+            # A thread may check; what it has read must still be so.
+            error = self._find_other_length(number, told, calls, count)
+            if error is not None and (calls, count) == (self._calls, self._count):
+                raise self._break(number, *error)
         if self._board.service_silence() > silence and self.number:
             raise self._silent(0, self._board.service_silence())
         for number in others:
             if self._board.silence(number) > silence:
                 raise self._silent(number, self._board.silence(number))
 
-    def _gather(self, kind: str, value: str) -> dict[int, str]:
-        """Waits for what each process writes of a kind in the call."""
-        prefix = f"{kind}/{self.call.number}/"
-        self._board.write(f"{prefix}{self.number}", value)
+    def _find_other_length(
+        self, number: int, told: dict[str, str], calls: list[Call], count: int
+    ) -> tuple[str, str] | None:
+        """What is wrong, and its cure, if another process has ended or left an open call too early.
+
+        `calls` are the open ones, and `count` is how many have begun.
+        """
+        news = json.loads(told.get(f"loops/{count + 1}/{number}", "{}"))
+        left = news.get("steps", {})
+        for call in calls:
+            ended = told.get(f"ends/{call.number}/{number}")
+            if ended is None:
+                steps = left.get(str(call.number))
+                if steps is not None and call.is_beyond(steps):
+                    return _other_length(steps, f"{call.steps} or more", "left")
+            elif call.is_beyond(int(ended)):
+                return _other_length(ended, f"{call.steps} or more")
+            elif call is not calls[-1] and f"loops/{calls[-1].number}/{number}" not in told:
+                return _other_length(ended, "a further call within it")
+        return None
+
+    def _gather(self, kind: str, value: str, call: Call) -> dict[int, str]:
+        """Waits for what each process writes of a kind in a call."""
+        prefix = f"{kind}/{call.number}/"
+        call.written.append(f"{prefix}{self.number}")
+        self._board.write(call.written[-1], value)
         begun = time.monotonic()
         due = begun + BEAT
         is_told = False
@@ -259,16 +277,18 @@ class Group:
             f"Check that host. {_RESTART}",
         )
 
-    def _other_length(self, number: int, steps: str, expected: str) -> ClusterError:
-        return self._break(
-            number,
-            f"It ended a loop after {steps} steps, and others after {expected}.",
-            "Give the same data, with the same number of batches, in all processes.",
-        )
-
     def _break(self, number: int, problem: str, cure: str) -> ClusterError:
         self.broken = ClusterError(self.names[number], problem, cure)
         return self.broken
+
+
+def _other_length(steps: str, expected: str, how: str = "ended") -> tuple[str, str]:
+    """What is wrong with a process that ends or leaves a call after other steps, and its cure."""
+    return (
+        f"It {how} a loop after {steps} steps, and others after {expected}.",
+        "Give the same data, with the same number of batches, and make the same calls, in all "
+        "processes.",
+    )
 
 
 def in_thread(call: Callable[[], Any]) -> futures.Future[Any]:

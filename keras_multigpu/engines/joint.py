@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from keras_multigpu.engines.group import Call, Group
+from keras_multigpu.engines.calls import Call
+from keras_multigpu.engines.group import Group
 
 COMPARED = 1024
 """How many elements of each array in a batch the processes compare."""
@@ -25,6 +26,14 @@ _WRITERS = (
     keras.callbacks.ModelCheckpoint,
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
+)
+
+
+_LOOPS = ("training", "evaluating", "predicting")
+# What a process may have called by itself: the template's `predict`, say.
+_OWN_AFFAIRS = frozenset(
+    ["name", "built", *(f"stop_{loop}" for loop in _LOOPS)]
+    + [f"{kind}_function" for kind in ("train", "test", "predict")]
 )
 
 
@@ -114,7 +123,7 @@ def _settings(part: Any) -> tuple[str, list[tuple[str, Any]]]:
     """The class of a layer or optimizer, and its plain settings."""
     kept = []
     for name, value in sorted(vars(part).items()) if part is not None else ():
-        if name.startswith("_") or name in ("name", "built"):
+        if name.startswith("_") or name in _OWN_AFFAIRS:
             continue
         if _is_plain(value):
             kept.append((name, repr(value)))
@@ -132,26 +141,30 @@ def _is_plain(value: Any) -> bool:
 
 @contextlib.contextmanager
 def together(steps: JointSteps, name: str, is_loop: bool = True) -> Iterator[None]:
-    """Scope of a call (`"fit"`) that all processes make; a loop's last line is `group.end()`.
+    """Scope of a call (`"fit"`) that all processes begin together, and end if it is a loop.
 
-    Single steps of a model are one call until another one begins.
+    Single steps of a model are one call until another one begins; in its loop they are the loop's.
     """
     group = steps.group
-    if group is None:
+    if group is None or (steps.is_running and not is_loop):
         yield
         return
+    call = None
     try:
-        if is_loop or steps.call is None or not group.resume(steps.call):
-            steps.call = group.open(is_loop)
+        call = steps.call
+        if is_loop or call is None or not group.resume(call):
+            steps.call = call = group.open(is_loop)
             facts = {"model": describe(steps.model), "devices": ", ".join(steps.model.devices)}
             group.meet(name, facts)
         yield
+        if is_loop:
+            group.end(call)
     except BaseException as error:
-        group.fail(error, steps.call)
-        group.close(steps.call)
+        group.fail(error, call)
+        group.close(call)
         raise
     if is_loop:
-        group.close(steps.call)
+        group.close(call)
 
 
 def write_once(steps: JointSteps, loop: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -160,7 +173,10 @@ def write_once(steps: JointSteps, loop: Any, args: Any, kwargs: Any) -> tuple[An
     if group is None or group.is_writer:
         return args, kwargs
     given = inspect.signature(loop).bind_partial(*args, **kwargs)
-    for arguments in (given.arguments, given.kwargs):
+    # A method `fit(self, *args, **kwargs)` has them in its `kwargs`.
+    kinds = {name: known.kind for name, known in given.signature.parameters.items()}
+    more = [name for name in given.arguments if kinds[name] is inspect.Parameter.VAR_KEYWORD]
+    for arguments in (given.arguments, *(given.arguments[name] for name in more)):
         callbacks = arguments.get("callbacks")
         if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
             listed = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
@@ -201,4 +217,3 @@ def writing(steps: JointSteps) -> Iterator[bool]:
         return
     with together(steps, "the writing of a file"):
         yield group.is_writer
-        group.end()

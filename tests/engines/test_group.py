@@ -1,7 +1,9 @@
 """How a group of processes begins and ends calls, and what it says of a lost one."""
 
+import inspect
 import json
 
+import keras
 import pytest
 from support import process_script as script
 from support.boards import Told
@@ -23,7 +25,9 @@ def begin(group, name, facts=None, is_loop=True):
 
 def test_another_model_is_noticed():
     tanh, relu = meeting_facts(script.build()), meeting_facts(script.build("relu"))
-    assert tanh == meeting_facts(script.build())
+    used = script.build()
+    used.predict(script.data()[0][:2], verbose=0)  # in one process only
+    assert tanh == meeting_facts(used) == meeting_facts(script.build())
     told = Told(loops__1__1=json.dumps({"call": "fit", **relu}))
     with pytest.raises(ClusterError, match="Its model is .*. In process 0 it is ") as caught:
         begin(group_of(told), "fit", tanh)
@@ -45,13 +49,56 @@ def test_another_call_is_noticed():
 
 def test_other_lengths_of_data_are_noticed():
     told = {"loops__1__1": json.dumps({"call": "fit"}), "ends__1__1": "1"}
-    for meet_again in (Group.end, Group.check):
+    for meet_again in (lambda group: group.end(group.call), Group.check):
         group = group_of(Told(**told))
         begin(group, "fit")
         group.count_step()
         group.count_step()
         with pytest.raises(ClusterError, match="It ended a loop after 1 steps, and others aft"):
             meet_again(group)
+
+
+def test_data_may_end_later_here():
+    """Of data of unknown length a process begins one step more, which finds their end."""
+    told = Told(loops__1__1=json.dumps({"call": "fit"}), ends__1__1="1")
+    group, come = group_of(told), []
+    begin(group, "fit")
+    group.count_step()
+    group.count_step(lambda: bool(come))
+    group.check()
+    come.append("a batch")
+    with pytest.raises(ClusterError, match="It ended a loop after 1 steps, and others after 2 or"):
+        group.check()
+    group = group_of(told)
+    call = begin(group, "fit")
+    group.count_step()
+    group.count_step(lambda: False)
+    group.uncount_step()
+    group.end(call)
+
+
+@pytest.mark.parametrize("steps", [{"1": 2}, {"1": 2, "2": 5}])
+def test_a_process_that_goes_on_to_another_call_is_noticed(steps):
+    """Here the callback of an epoch's end calls another model, and its epochs are shorter."""
+    told = Told(loops__1__1=json.dumps({"call": "fit"}))
+    group = group_of(told)
+    begin(group, "fit")
+    group.count_step()
+    group.count_step()
+    told.entries["loops/2/1"] = json.dumps({"call": "evaluate", "steps": steps})
+    group.check()
+    group.count_step()
+    with pytest.raises(ClusterError, match="It left a loop after 2 steps, and others after 3 or m"):
+        group.check()
+
+
+def test_a_process_that_ends_before_a_call_within_is_noticed():
+    told = Told(loops__1__1=json.dumps({"call": "fit"}), ends__1__1="0")
+    group = group_of(told)
+    begin(group, "fit")
+    group.open(is_loop=True)
+    with pytest.raises(ClusterError, match="after 0 steps, and others after a further call within"):
+        group.check()
 
 
 def test_what_is_lost_is_named():
@@ -120,17 +167,19 @@ def test_a_call_within_another(monkeypatch):
     inner = begin(group, "fit")
     for _ in range(5):
         group.count_step()
-    group.end()
+    group.end(inner)
     group.close(inner)
+    assert told.entries[f"ends/{inner.number}/0"] == "5"
     steps = begin(group, "a step on one batch", is_loop=False)
     group.count_step()
     assert group.call is steps
     assert group.resume(outer)  # which ends the single steps
     group.check()
     group.count_step()
-    group.end()
+    begin(group, "a step on one batch", is_loop=False)
+    group.end(outer)  # which is not the end of the single step
     group.close(outer)
-    assert [told.entries[f"ends/{call.number}/0"] for call in (outer, inner)] == ["2", "5"]
+    assert told.entries[f"ends/{outer.number}/0"] == "2"
     assert group.call.number == 0
 
 
@@ -140,7 +189,7 @@ def test_single_steps_are_one_call_until_another(monkeypatch):
     assert group.resume(first)
     loop = begin(group, "evaluate")
     group.count_step()
-    group.end()
+    group.end(loop)
     group.close(loop)
     assert not group.resume(first)
     second = begin(group, "a step on one batch", is_loop=False)
@@ -167,10 +216,75 @@ def test_what_was_written_in_past_calls_is_deleted(monkeypatch):
     for _ in range(4):
         inner = begin(group, "evaluate")
         group.differing("weights", "equal")
-        group.end()
+        group.end(inner)
         group.close(inner)
     written = {key for key, value in told.entries.items() if key.endswith("/0") and value}
-    kinds = ("ends", "loops", "weights")
+    kinds = ("ends", "loops", "weights 1")
     kept = {f"{kind}/{k}/0" for kind in kinds for k in (inner.number - 1, inner.number)}
     assert written == kept | {f"loops/{outer.number}/0"}
-    group.end()
+
+
+class Steps:
+    """Those of a model of a group."""
+
+    model, call, is_running = None, None, False
+
+    def __init__(self, group):
+        self.group = group
+
+
+@pytest.fixture
+def described(monkeypatch):
+    monkeypatch.setattr(joint, "describe", lambda model: "a model")
+    model = type("Model", (), {"devices": ("cpu:0", "cpu:1")})
+    monkeypatch.setattr(Steps, "model", model)
+
+
+@pytest.mark.usefixtures("described")
+def test_single_steps_in_a_models_own_loop_are_the_loops(monkeypatch):
+    group, _ = alike(monkeypatch)
+    steps, other = Steps(group), Steps(group)
+    with joint.together(steps, "fit"):
+        steps.is_running, loop = True, steps.call
+        with pytest.raises(ValueError, match="bad"), joint.together(steps, "a step", is_loop=False):
+            raise ValueError("bad rows")
+        with joint.together(other, "fit"), joint.together(steps, "a step", is_loop=False):
+            pass
+        assert group.call is steps.call is loop
+    assert loop.has_ended
+    assert group.call.number == 0
+
+
+@pytest.mark.usefixtures("described")
+def test_an_error_is_told_under_the_call_that_it_left(monkeypatch):
+    group, told = alike(monkeypatch)
+    steps, other = Steps(group), Steps(group)
+
+    def fit():
+        with joint.together(steps, "fit"):
+            with joint.together(other, "a step on one batch", is_loop=False):
+                pass
+            raise ValueError("in a callback")
+
+    with pytest.raises(ValueError, match="callback"):
+        fit()
+    assert told.entries["failures/1/0"] == "stopped with ValueError: in a callback"
+    assert group.call.number == 0
+
+
+def test_one_process_keeps_the_callbacks_that_write(tmp_path):
+    steps = Steps(group_of(Told(), number=1))
+    log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+
+    def named(x, callbacks=None):
+        """As Keras's `fit`."""
+
+    def passed_on(*args, **kwargs):
+        """As a model that has a `fit` of its own."""
+
+    x = {"callbacks": 1.0}
+    for loop in (named, passed_on):
+        args, kwargs = joint.write_once(steps, loop, (x,), {"callbacks": [log]})
+        given = inspect.signature(named).bind(*args, **kwargs).arguments
+        assert given["x"] == x
+        assert [type(one) for one in given["callbacks"]] == [keras.callbacks.Callback]

@@ -10,7 +10,8 @@ from typing import Any
 import keras
 
 from keras_multigpu.engines.base import Runner, Steps, TrainedModel
-from keras_multigpu.engines.group import Call, Group
+from keras_multigpu.engines.calls import Call
+from keras_multigpu.engines.group import Group
 from keras_multigpu.engines.jax.compiled import CompiledStep, compile_step, state_of
 from keras_multigpu.engines.jax.placement import (
     PlacedBatches,
@@ -76,10 +77,8 @@ class JaxSteps(Steps):
         undivided, where = Undivided(), self.where
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
-            batches = PlacedBatches(iterator, where, undivided)
+            batches = PlacedBatches(self._resuming(iterator), where, undivided)
             self._latest_state = state
-            if self.group is not None and self.call is not None:
-                self.group.resume(self.call)
             with where.together():
                 if only_reads:
                     outputs, state = read(function, state, batches, where)
@@ -148,8 +147,6 @@ class JaxSteps(Steps):
                 self._runner.spread(self._optimizer)
                 args, kwargs = write_once(self, loop, args, kwargs)
                 result = loop(*args, **kwargs)
-                if self.group is not None:
-                    self.group.end()
             return result
         finally:
             self.is_running, self._latest_state = False, ()
@@ -170,6 +167,13 @@ class JaxSteps(Steps):
     @property
     def _optimizer(self) -> Any:
         return getattr(self.model, "optimizer", None)
+
+    def _resuming(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """The batches of a step, each of which goes on with this model's call."""
+        for batch in iterator:
+            if self.group is not None and self.call is not None:
+                self.group.resume(self.call)
+            yield batch
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ before the step are rounded up.
 from __future__ import annotations
 
 import bisect
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ class Peers:
         device: this process's device that sends and receives.
         token: the ordering token, on that device.
         digests: keeps the checksums of all processes' data.
+        batches: counts the batches that have come.
 
     Attributes:
         own: the replicas of this process.
@@ -57,20 +59,29 @@ class Peers:
         device: str,
         token: tf.Variable,
         digests: tf.Variable,
+        batches: tf.Variable,
     ):
         self.own = [place for place, owner in enumerate(owners) if owner == number]
         self._owners, self._number, self._count = tuple(owners), number, count
         self._device, self._token, self._digests = device, token, digests
+        self._batches = batches
         self._is_gpu = "GPU" in device
 
     def pick(self, values: Sequence[Any]) -> list[Any]:
         """The values of this process's replicas, from those of all."""
         return [values[place] for place in self.own]
 
-    def check_rows(self, data: Any) -> Any:
-        """The data of a step, which fails if another process has other data: see `differing`."""
+    def check_rows(self, data: Any, step: str = "") -> Any:
+        """The data of a step, which fails if another process has other data: see `differing`.
+
+        It also fails if the other process makes another step: `step` is its name.
+        """
         with tf.device(self._device):
-            digest = _digest(data)
+            digest = _digest(data) + zlib.crc32(step.encode())
+        with tf.control_dependencies([digest]):
+            come = self._batches.assign_add(1)
+        with tf.device(self._device), tf.control_dependencies([come]):
+            digest = tf.identity(digest)
             every = self._reduce(
                 tf.stack([digest if k == self._number else 0 * digest for k in range(self._count)])
             )
@@ -79,6 +90,11 @@ class Peers:
         # In eager mode the check is done already.
         with tf.control_dependencies([] if check is None else [check]):
             return map_tensors(tf.identity, data)
+
+    @property
+    def arrived(self) -> int:
+        """How many batches have come to steps of this process; a thread may ask."""
+        return int(self._batches.numpy())
 
     def differing(self) -> int | None:
         """The first process whose data differ from those of process 0 in the latest step."""

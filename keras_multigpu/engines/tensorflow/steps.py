@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines import joint
 from keras_multigpu.engines.base import Runner, Steps, TrainedModel
-from keras_multigpu.engines.group import Call
+from keras_multigpu.engines.calls import Call
 from keras_multigpu.engines.joint import digest_of, together, write_once
 from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.cluster import processes
@@ -40,14 +40,20 @@ class TensorFlowSteps(Steps):
 
     def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._watched.scope():
-            if self.group is None or self.is_running:  # a nested loop: evaluation within `fit`
+            if self.group is None:
                 return loop(*args, **kwargs)
+            if self.is_running:  # a nested loop: evaluation within `fit`
+                with self._rows_compared():
+                    return loop(*args, **kwargs)
             return self._run_together(loop, args, kwargs)
 
     def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._watched.scope():
-            if self.group is None or self.is_running:
+            if self.group is None:
                 return step(*args, **kwargs)
+            if self.is_running:
+                with self._rows_compared():
+                    return step(*args, **kwargs)
             with (
                 together(self, "a step on one batch", is_loop=False),
                 self.group.watching(),
@@ -64,7 +70,8 @@ class TensorFlowSteps(Steps):
                 args, kwargs = write_once(self, loop, args, kwargs)
                 with self.group.watching(), self._rows_compared():
                     result = loop(*args, **kwargs)
-                self.group.end()
+                assert self.call is not None
+                self.group.end(self.call)
                 if loop.__name__ == "fit":
                     with self.group.watching():
                         self._compare_weights(self.group, "new weights")
@@ -96,6 +103,8 @@ class TensorFlowSteps(Steps):
 
     def _counted(self, function: Callable[..., Any], group: Group) -> Callable[..., Any]:
         """A step function that counts its steps, and first compares the weights."""
+        assert self._peers is not None
+        peers = self._peers
 
         @functools.wraps(function)
         def step(*args: Any) -> Any:
@@ -104,12 +113,13 @@ class TensorFlowSteps(Steps):
             if self._compared is not self.call:
                 self._compared = self.call
                 self._compare_weights(group, "weights")
-            group.count_step()
+            before = peers.arrived
+            group.count_step(lambda: peers.arrived > before)
             try:
                 with group.stepping():
                     return function(*args)
             except tf.errors.OutOfRangeError:
-                group.count_step(-1)  # the data have ended
+                group.uncount_step()
                 raise
 
         return step
@@ -151,7 +161,9 @@ class TensorFlowSteps(Steps):
         @functools.wraps(step)
         def traced(*args: Any, **kwargs: Any) -> Any:
             if self._peers is not None and self.group is not None and self.group.is_in_step:
-                args, kwargs = self._peers.check_rows((args, kwargs))
+                # A training step must not meet another process's evaluation.
+                name = getattr(step, "__name__", "")
+                args, kwargs = self._peers.check_rows((args, kwargs), name)
             is_new, self._is_new = self._is_new, False
             if not is_new or tf.executing_eagerly() or not self._lacks_slots():
                 return step(*args, **kwargs)

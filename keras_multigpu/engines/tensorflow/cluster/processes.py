@@ -36,7 +36,7 @@ _CONFIG = "TF_CONFIG"
 
 
 _joined: tuple[tuple[str, int, int], Group] | None = None
-_variables: dict[str, tuple[tf.Variable, tf.Variable]] = {}
+_variables: dict[str, tuple[tf.Variable, ...]] = {}
 
 
 def current() -> Group | None:
@@ -106,7 +106,9 @@ def peers_of(devices: Sequence[str]) -> Peers | None:
         with tf.init_scope(), tf.device(device):
             token = tf.Variable(0.0, trainable=False, name="ordering_token")
             digests = tf.Variable(tf.zeros([count], tf.int64), trainable=False, name="digests")
-        _variables[device] = token, digests
+        with tf.init_scope(), tf.device(names.full_name(names.first("cpu"))):
+            batches = tf.Variable(0, dtype=tf.int64, trainable=False, name="batches")
+        _variables[device] = token, digests, batches
     return Peers(owners, group.number, count, device, *_variables[device])
 
 

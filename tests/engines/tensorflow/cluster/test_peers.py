@@ -18,8 +18,8 @@ def pair():
     for number in (0, 1):
         device = full_name(f"cpu:{number}")
         with tf.device(device):
-            token, digests = tf.Variable(0.0), tf.Variable(tf.zeros([2], tf.int64))
-        made.append(peers.Peers([0, 1, 0], number, 2, device, token, digests))
+            kept = tf.Variable(0.0), tf.Variable(tf.zeros([2], tf.int64)), tf.Variable(0)
+        made.append(peers.Peers([0, 1, 0], number, 2, device, *kept))
     return made
 
 
@@ -142,6 +142,16 @@ def test_other_rows_fail_and_are_named(pair):
     with pytest.raises(tf.errors.InvalidArgumentError):
         together(pair, lambda one: one.check_rows(tf.constant([1.0, float(one.own[0])])))
     assert {one.differing() for one in pair} & {1}
+
+
+def test_other_steps_on_the_same_rows_fail(pair):
+    """One process trains, and the other evaluates in a callback."""
+    before = [one.arrived for one in pair]
+    rows, names = tf.ones([2]), ["train_step", "test_step"]
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        together(pair, lambda one: one.check_rows(rows, names[one.own == [1]]))
+    together(pair, lambda one: one.check_rows(rows, "train_step"))
+    assert [one.arrived for one in pair] == [number + 2 for number in before]
 
 
 def test_what_is_not_done_is_refused(pair, monkeypatch):

@@ -1,0 +1,35 @@
+"""Calls (`fit`, ...) that several processes make together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A call that all processes make together.
+
+    Attributes:
+        number: counts the calls, alike in all processes.
+        is_loop: whether the processes end it together (`fit`), or it is of single steps
+            (`train_on_batch`) and lasts until another call begins.
+        before: the steps of the calls that were open when it began, by their numbers.
+        steps: how many have begun.
+        has_data: whether the latest step has its data; else it may find that they have ended.
+        written: what this process has written in it.
+        has_ended: whether all processes have come to its end.
+    """
+
+    number: int
+    is_loop: bool = True
+    before: dict[int, int] = dataclasses.field(default_factory=dict)
+    steps: int = 0
+    has_data: Callable[[], bool] = lambda: True
+    written: list[str] = dataclasses.field(default_factory=list)
+    has_ended: bool = False
+
+    def is_beyond(self, steps: int) -> bool:
+        """Whether it is surely in a step after so many. A thread may ask."""
+        more = self.steps - steps  # before `has_data`, which is set before `steps`
+        return more > 1 or (more == 1 and self.has_data())
