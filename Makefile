@@ -14,12 +14,12 @@ PYTEST := $(BIN)/pytest -n 2
 demo: $(VENV)/demo.installed
 	$(BIN)/python -m keras_multigpu demo
 
-# About 14 minutes on 2 cores, with the making of the environment.
+# About 12 minutes on 2 cores, from a made environment.
 test: installed lint
 	$(PYTEST) -m "not slow"
 	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
 
-# What `make test` leaves out: the site, exhaustive tables, notebooks, long waits. About an hour.
+# What `make test` leaves out: the site, exhaustive tables, notebooks, long waits. About 40 minutes.
 # In two halves, because TensorFlow and JAX keep much of what a process has compiled.
 test-all: installed docs
 	for backend in tensorflow jax; do \

@@ -141,6 +141,7 @@ def test_single_batches():
         assert len(outputs[1]) == rows
 
 
+@pytest.mark.slow_on_jax
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("mode", ["data", "tower", "model"])
 def test_single_outputs_losses_weigh_batches_by_their_rows(mode):

@@ -203,6 +203,7 @@ def test_virtual_devices_too_late():
         use_virtual_devices(3)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_jax
 def test_no_devices_asked_for_means_the_one_processor():
     code = (

@@ -164,8 +164,7 @@ def test_models_on_different_devices_share_a_template():
         assert difference(*slots) < LIMIT
 
 
-@pytest.mark.slow_on_jax
-@pytest.mark.thin(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shard", "n"), [("weights", 2), (None, None), ("optimizer", 4), (None, 2)]
 )

@@ -405,7 +405,7 @@ def test_on_fewer_devices(rng, tmp_path, monkeypatch):
     assert difference(*outputs) < 1e-6
 
 
-@pytest.mark.slow_on_jax
+@pytest.mark.slow
 def test_the_committees_file_and_the_templates(rng, tmp_path):
     x, y = _data(rng)
     parallel = _committee(3, mix="weighted")
@@ -766,7 +766,7 @@ def test_what_is_excluded_from_weight_decay(rng):
     assert difference([np.array(kernel) for kernel in kernels], before) < 1e-5
 
 
-@pytest.mark.slow_on_jax
+@pytest.mark.slow
 def test_an_interrupted_committee_is_resumed(rng, tmp_path):
     x, y = _data(rng)
 

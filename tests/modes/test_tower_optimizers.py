@@ -169,6 +169,7 @@ def test_members_trained_together(name, options, mix):
     assert difference(own_mix.get_weights(), committee.mix.get_weights()) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

@@ -55,6 +55,7 @@ def test_what_is_counted(alone):
     assert counted.isdisjoint({"gradients", "activations", "temporaries"})
 
 
+@pytest.mark.slow
 def test_activations_grow_with_the_rows(rng):
     """A deep model whose batch needs more memory than its weights."""
     model = keras.Sequential([keras.Input((32,)), *(layers.Dense(32, "tanh") for _ in range(8))])

@@ -20,6 +20,7 @@ def _run(code, *args, **environment):
     return run_python("-c", code, *args, **{"PJRT_NPROC": None, **environment})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "steps"),
     [

@@ -60,6 +60,7 @@ def _sparse_model():
     return keras.Sequential([keras.Input((30,), sparse=True), layers.Dense(2)])
 
 
+@pytest.mark.slow
 def test_sparse_tensors(rng):
     dense = rng.normal(size=(32, 30)) * (rng.random((32, 30)) < 0.1)
     y = rng.normal(size=(32, 2))

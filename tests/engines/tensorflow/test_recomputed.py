@@ -156,6 +156,7 @@ def test_recomputed_layers_train_like_one_device(name, way, options):
     assert difference(*results) < 1e-12
 
 
+@pytest.mark.slow
 def test_recomputed_tables_train_like_one_device():
     def build():
         inputs = keras.Input((6,))

@@ -346,6 +346,7 @@ def test_weights_that_are_cut_among_devices(rng):
         assert np.abs(one - other).max() < 2e-6
 
 
+@pytest.mark.slow
 def test_no_gradient_of_ours_keeps_a_graph(rng):
     """TensorFlow keeps the gradients of `tf.custom_gradient` forever."""
     model = keras.Sequential(

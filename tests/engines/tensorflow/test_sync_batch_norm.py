@@ -35,6 +35,7 @@ def _gap(parallel, x, y):
     return difference(*map(variables, models))
 
 
+@pytest.mark.slow
 def test_without_it_slices_are_normalized_apart(rng):
     x, y = _data(30, rng)
     assert _gap(make_parallel(_conv(), 4, sync_batch_norm=False), x, y) > 1e-3
