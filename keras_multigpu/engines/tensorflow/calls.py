@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.cut_runs import CutRun
 from keras_multigpu.engines.tensorflow.exchange import Exchange, has_link, read, source
 from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult
-from keras_multigpu.engines.tensorflow.runs import CutRun, Run, WholeRun
+from keras_multigpu.engines.tensorflow.runs import Run, WholeRun
 from keras_multigpu.engines.tensorflow.tensors import (
     add,
     floats,

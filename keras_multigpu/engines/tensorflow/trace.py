@@ -7,7 +7,6 @@ layers, settings, Python values) has its current value, as on one device.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -25,6 +24,7 @@ from keras_multigpu.engines.tensorflow.functions import (
     reached_inputs,
     types_without_gradient,
 )
+from keras_multigpu.engines.tensorflow.heads import apply_activations, take_off_activations
 from keras_multigpu.engines.tensorflow.inspection import find_lost
 from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult, split_call
 from keras_multigpu.engines.tensorflow.rows import by_rows_touched
@@ -81,7 +81,7 @@ class Trace:
         self.order = order
         self.assigned: dict[str, keras.Variable] = {}
         self.rebuild: Callable[[Sequence[Tensor]], Any] = lambda tensors: tensors
-        self.activations: list[Any] = []
+        self.activations: list[str | None] = []
         self.gradient_rules: dict[int, str] = {}
         self.cut: Cut | None = None
         self._call = call
@@ -172,9 +172,7 @@ class Trace:
 
     def activate(self, outputs: Sequence[Tensor]) -> Any:
         """The template's outputs, with the activations that `_run` took off applied again."""
-        ends = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
-        pairs = itertools.zip_longest(outputs, self.activations)
-        return self.rebuild([set_end(ends[end], one) if end else one for one, end in pairs])
+        return self.rebuild(apply_activations(outputs, self.activations))
 
     def reached(self, is_used: tuple[bool, ...]) -> list[bool]:
         """Whether each argument has a gradient from the results that are used.
@@ -264,9 +262,7 @@ class Trace:
             penalties = self._penalties() if self._with_penalties else []
         outputs, self.rebuild = take_apart(value)
         attributes = [get_attributes(output) for output in outputs]
-        ends = [_end(output) for output in outputs]
-        self.activations = [end and end.type for end in ends]
-        outputs = [end.inputs[0] if end else output for output, end in zip(outputs, ends)]
+        outputs, self.activations = take_off_activations(outputs)
         self.assigned = {str(key): variable for key, variable in scope.assigned.items()}
         return {
             "outputs": tf.nest.map_structure(tf.identity, outputs, expand_composites=True),
@@ -286,23 +282,6 @@ class NotTracedError(Exception):
 
 def _only_traced(*exchanged: Any) -> Any:
     raise NotTracedError
-
-
-def set_end(end: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """Applies an activation to a tensor and keeps Keras's attributes."""
-    return set_attributes(end(tensor), get_attributes(tensor))
-
-
-def _end(output: Tensor) -> Any:
-    """The softmax or sigmoid operation that ends an output, unless the output has its logits.
-
-    In a graph, Keras's classification losses take the logits from the operation that made the
-    output, so merged outputs must end in it too.
-    """
-    if not isinstance(output, tf.Tensor) or tf.executing_eagerly():
-        return None
-    is_activation = output.op.type in ("Softmax", "Sigmoid")
-    return output.op if is_activation and "logits" not in get_attributes(output) else None
 
 
 def _is_recurrent(template: keras.Model) -> bool:
