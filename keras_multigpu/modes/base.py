@@ -192,7 +192,8 @@ class ParallelModel(SavedModel):
 
     def reset_metrics(self) -> None:
         """Resets the metrics, as Keras does when an epoch or an evaluation begins."""
-        self._parallel_steps.begin_pass()
+        if self._parallel_steps is not None:  # the model is made
+            self._parallel_steps.begin_pass()
         super().reset_metrics()
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:

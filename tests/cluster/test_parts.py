@@ -16,6 +16,8 @@ from support.worker_processes import free_port
 SCRIPT = pathlib.Path(joined_parts.__file__)
 LIMIT = 900  # far more than it takes
 ON_JAX = keras.backend.backend() == "jax"
+# Keras's losses have float32 on JAX.
+TOLERANCE = 1e-6 if ON_JAX else 1e-12
 # On TensorFlow alone: a step that takes gradients by a tape, and sparse rows.
 NAMES = [case.__name__ for case in joined_parts.CASES]
 NAMES = [name for name in NAMES if not ON_JAX or name not in ("sparse", "own_step")]
@@ -61,7 +63,7 @@ def test_parts_are_trained_on_as_the_whole_batch(counts, cases, tmp_path):
     for case in cases:
         alone = np.load(tmp_path / f"{case}.npz")
         for number in numbers:
-            part = joined_parts.Part(number, len(numbers))
+            part = joined_parts.Part(case, number, len(numbers))
             own = np.concatenate(part.rows(FEW))
             found = np.load(tmp_path / f"{case}{number}.npz")
             assert set(found) == set(alone)
@@ -73,4 +75,4 @@ def test_parts_are_trained_on_as_the_whole_batch(counts, cases, tmp_path):
                     several = len(expected) // total
                     expected = expected.reshape(total, several, *expected.shape[1:])[rows]
                     expected = expected.reshape(-1, *expected.shape[2:])
-                assert difference(found[key], expected) < 1e-12, (case, number, key)
+                assert difference(found[key], expected) < TOLERANCE, (case, number, key)

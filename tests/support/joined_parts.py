@@ -43,6 +43,11 @@ def weighted():
     return model, (x, y, np.linspace(0.0, 2.0, ROWS))
 
 
+def even():
+    """Rows of which each device gets some of its own process's, but for the last batches."""
+    return mlp(optimizer="sgd")
+
+
 def several_steps():
     return mlp(optimizer=keras.optimizers.Adam(use_ema=True), steps_per_execution=2)
 
@@ -111,7 +116,7 @@ def own_step():
     return model, (x, y)
 
 
-CASES = [mlp, weighted, several_steps, eager, of_the_batch, texts, sparse, own_step]
+CASES = [mlp, even, weighted, several_steps, eager, of_the_batch, texts, sparse, own_step]
 
 
 def rows_of(tree, chosen):
@@ -122,15 +127,15 @@ def rows_of(tree, chosen):
 
 
 class Part:
-    """What a process gives of each batch: the first ones give less."""
+    """What a process gives of each batch: as much as the others, or the last one more."""
 
-    def __init__(self, number, count):
-        self.number, self.count = number, count
+    def __init__(self, case, number, count):
+        self.number, self.count, self.parts = number, count, count + (case != "even")
 
     def of_batch(self, rows):
         """Its rows of a batch."""
-        bounds = [0, *(rows * (k + 1) // (self.count + 1) for k in range(self.count - 1)), rows]
-        return bounds[self.number], bounds[self.number + 1]
+        bounds = [rows * k // self.parts for k in range(self.count)]
+        return [*bounds, rows][self.number : self.number + 2]
 
     def rows(self, count):
         """Its rows of each batch of a pass."""
@@ -157,7 +162,7 @@ def train(make, number=0, count=1, **devices):
     """What comes out of a training: logs, outputs and weights, by name."""
     keras.utils.set_random_seed(3)
     model, data = make()
-    part = Part(number, count)
+    part = Part(make.__name__, number, count)
     if devices:
         model = make_parallel(model, **devices)
     quiet = {"verbose": 0}
