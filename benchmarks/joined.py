@@ -1,9 +1,10 @@
 """Bytes that each of several joined processes sends and receives in a training step (TensorFlow).
 
-python -m benchmarks.joined [--processes 2] [--steps 10]
+python -m benchmarks.joined [--processes 2] [--steps 10] [--wire bfloat16] [--data parts]
 
 The processes run on this machine. What they send is read from the system's counters of their
-sockets, so it includes everything: gradients, outputs, checks, signs of life and the protocol.
+sockets, so it includes everything: gradients, outputs, checks, parts of batches, signs of life
+and the protocol.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--wire", choices=["bfloat16", "float16"], default="")
+    parser.add_argument("--data", choices=["same", "parts"], default="same")
     options = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    count = str(options.processes)
+    count, more = str(options.processes), [str(options.steps), options.data, options.wire]
     started = [
         subprocess.Popen(
-            [sys.executable, __file__, address, count, str(number), str(options.steps)],
+            [sys.executable, __file__, address, count, str(number), *more],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "KERAS_BACKEND": "tensorflow"},
@@ -53,23 +56,24 @@ def main() -> None:
         )
 
 
-def work(address: str, count: int, number: int, steps: int) -> None:
+def work(address: str, count: int, number: int, steps: int, data: str, wire: str) -> None:
     """Trains in one process, and prints what it has sent."""
     import keras
     import numpy as np
 
     from keras_multigpu import cluster, make_parallel
 
-    cluster.join(address, count, number, timeout=120)
+    cluster.join(address, count, number, timeout=120, data=data)
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(_UNITS, "relu") for _ in range(_LAYERS)]
     model = keras.Sequential([keras.Input((_UNITS,)), *layers, keras.layers.Dense(1)])
-    parallel = make_parallel(model)
+    parallel = make_parallel(model, wire_dtype=wire or None)
     parallel.compile("sgd", "mse")
-    x, y = np.ones((steps * _ROWS, _UNITS), "float32"), np.ones((steps * _ROWS, 1), "float32")
-    parallel.fit(x[:_ROWS], y[:_ROWS], batch_size=_ROWS, verbose=0)
+    rows = _ROWS if data == "same" else _ROWS // count
+    x, y = np.ones((steps * rows, _UNITS), "float32"), np.ones((steps * rows, 1), "float32")
+    parallel.fit(x[:rows], y[:rows], batch_size=rows, verbose=0)
     before, begun = _count(), time.perf_counter()
-    parallel.fit(x, y, batch_size=_ROWS, verbose=0)
+    parallel.fit(x, y, batch_size=rows, verbose=0)
     seconds, after = (time.perf_counter() - begun) / steps, _count()
     sent, received = ((late - early) / steps for early, late in zip(before, after))
     weights = sum(int(np.prod(one.shape)) * 4 for one in model.trainable_weights)
@@ -90,7 +94,7 @@ def _count() -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5 and ":" in sys.argv[1]:
-        work(sys.argv[1], *map(int, sys.argv[2:]))
+    if len(sys.argv) == 7 and ":" in sys.argv[1]:
+        work(sys.argv[1], *map(int, sys.argv[2:5]), *sys.argv[5:])
     else:
         main()

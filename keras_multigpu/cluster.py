@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import as_integer, finite_number, positive_integer
+from keras_multigpu.arguments import as_integer, check_choice, finite_number, positive_integer
 from keras_multigpu.engines import Address, ClusterError
 from keras_multigpu.launched import find_place
 
@@ -138,15 +138,20 @@ def join(
     process_id: int | None = None,
     *,
     timeout: float = 30.0,
+    data: str = "same",
 ) -> tuple[str, ...]:
     """Joins this process to others, one per host; one model then uses all their devices.
 
     Every host runs the same script, which calls this right after the imports. Afterwards
     `list_devices()` names the devices of all processes, and `make_parallel(model)` uses them all.
-    Every process makes the same calls of the parallel model with the same data, and computes its
-    rows of each batch; only process 0 writes files. If the processes' random numbers differ, all
-    get a seed from process 0; a seed that all of them have set stays. On JAX a process without a
-    GPU has at least two CPU devices, as `use_virtual_devices` makes them.
+    Every process makes the same calls of the parallel model, and computes some rows of each batch;
+    only process 0 writes files. By default all give the same data. With `data="parts"` each gives
+    different rows, and a step's batch is the rows of all processes, in the order of their numbers:
+    losses, metrics, layers and a `train_step` of yours see that whole batch.
+
+    If the processes' random numbers differ, all get a seed from process 0; a seed that all of them
+    have set stays. On JAX a process without a GPU has at least two CPU devices, as
+    `use_virtual_devices` makes them.
 
     Whoever reaches the coordinator's port can join: neither TensorFlow nor JAX asks for a password
     or encrypts anything. On TensorFlow each process also has a server, at a port that the system
@@ -163,6 +168,9 @@ def join(
         process_id: the number of this one, from 0 to `num_processes - 1`.
         timeout: seconds of silence, 3 or more, after which another process counts as lost: here,
             and later in `fit`, `evaluate` or `predict`.
+        data: `"same"`, or `"parts"`: what `fit`, `evaluate`, `predict` and the calls for one batch
+            get in a process is its part of each batch, of any number of rows. All processes must
+            have the same number of batches. `predict` returns the outputs of the process's rows.
 
     Returns:
         A description of each process: its host, its number and its process id there.
@@ -187,8 +195,9 @@ def join(
             f"each process. Received: num_processes={num_processes!r}, process_id={process_id!r}."
         )
     seconds = _check_timeout(timeout)
+    check_choice("data", data, "same", "parts")
     address = _find_address("coordinator", coordinator)
-    return engines.current().join(address, num_processes, number, seconds)
+    return engines.current().join(address, num_processes, number, seconds, data)
 
 
 def _complete(*given: Any) -> Sequence[Any]:

@@ -80,12 +80,13 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def join(
-        self, address: Address, num_processes: int, process_id: int, timeout: float
+        self, address: Address, num_processes: int, process_id: int, timeout: float, data: str
     ) -> tuple[str, ...]:
         """Joins this process to others, so that one model can use the devices of all.
 
         `address` is where process 0 listens; a process that is silent for `timeout` seconds is
-        given up. Returns a name for each process: its host, its number and its process id there.
+        given up. `data` says what each gives to the steps: `"same"` or `"parts"` of the batches.
+        Returns a name for each process: its host, its number and its process id there.
 
         Raises:
             ClusterError: if not all processes join in time, or if they don't fit together.
@@ -422,8 +423,12 @@ class Steps(abc.ABC):
         """Has Keras make a step function, which it keeps under `name` (`"train_function"`, ...)."""
 
     @abc.abstractmethod
-    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """What runs in place of `train_step`, `test_step` or `predict_step`."""
+    def around(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """What runs in place of `train_step`, `test_step` or `predict_step`, which is its name."""
+
+    @abc.abstractmethod
+    def begin_pass(self) -> None:
+        """Called when a pass over the data begins: an epoch, or an evaluation."""
 
     @abc.abstractmethod
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:

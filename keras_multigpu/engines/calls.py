@@ -15,8 +15,8 @@ class Call:
         is_loop: whether the processes end it together (`fit`), or it is of single steps
             (`train_on_batch`) and lasts until another call begins.
         before: the steps of the calls that were open when it began, by their numbers.
-        steps: how many have begun.
-        has_data: whether the latest step has its data; else it may find that they have ended.
+        steps: how many have begun, but for those that `coming` counts.
+        coming: how many batches have come to the steps that run now.
         written: what this process has written in it.
         has_ended: whether all processes have come to its end.
     """
@@ -25,11 +25,12 @@ class Call:
     is_loop: bool = True
     before: dict[int, int] = dataclasses.field(default_factory=dict)
     steps: int = 0
-    has_data: Callable[[], bool] = lambda: True
+    coming: Callable[[], int] = lambda: 0
     written: list[str] = dataclasses.field(default_factory=list)
     has_ended: bool = False
 
-    def is_beyond(self, steps: int) -> bool:
-        """Whether it is surely in a step after so many. A thread may ask."""
-        more = self.steps - steps  # before `has_data`, which is set before `steps`
-        return more > 1 or (more == 1 and self.has_data())
+    @property
+    def begun(self) -> int:
+        """How many steps have begun. A thread may ask."""
+        # In this order: a step that ends meanwhile is rather not counted than counted twice.
+        return self.steps + self.coming()

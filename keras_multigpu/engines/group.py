@@ -14,18 +14,13 @@ from typing import Any, ClassVar
 
 from keras_multigpu.engines.board import BEAT, Board
 from keras_multigpu.engines.calls import Call
+from keras_multigpu.engines.differences import DIFFERENCES, SAME_LENGTH
 from keras_multigpu.engines.errors import ClusterError
 
 _RESTART = (
     "Start the script again in all processes: with `keras.callbacks.BackupAndRestore` it continues "
     "from the last backup."
 )
-_CURES = {
-    "rows": "Give the same data, in the same order, in all processes: each takes its part. "
-    "Data that shuffle themselves need the same seed in all.",
-    "weights": "Build the model with the same seed in all processes (`keras.utils.set_random_seed` "
-    "after `join`), or load the same file. After Ctrl-C, load the last file in all.",
-}
 # After a network error, this many seconds of silence suffice to call a process lost.
 _SURELY_LOST = 4 * BEAT
 
@@ -41,13 +36,25 @@ class Group:
         number: this process's number.
         names: how errors call each process: `"gpu7 (process 1, pid 4242)"`.
         timeout: in seconds.
+        data: what each process gives: `"same"`, the whole batch, or `"parts"`, its rows of it.
+
+    Attributes:
+        number, names, timeout, data: the arguments.
+        broken: the error after which the processes don't compute together any more.
     """
 
     failures: ClassVar[tuple[type[Exception], ...]] = ()
     """The backend's errors that a lost process may cause."""
 
-    def __init__(self, board: Board, number: int, names: tuple[str, ...], timeout: float):
-        self.number, self.names, self.timeout = number, names, timeout
+    def __init__(
+        self,
+        board: Board,
+        number: int,
+        names: tuple[str, ...],
+        timeout: float,
+        data: str = "same",
+    ):
+        self.number, self.names, self.timeout, self.data = number, names, timeout, data
         self._board = board
         self._count = 0
         # Those that are open, each begun within the one before it: a callback of a `fit` may train
@@ -70,7 +77,7 @@ class Group:
         """Opens a call, within the one that is open."""
         if self.broken is not None:
             raise self.broken
-        before = {call.number: call.steps for call in self._calls}
+        before = {call.number: call.begun for call in self._calls}
         if not self.call.is_loop:
             self.close(self.call)
         self._count += 1
@@ -106,10 +113,10 @@ class Group:
         if call.has_ended:
             return
         self.resume(call)
-        told = self._gather("ends", str(call.steps), call)
+        told = self._gather("ends", str(call.begun), call)
         for number in range(len(self.names)):
             if told[number] != told[0]:
-                raise self._break(number, *_other_length(told[number], told[0]))
+                raise self._break(number, *self._other_length(told[number], told[0]))
         call.has_ended = True
 
     def close(self, call: Call | None) -> None:
@@ -162,23 +169,33 @@ class Group:
                 time.sleep(BEAT / 4)
         self._board.stop(self.timeout)
 
-    def differs(self, number: int, what: str) -> ClusterError:
-        """The error for a process whose rows or weights (`what`) differ from process 0's."""
-        return self._break(
-            number,
-            f"Its {what} and those of process 0 differ at step {self.call.steps}.",
-            _CURES[what],
-        )
+    def differs(self, number: int, what: str, mine: str = "") -> ClusterError:
+        """The error for a process that differs from process 0 in its rows, weights, ...
 
-    def count_step(self, has_data: Callable[[], bool] = lambda: True) -> None:
-        """Notes that a step begins; `has_data` tells, at any time, whether it has its data."""
-        self.call.has_data = has_data
+        Some differences (`what`) take a text of this process, `mine`: all processes then call this,
+        and the error has the texts of both.
+        """
+        problem, cure = DIFFERENCES[what]
+        texts = dict.fromkeys(range(len(self.names)), "")
+        if mine:
+            texts = self._gather(f"{what} {len(self.call.written)}", mine, self.call)
+        told = problem.format(step=self.call.begun, its=texts[number], first=texts[0])
+        return self._break(number, told, cure)
+
+    def count_step(self) -> None:
+        """Notes that a step begins."""
         self.call.steps += 1
 
-    def uncount_step(self) -> None:
-        """Notes that the latest step was none: the data had ended."""
-        self.call.steps -= 1
-        self.call.has_data = lambda: True
+    @contextlib.contextmanager
+    def counting(self, arrived: Callable[[], int]) -> Iterator[None]:
+        """Scope of one or more steps; `arrived` tells, at any time, how many batches have come."""
+        call, before = self.call, arrived()
+        call.coming = lambda: arrived() - before
+        try:
+            yield
+        finally:
+            more, call.coming = call.coming(), lambda: 0
+            call.steps += more
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -234,12 +251,12 @@ class Group:
             ended = told.get(f"ends/{call.number}/{number}")
             if ended is None:
                 steps = left.get(str(call.number))
-                if steps is not None and call.is_beyond(steps):
-                    return _other_length(steps, f"{call.steps} or more", "left")
-            elif call.is_beyond(int(ended)):
-                return _other_length(ended, f"{call.steps} or more")
+                if steps is not None and call.begun > steps:
+                    return self._other_length(steps, f"{call.begun} or more", "left")
+            elif call.begun > int(ended):
+                return self._other_length(ended, f"{call.begun} or more")
             elif call is not calls[-1] and f"loops/{calls[-1].number}/{number}" not in told:
-                return _other_length(ended, "a further call within it")
+                return self._other_length(ended, "a further call within it")
         return None
 
     def _gather(self, kind: str, value: str, call: Call) -> dict[int, str]:
@@ -277,18 +294,14 @@ class Group:
             f"Check that host. {_RESTART}",
         )
 
+    def _other_length(self, steps: str, expected: str, how: str = "ended") -> tuple[str, str]:
+        """What is wrong with a process that ends or leaves a call after other steps; the cure."""
+        problem = f"It {how} a loop after {steps} steps, and others after {expected}."
+        return problem, SAME_LENGTH[self.data]
+
     def _break(self, number: int, problem: str, cure: str) -> ClusterError:
         self.broken = ClusterError(self.names[number], problem, cure)
         return self.broken
-
-
-def _other_length(steps: str, expected: str, how: str = "ended") -> tuple[str, str]:
-    """What is wrong with a process that ends or leaves a call after other steps, and its cure."""
-    return (
-        f"It {how} a loop after {steps} steps, and others after {expected}.",
-        "Give the same data, with the same number of batches, and make the same calls, in all "
-        "processes.",
-    )
 
 
 def in_thread(call: Callable[[], Any]) -> futures.Future[Any]:

@@ -56,13 +56,14 @@ class JointSteps(Protocol):
         """The processes."""
 
 
-def describe_process(count: int, **facts: str) -> dict[str, str]:
+def describe_process(count: int, data: str, **facts: str) -> dict[str, str]:
     """What the others are told of this process, `facts` of the backend included."""
     states = (random.getstate(), np.random.get_state(legacy=False))
     return {
         "host": socket.gethostname(),
         "pid": str(os.getpid()),
         "num_processes": str(count),
+        "data": data,
         "Keras": keras.__version__,
         "keras_multigpu": importlib.metadata.version("keras-multigpu"),
         # A checksum: equal in processes that have set the same seed.

@@ -190,6 +190,12 @@ class ParallelModel(SavedModel):
         """Predicts, as Keras does."""
         return self._parallel_steps.run_loop(super().predict, args, kwargs)
 
+    def reset_metrics(self) -> None:
+        """Resets the metrics, as Keras does when an epoch or an evaluation begins."""
+        if self._parallel_steps is not None:  # the model is made
+            self._parallel_steps.begin_pass()
+        super().reset_metrics()
+
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Trains on one batch, as Keras does."""
         return self._parallel_steps.run_batch(super().train_on_batch, args, kwargs)

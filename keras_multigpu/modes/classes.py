@@ -102,7 +102,7 @@ def _method(name: str, function: Any, of_class: Any) -> property:
             return bound
         is_step = name in _KERAS_STEPS
         if is_step:
-            bound = self._parallel_steps.around(bound)
+            bound = self._parallel_steps.around(bound, name)
 
         @functools.wraps(bound)
         def step(*args: Any, **kwargs: Any) -> Any:

@@ -63,6 +63,8 @@ def test_wrong_arguments_of_join(arguments, message):
         cluster.join(*arguments)
     with pytest.raises(ValueError, match="`timeout` must be a number of seconds, 3 or more.*=2"):
         cluster.join("127.0.0.1:1234", 2, 0, timeout=2)
+    with pytest.raises(ValueError, match='`data` must be "same" or "parts". Received: data=None'):
+        cluster.join("127.0.0.1:1234", 2, 0, data=None)
 
 
 def test_a_name_without_an_address(monkeypatch):

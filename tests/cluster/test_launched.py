@@ -68,9 +68,9 @@ def test_what_is_given_comes_first(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.setattr(cluster.engines, "current", Engine)
-    address, count, number, _ = cluster.join()
+    address, count, number, *_ = cluster.join()
     assert (address.name, count, number) == ("localhost:20042", 3, 2)
-    address, count, number, _ = cluster.join("localhost:7", process_id=1)
+    address, count, number, *_ = cluster.join("localhost:7", process_id=1)
     assert (address.name, count, number) == ("localhost:7", 3, 1)
     monkeypatch.delenv("SLURM_PROCID")
     with pytest.raises(ValueError, match="must be given, or be in the environment. Received: coor"):

@@ -13,8 +13,8 @@ from keras_multigpu.engines import joint
 from keras_multigpu.engines.group import Group
 
 
-def group_of(told, number=0):
-    return Group(told, number, ("a (process 0)", "b (process 1)"), timeout=5.0)
+def group_of(told, number=0, **options):
+    return Group(told, number, ("a (process 0)", "b (process 1)"), timeout=5.0, **options)
 
 
 def begin(group, name, facts=None, is_loop=True):
@@ -61,20 +61,38 @@ def test_other_lengths_of_data_are_noticed():
 def test_data_may_end_later_here():
     """Of data of unknown length a process begins one step more, which finds their end."""
     told = Told(loops__1__1=json.dumps({"call": "fit"}), ends__1__1="1")
-    group, come = group_of(told), []
+    group, come = group_of(told), [1]
     begin(group, "fit")
     group.count_step()
-    group.count_step(lambda: bool(come))
-    group.check()
-    come.append("a batch")
-    with pytest.raises(ClusterError, match="It ended a loop after 1 steps, and others after 2 or"):
+    with group.counting(come.__len__):
         group.check()
+        come.append(2)
+        with pytest.raises(ClusterError, match="It ended a loop after 1 steps, and others after 2"):
+            group.check()
     group = group_of(told)
     call = begin(group, "fit")
     group.count_step()
-    group.count_step(lambda: False)
-    group.uncount_step()
+    with pytest.raises(StopIteration), group.counting(come.__len__):
+        raise StopIteration
     group.end(call)
+
+
+def test_several_batches_in_one_step_are_counted():
+    """Of `steps_per_execution` batches, a process may find one less than another."""
+    told, come = Told(loops__1__1=json.dumps({"call": "fit"}), ends__1__1="2"), []
+    group = group_of(told)
+    begin(group, "fit")
+    with group.counting(come.__len__):
+        come += [1, 2]
+        group.check()
+    assert group.call.begun == 2
+    with group.counting(come.__len__):
+        come.append(3)
+        with pytest.raises(
+            ClusterError, match="after 2 steps, and others after 3 or more. Give th"
+        ):
+            group.check()
+    assert group.call.begun == 3
 
 
 @pytest.mark.parametrize("steps", [{"1": 2}, {"1": 2, "2": 5}])
@@ -143,6 +161,47 @@ def test_a_process_that_does_not_come_is_told_of(monkeypatch):
 def test_other_weights_are_noticed():
     error = group_of(Told()).differs(1, "weights")
     assert "Its weights and those of process 0 differ at step 0. Build the model" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("what", "told", "expected"),
+    [
+        (
+            "steps",
+            ("train_step", "test_step"),
+            "(process 1): It makes another step than process 0 at step 1: its is 'test_step', and "
+            "that of process 0 is 'train_step'. Make the same steps in all processes",
+        ),
+        (
+            "passes",
+            ("step 1 of a pass", "step 3 of a pass"),
+            "It is at another place in its data than process 0 at step 1: at step 3 of a pass, and "
+            "process 0 at step 1 of a pass. Give each process a part of the data with the same num",
+        ),
+        (
+            "parts",
+            ("(float32(rows, 2),)", "(float32(rows, 3),)"),
+            "Its part of a batch does not fit to that of process 0 at step 1: it is (float32(rows, "
+            "3),), and that of process 0 is (float32(rows, 2),). Give all processes parts of the ",
+        ),
+    ],
+)
+def test_what_differs_is_told(what, told, expected):
+    group = group_of(Told(**{f"{what} 0__0__1": told[1]}))
+    group.count_step()
+    error = group.differs(1, what, told[0])
+    assert expected in str(error)
+    with pytest.raises(ClusterError, match=r"^b \(process 1\): It"):
+        group.open(is_loop=True)
+
+
+def test_parts_need_equal_numbers_of_batches():
+    group = group_of(Told(ends__1__1="1", loops__1__1='{"call": "fit"}'), data="parts")
+    begin(group, "fit")
+    group.count_step()
+    group.count_step()
+    with pytest.raises(ClusterError, match="others after 2 or more. Give each process a part of"):
+        group.check()
 
 
 def alike(monkeypatch):

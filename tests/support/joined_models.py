@@ -47,6 +47,18 @@ def several_steps():
     return mlp(optimizer=keras.optimizers.Adam(use_ema=True), steps_per_execution=3)
 
 
+def halved():
+    """Gradients and weights cross in 16 bits: those of an embedding, too."""
+    inputs = keras.Input((7,), dtype="int32")
+    x = layers.Embedding(20, 5)(inputs)
+    model = keras.Model(inputs, layers.Dense(1)(layers.Flatten()(x)))
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    return model, integers(20, ROWS, 7), numbers(ROWS, 1)
+
+
+OPTIONS = {"halved": {"wire_dtype": "bfloat16"}}
+
+
 def compiled():
     return mlp(jit_compile=True)
 
@@ -142,7 +154,7 @@ def parts():
     return model, numbers(ROWS, 4), numbers(ROWS, 1, seed=1)
 
 
-CASES = [mlp, clipped_eager, several_steps, compiled, images, texts, several_outputs, parts]
+CASES = [mlp, clipped_eager, several_steps, compiled, images, texts, several_outputs, parts, halved]
 
 
 def train(make, **devices):
@@ -150,7 +162,7 @@ def train(make, **devices):
     keras.utils.set_random_seed(3)
     model, x, y = make()
     if devices:
-        model = make_parallel(model, **devices)
+        model = make_parallel(model, **devices, **OPTIONS.get(make.__name__, {}))
     options = {"batch_size": BATCH, "verbose": 0}
     few = tuple(keras.tree.map_structure(lambda one: one[: BATCH + 1], one) for one in (x, y))
     history = model.fit(x, y, epochs=2, validation_data=few, **options).history

@@ -197,6 +197,31 @@ def other_length(folder, number):
     fails(lambda: parallel.fit(generate(), verbose=0))
 
 
+def other_steps(folder, number):
+    """Process 1 evaluates after an epoch, on the rows on which process 0 goes on to train."""
+    keras.utils.set_random_seed(7)
+    parallel, (x, y) = make_parallel(build()), data(8)
+    callbacks = [Only(lambda model: model.evaluate(x, y, verbose=0))] if number else []
+    fails(lambda: parallel.fit(x, y, epochs=2, shuffle=False, verbose=0, callbacks=callbacks))
+
+
+def parts_of_other_rows(folder, number):
+    """Integers in one process, and floats in the other."""
+    keras.utils.set_random_seed(7)
+    x, y = data(8)
+    parallel = make_parallel(build())
+    parallel.predict(x[: number + 1], verbose=0)
+    fails(lambda: parallel.fit(x, y.astype(["int32", "float32"][number]), verbose=0))
+
+
+def parts_of_other_length(folder, number):
+    """The epochs of process 1 have two batches, and those of process 0 three."""
+    keras.utils.set_random_seed(7)
+    x, y = data(6 - 2 * number)
+    parallel = make_parallel(build())
+    fails(lambda: parallel.fit(x, y, batch_size=2, epochs=2, verbose=0))
+
+
 class FullDisk(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         raise OSError(28, "No space left on device")
@@ -226,8 +251,9 @@ def main(scenario, folder, count, number, address):
         fails(lambda: join(address, count, number, timeout=TIMEOUT))
     if keras.backend.backend() == "tensorflow":
         keras_multigpu.use_virtual_devices(2)  # as on JAX, where a process has at least two
-    names = join(address, count, number, timeout=TIMEOUT)
-    assert names == join(address, count, number, timeout=TIMEOUT)
+    options = {"timeout": TIMEOUT, "data": "parts" if scenario.startswith("parts") else "same"}
+    names = join(address, count, number, **options)
+    assert names == join(address, count, number, **options)
     assert f"(process {number}, pid {os.getpid()})" in names[number]
     globals()[scenario](folder, number)
 

@@ -77,9 +77,9 @@ class JaxEngine(Engine):
         devices.make_virtual(count)
 
     def join(
-        self, address: Address, num_processes: int, process_id: int, timeout: float
+        self, address: Address, num_processes: int, process_id: int, timeout: float, data: str
     ) -> tuple[str, ...]:
-        return processes.join(address, num_processes, process_id, timeout)
+        return processes.join(address, num_processes, process_id, timeout, data)
 
     @property
     def num_processes(self) -> int:

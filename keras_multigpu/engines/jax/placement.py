@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from jax.experimental.sparse import JAXSparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax import devices, threads
-from keras_multigpu.engines.jax.cluster import joint
+from keras_multigpu.engines.jax.cluster import joint, parts
 from keras_multigpu.engines.jax.copies import Copies
 from keras_multigpu.engines.values import Tensor
 
@@ -84,13 +83,28 @@ class Placement:
                     return int(np.shape(part)[0])
         return 0
 
-    def put_batch(self, batch: Any) -> Any:
-        """A batch with each device's rows on that device."""
+    def compare(self, batch: Any, step: str = "", position: int = 0) -> list[int]:
+        """Begins a step that all processes make; raises a `ClusterError` if one makes another.
+
+        `step` is its name, and `position` how many steps this pass over the data has had.
+
+        Returns:
+            How many rows of the batch each process has.
+        """
+        if self.group is None:
+            return []
+        if self.group.data == "parts":
+            parts.check(batch)
+        self.group.count_step()
+        return joint.compare_steps(batch, step, position, self.mesh, self.group)
+
+    def put_batch(self, batch: Any, counts: Sequence[int] = ()) -> Any:
+        """A batch with each device's rows on that device; `counts` are what `compare` returns."""
+        if self.group is not None and self.group.data == "parts":
+            return parts.put(batch, counts, self.replicated, self.sharded, self.group)
         shardings = jax.tree.map(self.of_rows, batch, is_leaf=_is_sparse)
         if self.group is None:
             return jax.device_put(batch, shardings)
-        self.group.count_step()
-        joint.compare(batch, "rows", self.mesh, self.group)
         whole = jax.tree.map(_expand, batch, shardings, is_leaf=_is_sparse)
         return jax.tree.map(joint.put, batch, whole)
 
@@ -102,7 +116,7 @@ class Placement:
         if self.group is not None:
             new = [leaf for leaf in jax.tree.leaves(state) if not self._is_on_all(leaf)]
             if new:
-                joint.compare(new, "weights", self.mesh, self.group)
+                joint.compare_weights(new, self.mesh, self.group)
         seen = set(map(id, read))
 
         def put(value: Any) -> Any:
@@ -173,61 +187,6 @@ def _expand(part: Any, sharding: NamedSharding) -> Any:
 
 def _is_sparse(value: Any) -> bool:
     return isinstance(value, JAXSparse)
-
-
-_SAID_AFTER = 10  # batches, so that a few incomplete last ones don't count
-
-
-class Undivided:
-    """Warns once if no batch is ever spread, because the devices don't divide the rows."""
-
-    def __init__(self) -> None:
-        self._is_over = False  # warned already, or a batch was spread
-        self._seen = 0
-
-    def see(self, batch: Any, place: Placement) -> None:
-        """Notes a batch.
-
-        Warns:
-            UserWarning: if none of the first batches could be spread.
-        """
-        if self._is_over or place.count == 1 or not place.is_of_rows:
-            return
-        shapes = [np.shape(part) for part in jax.tree.leaves(batch)]
-        rows = next((shape[0] for shape in shapes if shape), 0)
-        self._is_over = not rows % place.count
-        self._seen += 1
-        if self._seen < _SAID_AFTER or self._is_over:
-            return
-        self._is_over = True
-        warnings.warn(
-            f"The {place.count} devices do not divide the batches, so that each of them computes "
-            f"whole batches: right, and no faster than one device. Received: {self._seen} batches, "
-            f"the last of {rows} rows. Choose a batch size that is a multiple of {place.count}.",
-            stacklevel=2,
-        )
-
-
-class PlacedBatches:
-    """An iterator that puts batches on the devices.
-
-    Keras puts a whole batch on the default device while it iterates, so the host is the default
-    device meanwhile.
-    """
-
-    def __init__(self, batches: Iterator[Any], place: Placement, undivided: Undivided):
-        self._batches = batches
-        self._place = place
-        self._undivided = undivided
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        with on_host():
-            batch = next(self._batches)
-        self._undivided.see(batch, self._place)
-        return self._place.put_batch(batch)
 
 
 def on_host() -> Any:

@@ -12,11 +12,11 @@ import keras
 from keras_multigpu.engines.base import Runner, Steps, TrainedModel
 from keras_multigpu.engines.calls import Call
 from keras_multigpu.engines.group import Group
+from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
+from keras_multigpu.engines.jax.cluster.parts import own_rows
 from keras_multigpu.engines.jax.compiled import CompiledStep, compile_step, state_of
 from keras_multigpu.engines.jax.placement import (
-    PlacedBatches,
     Placement,
-    Undivided,
     on_host,
     on_one_device,
     placement_on,
@@ -48,6 +48,7 @@ class JaxSteps(Steps):
         self.call: Call | None = None
         self._runner: JaxRunner = runner
         self._latest_state: Any = ()
+        self._position = 0  # how many steps this pass over the data has had
         weakref.finalize(model, runner.where.copies.clear)
 
     @property
@@ -66,18 +67,23 @@ class JaxSteps(Steps):
         made = make(force)
         function = getattr(self.model, name)
         if function is not before:
-            setattr(self.model, name, self.placed(function, self._only_reads(name)))
+            setattr(self.model, name, self.placed(function, name))
         return made
 
-    def placed(self, function: Callable[..., Any], only_reads: bool = False) -> Callable[..., Any]:
-        """Keras's step function, with state and batches put on the devices.
+    def placed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Keras's step function (`"train_function"`), with state and batches put on the devices.
 
-        With `only_reads`, weights that the step does not change stay where they are.
+        Of a function that only reads the weights, those that it does not change stay where they
+        are.
         """
-        undivided, where = Undivided(), self.where
+        undivided, where, only_reads = Undivided(), self.where, self._only_reads(name)
+
+        def next_step() -> tuple[str, int]:
+            self._position += 1
+            return name.replace("function", "step"), self._position - 1
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
-            batches = PlacedBatches(self._resuming(iterator), where, undivided)
+            batches = PlacedBatches(self._resuming(iterator), where, undivided, next_step)
             self._latest_state = state
             with where.together():
                 if only_reads:
@@ -86,10 +92,19 @@ class JaxSteps(Steps):
                     outputs, state = function(where.put_state(state), batches)
                 outputs = where.outputs(outputs)
                 where.finish((outputs, state))
+                if name == "predict_function":
+                    outputs = self._own_rows(outputs, batches)
             self._latest_state = state
             return outputs, state
 
         return step
+
+    def _own_rows(self, outputs: Any, batches: PlacedBatches) -> Any:
+        """The outputs of the rows that this process gave; all, if all give the same."""
+        group = self.group
+        if group is None or group.data == "same":
+            return outputs
+        return own_rows(outputs, batches.counts, group.number)
 
     def _only_reads(self, name: str) -> bool:
         """Whether a step function reads the weights, and Keras calls it with one batch at a time.
@@ -103,7 +118,10 @@ class JaxSteps(Steps):
         is_keras = made_by is getattr(keras.Model, maker) and model.steps_per_execution == 1
         return name != "train_function" and is_keras and self.where.group is None
 
-    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def begin_pass(self) -> None:
+        self._position = 0
+
+    def around(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
         runner = self._runner
         return reading(spread(runner.around(step), self.where, runner.spreads_state))
 
@@ -131,6 +149,8 @@ class JaxSteps(Steps):
 
     def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._runner.spread(self._optimizer)
+        if not self.is_running:
+            self.begin_pass()
         with together(self, "a step on one batch", is_loop=False), self._kept():
             result = step(*args, **kwargs)
         self._latest_state = ()
@@ -142,6 +162,7 @@ class JaxSteps(Steps):
         if self.is_running:
             return loop(*args, **kwargs)  # a nested loop: the evaluation within `fit`, say
         self.is_running = True
+        self.begin_pass()
         try:
             with together(self, loop.__name__), self._kept():
                 self._runner.spread(self._optimizer)
@@ -160,7 +181,8 @@ class JaxSteps(Steps):
         model = self.model
         self._runner.spread(self._optimizer)
         state = self.where.put_state(state_of(model, training))
-        data = self.where.put_batch(batch if training else batch[:1])
+        data = batch if training else batch[:1]
+        data = self.where.put_batch(data, self.where.compare(data))
         step = model.train_step if training else model.predict_step
         return compile_step(step, state, data, training)
 

@@ -25,7 +25,7 @@ from keras_multigpu.engines.tensorflow.rows import by_rows_touched, sum_rows
 from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, SliceRunner
 from keras_multigpu.engines.tensorflow.stages import StageRunner
 from keras_multigpu.engines.tensorflow.steps import TensorFlowSteps
-from keras_multigpu.engines.tensorflow.tensors import for_any_rows
+from keras_multigpu.engines.tensorflow.tensors import for_any_rows, join_rows, take_rows
 from keras_multigpu.engines.tensorflow.transfers import count_transfers
 from keras_multigpu.engines.values import Call, Holding, Request, Tensor, Transfer
 
@@ -87,9 +87,9 @@ class TensorFlowEngine(Engine):
         tf.config.set_logical_device_configuration(processor, parts)
 
     def join(
-        self, address: Address, num_processes: int, process_id: int, timeout: float
+        self, address: Address, num_processes: int, process_id: int, timeout: float, data: str
     ) -> tuple[str, ...]:
-        return processes.join(address, num_processes, process_id, timeout)
+        return processes.join(address, num_processes, process_id, timeout, data)
 
     @property
     def num_processes(self) -> int:
@@ -107,21 +107,10 @@ class TensorFlowEngine(Engine):
         processes.check_devices(request.devices, request.mode)
 
     def take_rows(self, tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
-        if isinstance(tensor, tf.SparseTensor):
-            shape = tensor.dense_shape
-            first = tf.reshape(tf.cast(start, tf.int64), [1])
-            length = tf.reshape(tf.cast(size, tf.int64), [1])
-            starts = tf.concat([first, tf.zeros_like(shape[1:])], axis=0)
-            part = tf.sparse.slice(tensor, starts, tf.concat([length, shape[1:]], axis=0))
-            known = tf.get_static_value(size)
-            rows = None if known is None else int(known)
-            return _with_static_shape(part, [rows, *tensor.shape[1:]])
-        return tensor[start : start + size]
+        return take_rows(tensor, start, size)
 
     def join_rows(self, tensors: Sequence[Tensor]) -> Tensor:
-        if isinstance(tensors[0], tf.SparseTensor):
-            return tf.sparse.concat(axis=0, sp_inputs=list(tensors))
-        return tf.concat(list(tensors), axis=0)
+        return join_rows(tensors)
 
     def storage(self, tensor: Tensor) -> dict[str, bool]:
         kinds = {"sparse": tf.SparseTensor, "ragged": tf.RaggedTensor}
@@ -242,13 +231,3 @@ def _run_step(model: Any, batch: Any, training: bool) -> None:
     else:
         model.make_predict_function(force=True)
         model.predict_on_batch(batch[0])
-
-
-def _with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> tf.SparseTensor:
-    """Restores the static shape that slicing a sparse tensor loses."""
-    rows = tf.cast(tensor.dense_shape[0], tf.int64)
-    static = [rows if axis is None else axis for axis in shape]
-    if any(axis is None for axis in shape[1:]):
-        return tensor
-    dense_shape = tf.stack([tf.cast(axis, tf.int64) for axis in static])
-    return tf.SparseTensor(tensor.indices, tensor.values, dense_shape)

@@ -164,15 +164,20 @@ class Exchange:
             not isinstance(one, tf.IndexedSlices) and id(variable) not in self._rules
             for one, variable in zip(sums, self.watched)
         ]
-        plain = peers.sum([one if is_plain else None for one, is_plain in zip(sums, are_plain)])
+        plain = peers.sum(
+            [one if is_plain else None for one, is_plain in zip(sums, are_plain)], self.wire_dtype
+        )
         found = []
         for one, total, is_plain, variable in zip(sums, plain, are_plain, self.watched):
             if is_plain or one is None:
                 found.append(total)
                 continue
-            parts = peers.of_processes(tf.nest.flatten(one, expand_composites=True))
             with tf.device(_home(variable)):
-                found.append(self._add([_like(one, part) for part in parts], variable))
+                sent = cast(one, self._wire(variable))
+            every = peers.of_processes(tf.nest.flatten(sent, expand_composites=True))
+            with tf.device(_home(variable)):
+                parts = [cast(_like(sent, part), dtype_of(variable)) for part in every]
+                found.append(self._add(parts, variable))
         return found
 
     def _finish(self, total: Tensor | None, variable: keras.Variable) -> Tensor | None:
@@ -243,7 +248,8 @@ class Exchange:
         return merge_rows(add(gradients))
 
     def _wire(self, variable: keras.Variable) -> str:
-        return self.wire_dtype if self.wire_dtype and len(self.devices) > 1 else dtype_of(variable)
+        is_sent = len(self.devices) > 1 or self.peers is not None
+        return self.wire_dtype if self.wire_dtype and is_sent else dtype_of(variable)
 
 
 def _like(gradient: Tensor, parts: Sequence[Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from keras_multigpu.engines import templates
 from keras_multigpu.engines.base import DataRunner, TowerRunner
 from keras_multigpu.engines.optimizers import claim
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
-from keras_multigpu.engines.tensorflow.cluster.processes import current, peers_of
+from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
 from keras_multigpu.engines.tensorflow.following import follow_gradients
 from keras_multigpu.engines.tensorflow.homes import Homes, fullest_home
 from keras_multigpu.engines.tensorflow.names import full_name, is_default
@@ -59,6 +59,7 @@ class SliceRunner(DataRunner):
         self.is_one_device = len(devices) == 1 and is_default(devices[0])
         self._names = list(devices)
         self.peers = peers_of(devices)
+        self.batches = None if self.peers is None else batches_of(self.peers)
         own = devices if self.peers is None else self.peers.pick(devices)
         self._devices = list(map(full_name, own))
         self._replicas = Replicas(
@@ -75,11 +76,11 @@ class SliceRunner(DataRunner):
             templates.check_any_batch_size(request.template)
             templates.check_stateless(request.template)
         if peers_of(request.devices):
-            request.check_alone("shard", "wire_dtype")
+            request.check_alone("shard")
 
     @classmethod
     def adapt(cls, request: Request) -> Request:
-        return request.alone("shard", "wire_dtype") if peers_of(request.devices) else request
+        return request.alone("shard") if peers_of(request.devices) else request
 
     @classmethod
     def fullest(cls, template: keras.Model, count: int, shard: str) -> tuple[float, float]:

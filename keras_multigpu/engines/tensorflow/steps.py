@@ -19,6 +19,7 @@ from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.watched import Watched
+from keras_multigpu.engines.tensorflow.joint_batches import JointBatches
 from keras_multigpu.engines.tensorflow.placing import drop_functions
 from keras_multigpu.engines.tensorflow.runners import SliceRunner, running_whole
 
@@ -31,6 +32,8 @@ class TensorFlowSteps(Steps):
         self.is_running = False
         self.call: Call | None = None  # with other processes
         self._peers = runner.peers if isinstance(runner, SliceRunner) else None
+        self._batches = runner.batches if isinstance(runner, SliceRunner) else None
+        self._position = 0  # how many steps this pass over the data has had
         self._compared: Call | None = None  # where the processes have compared the weights
         self._slices = isinstance(runner, SliceRunner)
         self._is_one_device = isinstance(runner, SliceRunner) and runner.is_one_device
@@ -103,8 +106,8 @@ class TensorFlowSteps(Steps):
 
     def _counted(self, function: Callable[..., Any], group: Group) -> Callable[..., Any]:
         """A step function that counts its steps, and first compares the weights."""
-        assert self._peers is not None
-        peers = self._peers
+        assert self._batches is not None
+        batches = self._batches
 
         @functools.wraps(function)
         def step(*args: Any) -> Any:
@@ -113,14 +116,11 @@ class TensorFlowSteps(Steps):
             if self._compared is not self.call:
                 self._compared = self.call
                 self._compare_weights(group, "weights")
-            before = peers.arrived
-            group.count_step(lambda: peers.arrived > before)
-            try:
-                with group.stepping():
-                    return function(*args)
-            except tf.errors.OutOfRangeError:
-                group.uncount_step()
-                raise
+                self.begin_pass()
+            batches.begin(self._position)
+            self._position += 1
+            with group.counting(lambda: batches.arrived), group.stepping():
+                return function(*args)
 
         return step
 
@@ -146,39 +146,58 @@ class TensorFlowSteps(Steps):
 
     @contextlib.contextmanager
     def _rows_compared(self) -> Iterator[None]:
-        """Scope of steps: raises a `ClusterError` if another process has other data."""
-        assert self._peers is not None
+        """Scope of steps: raises a `ClusterError` if another process has other steps or data."""
+        assert self._batches is not None
         assert self.group is not None
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
-            other = self._peers.differing()
-            if other is None:
+            found = self._batches.differing()
+            if found is None:
                 raise
-            raise self.group.differs(other, "rows") from error
+            raise self.group.differs(*found) from error
 
-    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def begin_pass(self) -> None:
+        self._position = 0
+
+    def around(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(step)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            if self._peers is not None and self.group is not None and self.group.is_in_step:
-                # A training step must not meet another process's evaluation.
-                name = getattr(step, "__name__", "")
-                args, kwargs = self._peers.check_rows((args, kwargs), name)
-            is_new, self._is_new = self._is_new, False
-            if not is_new or tf.executing_eagerly() or not self._lacks_slots():
-                return step(*args, **kwargs)
-            # TensorFlow drops a first trace that makes variables (slots, metrics), and traces
-            # again. So it need not slice, and makes a variable even if the step makes none.
-            try:
-                with running_whole():
-                    result = step(*args, **kwargs)
-            except BaseException:
-                self._model.train_function = None  # TensorFlow can't trace it a second time
-                raise
-            tf.Variable(0.0)
-            return result
+            if self._batches is None or self.group is None or not self.group.is_in_step:
+                return self._trace(step, args, kwargs)
+            return self._step_together(step, name, args, kwargs, self._batches)
 
         return traced if self._slices and not self._is_one_device else step
+
+    def _step_together(
+        self, step: Callable[..., Any], name: str, args: Any, kwargs: Any, batches: JointBatches
+    ) -> Any:
+        """A step that all processes make, on the whole batch."""
+        with batches.inside() as is_inside:
+            if is_inside:
+                return self._trace(step, args, kwargs)
+            (args, kwargs), counts = batches.check((args, kwargs), name)
+            if not batches.are_parts:
+                return self._trace(step, args, kwargs)
+            args, kwargs = batches.whole((args, kwargs))
+            result = self._trace(step, args, kwargs)
+            return batches.own(result, counts) if name == "predict_step" else result
+
+    def _trace(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls a step; leaves out the slicing in a trace that TensorFlow drops."""
+        is_new, self._is_new = self._is_new, False
+        if not is_new or tf.executing_eagerly() or not self._lacks_slots():
+            return step(*args, **kwargs)
+        # TensorFlow drops a first trace that makes variables (slots, metrics), and traces
+        # again. So it need not slice, and makes a variable even if the step makes none.
+        try:
+            with running_whole():
+                result = step(*args, **kwargs)
+        except BaseException:
+            self._model.train_function = None  # TensorFlow can't trace it a second time
+            raise
+        tf.Variable(0.0)
+        return result
 
     def _lacks_slots(self) -> bool:
         # `compile` may be the user's, and the optimizer whatever it is given.

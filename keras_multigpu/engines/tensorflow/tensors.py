@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -125,3 +125,33 @@ def gradient_order(tensors: list[Tensor]) -> int:
     order = int(PossibleTapeGradientTypes(tensors))
     # In eager mode we can't see whether a tape is persistent.
     return 2 if order and tf.executing_eagerly() else order
+
+
+def take_rows(tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
+    """Rows `start` to `start + size` of a dense, sparse or ragged tensor."""
+    if not isinstance(tensor, tf.SparseTensor):
+        return tensor[start : start + size]
+    shape = tensor.dense_shape
+    first = tf.reshape(tf.cast(start, tf.int64), [1])
+    length = tf.reshape(tf.cast(size, tf.int64), [1])
+    starts = tf.concat([first, tf.zeros_like(shape[1:])], axis=0)
+    part = tf.sparse.slice(tensor, starts, tf.concat([length, shape[1:]], axis=0))
+    known = tf.get_static_value(size)
+    return with_static_shape(part, [None if known is None else int(known), *tensor.shape[1:]])
+
+
+def join_rows(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one kind, one after the other along their first axis."""
+    if isinstance(tensors[0], tf.SparseTensor):
+        return tf.sparse.concat(axis=0, sp_inputs=list(tensors))
+    return tf.concat(list(tensors), axis=0)
+
+
+def with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> tf.SparseTensor:
+    """Restores the static shape that slicing a sparse tensor loses."""
+    if any(axis is None for axis in shape[1:]):
+        return tensor
+    rows = tf.cast(tensor.dense_shape[0], tf.int64)
+    static = [rows if axis is None else axis for axis in shape]
+    dense_shape = tf.stack([tf.cast(axis, tf.int64) for axis in static])
+    return tf.SparseTensor(tensor.indices, tensor.values, dense_shape)

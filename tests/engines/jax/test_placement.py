@@ -79,7 +79,7 @@ def _compiled_step(parallel, x, y):
         text.append(jax.jit(parallel.train_step).lower(state, data).compile().as_text())
         return {}, state
 
-    parallel._parallel_steps.placed(watch)(state, iter([(x, y)]))
+    parallel._parallel_steps.placed(watch, "train_function")(state, iter([(x, y)]))
     return text[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,24 +44,70 @@ def put(value: Any, sharding: NamedSharding) -> jax.Array:
 def copy_to_all(tree: Any, mesh: Mesh) -> Any:
     """Copies arrays to every device; all processes call it together."""
     parted = [leaf for leaf in jax.tree.leaves(tree) if not _is_whole(leaf)]
-    whole = iter(_replicate(mesh)(parted)) if parted else iter(())
+    whole = iter(replicate(mesh)(parted)) if parted else iter(())
     return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else next(whole), tree)
 
 
-def compare(values: Any, what: str, mesh: Mesh, group: Group) -> None:
-    """Raises a `ClusterError` if another process has other values of `what`: rows or weights."""
+def compare_weights(values: Any, mesh: Mesh, group: Group) -> None:
+    """Raises a `ClusterError` if another process has other weights."""
+    digests = _of_all([digest_of(jax.tree.leaves(values), sys.maxsize)], mesh, group)
+    for number, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise group.differs(number, "weights")
+
+
+def compare_steps(batch: Any, step: str, position: int, mesh: Mesh, group: Group) -> list[int]:
+    """Raises a `ClusterError` if another process makes another step, or has other data.
+
+    `step` is its name, and `position` how many steps this pass over the data has had.
+
+    Returns:
+        How many rows each process has.
+    """
+    leaves = jax.tree.leaves(batch)
+    rows = next((len(leaf) for leaf in leaves if np.ndim(leaf)), 0)
+    compared = {"steps": (zlib.crc32(step.encode()) >> 1, step)}
+    if group.data == "parts":
+        compared["passes"] = position, f"step {position + 1} of a pass"
+        compared["parts"] = _digest_of_part(batch), _describe(batch)
+    else:
+        compared["rows"] = digest_of(leaves, COMPARED), ""
+    every = _of_all([*(digest for digest, _ in compared.values()), rows], mesh, group)
+    for column, (what, (_, told)) in enumerate(compared.items()):
+        for number, one in enumerate(every):
+            if one[column] != every[0][column]:
+                raise group.differs(number, what, told)
+    return [one[-1] for one in every]
+
+
+def _of_all(numbers: Sequence[int], mesh: Mesh, group: Group) -> list[list[int]]:
+    """The numbers, of 31 bits, of all processes."""
     each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    count = COMPARED if what == "rows" else sys.maxsize
-    mine = np.full(1, digest_of(jax.tree.leaves(values), count), "int32")
-    known = _replicate(mesh)(
-        jax.make_array_from_callback((mesh.devices.size,), each, lambda index: mine)
-    )
+    mine, shape = np.array([numbers], "int32"), (mesh.devices.size, len(numbers))
+    known = replicate(mesh)(jax.make_array_from_callback(shape, each, lambda index: mine))
     group.wait(known)
     owners = [device.process_index for device in mesh.devices.flat]
-    digests = dict(zip(owners, np.asarray(known).tolist()))
-    for number in sorted(digests):
-        if digests[number] != digests[0]:
-            raise group.differs(number, what)
+    found = dict(zip(owners, np.asarray(known).tolist()))
+    return [found[number] for number in sorted(found)]
+
+
+def _digest_of_part(batch: Any) -> int:
+    """A checksum of what the parts of a batch have in common, scalars with their values."""
+    leaves, structure = jax.tree.flatten(batch)
+    kinds = [(str(leaf.dtype), leaf.shape[1:]) for leaf in map(np.asarray, leaves)]
+    scalars = [leaf for leaf in leaves if not np.ndim(leaf)]
+    text = repr((str(structure), kinds, digest_of(scalars, sys.maxsize)))
+    return zlib.crc32(text.encode()) >> 1
+
+
+def _describe(batch: Any) -> str:
+    """The types and shapes of a batch, for people."""
+
+    def name(leaf: Any) -> str:
+        axes = ["rows", *map(str, np.shape(leaf)[1:])][: np.ndim(leaf)]
+        return f"{np.asarray(leaf).dtype}({', '.join(axes)})"
+
+    return repr(jax.tree.map(name, batch)).replace("'", "")
 
 
 def _is_whole(leaf: Any) -> bool:
@@ -68,5 +115,6 @@ def _is_whole(leaf: Any) -> bool:
 
 
 @functools.cache
-def _replicate(mesh: Mesh) -> Any:
+def replicate(mesh: Mesh) -> Any:
+    """A function that copies arrays to every device."""
     return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))

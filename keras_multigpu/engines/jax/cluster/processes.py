@@ -26,8 +26,8 @@ from keras_multigpu.engines.rendezvous import meet, not_joined
 _GRACE = 60
 _FAR = 24 * 3600
 # What must be equal in all processes.
-_EQUAL = ("num_processes", "JAX", "Keras", "keras_multigpu")
-_joined: tuple[tuple[str, int, int], Group] | None = None
+_EQUAL = ("num_processes", "data", "JAX", "Keras", "keras_multigpu")
+_joined: tuple[tuple[str, int, int, str], Group] | None = None
 
 
 def current() -> Group | None:
@@ -45,10 +45,10 @@ def check_not_joined_elsewhere() -> None:
         )
 
 
-def join(address: Address, count: int, number: int, timeout: float) -> tuple[str, ...]:
+def join(address: Address, count: int, number: int, timeout: float, data: str) -> tuple[str, ...]:
     """Joins this process, `number` of `count`, to the others; returns what to call each."""
     global _joined
-    request = (address.numeric, count, number)
+    request = (address.numeric, count, number, data)
     if _joined is not None and _joined[0] == request:
         return _joined[1].names
     if _joined is not None or jax.distributed.is_initialized() or devices.has_started():
@@ -62,12 +62,12 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
     until = time.monotonic() + timeout
     # First among us: JAX would give a number to the latest process that asks for it.
     records = meet(
-        address, number, count, describe_process(count, JAX=jax.__version__), _EQUAL, until
+        address, number, count, describe_process(count, data, JAX=jax.__version__), _EQUAL, until
     )
     _initialize(address, count, number, time.monotonic() + timeout, timeout)
     names = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
     board = Board(_client(), number, of=records[0]["seed"])
-    group = Group(board, number, names, timeout)
+    group = Group(board, number, names, timeout, data)
     _joined = (request, group)
     atexit.register(_leave, group)
     if len({record["random numbers"] for record in records}) > 1:

@@ -28,15 +28,19 @@ from keras_multigpu.engines.tensorflow.cluster.board import SocketBoard
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.runtime import has_started
 from keras_multigpu.engines.tensorflow.cluster.sockets import close_to_others
+from keras_multigpu.engines.tensorflow.collectives import Collectives
+from keras_multigpu.engines.tensorflow.joint_batches import JointBatches, Ledger
 from keras_multigpu.engines.tensorflow.peers import Peers
 
 # What must be equal in all processes.
-_EQUAL = ("num_processes", "TensorFlow", "Keras", "keras_multigpu")
+_EQUAL = ("num_processes", "data", "TensorFlow", "Keras", "keras_multigpu")
 _CONFIG = "TF_CONFIG"
 
 
-_joined: tuple[tuple[str, int, int], Group] | None = None
-_variables: dict[str, tuple[tf.Variable, ...]] = {}
+_joined: tuple[tuple[str, int, int, str], Group] | None = None
+# By the device that sends and receives.
+_known: dict[str, Collectives] = {}
+_ledgers: dict[str, Ledger] = {}
 
 
 def current() -> Group | None:
@@ -44,10 +48,10 @@ def current() -> Group | None:
     return _joined[1] if _joined else None
 
 
-def join(address: Address, count: int, number: int, timeout: float) -> tuple[str, ...]:
+def join(address: Address, count: int, number: int, timeout: float, data: str) -> tuple[str, ...]:
     """Joins this process, `number` of `count`, to the others; returns what to call each."""
     global _joined
-    request = (address.numeric, count, number)
+    request = (address.numeric, count, number, data)
     if _joined is not None and _joined[0] == request:
         return _joined[1].names
     if _joined is not None or has_started():
@@ -62,11 +66,11 @@ def join(address: Address, count: int, number: int, timeout: float) -> tuple[str
     kept: dict[int, socket.socket] = {}
     devices = {kind: names.count_own(kind) for kind in ("cpu", "gpu")}
     facts = describe_process(
-        count, TensorFlow=tf.__version__, address=here.numeric, devices=json.dumps(devices)
+        count, data, TensorFlow=tf.__version__, address=here.numeric, devices=json.dumps(devices)
     )
     records = meet(address, number, count, facts, _EQUAL, until, kept)
     known = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
-    group = Group(SocketBoard(number, kept), number, known, timeout)
+    group = Group(SocketBoard(number, kept), number, known, timeout, data)
     atexit.register(_leave, group)
     if count > 1:
         addresses = [record["address"] for record in records]
@@ -100,16 +104,29 @@ def peers_of(devices: Sequence[str]) -> Peers | None:
     if set(owners) == {group.number}:
         return None
     kind = "gpu" if any(device.startswith("gpu") for device in devices) else "cpu"
-    device = names.full_name(names.first(kind))
-    count = len(group.names)
-    if device not in _variables:
+    return Peers(owners, _collectives(names.full_name(names.first(kind))))
+
+
+def batches_of(peers: Peers) -> JointBatches:
+    """The batches of the steps of a model with replicas in several processes."""
+    group = current()
+    assert group is not None
+    device = peers.collectives.device
+    if device not in _ledgers:
+        host = names.full_name(names.first("cpu"))
+        _ledgers[device] = Ledger.make(len(group.names), device, host)
+    return JointBatches(peers, _ledgers[device], are_parts=group.data == "parts")
+
+
+def _collectives(device: str) -> Collectives:
+    """The operations of this process on a device: one order for all models."""
+    group = current()
+    assert group is not None
+    if device not in _known:
         with tf.init_scope(), tf.device(device):
             token = tf.Variable(0.0, trainable=False, name="ordering_token")
-            digests = tf.Variable(tf.zeros([count], tf.int64), trainable=False, name="digests")
-        with tf.init_scope(), tf.device(names.full_name(names.first("cpu"))):
-            batches = tf.Variable(0, dtype=tf.int64, trainable=False, name="batches")
-        _variables[device] = token, digests, batches
-    return Peers(owners, group.number, count, device, *_variables[device])
+        _known[device] = Collectives(group.number, len(group.names), device, token)
+    return _known[device]
 
 
 def check_devices(devices: Sequence[str], mode: str) -> None:

@@ -51,7 +51,10 @@ def test_processes_compute_what_one_device_does(counts, floatx, tolerance, cases
                 process.kill()
     for case in cases:
         first, *others = (np.load(tmp_path / f"{case}{number}.npz") for number in numbers)
-        assert first["worst"] < tolerance, case
+        if case == "halved":
+            assert 1e-5 < first["worst"] < 0.02
+        else:
+            assert first["worst"] < tolerance, case
         for other in others:
             assert set(first) == set(other)
             for key in first:

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow import peers, runners
+from keras_multigpu.engines.tensorflow import collectives, peers, runners
+from keras_multigpu.engines.tensorflow.joint_batches import JointBatches, Ledger
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.results import LocalResult
 from keras_multigpu.engines.values import Plan, Request
@@ -18,9 +19,30 @@ def pair():
     for number in (0, 1):
         device = full_name(f"cpu:{number}")
         with tf.device(device):
-            kept = tf.Variable(0.0), tf.Variable(tf.zeros([2], tf.int64)), tf.Variable(0)
-        made.append(peers.Peers([0, 1, 0], number, 2, device, *kept))
+            token = tf.Variable(0.0)
+        line = collectives.Collectives(number, 2, device, token)
+        made.append(peers.Peers([0, 1, 0], line))
     return made
+
+
+def batches_of(pair, are_parts):
+    """The batches of each process."""
+    return [
+        JointBatches(one, Ledger.make(2, one.collectives.device, one.collectives.device), are_parts)
+        for one in pair
+    ]
+
+
+@pytest.fixture(scope="module")
+def same(pair):
+    """Processes that give the same batches."""
+    return batches_of(pair, are_parts=False)
+
+
+@pytest.fixture(scope="module")
+def parts(pair):
+    """Processes that give parts of each batch."""
+    return batches_of(pair, are_parts=True)
 
 
 def together(pair, call):
@@ -111,51 +133,174 @@ def test_gradients_of_gradients_are_refused(pair):
 
 @pytest.mark.parametrize("size", [0, 1, 64, 65, 1000, 4097, 2**20, 2**20 + 1, 10**8 + 7])
 def test_sizes_are_rounded_up(size):
-    flat = tf.TensorSpec([size], tf.float32)
-    _, filled, key = peers._room(flat)
+    filled, key = collectives.room(size)
     assert size <= filled <= max(1.04 * size, 64)
     assert key < 2**12
     if size < 10**6:
 
-        @tf.function(input_signature=[tf.TensorSpec([None])])
-        def in_step(flat):
-            return tf.stack(peers._room(flat))
+        @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])
+        def in_step(size):
+            return tf.stack(collectives.room(size))
 
-        assert tuple(in_step(tf.zeros([size])).numpy()) == (size, filled, key)
+        assert tuple(in_step(size).numpy()) == (filled, key)
 
 
 def test_operations_are_few():
     tensors = [tf.zeros([1000]), None, *(tf.zeros([2**10, 2**10]) for _ in range(40))]
     tensors.append(tf.zeros([3], tf.float64))
-    buckets = peers._buckets(tensors)
-    assert len(buckets) <= 2 * peers._MOST_BUCKETS
+    buckets = collectives.buckets(tensors)
+    assert len(buckets) <= 2 * collectives.MOST_BUCKETS
     places = sorted(place for bucket in buckets for place in bucket)
     assert places == [k for k, one in enumerate(tensors) if one is not None]
 
 
-def test_other_rows_fail_and_are_named(pair):
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("wire_dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("size", [1, 7, 100_003])
+def test_gradients_cross_in_fewer_bits(pair, dtype, wire_dtype, size, rng):
+    """Each addend and the sum are rounded, and nothing else is."""
+    given = [rng.normal(size=size).astype(dtype) for _ in pair]
+
+    def rounded(values):
+        return tf.cast(tf.cast(values, wire_dtype), dtype).numpy()
+
+    expected = rounded(sum(map(rounded, given)))
+    for found in together(
+        pair, lambda one: one.sum([tf.constant(given[one.own == [1]])], wire_dtype)
+    ):
+        np.testing.assert_array_equal(found[0], expected)
+
+
+def test_what_is_not_finite_stays_so_in_fewer_bits(pair):
+    given = [1.0, np.inf, -np.inf, np.nan, 1e5, 6e4]
+    sums = together(pair, lambda one: one.sum([tf.constant(given)], "float16")[0])
+    for found in sums:
+        np.testing.assert_array_equal(found, [2.0, np.inf, -np.inf, np.nan, np.inf, np.inf])
+
+
+def test_types_of_few_bits_cross_as_they_are(pair):
+    values = tf.constant([1.0 + 2**-10], tf.float16)
+    for found in together(pair, lambda one: one.sum([values], "bfloat16")[0]):
+        assert found == 2.0 + 2**-9  # which bfloat16 doesn't have
+
+
+def test_other_rows_fail_and_are_named(same):
     def call(one):
-        return [one.check_rows({"x": tf.constant([1.0, 2.0]), "y": tf.constant(["a"])})["x"]]
+        return [one.check({"x": tf.constant([1.0, 2.0]), "y": tf.constant(["a"])}, "s")[0]["x"]]
 
-    together(pair, call)
-    assert [one.differing() for one in pair] == [None, None]
+    together(same, call)
+    assert [one.differing() for one in same] == [None, None]
     with pytest.raises(tf.errors.InvalidArgumentError):
-        together(pair, lambda one: one.check_rows(tf.constant([1.0, float(one.own[0])])))
-    assert {one.differing() for one in pair} & {1}
+        together(same, lambda one: one.check(tf.constant([1.0, float(one is same[1])]), "s"))
+    assert (1, "rows", "") in [one.differing() for one in same]
 
 
-def test_other_steps_on_the_same_rows_fail(pair):
+def test_other_steps_on_the_same_rows_fail(same):
     """One process trains, and the other evaluates in a callback."""
-    before = [one.arrived for one in pair]
+    before = [one.arrived for one in same]
     rows, names = tf.ones([2]), ["train_step", "test_step"]
     with pytest.raises(tf.errors.InvalidArgumentError):
-        together(pair, lambda one: one.check_rows(rows, names[one.own == [1]]))
-    together(pair, lambda one: one.check_rows(rows, "train_step"))
-    assert [one.arrived for one in pair] == [number + 2 for number in before]
+        together(same, lambda one: one.check(rows, names[one is same[1]]))
+    found = [one.differing() for one in same]
+    assert found[0] == (1, "steps", "train_step") or found[1] == (1, "steps", "test_step")
+    together(same, lambda one: one.check(rows, "train_step"))
+    assert [one.arrived for one in same] == [number + 2 for number in before]
+
+
+def test_parts_become_the_whole_batch(parts):
+    """Also of sparse and ragged rows, with a process that has none."""
+    x = np.arange(12.0).reshape(6, 2)
+    flags = np.array([True, False, False, True, True, False])
+    ragged = tf.ragged.constant([[1], [], [2, 3], [4], [], [5, 6, 7]])
+
+    def batch(rows):
+        return {
+            "x": x[rows],
+            "sparse": tf.sparse.from_dense(x[rows]),
+            "more": (ragged[rows], flags[rows], None, 3),
+            "all": tf.constant(2.0),
+        }
+
+    for bound in (2, 0):
+        shares = slice(0, bound), slice(bound, 6)
+
+        def call(one, shares=shares):
+            data, counts = one.check(batch(shares[one is parts[1]]), "train_step")
+            whole = one.whole(data)
+            assert whole["more"][2:] == (None, 3)
+            assert whole["sparse"].shape[1] == 2
+            own = one.own({"p": whole["x"], "q": tf.repeat(whole["x"], 3, axis=0)}, counts)
+            return [
+                whole["x"], tf.sparse.to_dense(whole["sparse"]), whole["more"][0].to_tensor(-1),
+                whole["more"][1], whole["all"], own,
+            ]  # fmt: skip
+
+        for share, found in zip(shares, together(parts, call)):
+            np.testing.assert_array_equal(found[0], x)
+            np.testing.assert_array_equal(found[1], x)
+            np.testing.assert_array_equal(found[2], ragged.to_tensor(-1))
+            np.testing.assert_array_equal(found[3], flags)
+            assert found[4] == 2.0
+            np.testing.assert_array_equal(found[5]["p"], x[share])
+            np.testing.assert_array_equal(found[5]["q"], np.repeat(x[share], 3, axis=0))
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        lambda x: {"x": x, "y": x},
+        lambda x: {"y": x},
+        lambda x: {"x": tf.cast(x, tf.float64)},
+        lambda x: {"x": tf.ones([2, 4])},
+        lambda x: {"x": tf.sparse.from_dense(x)},
+    ],
+)
+def test_parts_that_do_not_fit_are_noticed(parts, others):
+    def call(one):
+        data = {"x": tf.ones([2, 3])}
+        return one.whole(one.check(others(data["x"]) if one is parts[1] else data, "s")[0])
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        together(parts, lambda one: tf.nest.flatten(call(one), expand_composites=True)[0])
+    told = [one.differing() for one in parts]
+    number, what, form = next(one for one in told if one is not None)
+    assert (number, what) == (1, "parts")
+    assert "float32(" in form or "float64(" in form
+
+
+def test_other_places_in_the_data_are_noticed(parts):
+    """The epochs of one process are shorter."""
+    for position, one in zip((2, 0), parts):
+        one.begin(position)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        together(parts, lambda one: one.check(tf.ones([2]), "s"))
+    found = [one.differing() for one in parts]
+    assert found[0] == (1, "passes", "step 3 of a pass") or found[1][2] == "step 1 of a pass"
+    for one in parts:
+        one.begin(0)
+
+
+def test_parts_that_are_no_numbers_are_refused(parts):
+    def call(one):
+        return one.whole(one.check(tf.constant(["a"]), "s")[0])
+
+    with pytest.raises(ValueError, match="numbers and flags only, on TensorFlow. .* 'string'."):
+        together(parts, call)
+
+
+def test_outputs_that_can_not_be_shared_out_are_refused(parts):
+    def outputs_of(output):
+        return lambda one: one.own(output, one.check(tf.ones([2]), "s")[1])
+
+    with pytest.raises(ValueError, match="returns the outputs of its rows.*of shape .., without"):
+        together(parts, outputs_of(tf.constant(1.0)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a whole number of rows for each"):
+        together(parts, outputs_of(tf.ones([7])))
 
 
 def test_what_is_not_done_is_refused(pair, monkeypatch):
     monkeypatch.setattr(runners, "peers_of", lambda devices: pair[0])
+    monkeypatch.setattr(runners, "batches_of", lambda peers: None)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     devices = ("cpu:0", "cpu:1", "cpu:2")
     runner = runners.SliceRunner(model, devices)
@@ -170,6 +315,6 @@ def test_what_is_not_done_is_refused(pair, monkeypatch):
     ):
         runner.plan(call, compiled=False)
     with pytest.raises(
-        ValueError, match="`wire_dtype` must be None on devices of several .*wire_dtype=.float16."
+        ValueError, match="`shard` must be None on devices of several .*shard=.weights."
     ):
-        runners.SliceRunner.check(Request("data", model, devices, {"wire_dtype": "float16"}))
+        runners.SliceRunner.check(Request("data", model, devices, {"shard": "weights"}))

@@ -1,0 +1,79 @@
+"""The batches of Keras's step functions, put on the devices."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_multigpu.engines.jax.placement import Placement, on_host
+
+_SAID_AFTER = 10  # batches, so that a few incomplete last ones don't count
+
+
+class Undivided:
+    """Warns once if no batch is ever spread, because the devices don't divide the rows."""
+
+    def __init__(self) -> None:
+        self._is_over = False  # warned already, or a batch was spread
+        self._seen = 0
+
+    def see(self, batch: Any, place: Placement) -> None:
+        """Notes a batch.
+
+        Warns:
+            UserWarning: if none of the first batches could be spread.
+        """
+        if self._is_over or place.count == 1 or not place.is_of_rows:
+            return
+        shapes = [np.shape(part) for part in jax.tree.leaves(batch)]
+        rows = next((shape[0] for shape in shapes if shape), 0)
+        self._is_over = not rows % place.count
+        self._seen += 1
+        if self._seen < _SAID_AFTER or self._is_over:
+            return
+        self._is_over = True
+        warnings.warn(
+            f"The {place.count} devices do not divide the batches, so that each of them computes "
+            f"whole batches: right, and no faster than one device. Received: {self._seen} batches, "
+            f"the last of {rows} rows. Choose a batch size that is a multiple of {place.count}.",
+            stacklevel=2,
+        )
+
+
+class PlacedBatches:
+    """An iterator that puts batches on the devices.
+
+    Keras puts a whole batch on the default device while it iterates, so the host is the default
+    device meanwhile. `step` gives the name of each step, and its position in a pass.
+
+    Attributes:
+        counts: of each batch that was taken, how many rows each process has.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        place: Placement,
+        undivided: Undivided,
+        step: Callable[[], tuple[str, int]],
+    ):
+        self._batches = batches
+        self._place = place
+        self._undivided = undivided
+        self._step = step
+        self.counts: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with on_host():
+            batch = next(self._batches)
+        self.counts.append(self._place.compare(batch, *self._step()))
+        placed = self._place.put_batch(batch, self.counts[-1])
+        self._undivided.see(placed, self._place)
+        return placed

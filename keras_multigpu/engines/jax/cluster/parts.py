@@ -1,0 +1,145 @@
+"""Batches of which each process gives its part: the rows of all, in the order of the processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.sparse import JAXSparse
+from jax.sharding import NamedSharding
+
+from keras_multigpu.engines.jax.cluster import joint
+from keras_multigpu.engines.jax.cluster.group import Group
+from keras_multigpu.engines.joint_parts import NO_WHOLE_NUMBER, check_has_rows
+
+
+def check(batch: Any) -> None:
+    """Refuses a part of a batch that can't be joined with those of other processes.
+
+    Raises:
+        ValueError: if it has sparse tensors, or arrays of different numbers of rows.
+    """
+    leaves = jax.tree.leaves(batch, is_leaf=lambda one: isinstance(one, JAXSparse))
+    for leaf in leaves:
+        if isinstance(leaf, JAXSparse):
+            raise ValueError(
+                "Where each process gives its part of a batch, the batch has dense arrays only, on "
+                f"JAX. Received: a {type(leaf).__name__} of shape {tuple(leaf.shape)}. Give dense "
+                "rows, or join with `data='same'`."
+            )
+    counts = sorted({len(leaf) for leaf in leaves if np.ndim(leaf)})
+    if len(counts) > 1:
+        raise ValueError(
+            "All arrays of a process's part of a batch must have the same number of rows. "
+            f"Received: arrays of {', '.join(map(str, counts))} rows."
+        )
+
+
+def put(
+    batch: Any, counts: Sequence[int], shared: NamedSharding, spread: NamedSharding, group: Group
+) -> Any:
+    """The whole batch on the devices of all processes, from this process's part.
+
+    `counts` are the rows of each process's part. Rows go straight to their devices if each device
+    gets rows of its own process only; otherwise the parts are gathered first. `shared` copies to
+    every device, `spread` gives each a part of the first axis.
+    """
+    total, owners = sum(counts), [device.process_index for device in spread.mesh.devices.flat]
+    leaves, given = jax.tree.flatten(batch)
+    leaves = [np.asarray(leaf) for leaf in leaves]
+    is_spread = not total % len(owners)
+    if is_spread and _are_at_home(counts, owners):
+        before = sum(counts[: group.number])
+
+        def place(leaf: Any) -> jax.Array:
+            shape = (total, *leaf.shape[1:])
+
+            def rows(index: tuple[slice, ...]) -> Any:
+                first, end, _ = index[0].indices(total)
+                return leaf[first - before : end - before]
+
+            return jax.make_array_from_callback(shape, spread, rows)
+
+        placed = [place(leaf) if leaf.ndim else joint.put(leaf, shared) for leaf in leaves]
+        return given.unflatten(placed)
+    with_rows = [leaf for leaf in leaves if leaf.ndim]
+    whole = iter(_gather(with_rows, counts, spread, owners, group))
+    sharding = spread if is_spread else shared
+    return given.unflatten(
+        joint.put(next(whole), sharding) if leaf.ndim else joint.put(leaf, shared)
+        for leaf in leaves
+    )
+
+
+def _are_at_home(counts: Sequence[int], owners: Sequence[int]) -> bool:
+    """Whether devices, with equal numbers of rows, have rows of their own process only."""
+    each = sum(counts) // len(owners)
+    if not each or any(count % each for count in counts):
+        return False
+    return list(owners) == [k for k, count in enumerate(counts) for _ in range(count // each)]
+
+
+def _gather(
+    leaves: Sequence[Any],
+    counts: Sequence[int],
+    spread: NamedSharding,
+    owners: Sequence[int],
+    group: Group,
+) -> list[Any]:
+    """The rows of all processes, in the memory of this process.
+
+    Each device takes a piece of its process's rows, and all pieces are copied to all devices.
+    """
+    devices = Counter(owners)
+    size = max(1, *(-(-count // devices[k]) for k, count in enumerate(counts)))
+    ranks = [owners[:place].count(owner) for place, owner in enumerate(owners)]
+
+    def pieces(leaf: Any) -> jax.Array:
+        def piece(index: tuple[slice, ...]) -> Any:
+            rank = ranks[(index[0].start or 0) // size]
+            rows = leaf[rank * size : (rank + 1) * size]
+            filling = np.zeros((size - len(rows), *leaf.shape[1:]), leaf.dtype)
+            return np.concatenate([rows, filling])
+
+        shape = (len(owners) * size, *leaf.shape[1:])
+        return jax.make_array_from_callback(shape, spread, piece)
+
+    known = joint.replicate(spread.mesh)([pieces(leaf) for leaf in leaves])
+    group.wait(known)
+    found = []
+    for leaf in known:
+        cut = np.asarray(leaf).reshape(len(owners), size, *leaf.shape[1:])
+        parts = [
+            np.concatenate([cut[d] for d, owner in enumerate(owners) if owner == k])[:count]
+            for k, count in enumerate(counts)
+        ]
+        found.append(np.concatenate(parts))
+    return found
+
+
+def own_rows(outputs: Any, batches: Sequence[Sequence[int]], number: int) -> Any:
+    """A process's rows of the outputs for whole batches, one after the other.
+
+    `batches` has the rows of each process, for each batch. A row may have several of an output.
+    """
+    total = sum(map(sum, batches))
+
+    def take(output: Any) -> Any:
+        check_has_rows(output)
+        rows = np.asarray(output)
+        several, rest = divmod(len(rows), max(total, 1))
+        if rest:
+            raise ValueError(
+                f"{NO_WHOLE_NUMBER} Received: {len(rows)} rows of an output, for {total}."
+            )
+        first, parts = 0, []
+        for counts in batches:
+            start = first + sum(counts[:number])
+            parts.append(rows[start * several : (start + counts[number]) * several])
+            first += sum(counts)
+        return np.concatenate(parts)
+
+    return jax.tree.map(take, outputs)

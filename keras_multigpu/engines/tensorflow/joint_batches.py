@@ -1,0 +1,258 @@
+"""The batches of steps that joined processes make together on TensorFlow.
+
+Every process must be in the same step of the same pass over its data. It has the whole batch, as
+the others do, or its part: then each gathers the parts of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.joint import COMPARED
+from keras_multigpu.engines.joint_parts import NO_WHOLE_NUMBER, check_has_rows
+from keras_multigpu.engines.shared import count_rows, is_array
+from keras_multigpu.engines.tensorflow.collectives import can_cross
+from keras_multigpu.engines.tensorflow.peers import Peers
+from keras_multigpu.engines.tensorflow.results import tensors_of
+from keras_multigpu.engines.tensorflow.tensors import (
+    join_rows,
+    map_tensors,
+    take_rows,
+    with_static_shape,
+)
+from keras_multigpu.engines.values import Tensor
+
+_KINDS = ("steps", "passes", "rows")
+"""What the processes compare at each step, in this order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """What a process keeps of its steps.
+
+    Attributes:
+        facts: of each process, what `_KINDS` names, as numbers, and its number of rows.
+        come: how many batches have come.
+        position: how many steps this pass over the data has had; -1 if it does not matter.
+    """
+
+    facts: tf.Variable
+    come: tf.Variable
+    position: tf.Variable
+
+    @classmethod
+    def make(cls, count: int, device: str, host: str) -> Ledger:
+        """That of one of `count` processes, on its device that sends and receives."""
+        with tf.init_scope():
+            with tf.device(device):
+                zeros = tf.zeros([count, len(_KINDS) + 1], tf.int64)
+                facts = tf.Variable(zeros, trainable=False, name="facts")
+            with tf.device(host):
+                come = tf.Variable(0, dtype=tf.int64, trainable=False, name="come")
+                position = tf.Variable(-1, dtype=tf.int64, trainable=False, name="position")
+        return cls(facts, come, position)
+
+
+class JointBatches:
+    """The batches of a model's steps.
+
+    Args:
+        peers: the processes.
+        ledger: what this one keeps.
+        are_parts: whether each process has its part of a batch; else all have the same batch.
+
+    Attributes:
+        are_parts: the argument.
+    """
+
+    def __init__(self, peers: Peers, ledger: Ledger, are_parts: bool):
+        self._peers, self._ledger, self.are_parts = peers, ledger, are_parts
+        self._is_inside = False
+        self._traced: dict[int, tuple[str, str]] = {}  # a step's name, and its batch, by checksum
+
+    @property
+    def arrived(self) -> int:
+        """How many batches have come to steps of this process; a thread may ask."""
+        return int(self._ledger.come.numpy())
+
+    def begin(self, position: int) -> None:
+        """Notes how many steps this pass over the data has had."""
+        if self.are_parts:
+            self._ledger.position.assign(position)
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[bool]:
+        """Scope of a step: yields whether it is within another one, which has the whole batch."""
+        before, self._is_inside = self._is_inside, True
+        try:
+            yield before
+        finally:
+            self._is_inside = before
+
+    def differing(self) -> tuple[int, str, str] | None:
+        """The first process that differed from process 0 in the latest step, if any did.
+
+        Returns:
+            The process, in what it differed, and what to tell of this process.
+        """
+        facts = self._ledger.facts.numpy().tolist()
+        own = facts[self._peers.collectives.number]
+        for column, kind in enumerate(_KINDS):
+            number = next((k for k, one in enumerate(facts) if one[column] != facts[0][column]), 0)
+            if number:
+                step, form = self._traced.get(own[0], ("", ""))
+                told = {"steps": step, "passes": f"step {own[1] + 1} of a pass", "parts": form}
+                kind = "parts" if kind == "rows" and self.are_parts else kind
+                return number, kind, told.get(kind, "")
+        return None
+
+    def check(self, data: Any, step: str) -> tuple[Any, Tensor]:
+        """Fails if another process is in another step, or has other data: see `differing`.
+
+        `step` is the step's name. Returns the data, and how many rows each process has.
+        """
+        collectives, ledger = self._peers.collectives, self._ledger
+        if self.are_parts:
+            data = _as_tensors(data)
+        name = zlib.crc32(step.encode())
+        self._traced[name] = step, _describe(data)
+        with tf.device(collectives.device):
+            facts = [
+                tf.constant(name, tf.int64),
+                ledger.position.read_value(),
+                _digest_of_part(data) if self.are_parts else _digest(data),
+                tf.cast(_rows(data), tf.int64),
+            ]
+        with tf.control_dependencies(facts):
+            come = ledger.come.assign_add(1)
+        with tf.device(collectives.device), tf.control_dependencies([come]):
+            own = tf.stack(facts)
+            rows = [own if k == collectives.number else 0 * own for k in range(collectives.count)]
+            every = tf.reshape(collectives.sum(tf.concat(rows, axis=0)), [len(rows), len(facts)])
+            with tf.control_dependencies([ledger.facts.assign(every)]):
+                are_alike = tf.reduce_all(every[:, :-1] == every[0, :-1])
+                check = tf.debugging.Assert(are_alike, [every])
+        # In eager mode the check is done already.
+        with tf.control_dependencies([] if check is None else [check]):
+            return map_tensors(tf.identity, data), tf.identity(every[:, -1])
+
+    def whole(self, data: Any) -> Any:
+        """The whole batch, from this process's part: the rows of all processes in their order."""
+        flat = tf.nest.flatten(data)
+        places = [k for k, one in enumerate(flat) if tf.is_tensor(one) and len(one.shape)]
+        parts = [flat[place] for place in places]
+        tensors = tf.nest.flatten(parts, expand_composites=True)
+        _check_types(tensors)
+        every = self._peers.of_processes(tensors)
+        for row in every if not tf.executing_eagerly() else ():
+            for one, known in zip(row, tensors):
+                one.set_shape([None, *known.shape[1:]])
+        packed = [tf.nest.pack_sequence_as(parts, row, expand_composites=True) for row in every]
+        for place, own, *of_all in zip(places, parts, *packed):
+            joined = join_rows(of_all)
+            if isinstance(joined, tf.SparseTensor):
+                joined = with_static_shape(joined, [None, *own.shape[1:]])
+            flat[place] = joined
+        return tf.nest.pack_sequence_as(data, flat)
+
+    def own(self, outputs: Any, counts: Tensor) -> Any:
+        """This process's rows of a whole batch's outputs; each row may have several of an output.
+
+        `counts` are the rows of all processes.
+        """
+        number = self._peers.collectives.number
+        total, start = tf.reduce_sum(counts), tf.reduce_sum(counts[:number])
+
+        def take(output: Any) -> Any:
+            if not tf.is_tensor(output):
+                return output
+            check_has_rows(output)
+            rows = tf.cast(count_rows(output), tf.int64)
+            several = rows // tf.maximum(total, 1)
+            check = tf.debugging.assert_equal(rows, several * total, NO_WHOLE_NUMBER)
+            with tf.control_dependencies([] if check is None else [check]):
+                return take_rows(output, start * several, counts[number] * several)
+
+        return tf.nest.map_structure(take, outputs)
+
+
+def _as_tensors(data: Any) -> Any:
+    """Arrays become tensors; other values stay."""
+    return tf.nest.map_structure(
+        lambda one: tf.convert_to_tensor(one) if is_array(one) and not tf.is_tensor(one) else one,
+        data,
+    )
+
+
+def _check_types(tensors: Sequence[Tensor]) -> None:
+    for one in tensors:
+        if not can_cross(one.dtype):
+            raise ValueError(
+                "Where each process gives its part of a batch, the batch has numbers and flags "
+                f"only, on TensorFlow. Received: a tensor of type {one.dtype.name!r}. Turn texts "
+                "into numbers before (`dataset.map`), or join with `data='same'`."
+            )
+
+
+def _rows(data: Any) -> Any:
+    """The number of rows of the first tensor that has any."""
+    tensors = [one for one in tf.nest.flatten(data) if tf.is_tensor(one) and len(one.shape)]
+    return count_rows(tensors[0]) if tensors else tf.constant(0)
+
+
+def _digest(data: Any) -> Tensor:
+    """A checksum of a batch: shapes, types, and about `COMPARED` values of each tensor."""
+    digest = tf.constant(0, tf.int64)
+    for one in tensors_of(data):
+        step = tf.maximum(1, tf.size(one) // COMPARED)
+        digest = _add_to(_add_to(digest, tf.shape(one)), tf.reshape(one, [-1])[::step])
+    return digest
+
+
+def _digest_of_part(data: Any) -> Tensor:
+    """A checksum of what the parts of a batch have in common, scalars with their values."""
+    kinds = tf.nest.map_structure(_kind, data)
+    digest = tf.constant(zlib.crc32(repr(kinds).encode()), tf.int64)
+    for one in tf.nest.flatten(data):
+        if isinstance(one, tf.SparseTensor):
+            digest = _add_to(digest, one.dense_shape[1:])
+        elif isinstance(one, tf.RaggedTensor):
+            digest = _add_to(digest, tf.shape(one.flat_values)[1:])
+        elif tf.is_tensor(one):
+            digest = _add_to(digest, tf.shape(one)[1:] if len(one.shape) else one)
+    return digest
+
+
+def _add_to(digest: Tensor, values: Tensor) -> Tensor:
+    text = tf.strings.join([tf.strings.as_string(digest), tf.io.serialize_tensor(values)])
+    return tf.strings.to_hash_bucket_fast(text, 2**31)
+
+
+def _kind(value: Any) -> str:
+    if not tf.is_tensor(value):
+        return repr(value)
+    ragged = f" {value.ragged_rank}" if isinstance(value, tf.RaggedTensor) else ""
+    return f"{type(value).__name__ if _is_composite(value) else ''}{ragged}{value.dtype.name}"
+
+
+def _is_composite(value: Tensor) -> bool:
+    return isinstance(value, (tf.SparseTensor, tf.RaggedTensor))
+
+
+def _describe(data: Any) -> str:
+    """The types and shapes of a batch, for people."""
+
+    def name(one: Any) -> Any:
+        if not tf.is_tensor(one):
+            return one
+        axes = ["rows", *("?" if axis is None else str(axis) for axis in one.shape[1:])]
+        kind = type(one).__name__.removesuffix("Tensor").lower() if _is_composite(one) else ""
+        return f"{kind} {one.dtype.name}({', '.join(axes[: len(one.shape)])})".strip()
+
+    return repr(tf.nest.map_structure(name, data)).replace("'", "")
