@@ -17,9 +17,6 @@ _ON_JAX = keras.backend.backend() == "jax"
 pytestmark = [] if _ON_JAX else pytest.mark.slow
 
 
-_SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
-
-
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
     """What two processes with two devices each found, and what they printed."""
@@ -148,22 +145,6 @@ def test_a_frozen_process_is_named(victim, tmp_path):
     assert f"(process {victim}, pid {run.processes[victim].pid})" in output
     assert "It has given no sign of life for" in output
     assert "Check that host. Start the script again in all processes" in output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["killed", "frozen", "raises"])
-def test_of_three_processes_all_others_name_the_lost_one(fault, tmp_path):
-    scenario = "middle_raises" if fault == "raises" else "train_long"
-    with running(scenario, tmp_path, numbers=(0, 1, 2), count=3) as run:
-        run.await_line(0, "batch")
-        run.await_line(2, "batch")
-        if fault != "raises":
-            run.processes[1].send_signal(_SIGNALS[fault])
-        for status, output in run.end(0, 2).values():
-            assert status == 1, output
-            host, error = [line for line in output.splitlines() if "(process " in line]
-            assert host.endswith(f"(process 1, pid {run.processes[1].pid})"), output
-            assert error.startswith(f"{host}: It has "), output
 
 
 def _refuse_others(run, folder):
