@@ -141,7 +141,12 @@ class Group:
     def fail(self, error: BaseException, call: Call | None = None) -> None:
         """Tells the others that this process has left a call (or none) with an error."""
         call = self._calls[0] if call is None else call
-        kind = "stopped" if self.broken is not None else f"failures/{call.number}"
+        if self.broken is not None:
+            # The others then name the process that this one has given up, not this one.
+            broken = [self.broken.host, self.broken.problem, self.broken.cure]
+            self._board.write(f"given up/{self.number}", json.dumps(broken))
+            return
+        kind = f"failures/{call.number}"
         call.written.append(f"{kind}/{self.number}")
         words = [f"{type(error).__name__}:", *str(error).split()]
         text = " ".join(words)[:300].rstrip(".:")
@@ -224,8 +229,10 @@ class Group:
         others = [number for number in range(len(self.names)) if number != self.number]
         for number in others:
             # The reasons first: a process that has failed ends.
+            if f"given up/{number}" in told:
+                raise self._given_up(number, *json.loads(told[f"given up/{number}"]))
             failures = [f"failures/{call.number}" for call in calls]
-            for kind in (*failures, "stopped", "ended"):
+            for kind in (*failures, "ended"):
                 if f"{kind}/{number}" in told:
                     raise self._break(number, f"It has {told[f'{kind}/{number}']}.", _RESTART)
             # A thread may check; what it has read must still be so.
@@ -283,6 +290,12 @@ class Group:
                     "make the same calls of parallel models in the same order.",
                     stacklevel=4,
                 )
+
+    def _given_up(self, number: int, host: str, problem: str, cure: str) -> ClusterError:
+        """The error for what another process has stopped with."""
+        if host == self.names[self.number]:  # this process, which goes on all the same
+            return self._break(number, f"It has stopped with ClusterError: {host}: {problem}", cure)
+        return self._break(self.names.index(host), problem, cure)
 
     def _silent(self, number: int, seconds: float) -> ClusterError:
         return self._break(

@@ -131,6 +131,25 @@ def test_what_is_lost_is_named():
         begin(group_of(told), "fit")
 
 
+def test_of_three_the_lost_one_is_named_by_all():
+    """Although the second process hears of it before the third sees it itself."""
+    names, lost = ("a (process 0)", "b (process 1)", "c (process 2)"), Told()
+    second, third = (Group(lost, number, names, timeout=5.0) for number in (1, 2))
+    lost.silences[0] = 7.0
+    with pytest.raises(ClusterError, match=r"^a \(process 0\): It has given no sign") as seen:
+        second.check()
+    second.fail(seen.value)
+    lost.silences.clear()
+    with pytest.raises(ClusterError, match=r"^a \(process 0\): It has given no sign") as told:
+        third.check()
+    assert told.value.host == names[0]
+    first = Group(lost, 0, names, timeout=5.0)
+    with pytest.raises(
+        ClusterError, match=r"^b \(process 1\): It has stopped with ClusterError: a "
+    ):
+        first.check()
+
+
 def test_the_first_process_leaves_when_the_others_are_silent():
     """They have said that they end, but still need its service until they have disconnected."""
     told = Told(ended__1="ended")

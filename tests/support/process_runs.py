@@ -17,9 +17,9 @@ LIMIT = 400  # far more than any of it takes: nothing hangs
 
 
 class Run:
-    """Processes of a scenario, each with its output."""
+    """Processes of a scenario, each with its output: those of some `numbers`, of `count`."""
 
-    def __init__(self, scenario, folder, numbers, address=None):
+    def __init__(self, scenario, folder, numbers, address=None, count=2):
         self.address = address or f"127.0.0.1:{free_port()}"
         environment = {
             **os.environ,
@@ -28,7 +28,7 @@ class Run:
         }
         self.processes = {
             number: subprocess.Popen(
-                [sys.executable, SCRIPT, scenario, folder, "2", str(number), self.address],
+                [sys.executable, SCRIPT, scenario, folder, str(count), str(number), self.address],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -56,8 +56,8 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(scenario, folder, numbers=(0, 1), address=None):
-    run = Run(scenario, folder, numbers, address)
+def running(scenario, folder, numbers=(0, 1), address=None, count=2):
+    run = Run(scenario, folder, numbers, address, count)
     watch = threading.Timer(LIMIT, lambda: [p.kill() for p in run.processes.values()])
     watch.start()
     try:

@@ -233,6 +233,13 @@ def full_disk(folder, number):
     fails(lambda: parallel.fit(*data(), epochs=10_000, verbose=0, callbacks=callbacks))
 
 
+def middle_raises(folder, number):
+    """As `full_disk`, in process 1, after some steps that all have made."""
+    parallel = make_parallel(build())
+    callbacks = [Journal()] + ([FullDisk()] if number == 1 else [])
+    fails(lambda: parallel.fit(*data(), epochs=10_000, verbose=0, callbacks=callbacks))
+
+
 def await_others(folder, count, number, address):
     """Waits until all have imported what takes long: on a busy machine, longer than `TIMEOUT`."""
     imported = [folder / f"imported_{address}_{k}" for k in range(count)]

@@ -3,16 +3,19 @@
 import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 from support import joined_models
+from support.process_runs import running
 from support.worker_processes import free_port
 
 SCRIPT = pathlib.Path(joined_models.__file__)
 LIMIT = 900  # far more than it takes
+_SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
 
 
 @pytest.mark.slow
@@ -59,3 +62,19 @@ def test_processes_compute_what_one_device_does(counts, floatx, tolerance, cases
             assert set(first) == set(other)
             for key in first:
                 np.testing.assert_allclose(first[key], other[key], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["killed", "frozen", "raises"])
+def test_of_three_processes_all_others_name_the_lost_one(fault, tmp_path):
+    scenario = "middle_raises" if fault == "raises" else "train_long"
+    with running(scenario, tmp_path, numbers=(0, 1, 2), count=3) as run:
+        run.await_line(0, "batch")
+        run.await_line(2, "batch")
+        if fault != "raises":
+            run.processes[1].send_signal(_SIGNALS[fault])
+        for status, output in run.end(0, 2).values():
+            assert status == 1, output
+            host, error = [line for line in output.splitlines() if "(process " in line]
+            assert host.endswith(f"(process 1, pid {run.processes[1].pid})"), output
+            assert error.startswith(f"{host}: It has "), output
