@@ -433,6 +433,10 @@ class Steps(abc.ABC):
     def using_weights(self) -> contextlib.AbstractContextManager[None]:
         """Scope for reading or setting weights outside a step: names the machine that failed."""
 
+    def reading_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Scope for reading all weights; where processes have parts, all take part."""
+        return self.using_weights()
+
     @abc.abstractmethod
     def writing(self) -> contextlib.AbstractContextManager[bool]:
         """Scope for writing a file: yields True in the process that writes; the others wait."""

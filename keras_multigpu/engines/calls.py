@@ -19,6 +19,8 @@ class Call:
         has_data: whether the latest step has its data; else it may find that they have ended.
         written: what this process has written in it.
         has_ended: whether all processes have come to its end.
+        readings: how often the processes have read spread weights within it.
+        take_part: takes part in such a reading, which another process has asked for.
     """
 
     number: int
@@ -28,6 +30,8 @@ class Call:
     has_data: Callable[[], bool] = lambda: True
     written: list[str] = dataclasses.field(default_factory=list)
     has_ended: bool = False
+    readings: int = 0
+    take_part: Callable[[list[int] | None], None] | None = None
 
     def is_beyond(self, steps: int) -> bool:
         """Whether it is surely in a step after so many. A thread may ask."""

@@ -254,6 +254,7 @@ class Group:
             found = self._board.read(prefix, seconds=BEAT / 4)
             if len(found) == len(self.names):
                 return {int(number): text for number, text in found.items()}
+            self.attend()
             if time.monotonic() > due:
                 self.check()
                 due = time.monotonic() + BEAT
@@ -266,6 +267,9 @@ class Group:
                     "make the same calls of parallel models in the same order.",
                     stacklevel=4,
                 )
+
+    def attend(self) -> None:
+        """Does what another process waits for meanwhile, if a backend has that."""
 
     def _silent(self, number: int, seconds: float) -> ClusterError:
         return self._break(

@@ -49,18 +49,25 @@ def copy_to_all(tree: Any, mesh: Mesh) -> Any:
 
 def compare(values: Any, what: str, mesh: Mesh, group: Group) -> None:
     """Raises a `ClusterError` if another process has other values of `what`: rows or weights."""
+    mine = digest_of(jax.tree.leaves(values), COMPARED if what == "rows" else sys.maxsize)
+    while min(digests := exchange(mine, mesh, group)) < 0:
+        group.attend(digests)  # another process reads spread weights
+    for number, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise group.differs(number, what)
+
+
+def exchange(mine: int, mesh: Mesh, group: Group) -> list[int]:
+    """The numbers of all processes, in their order; all call it together."""
     each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    count = COMPARED if what == "rows" else sys.maxsize
-    mine = np.full(1, digest_of(jax.tree.leaves(values), count), "int32")
+    own = np.full(1, mine, "int32")
     known = _replicate(mesh)(
-        jax.make_array_from_callback((mesh.devices.size,), each, lambda index: mine)
+        jax.make_array_from_callback((mesh.devices.size,), each, lambda index: own)
     )
     group.wait(known)
     owners = [device.process_index for device in mesh.devices.flat]
-    digests = dict(zip(owners, np.asarray(known).tolist()))
-    for number in sorted(digests):
-        if digests[number] != digests[0]:
-            raise group.differs(number, what)
+    numbers = dict(zip(owners, np.asarray(known).tolist()))
+    return [numbers[owner] for owner in sorted(numbers)]
 
 
 def _is_whole(leaf: Any) -> bool:
