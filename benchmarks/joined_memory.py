@@ -2,10 +2,10 @@
 
     KERAS_BACKEND=jax python -m benchmarks.joined_memory [--width 2048] [--layers 4] [--rows 64]
 
-Two processes on this machine, with one device each, train an MLP with Adam. The table has what XLA's
-memory analysis says of a step on each device: the state that the device keeps, and what the step
-needs beside. And it has the peak of each process's memory (`VmHWM`, Linux) above what the process
-used before the model was made: while the model is made, and while it trains.
+Two processes on this machine, with one device each, train an MLP with Adam. The table has what
+XLA's memory analysis says of a step on each device: the state that the device keeps, and what the
+step needs beside. And it has the peak of each process's memory (`VmHWM`, Linux) above what the
+process used before the model was made: while the model is made, and while it trains.
 
 With `--limit MB` a device is taken to have so much memory, and the table says what fits.
 """
@@ -49,7 +49,9 @@ class Peak:
         return (_kilobytes("VmHWM") - self._base) * 1024 / 1e6
 
 
-def measure(shard: str | None, width: int, layers: int, rows: int, number: int, address: str) -> Any:
+def measure(
+    shard: str | None, width: int, layers: int, rows: int, number: int, address: str
+) -> dict[str, Any]:
     """Trains in one process; returns the figures of its device, in MB."""
     import keras
     import numpy as np
@@ -73,8 +75,7 @@ def measure(shard: str | None, width: int, layers: int, rows: int, number: int, 
     parallel.optimizer.build(parallel.trainable_variables)
     made = peak.megabytes
     peak.restart()
-    first, *_, last = parallel.fit(x, y, epochs=_STEPS, batch_size=rows, verbose=0).history["loss"]
-    assert last < first
+    losses = parallel.fit(x, y, epochs=_STEPS, batch_size=rows, verbose=0).history["loss"]
     trained = peak.megabytes
     step = parallel._parallel_steps.compile_step((x, y), True).program.memory_analysis()
     state = 3 * sum(int(np.prod(one.shape)) * 4 for one in parallel.trainable_variables)
@@ -85,7 +86,7 @@ def measure(shard: str | None, width: int, layers: int, rows: int, number: int, 
         / 1e6,
         "made": made,
         "trained": trained,
-        "loss": last,
+        "loss": losses[-1],
     }
 
 

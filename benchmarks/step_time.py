@@ -4,8 +4,7 @@
     python -m benchmarks.step_time --call predict
     python -m benchmarks.step_time --models convnet --only ours,apart,mirrored,mirrored_sync
     KERAS_BACKEND=jax python -m benchmarks.step_time --models mlp --devices 2 8
-    KERAS_BACKEND=jax python -m benchmarks.step_time --models mlp transformer --devices 4 \\
-        --only ours,slots,sharded,distributed,laid_out
+    KERAS_BACKEND=jax python -m benchmarks.step_time --only ours,slots,sharded,distributed,laid_out
 
 Every measurement runs in a separate process (`step_worker`), on logical CPU devices with one thread
 each. The sides take turns, round by round, so that other work on the machine affects them alike;

@@ -80,7 +80,7 @@ PLACEMENTS = {
 }
 
 
-# The first axis of each kernel over the devices that the rows go over, as `shard="weights"` cuts it.
+# The first axis of each kernel goes over the devices, as the rows do: `shard="weights"` by hand.
 LAYOUT = {
     ".*(query|key|value|attention_output)/kernel": ("batch", None, None),
     ".*dense.*/kernel": ("batch", None),

@@ -55,7 +55,8 @@ class Lent:
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         raise _not_readable(self._path, self.shape)
 
-    def __jax_array__(self) -> jax.Array:
+    @property  # `hasattr` raises too: JAX's own error would not say why
+    def __jax_array__(self) -> Any:
         raise _not_readable(self._path, self.shape)
 
     def astype(self, dtype: Any) -> Any:
@@ -76,6 +77,7 @@ class SpreadVariable(keras.Variable):
         whole: the whole value, while the processes read it.
     """
 
+    _value: Any
     layout: NamedSharding
     digest: int | None = None
     whole: np.ndarray | None = None
@@ -141,7 +143,8 @@ def adopt(variable: keras.Variable, layout: NamedSharding) -> None:
                 "`new.set_weights(parallel.get_weights())`."
             )
     else:
-        variable.__class__ = _spread_class(type(variable))
+        kind: Any = type(variable)
+        variable.__class__ = _spread_class(kind)
     variable.layout = layout
     variable.settle()
 
