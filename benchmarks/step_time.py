@@ -4,6 +4,7 @@
     python -m benchmarks.step_time --call predict
     python -m benchmarks.step_time --models convnet --only ours,apart,mirrored,mirrored_sync
     KERAS_BACKEND=jax python -m benchmarks.step_time --models mlp --devices 2 8
+    KERAS_BACKEND=jax python -m benchmarks.step_time --only ours,slots,sharded,distributed,laid_out
 
 Every measurement runs in a separate process (`step_worker`), on logical CPU devices with one thread
 each. The sides take turns, round by round, so that other work on the machine affects them alike;
@@ -27,7 +28,9 @@ _BACKEND = keras.backend.backend()
 _PEERS = {"tensorflow": ("mirrored", "MirroredStrategy"), "jax": ("distributed", "DataParallel")}
 # Not measured unless named by `--only`.
 _MORE = {
+    "slots": "keras_multigpu, shard='optimizer'",
     "sharded": "keras_multigpu, shard='weights'",
+    "laid_out": "ModelParallel, laid out by hand",
     "apart": "keras_multigpu, slices apart",
     "mirrored_sync": "MirroredStrategy, synchronized",
 }
@@ -176,7 +179,10 @@ def _parse() -> argparse.Namespace:
     options = parser.parse_args()
     sides = ["plain", "ours", _PEERS[_BACKEND][0]]
     options.only = options.only.split(",") if options.only else list(sides)
-    sides += _MORE if _BACKEND == "tensorflow" else ("sharded",)
+    own = ("slots", "sharded", "laid_out")
+    sides += [side for side in _MORE if side not in own or side == "sharded"]
+    if _BACKEND == "jax":
+        sides = [*sides[:3], *own]
     unknown = set(options.only) - set(sides)
     if unknown:
         parser.error(f"--only takes some of {','.join(sides)}. Received: {','.join(unknown)}")

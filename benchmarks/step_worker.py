@@ -70,6 +70,7 @@ def _data(batch: tuple[Any, Any], steps: int, call: str) -> dict[str, Any]:
 OPTIONS: dict[str, dict[str, Any]] = {
     "ours": {},
     "sharded": {"shard": "weights"},
+    "slots": {"shard": "optimizer"},
     "apart": {"sync_batch_norm": False},
 }
 # The layers on the second device: one review's, or every other layer.
@@ -79,13 +80,34 @@ PLACEMENTS = {
 }
 
 
+# The first axis of each kernel goes over the devices, as the rows do: `shard="weights"` by hand.
+LAYOUT = {
+    ".*(query|key|value|attention_output)/kernel": ("batch", None, None),
+    ".*dense.*/kernel": ("batch", None),
+    ".*embeddings": ("batch", None),
+}
+
+
+def _distribute(side: str, devices: int) -> None:
+    """Sets Keras's own distribution, on JAX."""
+    names = [f"cpu:{index}" for index in range(devices)]
+    if side == "distributed":
+        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=names))
+    if side == "laid_out":
+        mesh = keras.distribution.DeviceMesh((devices,), ["batch"], names)
+        layout = keras.distribution.LayoutMap(mesh)
+        for path, axes in LAYOUT.items():
+            layout[path] = axes
+        keras.distribution.set_distribution(
+            keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
+        )
+
+
 def _compiled(benchmark: Benchmark, side: str, devices: int, jit: bool) -> list[keras.Model]:
     """The models of one side, compiled, to be trained one after the other."""
     if side == "separate":
         return [_compiled(benchmark, "plain", 1, jit)[0] for _ in range(devices)]
-    if side == "distributed":
-        names = [f"cpu:{index}" for index in range(devices)]
-        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=names))
+    _distribute(side, devices)
     if side in ("mirrored", "mirrored_sync"):
         import tensorflow as tf
 
@@ -117,7 +139,8 @@ def measure(
 
     Args:
         side: `"ours"`, `"plain"`, and `"mirrored"` (TensorFlow) or `"distributed"` (JAX);
-            `"sharded"`, ours with `shard="weights"`; `"apart"`, ours with
+            `"sharded"` or `"slots"`, ours with `shard="weights"` or `"optimizer"`; `"laid_out"`,
+            `keras.distribution.ModelParallel` with `LAYOUT` (JAX); `"apart"`, ours with
             `sync_batch_norm=False`, or `"mirrored_sync"`, with
             `BatchNormalization(synchronized=True)` (both TensorFlow);
             `"towers"`, an independent replica on every device, or `"separate"`, as many plain

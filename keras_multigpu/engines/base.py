@@ -225,6 +225,7 @@ class TrainedModel(Protocol):
     name: str
     devices: tuple[str, ...]
     jit_compile: bool
+    run_eagerly: bool
     steps_per_execution: int
     optimizer: Any
     variables: list[keras.Variable]
@@ -437,6 +438,10 @@ class Steps(abc.ABC):
     @abc.abstractmethod
     def using_weights(self) -> contextlib.AbstractContextManager[None]:
         """Scope for reading or setting weights outside a step: names the machine that failed."""
+
+    def reading_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Scope for reading all weights; where processes have parts, all take part."""
+        return self.using_weights()
 
     @abc.abstractmethod
     def writing(self) -> contextlib.AbstractContextManager[bool]:

@@ -19,6 +19,8 @@ class Call:
         coming: how many batches have come to the steps that run now.
         written: what this process has written in it.
         has_ended: whether all processes have come to its end.
+        readings: how often the processes have read spread weights within it.
+        take_part: takes part in such a reading, which another process has asked for.
     """
 
     number: int
@@ -28,6 +30,8 @@ class Call:
     coming: Callable[[], int] = lambda: 0
     written: list[str] = dataclasses.field(default_factory=list)
     has_ended: bool = False
+    readings: int = 0
+    take_part: Callable[[list[int] | None], None] | None = None
 
     @property
     def begun(self) -> int:

@@ -278,6 +278,7 @@ class Group:
             found = self._board.read(prefix, seconds=BEAT / 4)
             if len(found) == len(self.names):
                 return {int(number): text for number, text in found.items()}
+            self.attend()
             if time.monotonic() > due:
                 self.check()
                 due = time.monotonic() + BEAT
@@ -296,6 +297,9 @@ class Group:
         if host == self.names[self.number]:  # this process, which goes on all the same
             return self._break(number, f"It has stopped with ClusterError: {host}: {problem}", cure)
         return self._break(self.names.index(host), problem, cure)
+
+    def attend(self) -> None:
+        """Does what another process waits for meanwhile, if a backend has that."""
 
     def _silent(self, number: int, seconds: float) -> ClusterError:
         return self._break(

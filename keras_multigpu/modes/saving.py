@@ -31,7 +31,7 @@ class SavedModel(OneModel):
 
     def get_weights(self) -> list[Any]:
         """The weights as NumPy arrays, as Keras gives them."""
-        with self._parallel_steps.using_weights():
+        with self._parallel_steps.reading_weights():
             return super().get_weights()
 
     def set_weights(self, weights: Any) -> None:

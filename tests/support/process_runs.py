@@ -1,4 +1,4 @@
-"""Runs scenarios of `process_script.py` in several processes."""
+"""Runs scenarios of `process_script.py`, or of another script, in several processes."""
 
 import contextlib
 import os
@@ -13,22 +13,25 @@ from support import process_script as script
 from support.worker_processes import free_port
 
 SCRIPT = pathlib.Path(script.__file__)
-LIMIT = 400  # far more than any of it takes: nothing hangs
+LIMIT = 900  # far more than any of it takes: nothing hangs
 
 
 class Run:
     """Processes of a scenario, each with its output: those of some `numbers`, of `count`."""
 
-    def __init__(self, scenario, folder, numbers, address=None, count=2):
+    def __init__(self, scenario, folder, numbers, address=None, count=2, path=SCRIPT):
         self.address = address or f"127.0.0.1:{free_port()}"
         environment = {
             **os.environ,
             "KERAS_BACKEND": keras.backend.backend(),
             "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join(
+                [str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")]
+            ),
         }
         self.processes = {
             number: subprocess.Popen(
-                [sys.executable, SCRIPT, scenario, folder, str(count), str(number), self.address],
+                [sys.executable, path, scenario, folder, str(count), str(number), self.address],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -56,8 +59,8 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(scenario, folder, numbers=(0, 1), address=None, count=2):
-    run = Run(scenario, folder, numbers, address, count)
+def running(scenario, folder, numbers=(0, 1), address=None, count=2, path=SCRIPT):
+    run = Run(scenario, folder, numbers, address, count, path)
     watch = threading.Timer(LIMIT, lambda: [p.kill() for p in run.processes.values()])
     watch.start()
     try:

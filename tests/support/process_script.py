@@ -248,7 +248,7 @@ def await_others(folder, count, number, address):
         time.sleep(0.05)
 
 
-def main(scenario, folder, count, number, address):
+def main(scenario, folder, count, number, address, scenarios=None):
     folder, count, number = pathlib.Path(folder), int(count), int(number)
     if scenario not in ("absent", "late"):
         await_others(folder, count, number, address)
@@ -262,7 +262,7 @@ def main(scenario, folder, count, number, address):
     names = join(address, count, number, **options)
     assert names == join(address, count, number, **options)
     assert f"(process {number}, pid {os.getpid()})" in names[number]
-    globals()[scenario](folder, number)
+    (scenarios or globals())[scenario](folder, number)
 
 
 if __name__ == "__main__":

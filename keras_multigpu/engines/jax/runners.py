@@ -79,13 +79,9 @@ class RowsRunner(DataRunner):
                 f"wire_dtype={wire_dtype!r}. Leave it out; the dtype policy 'mixed_bfloat16' "
                 "halves the bytes of activations."
             )
-        if placement_on(request.devices).group:
-            request.check_alone("shard")
 
     @classmethod
     def adapt(cls, request: Request) -> Request:
-        if placement_on(request.devices).group:
-            request = request.alone("shard")
         wire_dtype = request.options.get("wire_dtype")
         if wire_dtype not in ("bfloat16", "float16"):
             return request

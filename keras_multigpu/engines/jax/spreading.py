@@ -48,8 +48,8 @@ def spread(
         rows = place.spread_rows(batch)
         leaves, given = jax.tree.flatten((state, batch))
         is_compiled = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-        # With several processes the step stays as it is.
-        if not rows or not is_compiled or place.group is not None:
+        # With several processes a step stays as it is, unless only parts of its sums are needed.
+        if not rows or not is_compiled or (place.group is not None and not scatters):
             return step(state, batch)
         structure: list[Any] = []
 

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from keras_multigpu.engines.jax.cluster.spread_variables import adopt
 from keras_multigpu.engines.jax.placement import on_one_device, placement_on
 from keras_multigpu.engines.jax.transfers import GATHERED
 from keras_multigpu.engines.values import Tensor
@@ -39,7 +40,8 @@ class StateShards:
     def __init__(self, names: Sequence[str], shard: str):
         self._factors = _prime_factors(len(names))
         self._axes = tuple(f"part{number}" for number in range(len(self._factors)))
-        line = placement_on(tuple(names)).mesh
+        place = placement_on(tuple(names))
+        self._group, line = place.group, place.mesh
         # One mesh for all: a step that is given arrays of two, JAX may be unable to compile.
         self._mesh = Mesh(line.devices.reshape(self._factors), self._axes)
         self._whole = NamedSharding(self._mesh, PartitionSpec())
@@ -108,7 +110,11 @@ class StateShards:
         """Spreads variables that are not."""
         for variable in variables:
             value, wanted = variable._value, self.sharding(variable.shape)
-            if wanted != self._whole and not value.sharding.is_equivalent_to(wanted, value.ndim):
+            if wanted == self._whole:
+                continue
+            if self._group is not None:
+                adopt(variable, wanted)
+            elif not value.sharding.is_equivalent_to(wanted, value.ndim):
                 variable.assign(jax.device_put(value, wanted))
 
     def release(self, template: keras.Model) -> None:

@@ -14,6 +14,8 @@ from keras_multigpu.engines.calls import Call
 from keras_multigpu.engines.group import Group
 from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.cluster.parts import own_rows
+from keras_multigpu.engines.jax.cluster.readings import Readings
+from keras_multigpu.engines.jax.cluster.spread_variables import arrays_of, lending
 from keras_multigpu.engines.jax.compiled import CompiledStep, compile_step, state_of
 from keras_multigpu.engines.jax.placement import (
     Placement,
@@ -49,6 +51,9 @@ class JaxSteps(Steps):
         self._runner: JaxRunner = runner
         self._latest_state: Any = ()
         self._position = 0  # how many steps this pass over the data has had
+        self._is_prepared = False  # whether what a loop's first call has made is spread
+        group = runner.where.group
+        self._readings = Readings(self, group) if group and runner.spreads_state else None
         weakref.finalize(model, runner.where.copies.clear)
 
     @property
@@ -63,6 +68,12 @@ class JaxSteps(Steps):
 
     def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         check_no_distribution()
+        if self._readings is not None and self.model.run_eagerly:
+            raise ValueError(
+                "With `shard` over several processes JAX must compile the steps: outside of "
+                "them no process can use a weight by itself. Received: run_eagerly=True. Leave "
+                "it out, or leave `shard` out."
+            )
         before = getattr(self.model, name)
         made = make(force)
         function = getattr(self.model, name)
@@ -84,8 +95,9 @@ class JaxSteps(Steps):
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
             batches = PlacedBatches(self._resuming(iterator), where, undivided, next_step)
-            self._latest_state = state
+            self._latest_state = state = arrays_of(state)
             with where.together():
+                self._prepare()
                 if only_reads:
                     outputs, state = read(function, state, batches, where)
                 else:
@@ -105,6 +117,15 @@ class JaxSteps(Steps):
         if group is None or group.data == "same":
             return outputs
         return own_rows(outputs, batches.counts, group.number)
+
+    def _prepare(self) -> None:
+        """Before a step: what is new in the state of several processes is spread, and compared."""
+        if self._readings is None:
+            return
+        if not self._is_prepared:
+            self._runner.spread(self._optimizer)
+            self._is_prepared = True
+        self._readings.compare_new()
 
     def _only_reads(self, name: str) -> bool:
         """Whether a step function reads the weights, and Keras calls it with one batch at a time.
@@ -144,14 +165,33 @@ class JaxSteps(Steps):
             if is_new and not is_spread(variable):
                 variable.assign(on_one_device(variable._value))
 
-    def writing(self) -> contextlib.AbstractContextManager[bool]:
-        return writing(self)
+    def reading_weights(self) -> contextlib.AbstractContextManager[None]:
+        if self._readings is None:
+            return self.using_weights()
+        return self._readings.whole(slots=False, wanted=True)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[bool]:
+        with writing(self) as is_mine:
+            if self._readings is None:
+                yield is_mine
+                return
+            with self._readings.whole(slots=True, wanted=is_mine):
+                yield is_mine
+
+    def current(self, variable: keras.Variable) -> Any:
+        """A variable's array, which a step has while Keras has removed it from the variable."""
+        if variable._value is not None:
+            return variable._value
+        return next(value for one, value in self._lent() if one is variable)
 
     def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._runner.spread(self._optimizer)
         if not self.is_running:
             self.begin_pass()
-        with together(self, "a step on one batch", is_loop=False), self._kept():
+        self._is_prepared = False
+        joint = together(self, "a step on one batch", is_loop=False)
+        with joint, self._lending(), self._kept():
             result = step(*args, **kwargs)
         self._latest_state = ()
         if self._is_tied_elsewhere():
@@ -164,8 +204,11 @@ class JaxSteps(Steps):
         self.is_running = True
         self.begin_pass()
         try:
-            with together(self, loop.__name__), self._kept():
+            with together(self, loop.__name__), self._lending(), self._kept():
                 self._runner.spread(self._optimizer)
+                self._is_prepared = False
+                if self._readings is not None and self.call is not None:
+                    self.call.take_part = self._readings.take_part
                 args, kwargs = write_once(self, loop, args, kwargs)
                 result = loop(*args, **kwargs)
             return result
@@ -180,7 +223,8 @@ class JaxSteps(Steps):
         """
         model = self.model
         self._runner.spread(self._optimizer)
-        state = self.where.put_state(state_of(model, training))
+        with self._lending():
+            state = self.where.put_state(arrays_of(state_of(model, training)))
         data = batch if training else batch[:1]
         data = self.where.put_batch(data, self.where.compare(data))
         step = model.train_step if training else model.predict_step
@@ -189,6 +233,9 @@ class JaxSteps(Steps):
     @property
     def _optimizer(self) -> Any:
         return getattr(self.model, "optimizer", None)
+
+    def _lending(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._readings is None else lending()
 
     def _resuming(self, iterator: Iterator[Any]) -> Iterator[Any]:
         """The batches of a step, each of which goes on with this model's call."""
@@ -211,19 +258,24 @@ class JaxSteps(Steps):
 
         Keras removes the state from them during the steps, so it would be lost.
         """
-        model, state = self.model, self._latest_state
+        pairs = list(self._lent())
         self._latest_state = ()
+        for variable, value in pairs:
+            is_stacked = isinstance(variable, StackedVariable)
+            is_lent = variable.is_lent if is_stacked else variable._value is None
+            if is_lent and not value.is_deleted():
+                variable.assign(value)
+
+    def _lent(self) -> Iterator[tuple[keras.Variable, Any]]:
+        """The variables of the latest state, with their arrays in it."""
+        model, state = self.model, self._latest_state
         lists = [model.trainable_variables, model.non_trainable_variables]
         if len(state) == 4:
             lists.append(model.optimizer.variables)
         if len(state) > 2:
             lists.append(model.metrics_variables)
         for variables, values in zip(lists, state):
-            for variable, value in zip(variables, values):
-                is_stacked = isinstance(variable, StackedVariable)
-                is_lent = variable.is_lent if is_stacked else variable._value is None
-                if is_lent and not value.is_deleted():
-                    variable.assign(value)
+            yield from zip(variables, values)
 
     def _is_tied_elsewhere(self) -> bool:
         """Whether the template's own optimizer or metrics are tied to other devices.

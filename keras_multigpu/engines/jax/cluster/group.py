@@ -8,7 +8,12 @@ from typing import Any
 import jax
 
 from keras_multigpu.engines import group
-from keras_multigpu.engines.board import BEAT
+from keras_multigpu.engines.board import BEAT, under
+from keras_multigpu.engines.calls import Call
+
+WEIGHTS, WEIGHTS_AND_SLOTS = -1, -2
+"""What a process reads; negative, unlike checksums."""
+_READINGS = "readings/"
 
 
 class Group(group.Group):
@@ -30,3 +35,26 @@ class Group(group.Group):
                     self.check()
                     due = time.monotonic() + BEAT
         jax.block_until_ready(values)  # raises the error, if there was one
+
+    def ask(self, call: Call) -> None:
+        """Asks the others to take part in a reading of spread weights within a call."""
+        key = f"{_READINGS}{call.number}/{self.number}"
+        if key not in call.written:
+            call.written.append(key)
+        self._board.write(key, str(call.readings + 1))
+
+    def attend(self, kinds: list[int] | None = None) -> None:
+        """Takes part in a reading, if another process has asked for one.
+
+        With `kinds`, what the processes have said in an exchange, one has: it waits for the words.
+        """
+        while True:
+            told = self._board.read(_READINGS, seconds=0.0 if kinds is None else BEAT / 4)
+            for call in self._calls[::-1]:
+                asked = under(told, f"{call.number}/").values()
+                if call.take_part is not None and any(int(n) > call.readings for n in asked):
+                    call.take_part(kinds)
+                    return
+            if kinds is None:
+                return
+            self.check()

@@ -17,6 +17,8 @@ from keras_multigpu.engines.jax.cluster import processes
 from keras_multigpu.engines.jax.cluster.group import Group
 from keras_multigpu.engines.joint import COMPARED, check_owners, digest_of
 
+_EXCHANGED = 4  # numbers, always, so that the processes run the same program
+
 
 def check_devices(names: Sequence[str], mode: str) -> None:
     """Raises a `ValueError` for devices of other processes that a model can't use."""
@@ -50,9 +52,9 @@ def copy_to_all(tree: Any, mesh: Mesh) -> Any:
 
 def compare_weights(values: Any, mesh: Mesh, group: Group) -> None:
     """Raises a `ClusterError` if another process has other weights."""
-    digests = _of_all([digest_of(jax.tree.leaves(values), sys.maxsize)], mesh, group)
-    for number, digest in enumerate(digests):
-        if digest != digests[0]:
+    every = _met([digest_of(jax.tree.leaves(values), sys.maxsize)], mesh, group)
+    for number, one in enumerate(every):
+        if one != every[0]:
             raise group.differs(number, "weights")
 
 
@@ -72,18 +74,29 @@ def compare_steps(batch: Any, step: str, position: int, mesh: Mesh, group: Group
         compared["parts"] = _digest_of_part(batch), _describe(batch)
     else:
         compared["rows"] = digest_of(leaves, COMPARED), ""
-    every = _of_all([*(digest for digest, _ in compared.values()), rows], mesh, group)
-    for column, (what, (_, told)) in enumerate(compared.items()):
+    every = _met([rows, *(digest for digest, _ in compared.values())], mesh, group)
+    for column, (what, (_, told)) in enumerate(compared.items(), 1):
         for number, one in enumerate(every):
             if one[column] != every[0][column]:
                 raise group.differs(number, what, told)
-    return [one[-1] for one in every]
+    return [one[0] for one in every]
 
 
-def _of_all(numbers: Sequence[int], mesh: Mesh, group: Group) -> list[list[int]]:
-    """The numbers, of 31 bits, of all processes."""
+def _met(numbers: Sequence[int], mesh: Mesh, group: Group) -> list[list[int]]:
+    """The numbers of all processes, none of them negative; meanwhile others may read weights."""
+    every = exchange(numbers, mesh, group)
+    while min(every)[0] < 0:
+        group.attend([one[0] for one in every])
+        every = exchange(numbers, mesh, group)
+    return every
+
+
+def exchange(numbers: Sequence[int], mesh: Mesh, group: Group) -> list[list[int]]:
+    """The numbers, of 31 bits, of all processes; all call it together, whatever they compare."""
     each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    mine, shape = np.array([numbers], "int32"), (mesh.devices.size, len(numbers))
+    mine = np.zeros((1, _EXCHANGED), "int32")
+    mine[0, : len(numbers)] = numbers
+    shape = (mesh.devices.size, _EXCHANGED)
     known = replicate(mesh)(jax.make_array_from_callback(shape, each, lambda index: mine))
     group.wait(known)
     owners = [device.process_index for device in mesh.devices.flat]

@@ -1,0 +1,154 @@
+"""Processes that train a model with `shard` on JAX: `SCENARIO FOLDER 2 NUMBER ADDRESS`."""
+
+import functools
+import sys
+
+import jax
+import keras
+import numpy as np
+from keras import layers
+from support import process_script as script
+
+from keras_multigpu import make_parallel
+from keras_multigpu.engines.jax import state_shards
+from keras_multigpu.layers import MultiHotDense
+
+SHARDS = ("optimizer", "weights")
+ROWS, BATCH = 35, 16
+
+
+def doubled():
+    """All in float64, and weights of a few elements are spread too."""
+    jax.config.update("jax_enable_x64", True)
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    state_shards._LEAST = 3  # not seeds
+
+
+def build():
+    keras.utils.set_random_seed(7)
+    inputs = keras.Input((6,))
+    x = layers.Dense(8, "tanh", kernel_regularizer="l2")(inputs)
+    x = layers.Dropout(0.2)(layers.BatchNormalization()(x))
+    model = keras.Model(inputs, layers.Dense(3)(x))
+    model.compile(keras.optimizers.Adam(0.01, clipnorm=0.05), _squares)
+    return model
+
+
+def wide():
+    """A table of which each device adds up its rows."""
+    keras.utils.set_random_seed(7)
+    indices = keras.Input((4,), dtype="int32")
+    model = keras.Model(indices, MultiHotDense(3, 64, padding=-1)(indices))
+    model.compile("adam", _squares)
+    return model
+
+
+def _squares(truth, predicted):
+    """Keras's own losses round to float32 on JAX."""
+    return keras.ops.mean(keras.ops.square(truth - predicted), axis=-1)
+
+
+def data():
+    rng = np.random.default_rng(7)
+    return rng.normal(size=(ROWS, 6)), rng.normal(size=(ROWS, 3))
+
+
+def train(model, table, callbacks=()):
+    """Trains both; gives all that came out."""
+    x, y = data()
+    few, options = (x[: BATCH + 1], y[: BATCH + 1]), {"batch_size": BATCH, "verbose": 0}
+    given = {"epochs": 2, "validation_data": few, "callbacks": callbacks, "shuffle": False}
+    history = model.fit(x, y, **given, **options)
+    found = {f"log {key}": np.array(values) for key, values in history.history.items()}
+    indices = np.random.default_rng(8).integers(-1, 64, (ROWS, 4))
+    table.fit(indices, y, epochs=2, shuffle=False, **options)
+    found["evaluated"] = np.array(model.evaluate(*few, **options))
+    found["predicted"] = model.predict(few[0], **options)
+    found["one batch"] = np.array(model.train_on_batch(x[:5], y[:5]))
+    for place, weight in enumerate([*model.get_weights(), *table.get_weights()]):
+        found[f"weight {place}"] = weight
+    return found
+
+
+class Reads(keras.callbacks.Callback):
+    """Reads the weights within `fit`, in one process alone."""
+
+    seen = ()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            self.seen = self.model.get_weights()
+
+
+def refused(call):
+    try:
+        call()
+    except RuntimeError as error:
+        return np.array(str(error))
+    raise AssertionError("No error came.")
+
+
+def train_optimizer(folder, number):
+    parallel = train_with("optimizer", folder, number)
+    predicted = parallel.template.predict(data()[0][: BATCH + 1], verbose=0)
+    np.save(folder / f"template {number}.npy", predicted)
+
+
+def train_weights(folder, number):
+    parallel = train_with("weights", folder, number)
+    template, x = parallel.template, data()[0]
+    uses = {
+        "predict": functools.partial(template.predict, x, verbose=0),
+        "get_weights": template.layers[1].get_weights,
+        "call": functools.partial(template, x[:3]),
+    }
+    np.savez(folder / f"uses {number}.npz", **{key: refused(use) for key, use in uses.items()})
+    kernel = template.layers[1].kernel
+    kernel.assign(np.zeros(kernel.shape) + number)
+    script.fails(lambda: parallel.fit(*data(), verbose=0))
+
+
+def train_with(shard, folder, number):
+    """Trains, saves and loads; writes what came out of it."""
+    doubled()
+    parallel, table = make_parallel(build(), shard=shard), make_parallel(wide(), shard=shard)
+    latest = folder / f"{number} {{epoch}}.weights.h5"  # the name tells who has written it
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(latest, save_weights_only=True),
+        script.Within(make_parallel(script.build())),  # process 1 waits there for process 0
+        *([Reads()] if number else []),
+    ]
+    found = train(parallel, table, callbacks)
+    assert not number or len(callbacks[-1].seen) == len(parallel.variables)
+    parts = [*parallel.trainable_variables, *parallel.optimizer.variables[2:]]
+    found["parts"] = np.array([one._value.addressable_shards[0].data.size for one in parts])
+    found["sizes"] = np.array([int(np.prod(one.shape)) for one in parts])
+    parallel.save_weights(folder / "saved.weights.h5")
+    parallel.save(folder / "saved.keras")
+    loaded = keras.saving.load_model(folder / "saved.keras", {"_squares": _squares})
+    found["loaded"] = np.concatenate([one.ravel() for one in loaded.get_weights()])
+    parallel.set_weights([0 * one for one in parallel.get_weights()])
+    parallel.load_weights(folder / "saved.weights.h5")
+    found["read"] = np.concatenate([one.ravel() for one in parallel.get_weights()])
+    slot = parallel.optimizer.variables[2]
+    found["slot"], found["shown"] = refused(functools.partial(np.asarray, slot)), repr(slot)
+    np.savez(folder / f"found {number}.npz", **found)
+    return parallel
+
+
+def train_backed_up(folder, number):
+    state_shards._LEAST = 3
+    keras.utils.set_random_seed(7)
+    parallel = make_parallel(script.build(dropout=0.0), shard="weights")
+    backup = keras.callbacks.BackupAndRestore(folder / "backup")
+    try:
+        script.train_in_order(parallel, [backup, script.Pause()])
+    except script.ClusterError as error:
+        print(error, flush=True)
+        sys.exit(1)
+    np.savez(folder / f"trained{number}.npz", *parallel.get_weights())
+
+
+if __name__ == "__main__":
+    script.main(*sys.argv[1:], scenarios=globals())
