@@ -141,16 +141,19 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def sum_rows(
         self,
-        table: Tensor,
+        table: Tensor | keras.Variable,
         indices: Tensor,
         weights: Tensor | None = None,
         *,
+        dtype: str | None = None,
         sparse_gradient: bool = False,
     ) -> Tensor:
         """The sums of rows of a table: `sum_j weights[:, j] * table[indices[:, j]]`.
 
         `table` has the shape `(width, units)`, `indices` and `weights` (`None` for ones) have
-        `(rows, ones)`, the result has `(rows, units)`. The gradient of the table has each row once,
+        `(rows, ones)`, the result has `(rows, units)`. The table is cast to `dtype` first. If it is
+        a variable that several devices store by rows, it may stay where it is: then only indices
+        and sums cross. The gradient of the table has each row once,
         summed over the indices that name it. With `sparse_gradient` it holds only the touched rows,
         on backends whose optimizers take such gradients; XLA can't compile it.
         """

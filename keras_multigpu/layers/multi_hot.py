@@ -126,7 +126,7 @@ class MultiHotDense(keras.Layer):
             kept = ops.cast(is_real, dtype)
             weights = kept if weights is None else ops.where(is_real, weights, kept)
         outputs = engines.current().sum_rows(
-            ops.cast(self.kernel, dtype), indices, weights, sparse_gradient=self.sparse_gradient
+            self.kernel, indices, weights, dtype=dtype, sparse_gradient=self.sparse_gradient
         )
         if self.use_bias:
             outputs = outputs + ops.cast(self.bias, dtype)

@@ -137,13 +137,15 @@ class JaxEngine(Engine):
 
     def sum_rows(
         self,
-        table: Tensor,
+        table: Tensor | keras.Variable,
         indices: Tensor,
         weights: Tensor | None = None,
         *,
+        dtype: str | None = None,
         sparse_gradient: bool = False,
     ) -> Tensor:
-        return rows.sum_rows(table, indices, weights)
+        value = keras.ops.cast(table, dtype or table.dtype)
+        return rows.sum_rows(value, indices, weights)
 
     def stream_batches(self, epoch: Callable[[], Iterator[Any]], example: Any, batches: int) -> Any:
         raise RuntimeError(

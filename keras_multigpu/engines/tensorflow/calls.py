@@ -76,6 +76,7 @@ class ReplicaCalls:
         values = [(variable, next(given)) for variable in exchange.watched]
         is_linked = has_link if self._order < 2 else lambda variable: False
         weights = {id(variable): value for variable, value in values if not is_linked(variable)}
+        tables = exchange.tables(weights, hide)
         states = exchange.send(weights, hide)
         arguments, watched, asked = [], [], iter(self._asked)
         for number, (device, state) in enumerate(zip(exchange.devices, states)):
@@ -88,7 +89,7 @@ class ReplicaCalls:
             watched.append([state[key] for key in exchange.watched_of(number)] + inputs)
         trace = self._trace
         self._run: Run = (
-            CutRun(trace.cut, exchange.devices, self._order, self._peers)
+            CutRun(trace.cut, exchange.devices, self._order, tables, self._peers)
             if trace.cut
             else WholeRun(trace, exchange.devices, self._order)
         )
@@ -119,7 +120,7 @@ class ReplicaCalls:
         self._used.clear()
         inputs = iter(by_asked)
         by_inputs = [next(inputs) if is_asked else None for is_asked in self._asked]
-        flat, peers = self._exchange.sum(by_weights) + by_inputs, self._peers
+        flat, peers = self._exchange.sum(by_weights, self._run.by_tables) + by_inputs, self._peers
         # A user's own function may build its gradient, in another graph, more than once.
         if self._order == 1 and self._with_gradients[0].graph is tf.compat.v1.get_default_graph():
             self._release()

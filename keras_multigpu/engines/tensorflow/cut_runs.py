@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.boundaries import Found, LookingUp, Meeting, Merging
+from keras_multigpu.engines.tensorflow.lookups import Table
 from keras_multigpu.engines.tensorflow.peers import Peers
 from keras_multigpu.engines.tensorflow.results import LocalResult, tensors_of
 from keras_multigpu.engines.tensorflow.runs import Gradients, Leg, Reached, Run
-from keras_multigpu.engines.tensorflow.segments import Boundary, Cut, Segment
+from keras_multigpu.engines.tensorflow.segments import Boundary, Cut, RowsOf, Segment
 from keras_multigpu.engines.tensorflow.tensors import add, floats, to_dense
 from keras_multigpu.engines.values import Tensor
-
-_Found = collections.defaultdict[int, list[Tensor]]
 
 
 class CutRun(Run):
     """Runs the replicas segment by segment; between two segments they exchange values.
 
-    With `peers` the replicas of joined processes take part in each exchange.
+    With `peers` the replicas of joined processes take part in each exchange. `tables` has the
+    tables of which rows are looked up, by their variable's `id`.
 
     Values and gradients have the `id` of their tensor in the traced graphs as their key.
     """
 
-    def __init__(self, cut: Cut, devices: Sequence[str], order: int, peers: Peers | None = None):
+    def __init__(
+        self,
+        cut: Cut,
+        devices: Sequence[str],
+        order: int,
+        tables: Mapping[int, Table],
+        peers: Peers | None = None,
+    ):
         super().__init__(devices, order)
         self._cut = cut
         self._peers = peers
         self._watched: list[list[int]] = []
         self._legs: list[list[Leg]] = []
         self._keys: list[list[int]] = []
-        self._exchanges: list[tuple[tf.GradientTape, list[Tensor], Tensor]] = []
+        self._tables = tables
+        self._meetings: list[Meeting] = []
 
     def forward(
         self, arguments: Sequence[Any], watched: Sequence[list[Tensor]]
@@ -49,7 +58,7 @@ class CutRun(Run):
         for place, segment in enumerate(self._cut.segments):
             if place:
                 boundary = self._cut.boundaries[place - 1]
-                self._exchange(boundary, values)
+                self._meet(boundary, values)
                 may_get.add(id(boundary.merged))
             self._run(segment, values, may_get, arguments if segment is first else None)
             may_get |= set(map(id, segment.results))
@@ -80,28 +89,18 @@ class CutRun(Run):
         self._legs.append(legs)
         self._keys.append(keys)
 
-    def _exchange(self, boundary: Boundary, values: Sequence[dict[int, Tensor]]) -> None:
-        """Merges what the replicas hand over, on the first device."""
-        tape = self._tape()
-        with tf.device(self._devices[0]), tape:
-            local = [tf.identity(own[id(boundary.local)]) for own in values]
-            if self._order:
-                tape.watch(local)
-            merged = boundary.merge(self._complete(local, tape))
-        self._exchanges.append((tape, local, merged))
-        for device, own in zip(self._devices, values):
-            with tf.device(device):
-                own[id(boundary.merged)] = tf.identity(merged)
-
-    def _complete(self, local: list[Tensor], tape: tf.GradientTape) -> list[Tensor]:
-        """What all replicas hand over; the tape sees this process's only."""
-        if self._peers is None:
-            return local
-        with tape.stop_recording():
-            every = self._peers.complete(local)
-        for place, one in zip(self._peers.own, local):
-            every[place] = one
-        return every
+    def _meet(self, boundary: Boundary, values: Sequence[dict[int, Tensor]]) -> None:
+        """Has the replicas exchange values."""
+        what, devices = boundary.what, self._devices
+        meeting: Meeting
+        if isinstance(what, RowsOf):
+            table = self._tables[id(what.table)]
+            meeting = LookingUp(boundary, what, devices, table, self.by_tables)
+        else:
+            is_differentiated = self._order > 0
+            meeting = Merging(boundary, what, devices, self._tape(), is_differentiated, self._peers)
+        meeting.forward(values)
+        self._meetings.append(meeting)
 
     def _result(self, values: dict[int, Tensor]) -> LocalResult:
         results = tf.nest.map_structure(
@@ -112,14 +111,15 @@ class CutRun(Run):
     def backward(
         self, upstream: Sequence[Gradients], variables: Sequence[tf.Variable]
     ) -> list[Gradients]:
-        found: list[_Found] = [collections.defaultdict(list) for _ in upstream]
+        self.by_tables.clear()
+        found: list[Found] = [collections.defaultdict(list) for _ in upstream]
         others: list[list[list[Tensor]]] = [[[] for _ in variables] for _ in upstream]
         for own, given in zip(found, upstream):
             for symbol, one in zip(floats(self._cut.differentiable), given):
                 own[id(symbol)] += [] if one is None else [one]
         for place in reversed(range(len(self._legs))):
-            if place < len(self._exchanges):
-                self._exchange_back(place, found)
+            if place < len(self._meetings):
+                self._meetings[place].backward(found)
             for number, leg in enumerate(self._legs[place]):
                 self._run_back(place, leg, found[number], others[number], variables)
         return [
@@ -131,7 +131,7 @@ class CutRun(Run):
         self,
         place: int,
         leg: Leg,
-        found: _Found,
+        found: Found,
         others: list[list[Tensor]],
         variables: Sequence[tf.Variable],
     ) -> None:
@@ -144,21 +144,6 @@ class CutRun(Run):
         sums = [*(found[key] for key in self._keys[place]), *others]
         for gradients, one in zip(sums, leg.gradients(upstream, variables)):
             gradients += [] if one is None else [one]
-
-    def _exchange_back(self, place: int, found: Sequence[_Found]) -> None:
-        """Hands the gradient of what was merged back to the replicas."""
-        boundary = self._cut.boundaries[place]
-        tape, local, merged = self._exchanges[place]
-        arrived = [one for own in found for one in own.pop(id(boundary.merged), [])]
-        if not arrived:
-            return
-        with tf.device(self._devices[0]), tf.name_scope("gradients"):
-            upstream = tf.add_n(arrived)
-            if self._peers is not None:
-                (upstream,) = self._peers.sum([upstream])
-            gradients = tape.gradient(merged, local, output_gradients=upstream)
-        for own, gradient in zip(found, gradients):
-            own[id(boundary.local)].append(gradient)
 
 
 def _reached_by(segment: Segment, keys: list[int]) -> Reached:

@@ -20,9 +20,15 @@ class Division:
     sizes: tuple[int, ...]
 
     @classmethod
-    def even(cls, shape: Sequence[int], devices: Sequence[str]) -> Division | None:
-        """Divides the longest axis as evenly as it goes; `None` if no axis is long enough."""
-        axis = max(range(len(shape)), key=shape.__getitem__, default=None)
+    def even(
+        cls, shape: Sequence[int], devices: Sequence[str], axis: int | None = None
+    ) -> Division | None:
+        """Divides the longest axis, or another one, as evenly as it goes.
+
+        Returns `None` if the axis is too short.
+        """
+        if axis is None:
+            axis = max(range(len(shape)), key=shape.__getitem__, default=None)
         if axis is None or shape[axis] < len(devices):
             return None
         each, left = divmod(shape[axis], len(devices))

@@ -17,6 +17,7 @@ from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.divided import division_of
+from keras_multigpu.engines.tensorflow.lookups import look_up
 from keras_multigpu.engines.tensorflow.memory import find_memory
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
 from keras_multigpu.engines.tensorflow.placing import move_variables
@@ -118,13 +119,19 @@ class TensorFlowEngine(Engine):
 
     def sum_rows(
         self,
-        table: Tensor,
+        table: Tensor | keras.Variable,
         indices: Tensor,
         weights: Tensor | None = None,
         *,
+        dtype: str | None = None,
         sparse_gradient: bool = False,
     ) -> Tensor:
-        return sum_rows(table, indices, weights, sparse_gradient)
+        if isinstance(table, keras.Variable):
+            found = look_up(table, indices, weights, dtype)
+            if found is not None:
+                return found
+        value = keras.ops.cast(table, dtype or table.dtype)
+        return sum_rows(value, indices, weights, sparse_gradient)
 
     def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
         first, *others = counts

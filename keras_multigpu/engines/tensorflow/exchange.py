@@ -10,7 +10,7 @@ own home and its own routes (`routes.py`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras_multigpu.engines.kinds import ROWS, SAME, combine
 from keras_multigpu.engines.shared import given_value
 from keras_multigpu.engines.tensorflow.divided import DividedVariable, division_of, parts_of
+from keras_multigpu.engines.tensorflow.lookups import Table, join_rows
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.peers import Peers
 from keras_multigpu.engines.tensorflow.routes import Route, find_routes
@@ -42,6 +43,7 @@ class Exchange:
         rules: how to merge gradients that are not plain sums, by the variable's `id`.
         default: how to merge the other gradients of rows; `None` concatenates them.
         peers: joined processes with more replicas; `None` if there are none.
+        by_rows: the tables, by `id`, that stay where they are; replicas get none of their rows.
 
     Attributes:
         peers: the argument.
@@ -56,8 +58,10 @@ class Exchange:
         rules: Mapping[int, str],
         default: str | None = None,
         peers: Peers | None = None,
+        by_rows: Collection[int] = (),
     ):
         self.peers = peers
+        self._by_rows = by_rows
         self._rules, self._default = rules, default
         self.devices = tuple(map(full_name, devices))
         self.wire_dtype = wire_dtype
@@ -69,12 +73,25 @@ class Exchange:
                 self._users.setdefault(id(variable), []).append(replica)
         self.watched = [v for v in self._variables.values() if may_train(v)]
         self._are_watched = set(map(id, self.watched))
-        users = [(one, self._users[key]) for key, one in self._variables.items()]
+        sent = self._variables.keys() - set(by_rows)
+        users = [(one, self._users[key]) for key, one in self._variables.items() if key in sent]
         self._routes = find_routes(users, self.devices, self._are_watched)
 
     def watched_of(self, replica: int) -> list[int]:
         """The keys of a replica's watched variables."""
         return [id(v) for v in self.watched if replica in self._users[id(v)]]
+
+    def tables(
+        self, weights: dict[int, Tensor], hide: Callable[[Tensor], Tensor]
+    ) -> dict[int, Table]:
+        """The tables that stay where they are; the arguments are those of `send`."""
+        found = {}
+        for key in self._by_rows:
+            variable = self._variables[key]
+            division = division_of(variable)
+            assert division is not None
+            found[key] = Table(variable, division, self._parts(variable, weights, hide))
+        return found
 
     def send(
         self, weights: dict[int, Tensor], hide: Callable[[Tensor], Tensor]
@@ -88,9 +105,13 @@ class Exchange:
         keep = tf.identity if tf.executing_eagerly() else tf.convert_to_tensor
         states: list[dict[int, Tensor]] = [{} for _ in self.devices]
         for key, variable in self._variables.items():
-            with tf.device(_home(variable)):
-                given = hide(weights[key]) if key in weights else given_value(variable)
-                values = _parts(variable, given)
+            if key in self._by_rows:
+                for replica in self._users[key]:
+                    with tf.device(self.devices[replica]):
+                        none = tf.zeros([0, *variable.shape[1:]], dtype_of(variable))
+                        states[replica][key] = none
+                continue
+            values = self._parts(variable, weights, hide)
             found: dict[int, list[Tensor]] = {replica: [] for replica in self._users[key]}
             for value, routes in zip(values, self._routes[key]):
                 self._send(value, routes, variable, found)
@@ -100,6 +121,17 @@ class Exchange:
                         tf.cast(_whole(parts, variable), dtype_of(variable))
                     )
         return states
+
+    def _parts(
+        self,
+        variable: keras.Variable,
+        weights: dict[int, Tensor],
+        hide: Callable[[Tensor], Tensor],
+    ) -> Sequence[Tensor]:
+        key = id(variable)
+        with tf.device(_home(variable)):
+            given = hide(weights[key]) if key in weights else given_value(variable)
+            return _parts(variable, given)
 
     def _send(
         self,
@@ -119,13 +151,40 @@ class Exchange:
                     is_home = self.devices[replica] == route.home
                     found[replica].append(value if is_home else route.join(relayed))
 
-    def sum(self, gradients: Sequence[dict[int, Tensor | None]]) -> list[Tensor | None]:
-        """Sums the replicas' gradients of every watched weight, on the weight's device."""
+    def sum(
+        self,
+        gradients: Sequence[dict[int, Tensor | None]],
+        by_tables: Mapping[int, Sequence[Sequence[Tensor]]],
+    ) -> list[Tensor | None]:
+        """Sums the replicas' gradients of every watched weight, on the weight's device.
+
+        `by_tables` has the gradients of the parts of tables that stay where they are, for each
+        lookup.
+        """
         with tf.name_scope("gradients"):  # reports recognize gradients by this name
-            sums = [self._sum(gradients, variable) for variable in self.watched]
+            sums = [
+                self._of_table(by_tables.get(id(variable), ()), variable)
+                if id(variable) in self._by_rows
+                else self._sum(gradients, variable)
+                for variable in self.watched
+            ]
             if self.peers is not None:
                 sums = self._sum_over_processes(sums, self.peers)
             return [self._finish(total, variable) for total, variable in zip(sums, self.watched)]
+
+    def _of_table(
+        self, lookups: Sequence[Sequence[Tensor]], variable: keras.Variable
+    ) -> Tensor | None:
+        """Adds the gradients of a table's parts, each on its device, and joins them."""
+        division = division_of(variable)
+        if not lookups or division is None:
+            return None
+        parts = []
+        for device, found in zip(division.devices, zip(*lookups)):
+            with tf.device(device):
+                parts.append(self._add(list(found), variable))
+        with tf.device(_home(variable)):
+            return join_rows(parts, division)
 
     def _sum(
         self, gradients: Sequence[dict[int, Tensor | None]], variable: keras.Variable
@@ -182,7 +241,7 @@ class Exchange:
 
     def _finish(self, total: Tensor | None, variable: keras.Variable) -> Tensor | None:
         # Replicas may send only the touched rows although the optimizer wants a dense gradient.
-        is_table = isinstance(total, tf.IndexedSlices)
+        is_table = isinstance(total, tf.IndexedSlices) and id(variable) not in self._by_rows
         if not is_table or getattr(variable, "names_rows_once", None) is not False:
             return total
         division = division_of(variable)

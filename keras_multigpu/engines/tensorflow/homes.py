@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.tensorflow.division import Division
+from keras_multigpu.engines.tensorflow.lookups import is_table
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.placing import move_variables
 
@@ -83,6 +84,11 @@ def _find_homes(weights: Sequence[keras.Variable], before: Mapping[str, int]) ->
     `before` are the bytes that each device has already.
     """
     divided: dict[int, _Home] = {}
+    for weight in filter(is_table, weights):  # rows are looked up where they are
+        devices = _turned([*before], len(divided))
+        division = Division.even(tuple(weight.shape), devices, axis=0)
+        if division is not None and len(devices) > 1 and _bytes_of(weight) >= _LEAST_DIVIDED:
+            divided[id(weight)] = division
     while True:
         homes, loads = dict(divided), dict(before)
         for weight in sorted(weights, key=_bytes_at_home, reverse=True):
@@ -95,15 +101,18 @@ def _find_homes(weights: Sequence[keras.Variable], before: Mapping[str, int]) ->
             return homes
         there = [one for one in weights if homes[id(one)] == fullest]
         for weight in sorted(there, key=_bytes_at_home, reverse=True):
-            # Where a divided weight is joined, another device for each.
-            first = len(divided) % len(loads)
-            devices = [*loads][first:] + [*loads][:first]
-            division = Division.even(tuple(weight.shape), devices)
+            division = Division.even(tuple(weight.shape), _turned([*loads], len(divided)))
             if division is not None and _bytes_of(weight) >= _LEAST_DIVIDED:
                 divided[id(weight)] = division
                 break
         else:
             return homes
+
+
+def _turned(devices: list[str], count: int) -> list[str]:
+    """The devices for the next divided weight: where it is joined, another one for each."""
+    first = count % len(devices)
+    return devices[first:] + devices[:first]
 
 
 def _elements_by_device(weight: keras.Variable, home: _Home) -> dict[str, int]:

@@ -18,6 +18,7 @@ from keras_multigpu.engines.tensorflow.divided import (
     shown_on,
 )
 from keras_multigpu.engines.tensorflow.division import Division
+from keras_multigpu.engines.tensorflow.lookups import split_rows
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.values import Tensor
 
@@ -249,7 +250,16 @@ def _source(tensor: Tensor, kinds: Sequence[str] = ("IdentityN",)) -> Tensor:
 
 def _parts_of_gradient(gradient: Any, division: Division) -> list[Any]:
     """The parts of a gradient: those that it was just joined of, if it was."""
-    if not isinstance(gradient, tf.IndexedSlices) and not tf.executing_eagerly():
+    if tf.executing_eagerly():
+        return division.split(gradient)
+    if isinstance(gradient, tf.IndexedSlices):
+        flat = (gradient.values, gradient.indices)
+        values, rows = (_source(one, ("Identity", "IdentityN")) for one in flat)
+        joined_rows = tf.IndexedSlices(values, rows, gradient.dense_shape)
+        found = None if division.axis else split_rows(joined_rows, division)
+        if found is not None:
+            return found
+    else:
         joined = _source(tf.convert_to_tensor(gradient), ("Identity", "IdentityN")).op
         if joined.type == "ConcatV2" and tf.get_static_value(joined.inputs[-1]) == division.axis:
             parts = list(joined.inputs[:-1])

@@ -120,7 +120,7 @@ def _raise(reason: str | None) -> None:
 
 def _without_statistics(trace: Trace) -> Trace:
     layers = [*trace.layers, *trace.apart]
-    if not (layers or trace.compiled or tf.executing_eagerly()):
+    if not (layers or trace.cut or trace.compiled or tf.executing_eagerly()):
         return trace
     plain = trace.alone()
     with replaced_statistics(layers, of_no_rows):

@@ -161,7 +161,13 @@ class Replicas:
         check_alike(states)
         rows = None if is_slice else LIKE
         exchange = Exchange(
-            states, self.devices, self.wire_dtype, trace.gradient_rules, rows, self.peers
+            states,
+            self.devices,
+            self.wire_dtype,
+            trace.gradient_rules,
+            rows,
+            self.peers,
+            trace.by_rows,
         )
         arguments = [split_call(call)[0] for call in calls]
         replica_calls = ReplicaCalls(trace, exchange, arguments, sizes)
@@ -184,6 +190,7 @@ class Replicas:
             self.order(call),
             with_penalties=self._has_own_weights,
             for_slices=for_slices,
+            with_tables=for_slices and self.peers is None and not tf.executing_eagerly(),
         )
 
     def _traced(self, call: Call, compiled: bool, for_slices: bool = True) -> Trace:

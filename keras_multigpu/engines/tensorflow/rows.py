@@ -108,14 +108,14 @@ def _sum(table: Tensor, indices: Tensor, weights: Tensor | None) -> Tensor:
     for numbers, own in _blocks(indices, weights):
         taken = tf.gather(table, numbers)
         taken = taken if own is None else taken * own[:, :, None]
-        sums.append(tf.reduce_sum(_wide(taken), axis=1))
+        sums.append(tf.reduce_sum(wide(taken), axis=1))
     return tf.cast(tf.add_n(sums), table.dtype)
 
 
 def _of_all_rows(
     upstream: Tensor, indices: Tensor, weights: Tensor | None, table: Tensor
 ) -> Tensor:
-    total = tf.zeros(table.shape, _wide(upstream).dtype)
+    total = tf.zeros(table.shape, wide(upstream).dtype)
     for numbers, own in _blocks(indices, weights):
         parts, places = _parts(upstream, numbers, own)
         total = tf.tensor_scatter_nd_add(total, places[:, None], parts)
@@ -133,7 +133,7 @@ def _parts(upstream: Tensor, indices: Tensor, weights: Tensor | None) -> tuple[T
     """What to add to the table, of shape `(rows * ones, units)`, and to which rows."""
     parts = tf.repeat(upstream[:, None], tf.shape(indices)[1], axis=1)
     parts = parts if weights is None else parts * weights[:, :, None]
-    return tf.reshape(_wide(parts), [-1, parts.shape[2]]), tf.reshape(indices, [-1])
+    return tf.reshape(wide(parts), [-1, parts.shape[2]]), tf.reshape(indices, [-1])
 
 
 def _blocks(indices: Tensor, weights: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -145,6 +145,6 @@ def _blocks(indices: Tensor, weights: Tensor | None) -> Iterator[tuple[Tensor, T
         yield indices[:, block], None if weights is None else weights[:, block]
 
 
-def _wide(values: Tensor) -> Tensor:
+def wide(values: Tensor) -> Tensor:
     """Casts to float32 at least, for sums of many parts, as in matrix products."""
     return tf.cast(values, tf.float32) if values.dtype.size < 4 else values

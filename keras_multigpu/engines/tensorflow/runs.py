@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,10 +59,16 @@ class Run(abc.ABC):
     Args:
         devices: each replica's device.
         order: the highest derivative that may be taken.
+
+    Attributes:
+        by_tables: after `backward`, the gradients of the parts of tables that stayed where they
+            are, for each lookup, by their variable's `id`.
     """
 
     def __init__(self, devices: Sequence[str], order: int):
         self._devices, self._order = devices, order
+        self.by_tables: collections.defaultdict[int, list[list[Tensor]]]
+        self.by_tables = collections.defaultdict(list)
 
     @abc.abstractmethod
     def forward(

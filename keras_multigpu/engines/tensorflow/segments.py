@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.functions import reached_inputs
@@ -24,18 +25,26 @@ from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order, is
 from keras_multigpu.engines.values import Tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class RowsOf:
+    """What a boundary is for: sums of rows of a table, computed in a type."""
+
+    table: keras.Variable
+    dtype: str
+
+
 @dataclasses.dataclass
 class Boundary:
     """Where one segment ends and the next begins.
 
     Attributes:
-        local: the tensor that a replica hands over.
-        merge: merges those of all replicas.
+        local: what a replica hands over: one tensor, or the indices and weights of a lookup.
+        what: what is done with it: merges those of all replicas, or looks up.
         merged: the tensor that a replica goes on with.
     """
 
-    local: Tensor
-    merge: Merge
+    local: list[Tensor]
+    what: Merge | RowsOf
     merged: Tensor
 
 
@@ -94,6 +103,18 @@ class Cut:
         self._gives: list[dict[int, Tensor]] = []
         self._entered = contextlib.ExitStack()
 
+    def look_up(
+        self, table: keras.Variable, indices: Tensor, weights: Tensor | None, dtype: str
+    ) -> Tensor | None:
+        """Ends a segment with the indices; returns the sums. `None` where it can't end."""
+        given = [] if weights is None else [weights]
+        if tf.compat.v1.get_default_graph() is not self.graphs[-1] or gradient_order(given):
+            return None
+        spec = tf.TensorSpec([indices.shape[0], table.shape[1]], dtype)
+        return self._end(
+            [tf.identity(one) for one in (indices, *given)], RowsOf(table, dtype), spec
+        )
+
     def exchange(self, local: Tensor, merge: Merge, spec: tf.TensorSpec) -> Tensor:
         """Ends a segment with the tensor that it hands over; returns what the replicas made."""
         if tf.compat.v1.get_default_graph() is not self.graphs[-1]:
@@ -106,11 +127,14 @@ class Cut:
                 "a tape within the model differentiates a `BatchNormalization` in training, whose "
                 "statistics come from all replicas"
             )
+        return self._end([local], merge, spec)
+
+    def _end(self, local: list[Tensor], what: Merge | RowsOf, spec: tf.TensorSpec) -> Tensor:
         later = _OpenFunction(self._make, spec)
         self._later.append(later)
         self._entered.enter_context(later.graph.as_default())
         self.graphs.append(later.graph)
-        self.boundaries.append(Boundary(local, merge, later.argument))
+        self.boundaries.append(Boundary(local, what, later.argument))
         return later.argument
 
     def run(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
@@ -150,7 +174,7 @@ class Cut:
         for later, boundary in zip(self._later, self.boundaries):
             functions.append(later.function)
             takes.append([boundary.merged, *later.function.captured_inputs])
-            may_get |= {id(boundary.local), *map(id, later.function.captured_inputs)}
+            may_get |= {*map(id, boundary.local), *map(id, later.function.captured_inputs)}
         for function, needs, own in zip(functions, takes, self._gives):
             gives = list(own.values())
             results = [one for one in gives if is_float(one) and id(one) in may_get]
@@ -186,7 +210,7 @@ class Cut:
         """What each segment must return: for exchanges, for later segments, and as results."""
         crossing = [outer for graph in self.graphs[1:] for outer in graph.external_captures]
         crossing = [outer for outer in crossing if id(outer) not in arguments]
-        local = [boundary.local for boundary in self.boundaries]
+        local = [one for boundary in self.boundaries for one in boundary.local]
         gives: list[dict[int, Tensor]] = [{} for _ in self.graphs]
         for tensor in [*local, *crossing, *tensors_of(self.results)]:
             place = self._place(tensor)
