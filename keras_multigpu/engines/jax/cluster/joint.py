@@ -49,11 +49,10 @@ def copy_to_all(tree: Any, mesh: Mesh) -> Any:
 
 
 def compare_weights(values: Any, mesh: Mesh, group: Group) -> None:
-    """Raises a `ClusterError` if another process has other weights."""
-    digests = _of_all([digest_of(jax.tree.leaves(values), sys.maxsize)], mesh, group)
-    for number, digest in enumerate(digests):
-        if digest != digests[0]:
-            raise group.differs(number, "weights")
+    """Raises a `ClusterError` if another process has other weights, or has no new ones."""
+    digest = digest_of(jax.tree.leaves(values), sys.maxsize)
+    step = "a step with new weights or metrics, the first one of an epoch, say"
+    _compare({"steps": (_checksum(step), step), "weights": (digest, "")}, 0, mesh, group)
 
 
 def compare_steps(batch: Any, step: str, position: int, mesh: Mesh, group: Group) -> list[int]:
@@ -66,14 +65,24 @@ def compare_steps(batch: Any, step: str, position: int, mesh: Mesh, group: Group
     """
     leaves = jax.tree.leaves(batch)
     rows = next((len(leaf) for leaf in leaves if np.ndim(leaf)), 0)
-    compared = {"steps": (zlib.crc32(step.encode()) >> 1, step)}
+    facts = {"steps": (_checksum(step), step)}
     if group.data == "parts":
-        compared["passes"] = position, f"step {position + 1} of a pass"
-        compared["parts"] = _digest_of_part(batch), _describe(batch)
+        facts["passes"] = position, f"step {position + 1} of a pass"
+        facts["parts"] = _digest_of_part(batch), _describe(batch)
     else:
-        compared["rows"] = digest_of(leaves, COMPARED), ""
-    every = _of_all([*(digest for digest, _ in compared.values()), rows], mesh, group)
-    for column, (what, (_, told)) in enumerate(compared.items()):
+        facts["rows"] = digest_of(leaves, COMPARED), ""
+    return _compare(facts, rows, mesh, group)
+
+
+def _compare(facts: dict[str, tuple[int, str]], rows: int, mesh: Mesh, group: Group) -> list[int]:
+    """Raises a `ClusterError` if a fact differs; returns the `rows` of each process.
+
+    A fact is a number of 31 bits, and what to tell of it. All comparisons send as many numbers:
+    arrays of other sizes, in processes that compare different things, would make gloo abort them.
+    """
+    numbers = [number for number, _ in facts.values()]
+    every = _of_all([*numbers, *[0] * (3 - len(numbers)), rows], mesh, group)
+    for column, (what, (_, told)) in enumerate(facts.items()):
         for number, one in enumerate(every):
             if one[column] != every[0][column]:
                 raise group.differs(number, what, told)
@@ -81,7 +90,7 @@ def compare_steps(batch: Any, step: str, position: int, mesh: Mesh, group: Group
 
 
 def _of_all(numbers: Sequence[int], mesh: Mesh, group: Group) -> list[list[int]]:
-    """The numbers, of 31 bits, of all processes."""
+    """The numbers of all processes."""
     each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     mine, shape = np.array([numbers], "int32"), (mesh.devices.size, len(numbers))
     known = replicate(mesh)(jax.make_array_from_callback(shape, each, lambda index: mine))
@@ -91,13 +100,17 @@ def _of_all(numbers: Sequence[int], mesh: Mesh, group: Group) -> list[list[int]]
     return [found[number] for number in sorted(found)]
 
 
+def _checksum(text: str) -> int:
+    return zlib.crc32(text.encode()) >> 1
+
+
 def _digest_of_part(batch: Any) -> int:
     """A checksum of what the parts of a batch have in common, scalars with their values."""
     leaves, structure = jax.tree.flatten(batch)
     kinds = [(str(leaf.dtype), leaf.shape[1:]) for leaf in map(np.asarray, leaves)]
     scalars = [leaf for leaf in leaves if not np.ndim(leaf)]
     text = repr((str(structure), kinds, digest_of(scalars, sys.maxsize)))
-    return zlib.crc32(text.encode()) >> 1
+    return _checksum(text)
 
 
 def _describe(batch: Any) -> str:
