@@ -176,11 +176,12 @@ class TensorFlowSteps(Steps):
         with batches.inside() as is_inside:
             if is_inside:
                 return self._trace(step, args, kwargs)
-            (args, kwargs), counts = batches.check((args, kwargs), name)
+            is_plain = len(args) == 1 and not kwargs  # as Keras calls it
+            data, counts = batches.check(args[0] if is_plain else (args, kwargs), name)
+            data = batches.whole(data) if batches.are_parts else data
+            result = self._trace(step, *(((data,), {}) if is_plain else data))
             if not batches.are_parts:
-                return self._trace(step, args, kwargs)
-            args, kwargs = batches.whole((args, kwargs))
-            result = self._trace(step, args, kwargs)
+                return result
             return batches.own(result, counts) if name == "predict_step" else result
 
     def _trace(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -17,7 +17,9 @@ from keras_multigpu.engines.jax.cluster import processes
 from keras_multigpu.engines.jax.cluster.group import Group
 from keras_multigpu.engines.joint import COMPARED, check_owners, digest_of
 
-_EXCHANGED = 4  # numbers, always, so that the processes run the same program
+# Always as many numbers: arrays of other sizes, in processes that compare different things, would
+# make gloo abort them.
+_EXCHANGED = 4
 
 
 def check_devices(names: Sequence[str], mode: str) -> None:
@@ -51,11 +53,10 @@ def copy_to_all(tree: Any, mesh: Mesh) -> Any:
 
 
 def compare_weights(values: Any, mesh: Mesh, group: Group) -> None:
-    """Raises a `ClusterError` if another process has other weights."""
-    every = _met([digest_of(jax.tree.leaves(values), sys.maxsize)], mesh, group)
-    for number, one in enumerate(every):
-        if one != every[0]:
-            raise group.differs(number, "weights")
+    """Raises a `ClusterError` if another process has other weights, or has no new ones."""
+    digest = digest_of(jax.tree.leaves(values), sys.maxsize)
+    step = "a step with new weights or metrics, the first one of an epoch, say"
+    _compare({"steps": (_checksum(step), step), "weights": (digest, "")}, 0, mesh, group)
 
 
 def compare_steps(batch: Any, step: str, position: int, mesh: Mesh, group: Group) -> list[int]:
@@ -68,40 +69,47 @@ def compare_steps(batch: Any, step: str, position: int, mesh: Mesh, group: Group
     """
     leaves = jax.tree.leaves(batch)
     rows = next((len(leaf) for leaf in leaves if np.ndim(leaf)), 0)
-    compared = {"steps": (zlib.crc32(step.encode()) >> 1, step)}
+    facts = {"steps": (_checksum(step), step)}
     if group.data == "parts":
-        compared["passes"] = position, f"step {position + 1} of a pass"
-        compared["parts"] = _digest_of_part(batch), _describe(batch)
+        facts["passes"] = position, f"step {position + 1} of a pass"
+        facts["parts"] = _digest_of_part(batch), _describe(batch)
     else:
-        compared["rows"] = digest_of(leaves, COMPARED), ""
-    every = _met([rows, *(digest for digest, _ in compared.values())], mesh, group)
-    for column, (what, (_, told)) in enumerate(compared.items(), 1):
+        facts["rows"] = digest_of(leaves, COMPARED), ""
+    return _compare(facts, rows, mesh, group)
+
+
+def _compare(facts: dict[str, tuple[int, str]], rows: int, mesh: Mesh, group: Group) -> list[int]:
+    """Raises a `ClusterError` if a fact differs; returns the `rows` of each process.
+
+    A fact is a number of 31 bits, and what to tell of it.
+    """
+    numbers = [number for number, _ in facts.values()]
+    numbers += [0] * (_EXCHANGED - 1 - len(numbers)) + [rows]
+    every = exchange(numbers, mesh, group)
+    while min(every)[0] < 0:  # another process reads spread weights
+        group.attend([one[0] for one in every])
+        every = exchange(numbers, mesh, group)
+    for column, (what, (_, told)) in enumerate(facts.items()):
         for number, one in enumerate(every):
             if one[column] != every[0][column]:
                 raise group.differs(number, what, told)
-    return [one[0] for one in every]
-
-
-def _met(numbers: Sequence[int], mesh: Mesh, group: Group) -> list[list[int]]:
-    """The numbers of all processes, none of them negative; meanwhile others may read weights."""
-    every = exchange(numbers, mesh, group)
-    while min(every)[0] < 0:
-        group.attend([one[0] for one in every])
-        every = exchange(numbers, mesh, group)
-    return every
+    return [one[-1] for one in every]
 
 
 def exchange(numbers: Sequence[int], mesh: Mesh, group: Group) -> list[list[int]]:
-    """The numbers, of 31 bits, of all processes; all call it together, whatever they compare."""
+    """The numbers of all processes, none more than `_EXCHANGED`; all call it together."""
     each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    mine = np.zeros((1, _EXCHANGED), "int32")
+    mine, shape = np.zeros((1, _EXCHANGED), "int32"), (mesh.devices.size, _EXCHANGED)
     mine[0, : len(numbers)] = numbers
-    shape = (mesh.devices.size, _EXCHANGED)
     known = replicate(mesh)(jax.make_array_from_callback(shape, each, lambda index: mine))
     group.wait(known)
     owners = [device.process_index for device in mesh.devices.flat]
     found = dict(zip(owners, np.asarray(known).tolist()))
     return [found[number] for number in sorted(found)]
+
+
+def _checksum(text: str) -> int:
+    return zlib.crc32(text.encode()) >> 1
 
 
 def _digest_of_part(batch: Any) -> int:
@@ -110,7 +118,7 @@ def _digest_of_part(batch: Any) -> int:
     kinds = [(str(leaf.dtype), leaf.shape[1:]) for leaf in map(np.asarray, leaves)]
     scalars = [leaf for leaf in leaves if not np.ndim(leaf)]
     text = repr((str(structure), kinds, digest_of(scalars, sys.maxsize)))
-    return zlib.crc32(text.encode()) >> 1
+    return _checksum(text)
 
 
 def _describe(batch: Any) -> str:

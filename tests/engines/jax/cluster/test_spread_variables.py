@@ -183,5 +183,5 @@ def test_a_step_waits_while_others_read(monkeypatch):
 
     monkeypatch.setattr(joint, "exchange", exchange)
     assert joint.compare_steps([np.ones(3)], "train_step", 0, None, group) == [3, 3]
-    assert seen == [[3, WEIGHTS]]
+    assert seen == [[mine[0][0], WEIGHTS]]
     assert len(mine) == 2
