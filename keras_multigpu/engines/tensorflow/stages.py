@@ -16,7 +16,7 @@ from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.placing import move_variables, place_updates
 from keras_multigpu.engines.tensorflow.replicas import Replicas
 from keras_multigpu.engines.values import Call, Request, Result
-from keras_multigpu.graphs.crossings import find_crossings
+from keras_multigpu.graphs.costs import find_crossings
 from keras_multigpu.graphs.graph import Graph, is_graph, read_graph, symbolic_ends
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
 from keras_multigpu.graphs.subgraph import SubGraph, part_of_graph

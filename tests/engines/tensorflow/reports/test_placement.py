@@ -9,10 +9,10 @@ from keras import layers
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from keras_multigpu import make_parallel, reports
-from keras_multigpu.graphs.crossings import find_crossings
-from keras_multigpu.reports.blocks import find_blocks
-from keras_multigpu.reports.inspection import find_sizes
-from keras_multigpu.reports.placement import find_cut, with_loss
+from keras_multigpu.graphs.costs import find_crossings, with_loss
+from keras_multigpu.reports.layout import find_blocks
+from keras_multigpu.reports.models import find_sizes
+from keras_multigpu.reports.placement import find_cut
 
 
 @pytest.mark.parametrize(
