@@ -175,7 +175,8 @@ class _Search:
         for mode, shard in self.ways if sizes else ():
             for parts in (1, *equal):
                 choice = self._choose(mode, shard, sizes[mode], step, parts, remat)
-                if choice.fits or (mode == "model" and self.cuts):  # which are for a whole batch
+                is_given = mode == "model" and self.devices in self.cuts  # for a whole batch
+                if choice.fits or is_given:
                     break
             yield choice
 

@@ -9,7 +9,7 @@ import pytest
 from keras import layers
 
 from keras_multigpu import engines, make_parallel, reports
-from keras_multigpu.reports import Link
+from keras_multigpu.reports import Cut, Link
 from keras_multigpu.reports.forms import read_bytes
 from keras_multigpu.reports.loads import Shard, Workload, find_load
 from keras_multigpu.reports.plan_report import Choice, PlanReport
@@ -89,6 +89,19 @@ def test_what_the_fullest_device_keeps():
         weights, slots = runner.fullest(even, count, "weights")
         assert weights == slots == pytest.approx(1 / count, rel=0.02)
     assert runner.fullest(even, 4, "optimizer") == ((1.0, slots) if ON_JAX else (slots, slots))
+
+
+def test_a_cut_for_another_number_of_devices_changes_nothing():
+    """With a cut for these devices, only the whole batch is considered: it is for that."""
+    small = keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.Dense(4)])
+    small.compile("sgd", "mse")
+    asked = {"memory": "10 B", "link": LINK, "step_seconds": 0.01}
+    plain, other = (
+        reports.plan(small, 8, 2, cuts=cuts, **asked) for cuts in (None, {4: Cut(64, 1)})
+    )
+    assert str(other) == str(plain)
+    parts = [one.parts for one in plain.choices if one.mode == "model"]
+    assert not parts if ON_JAX else set(parts) == {4}
 
 
 def test_the_model_is_as_before(model):

@@ -37,6 +37,18 @@ def test_the_way_to_the_loss(placement, away):
     assert cut.copies == len(away)
 
 
+def test_the_default_placement_sends_the_least():
+    """Wide outputs cross to the loss, whoever places the layers."""
+    sizes = (64, 64, 2, 64, 128)
+    model = keras.Sequential([keras.Input((64,)), *(layers.Dense(size) for size in sizes)])
+    parallel = make_parallel(model, 2, mode="model")
+    parallel.compile("sgd", "mse")
+    report = reports.transfers(parallel, (np.ones((10, 64)), np.ones((10, 128))))
+    sent = report.bytes("training")
+    assert report.least == sent["activations"] + sent["gradients"] == 2 * 10 * 4 * (2 + 128)
+    assert not any("times as much as the placement" in note for note in report.notes)
+
+
 def test_a_loss_on_the_device_of_the_outputs_crosses_nothing():
     inputs = keras.Input((6,))
     hidden = layers.Dense(4, name="hidden")(inputs)
