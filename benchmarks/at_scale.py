@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 from benchmarks.processes import markdown_table
 from keras_multigpu.reports.interconnect import PRESETS, Link
-from keras_multigpu.reports.loads import ENOUGH, predict_designs
-from keras_multigpu.reports.prediction import Prediction, Sizes, StepTime, Workload
+from keras_multigpu.reports.loads import ENOUGH, Workload, predict_designs
+from keras_multigpu.reports.prediction import Prediction, Sizes, StepTime
 
 _FLOAT = 4
 _COUNTS = (1, 2, 8, 64, 512)

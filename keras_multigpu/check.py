@@ -12,8 +12,7 @@ from keras_multigpu.devices import explain_no_gpus, find_only_gpu, list_devices,
 from keras_multigpu.extras import how_to_install
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports import measure_link, scaling
-from keras_multigpu.reports.environment import describe_environment
-from keras_multigpu.reports.forms import show_bytes, show_seconds
+from keras_multigpu.reports.forms import describe_environment, show_bytes, show_seconds
 from keras_multigpu.reports.timing import Stopwatch
 
 _EXTRAS = {

@@ -1,19 +1,23 @@
-"""Places each layer of a graph on a device, as the user says or by estimated costs."""
+"""Places the calls of a graph on devices: as the user says, or by estimated costs."""
 
 from __future__ import annotations
 
+import collections
+import math
 import re
 from collections.abc import Mapping, Sequence
 
 import keras
+import numpy as np
 
 from keras_multigpu.arguments import as_integer
 from keras_multigpu.graphs import costs
-from keras_multigpu.graphs.graph import Graph
-from keras_multigpu.graphs.partition import cut, schedule
+from keras_multigpu.graphs.graph import Graph, LayerCall
 
 # Branches go to several devices only if that saves a tenth of the estimated time.
 _LEAST_GAIN = 0.9
+# For a cheaper cut, the largest stage may exceed its smallest possible size by this factor.
+_SLACK = 1.1
 
 
 def check_placement(placement: object, count: int) -> None:
@@ -76,6 +80,23 @@ def place_by_names(graph: Graph, placement: Mapping[str, int]) -> list[int]:
     return _with_operations(graph, numbers)
 
 
+def _matches(key: str, path: Sequence[str]) -> bool:
+    names = {*path, *("/".join(path[:end]) for end in range(1, len(path) + 1))}
+    return key in names or any(re.fullmatch(key, name) for name in names)
+
+
+def _with_operations(graph: Graph, numbers: dict[int, int]) -> list[int]:
+    """Places the remaining calls beside those that make or take their tensors."""
+    producers = graph.producers()
+    consumers = {id(t): n for n, call in reversed([*enumerate(graph.calls)]) for t in call.inputs}
+    for place, call in enumerate(graph.calls):
+        if place not in numbers:
+            near = [producers[id(t)] for t in call.inputs if id(t) in producers]
+            near += [consumers[id(t)] for t in call.outputs if id(t) in consumers]
+            numbers[place] = next((numbers[n] for n in near if n in numbers), 0)
+    return [numbers[place] for place in range(len(graph.calls))]
+
+
 def choose_placement(graph: Graph, count: int) -> list[int]:
     """Chooses the device of every call.
 
@@ -94,18 +115,123 @@ def choose_placement(graph: Graph, count: int) -> list[int]:
     return [first.setdefault(id(c.layer), n) for c, n in zip(graph.calls, numbers)]
 
 
-def _matches(key: str, path: Sequence[str]) -> bool:
-    names = {*path, *("/".join(path[:end]) for end in range(1, len(path) + 1))}
-    return key in names or any(re.fullmatch(key, name) for name in names)
-
-
-def _with_operations(graph: Graph, numbers: dict[int, int]) -> list[int]:
-    """Places the remaining calls beside those that make or take their tensors."""
+def schedule(graph: Graph, count: int) -> tuple[list[int], float]:
+    """HEFT on the chains: a device for every call, and the time until the last call ends."""
+    chains = _chains(graph)
+    of_call = {place: number for number, chain in enumerate(chains) for place in chain}
     producers = graph.producers()
-    consumers = {id(t): n for n, call in reversed([*enumerate(graph.calls)]) for t in call.inputs}
+    work = [sum(costs.seconds(graph.calls[p]) for p in c) for c in chains]
+    # The links between chains, with the time to send each between devices.
+    links: list[dict[int, float]] = [{} for _ in chains]
     for place, call in enumerate(graph.calls):
-        if place not in numbers:
-            near = [producers[id(t)] for t in call.inputs if id(t) in producers]
-            near += [consumers[id(t)] for t in call.outputs if id(t) in consumers]
-            numbers[place] = next((numbers[n] for n in near if n in numbers), 0)
-    return [numbers[place] for place in range(len(graph.calls))]
+        for tensor in {id(t): t for t in call.inputs if id(t) in producers}.values():
+            maker, taker = of_call[producers[id(tensor)]], of_call[place]
+            if maker != taker:
+                spent = costs.crossing_seconds(tensor)
+                links[taker][maker] = links[taker].get(maker, 0.0) + spent
+    rank = list(work)  # the time from a chain's start to the end of all work
+    for taker in reversed(range(len(chains))):
+        for maker, spent in links[taker].items():
+            rank[maker] = max(rank[maker], work[maker] + spent + rank[taker])
+    free, done = [0.0] * count, [0.0] * len(chains)
+    device, of_layer = [0] * len(chains), dict[int, int]()
+    for chain in sorted(range(len(chains)), key=lambda number: (-rank[number], number)):
+        layer = id(graph.calls[chains[chain][0]].layer)
+        ends = []
+        for number in [of_layer[layer]] if layer in of_layer else [*range(count)]:
+            arrivals = [
+                done[maker] + (spent if device[maker] != number else 0.0)
+                for maker, spent in links[chain].items()
+            ]
+            ends.append((max([free[number], *arrivals]) + work[chain], number))
+        done[chain], device[chain] = min(ends)
+        free[device[chain]] = done[chain]
+        of_layer[layer] = device[chain]
+    # The loss is computed on the first device, so the last call goes there.
+    last = device[of_call[producers.get(id(graph.outputs[-1]), 0)]]
+    swapped = {last: 0, 0: last}
+    numbers = [swapped.get(number, number) for number in device]
+    return [numbers[of_call[place]] for place in range(len(graph.calls))], max(done)
+
+
+def _chains(graph: Graph) -> list[list[int]]:
+    """Groups calls into chains: each call is the only user of the call before, its only source."""
+    producers = graph.producers()
+    before = [{producers[id(t)] for t in c.inputs if id(t) in producers} for c in graph.calls]
+    after: dict[int, set[int]] = collections.defaultdict(set)
+    for place, makers in enumerate(before):
+        for maker in makers:
+            after[maker].add(place)
+    uses = collections.Counter(id(call.layer) for call in graph.calls)
+    chains: dict[int, list[int]] = {}
+    for place, (call, makers) in enumerate(zip(graph.calls, before)):
+        chain: list[int] = []
+        for maker in makers if len(makers) == 1 else ():
+            calls_once = uses[id(call.layer)] == uses[id(graph.calls[maker].layer)] == 1
+            chain = chains[maker] if calls_once and len(after[maker]) == 1 else chain
+        chain.append(place)
+        chains[place] = chain
+    return list({id(chain): chain for chain in chains.values()}.values())
+
+
+def cut(graph: Graph, count: int) -> list[int]:
+    """Cuts the calls into consecutive stages of similar size, where the fewest bytes cross."""
+    sizes = _sizes(graph.calls)
+    parts = min(count, len(sizes))
+    crossing = _crossing_bytes(graph)
+    before = np.concatenate([[0.0], np.cumsum(sizes)])
+    limit = _smallest_largest(before, parts) * _SLACK
+    # least[k][i]: the fewest bytes across the cuts of the first i calls into k stages.
+    least = np.full((parts + 1, len(sizes) + 1), math.inf)
+    best = np.zeros((parts + 1, len(sizes) + 1), int)
+    least[0, 0] = 0.0
+    for stage in range(1, parts + 1):
+        for end in range(stage, len(sizes) + 1):
+            fits = before[end] - before[:end] <= limit
+            spent = np.where(fits, least[stage - 1, :end] + crossing[:end], math.inf)
+            best[stage, end] = int(np.argmin(spent))
+            least[stage, end] = spent[best[stage, end]]
+    numbers, end = [0] * len(sizes), len(sizes)
+    for stage in range(parts, 0, -1):
+        start = best[stage, end]
+        numbers[start:end] = [stage - 1] * (end - start)
+        end = start
+    return numbers
+
+
+def _sizes(calls: Sequence[LayerCall]) -> list[float]:
+    """The size of each call: its shares of the model's work and weights, added."""
+    seen: set[int] = set()
+    weights = []
+    for call in calls:
+        weights.append(0 if id(call.layer) in seen else costs.variables_bytes(call.variables))
+        seen.add(id(call.layer))
+    work = [costs.seconds(call) for call in calls]
+    all_work, all_weights = sum(work), max(sum(weights), 1)
+    return [one / all_work + two / all_weights for one, two in zip(work, weights)]
+
+
+def _crossing_bytes(graph: Graph) -> np.ndarray:
+    """For each call, the bytes per row that cross a cut before it."""
+    last = {id(t): len(graph.calls) for t in graph.outputs}
+    for place, call in enumerate(graph.calls):
+        for tensor in call.inputs:
+            last[id(tensor)] = max(place, last.get(id(tensor), 0))
+    crossing = np.zeros(len(graph.calls) + 1)
+    for place, call in enumerate(graph.calls):
+        for tensor in call.outputs:
+            crossing[place + 1 : last.get(id(tensor), place) + 1] += costs.row_bytes(tensor)
+    return crossing
+
+
+def _smallest_largest(before: np.ndarray, parts: int) -> float:
+    """The smallest possible size of the largest of `parts` consecutive parts."""
+    count = len(before) - 1
+    largest = before.copy()  # of the first i calls in one part
+    for _ in range(1, parts):
+        following = largest.copy()
+        for end in range(1, count + 1):
+            ways = np.maximum(largest[:end], before[end] - before[:end])
+            following[end] = min(following[end], ways.min())
+        largest = following
+    return float(largest[count])

@@ -10,27 +10,22 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import (
-    device_counts,
-    finite_number,
-    positive_integer,
-    quantity,
-)
+from keras_multigpu.arguments import device_counts, positive_integer, quantity
 from keras_multigpu.devices import choose_devices
-from keras_multigpu.reports import environment
-from keras_multigpu.reports.advice_arguments import (
-    check_counted,
-    check_hosts,
-    check_modes,
-    known_step,
-)
 from keras_multigpu.reports.advice_report import Advice
-from keras_multigpu.reports.forms import show_bytes, show_seconds
-from keras_multigpu.reports.interconnect import PRESETS, Link, find_link, measure_link
-from keras_multigpu.reports.loads import compare_designs, find_busiest, find_load
-from keras_multigpu.reports.prediction import Cut, Load, Prediction, Workload, predict
+from keras_multigpu.reports.forms import (
+    are_virtual,
+    count_cores,
+    describe_environment,
+    show_bytes,
+    show_seconds,
+)
+from keras_multigpu.reports.interconnect import Link, default_link, find_link
+from keras_multigpu.reports.loads import Workload, compare_designs, find_busiest, find_load
+from keras_multigpu.reports.placement import find_cut
+from keras_multigpu.reports.prediction import Cut, Load, Prediction, predict
 from keras_multigpu.reports.subject import Subject
-from keras_multigpu.reports.timing import Measured
+from keras_multigpu.reports.timing import Measured, measure_steps
 from keras_multigpu.reports.transfers_report import TransfersReport
 
 _ONE_TIME = (
@@ -134,36 +129,38 @@ def advise(
         >>> advice.verdicts["data"].split(":")[0]
         'Stay on one device'
     """
-    counts, batch_size = device_counts("n_gpus", n_gpus), positive_integer("batch_size", batch_size)
-    given, between = find_link(link), check_hosts(devices_per_host, host_link, counts)
-    check_modes(modes, counts, batch_size)
-    check_counted(counted, batch_size)
-    steps, speed = positive_integer("steps", steps), quantity("speed", speed)
-    hint = "Give 0 if copies and computations take turns."
-    finite_number("overlap", overlap, "a share, from 0 to 1", lambda one: 0 <= one <= 1, hint)
+    counts, given = device_counts("n_gpus", n_gpus), find_link(link)
+    between = _check_hosts(devices_per_host, host_link, counts)
     processors = None if processors is None else quantity("processors", processors)
-    known = known_step(step_seconds, batch_size)
-    subject = Subject.make(model, batch_size, inputs, targets)
-    found_cuts = subject.find_cuts(counts if "model" in modes else (), cuts, placement)
-
-    pool, measured = choose_devices(None, None), None
-    is_here = given is None and speed == 1 and between is None
-    if known is None:
-        here = [one for one in counts if 1 < one <= len(pool)] if is_here else []
-        rows = (batch_size, max(batch_size // max(counts), 1))
-        measured = subject.time(rows, steps, dict.fromkeys(modes, here), placement)
-        known = measured.step
-        if processors is None and is_here and environment.are_virtual(pool):
-            processors = max(environment.count_cores() / measured.cores, 1.0)
-    by_compiler = engines.current().partitions
-    work = Workload(
-        known.sped_up(speed), batch_size, subject.sizes, by_compiler, processors, found_cuts,
-        devices_per_host,
+    subject = Subject(
+        model, batch_size, counts, modes, inputs=inputs, targets=targets,
+        step_seconds=step_seconds, speed=speed, overlap=overlap, steps=steps,
     )  # fmt: skip
-    used = given or (measure_link() if len(pool) > 1 else PRESETS["pcie4"])
+    _check_counted(counted, subject.batch_size)
+    found_cuts = dict(cuts or {})
+    for count in counts if "model" in modes else ():
+        if count > 1 and count not in found_cuts:
+            found_cuts[count] = find_cut(model, count, subject.batch_size, subject.sizes, placement)
+
+    pool = choose_devices(None, None)
+    is_here = given is None and speed == 1 and between is None
+    step, measured = subject.known, None
+    if step is None:
+        here = [one for one in counts if is_here and 1 < one <= len(pool)]
+        asked = dict.fromkeys(modes, here)
+        rows = (subject.batch_size, max(subject.batch_size // max(counts), 1))
+        measured = measure_steps(model, subject.batch, rows, subject.steps, asked, placement)
+        step = measured.step
+        if processors is None and is_here and are_virtual(pool):
+            processors = max(count_cores() / measured.cores, 1.0)
+    work = Workload(
+        step.sped_up(speed), subject.batch_size, subject.sizes, engines.current().partitions,
+        processors, found_cuts, devices_per_host,
+    )  # fmt: skip
+    used = given or default_link()
 
     loads = {(mode, n): find_load(mode, work, n) for mode in modes for n in counts}
-    loads |= _with_counts(loads, counted, by_compiler)
+    loads |= _with_counts(loads, counted, work.by_compiler)
     found = [predict(*key, load, used, processors, overlap, between) for key, load in loads.items()]
     if measured:
         found = [_with_times(one, measured, speed) for one in found]
@@ -171,8 +168,36 @@ def advise(
     if isinstance(step_seconds, numbers.Real):
         notes.append(_ONE_TIME)
     settings = _describe(model, work, used, measured, speed, overlap, between)
-    settings |= environment.describe_environment(pool[:1])
+    settings |= describe_environment(pool[:1])
     return Advice(found, settings=settings, notes=notes)
+
+
+def _check_hosts(per_host: Any, host_link: Any, counts: Sequence[int]) -> Link | None:
+    """The link between hosts, `None` if there is one host."""
+    if per_host is not None:
+        per_host = positive_integer("devices_per_host", per_host)
+    several = per_host is not None and max(counts) > per_host
+    if several != (host_link is not None):
+        raise ValueError(
+            "`devices_per_host` and `host_link` must be given together, and only if there are more "
+            f"devices than a host has. Received: devices_per_host={per_host!r}, "
+            f"host_link={host_link!r} and n_gpus={tuple(counts)!r}. Give devices_per_host=8, "
+            "host_link='ethernet25', for example."
+        )
+    return find_link(host_link)
+
+
+def _check_counted(counted: Any, batch_size: int) -> None:
+    """Only reports for batches of this size can be used."""
+    reports = counted if isinstance(counted, Sequence) else (counted,)
+    fits = [isinstance(one, TransfersReport) and one.batch_size == batch_size for one in reports]
+    if not isinstance(counted, Sequence) or not all(fits):
+        given = [getattr(one, "batch_size", type(one).__name__) for one in reports]
+        raise ValueError(
+            "`counted` must be a sequence of reports that `transfers` returned for batches of "
+            f"batch_size={batch_size} rows. Received: {given}. Give "
+            "`[transfers(parallel, batch), ...]` with batches of that size."
+        )
 
 
 def _with_times(one: Prediction, measured: Measured, speed: float) -> Prediction:
@@ -195,12 +220,8 @@ def _with_counts(
     for report in counted:
         key = (str(report.mode), len(report.devices))
         if key in loads:
-            sent = [
-                one
-                for one in report.training
-                if one.source in report.devices and one.kind != "inputs"
-            ]
-            traffic = find_busiest(sent, duplex=duplex)
+            sent = [one for one in report.training if one.source in report.devices]
+            traffic = find_busiest((one for one in sent if one.kind != "inputs"), duplex=duplex)
             found[key] = dataclasses.replace(loads[key], traffic=traffic)
     return found
 

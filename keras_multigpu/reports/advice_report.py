@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from keras_multigpu.reports.forms import show_bytes, show_seconds
+from keras_multigpu.reports.forms import draw_bars, show_bytes, show_seconds
 from keras_multigpu.reports.prediction import Prediction
 from keras_multigpu.reports.report import Column, Report
 
@@ -72,13 +72,11 @@ class Advice(Report):
         figure.suptitle(self.title)
         left, right = figure.subplots(1, 2)
         labels = [f"{one.mode}, {one.devices}" for one in self.predictions]
-        places = range(len(labels))
-        compute = [1e3 * one.compute_s for one in self.predictions]
-        left.barh(places, compute, label="computing")
-        moving = [1e3 * one.transfer_s for one in self.predictions]
-        left.barh(places, moving, left=compute, label="moving")
-        left.set(xlabel="step (ms)", yticks=places, yticklabels=labels)
-        left.invert_yaxis()
+        parts = {
+            "computing": [1e3 * one.compute_s for one in self.predictions],
+            "moving": [1e3 * one.transfer_s for one in self.predictions],
+        }
+        draw_bars(left, labels, parts, xlabel="step (ms)")
         left.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
         for mode in dict.fromkeys(one.mode for one in self.predictions):
             points = sorted((p.devices, p.speedup) for p in self.predictions if p.mode == mode)

@@ -1,16 +1,25 @@
-"""Quantities in readable units, and the parts of text, Markdown, HTML, JSON and plots."""
+"""What reports show: quantities with units, cells, figures, and what was measured on."""
 
 from __future__ import annotations
 
+import collections
+import datetime
 import html
 import io
 import math
 import numbers
+import os
+import platform
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
+
+from keras_multigpu import engines
 from keras_multigpu.extras import how_to_install
+from keras_multigpu.version import __version__
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B")
 _UNITS = ("kB", "MB", "GB", "TB")
@@ -18,9 +27,7 @@ _UNITS = ("kB", "MB", "GB", "TB")
 
 def show_seconds(seconds: float) -> str:
     """Three digits, in s or ms."""
-    value, unit = (seconds, "s") if seconds >= 0.9995 else (1e3 * seconds, "ms")
-    decimals = 0 if value >= 100 else 1 if value >= 10 else 2
-    return f"{value:.{decimals}f} {unit}"
+    return _show(seconds, "s") if seconds >= 0.9995 else _show(1e3 * seconds, "ms")
 
 
 def show_bytes(size: float) -> str:
@@ -29,9 +36,11 @@ def show_bytes(size: float) -> str:
     if size < 1000:
         return f"{size:.0f} B"
     power = min(int(math.log10(size) // 3), len(_UNITS))
-    size, unit = size / 1000**power, _UNITS[power - 1]
-    decimals = 0 if size >= 100 else 1 if size >= 10 else 2
-    return f"{size:.{decimals}f} {unit}"
+    return _show(size / 1000**power, _UNITS[power - 1])
+
+
+def _show(value: float, unit: str) -> str:
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
 
 
 def read_bytes(name: str, size: Any) -> int:
@@ -73,21 +82,6 @@ def html_row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
     return f"<tr>{''.join(row)}</tr>"
 
 
-def json_value(value: Any) -> Any:
-    """A value of JSON's kinds; numbers that JSON doesn't have (`nan`) become `None`."""
-    if value is None or isinstance(value, (str, bool)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): json_value(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_value(part) for part in value]
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return float(value) if math.isfinite(value) else None
-    return str(value)
-
-
 def new_figure(width: float = 9.0, height: float = 4.0) -> Any:
     """An empty matplotlib figure, `width` x `height` inches, that notebooks show.
 
@@ -109,3 +103,54 @@ def new_figure(width: float = 9.0, height: float = 4.0) -> Any:
             return data.getvalue()
 
     return NotebookFigure(figsize=(width, height), layout="constrained")
+
+
+def draw_bars(
+    axes: Any,
+    labels: Sequence[str],
+    parts: Mapping[str, Sequence[float]],
+    *,
+    xlabel: str,
+    color: Any = None,
+) -> list[float]:
+    """Draws a horizontal bar for each label, made of parts side by side; returns the bars' ends."""
+    places, ends = range(len(labels)), [0.0] * len(labels)
+    for number, (part, sizes) in enumerate(parts.items()):
+        axes.barh(places, sizes, left=ends, label=part, color=color or f"C{number}")
+        ends = [end + size for end, size in zip(ends, sizes)]
+    axes.set(xlabel=xlabel, yticks=places, yticklabels=labels)
+    if not axes.yaxis_inverted():
+        axes.invert_yaxis()
+    return ends
+
+
+def describe_environment(devices: Sequence[str]) -> dict[str, str]:
+    """The date, the machine, the named devices and the versions, each in a few words."""
+    engine = engines.current()
+    kinds = collections.Counter(engine.describe_device(name) for name in devices)
+    versions = {
+        "Python": platform.python_version(),
+        "Keras": keras.__version__,
+        engine.title: sys.modules[keras.backend.backend()].__version__,
+        "keras_multigpu": __version__,
+    }
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "machine": f"{count_cores()} processor cores ({platform.machine()})",
+        "devices": ", ".join(f"{count} x {kind}" for kind, count in kinds.items()),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+
+
+def count_cores() -> int:
+    """The processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def are_virtual(devices: Sequence[str]) -> bool:
+    """Whether devices are parts of one processor: then their times say nothing about GPUs."""
+    hosts = collections.Counter(name.rpartition("/")[0] for name in devices)
+    is_one = len(devices) > 1 and len(hosts) == 1
+    return is_one and all(name.rpartition("/")[2].startswith("cpu") for name in devices)

@@ -102,6 +102,11 @@ def find_link(link: str | Link | None) -> Link | None:
     return PRESETS[name]
 
 
+def default_link() -> Link:
+    """The link between the first two devices; PCIe 4.0 if there is only one."""
+    return measure_link() if len(choose_devices(None, None)) > 1 else PRESETS["pcie4"]
+
+
 def measure_link(source: str | None = None, target: str | None = None, *, repeats: int = 9) -> Link:
     """Times copies between two devices of this process.
 
@@ -138,23 +143,23 @@ def measure_link(source: str | None = None, target: str | None = None, *, repeat
     small, large = (_make_block(size, source) for size in (_SMALL, _LARGE))
     # A step's copies follow one another, without a call of Python for each.
     once, often = engine.relay([target]), engine.relay([target, *[source, target] * _TURNS])
-    runs: list[Callable[[], Any]] = [
+    runs = (
         lambda: once(small),
         lambda: often(small),
         lambda: engine.copy(small, target),
         lambda: engine.copy(large, target),
-    ]
-    times: list[list[float]] = [[] for _ in runs]
-    for run in runs:
-        run()  # the first time also traces, and allocates memory
-    for _ in range(repeats):
-        for run, seconds in zip(runs, times):
-            begin = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - begin)
-    first, all_turns, shorter, longer = map(statistics.median, times)
+    )
+    # The first round also traces, and allocates memory.
+    _, *rounds = [[_time(run) for run in runs] for _ in range(repeats + 1)]
+    first, all_turns, shorter, longer = map(statistics.median, zip(*rounds))
     latency = max(all_turns - first, 0.0) / (2 * _TURNS)
     return fit_link(f"{source} to {target}", _SMALL, latency, _LARGE, latency + longer - shorter)
+
+
+def _time(run: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
 
 
 def _make_block(size: int, device: str) -> Any:

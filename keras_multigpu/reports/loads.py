@@ -9,50 +9,67 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from keras_multigpu.reports.interconnect import Link
-from keras_multigpu.reports.prediction import Load, Prediction, Traffic, Workload, predict
+from keras_multigpu.reports.prediction import (
+    Cut,
+    Load,
+    Prediction,
+    Sizes,
+    StepTime,
+    Traffic,
+    predict,
+)
 
+ENOUGH = 1.1  # a design whose step takes this many times the other's is the wrong one
 _NONE = Traffic()
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """What the fullest device keeps with a value of `shard`.
-
-    Attributes:
-        name: the value.
-        weights: its share of the weights, between steps.
-        slots: its share of the optimizer's slots.
-        gathers: how often a step gathers the weights: once, so that they are whole until the
-            backward pass has used them, or again for the backward pass.
-    """
+    """A value of `shard`, and the shares that the fullest device keeps between steps."""
 
     name: str
     weights: float
     slots: float
-    gathers: int = 1
-
-    @property
-    def times(self) -> int:
-        """How many times P (n - 1) / n bytes each device sends, for weights of P bytes.
-
-        Gradients are summed where their parts are, and weights are gathered.
-        """
-        return 1 + self.gathers
 
     @property
     def kept(self) -> tuple[float, float]:
-        """The shares of the weights and of the slots that it holds when it holds most."""
-        whole = 1.0 if self.gathers == 1 else 0.0  # in a step, beside the parts
-        return whole + self.weights if self.weights < 1 else 1.0, self.slots
+        """The shares of the weights and of the slots within a step, which gathers the weights."""
+        return 1.0 + self.weights if self.weights < 1 else 1.0, self.slots
 
 
-SHARDS = ("weights", "optimizer")
-"""The values of `shard`."""
-ENOUGH = 1.1  # a design whose step takes this many times the other's is the wrong one
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What is trained, and on what.
+
+    `by_compiler` is `Engine.partitions`: then weights stay on the devices, gradients are summed in
+    a ring, and a batch that the devices don't divide is computed whole on each. `processors` is the
+    number of devices that the processors could keep busy, for virtual devices, which share them;
+    `None` if each device has its own. `cuts` are by number of devices; `shard` is for mode
+    `"data"`. `per_host` is the number of devices in a host; `None` if one host has them all. Each
+    host has a process that computes its rows, or with `by_driver` one process drives all.
+    """
+
+    step: StepTime
+    batch_size: int
+    sizes: Sizes
+    by_compiler: bool = False
+    processors: float | None = None
+    cuts: Mapping[int, Cut] = dataclasses.field(default_factory=dict)
+    per_host: int | None = None
+    by_driver: bool = False
+    shard: Shard | None = None
+
+    def hosts(self, devices: int) -> int:
+        """The number of hosts that have so many devices."""
+        return 1 if self.per_host is None else math.ceil(devices / self.per_host)
+
+    def in_host(self, devices: int) -> int:
+        """The number of devices in the fullest host, of so many."""
+        return devices if self.per_host is None else min(devices, self.per_host)
 
 
 def check_mode(mode: str) -> None:
@@ -64,8 +81,8 @@ def check_mode(mode: str) -> None:
         )
 
 
-def find_load(mode: str, work: Workload, devices: int, shard: Shard | None = None) -> Load:
-    """What a mode makes of a workload on a number of devices; `shard` is for mode `"data"`."""
+def find_load(mode: str, work: Workload, devices: int) -> Load:
+    """What a mode makes of a workload on a number of devices."""
     check_mode(mode)
     if mode != "data" and work.hosts(devices) > 1:
         raise ValueError(
@@ -73,53 +90,52 @@ def find_load(mode: str, work: Workload, devices: int, shard: Shard | None = Non
             f"{devices} devices, {work.per_host} in each host. Ask for {work.per_host} devices "
             "at most, or leave `devices_per_host` out."
         )
-    if mode == "model" and devices > 1 and devices not in work.cuts:
+    if devices == 1:
+        return _load(work, work.batch_size, work.batch_size)
+    if mode == "model" and devices not in work.cuts:
         raise ValueError(
             "Mode 'model' needs to know how the model is divided. Received: "
             f"cuts={dict(work.cuts)!r}, without {devices} devices. Give "
             f"`cuts={{{devices}: Cut(size, copies, share)}}`."
         )
-    load = LOADS[mode](work, devices)
-    return load if shard is None or devices == 1 else _spread(load, work, devices, shard)
+    return LOADS[mode](work, devices)
 
 
-def _spread(load: Load, work: Workload, devices: int, shard: Shard) -> Load:
-    """The load of mode `"data"` with parts of the state on each device."""
-    sizes = work.sizes
-    size = shard.times * (devices - 1) / devices * sizes.gradients
-    copies = shard.times * (devices - 1 if work.by_compiler else sizes.tensors)
-    is_uneven = work.by_compiler and work.batch_size % devices > 0
-    rows = work.batch_size if is_uneven else math.ceil(work.batch_size / devices)
-    traffic = Traffic(size, size, copies, duplex=work.by_compiler)
-    if not work.by_compiler:
-        traffic += _outputs_traffic(work, work.batch_size - rows)
-    return dataclasses.replace(load, traffic=traffic, memory=sizes.memory(rows, *shard.kept))
+def _load(work: Workload, rows: float, total: float, **others: Any) -> Load:
+    """The load of the rows of the busiest device, and of all devices; they keep the whole batch."""
+    step, memory = work.step, work.sizes.memory(work.batch_size)
+    load = Load(
+        rows * step.row_s, total * step.row_s, step.seconds(work.batch_size), _NONE, memory,
+        fixed_s=step.fixed_s,
+    )  # fmt: skip
+    return dataclasses.replace(load, **others)
 
 
 def _load_data(work: Workload, devices: int) -> Load:
     """A slice of the batch for each device."""
-    is_uneven = work.by_compiler and work.batch_size % devices > 0
-    rows = work.batch_size if is_uneven else math.ceil(work.batch_size / devices)
-    if devices == 1 or is_uneven:  # each device computes the whole batch and needs nothing else
-        return _load(work, rows, devices * rows, _NONE, rows)
-    traffic = _weights_traffic(work, devices)
-    if not work.by_compiler and not (work.by_driver and work.hosts(devices) > 1):
-        own = math.ceil(work.batch_size / work.hosts(devices))
-        traffic += _outputs_traffic(work, own - rows)
+    sizes, shard, hosts = work.sizes, work.shard, work.hosts(devices)
+    rows, total = math.ceil(work.batch_size / devices), work.batch_size
+    if work.by_compiler and work.batch_size % devices:  # each device computes the whole batch
+        rows, total = work.batch_size, devices * work.batch_size
+        if shard is None:
+            return _load(work, rows, total)  # and needs nothing else
+    traffic = (_weights_traffic if shard is None else _shard_traffic)(work, devices)
+    if not work.by_compiler and not (work.by_driver and hosts > 1):
+        traffic += _outputs_traffic(work, math.ceil(work.batch_size / hosts) - rows)
+    memory = sizes.memory(rows, *(shard.kept if shard else ()))
+    has_home = shard is None and not work.by_compiler
+    if has_home and memory is not None and sizes.working is not None:
+        memory += sizes.gradients  # the parts that the weights' home sends, and the sums
     between = (driver_between if work.by_driver else ring_between)(work, devices)
-    load = _load(work, rows, work.batch_size, traffic, rows, between)
-    if work.by_compiler or load.memory is None or work.sizes.working is None:
-        return load
-    # The home of the weights has the parts that it sends, and the sums that it receives.
-    return dataclasses.replace(load, memory=load.memory + work.sizes.gradients)
+    return _load(work, rows, total, traffic=traffic, memory=memory, between=between)
 
 
 def _load_towers(work: Workload, devices: int, traffic: Traffic) -> Load:
-    """The whole batch on each device."""
+    """The whole batch on each device, compared with as many batches on one device."""
     rows = work.batch_size
     traffic += _outputs_traffic(work, rows * (devices - 1))
-    load = _load(work, rows, devices * rows, traffic, rows)
-    return dataclasses.replace(load, alone_s=devices * load.alone_s)
+    alone_s = devices * work.step.seconds(rows)
+    return _load(work, rows, devices * rows, traffic=traffic, alone_s=alone_s)
 
 
 def _load_model(work: Workload, devices: int) -> Load:
@@ -127,13 +143,9 @@ def _load_model(work: Workload, devices: int) -> Load:
 
     Branches divide the work on the rows, but not the part that doesn't depend on the rows.
     """
-    rows = work.batch_size
-    if devices == 1:
-        return _load(work, rows, rows, _NONE, rows)
-    cut = work.cuts[devices]
+    cut, rows = work.cuts[devices], work.batch_size
     traffic = Traffic(cut.size, cut.size, 2 * cut.copies)
-    load = _load(work, cut.share * rows, rows, traffic, rows)
-    return dataclasses.replace(load, memory=cut.memory)
+    return _load(work, cut.share * rows, rows, traffic=traffic, memory=cut.memory)
 
 
 LOADS: dict[str, Callable[[Workload, int], Load]] = {
@@ -144,31 +156,24 @@ LOADS: dict[str, Callable[[Workload, int], Load]] = {
 }
 
 
-def _load(
-    work: Workload,
-    busiest: float,
-    total: float,
-    traffic: Traffic,
-    kept: int,
-    between: Traffic = _NONE,
-) -> Load:
-    """The load of rows: those of the busiest device, of all devices, and those kept by one."""
-    step, memory = work.step, work.sizes.memory(kept)
-    alone = step.seconds(work.batch_size)
-    rows_s, total_s = busiest * step.row_s, total * step.row_s
-    return Load(rows_s, total_s, alone, traffic, memory, between, step.fixed_s)
-
-
 def _outputs_traffic(work: Workload, rows: int) -> Traffic:
     """Outputs of rows on other devices, which are merged on one, and their gradients."""
     size = rows * work.sizes.outputs
     return Traffic(size, size, 2 if rows else 0)
 
 
+def _shard_traffic(work: Workload, devices: int) -> Traffic:
+    """Gradients of P bytes are summed where their parts are, and weights are gathered.
+
+    A device sends P (n - 1) / n bytes each time.
+    """
+    size = 2 * (devices - 1) / devices * work.sizes.gradients
+    copies = 2 * (devices - 1 if work.by_compiler else work.sizes.tensors)
+    return Traffic(size, size, copies, duplex=work.by_compiler)
+
+
 def _weights_traffic(work: Workload, devices: int) -> Traffic:
     """Weights and gradients within a host."""
-    if devices == 1:
-        return _NONE
     return (ring_inside if work.by_compiler else hubs_inside)(work, devices)
 
 

@@ -10,21 +10,11 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_model
 from keras_multigpu.engines import Holding
-from keras_multigpu.reports.environment import describe_environment
-from keras_multigpu.reports.forms import show_bytes
+from keras_multigpu.reports.forms import describe_environment, draw_bars, show_bytes
+from keras_multigpu.reports.models import check_batch, step_prepared
 from keras_multigpu.reports.report import Column, Report
-from keras_multigpu.reports.state import check_batch, step_prepared
 
-KINDS = (
-    "weights",
-    "slots",
-    "batch",
-    "copies",
-    "gradients",
-    "activations",
-    "temporaries",
-    "other",
-)
+KINDS = ("weights", "slots", "batch", "copies", "gradients", "activations", "temporaries", "other")
 _BY_XLA = (
     "XLA counts all that a device holds; how it divides the memory of the step between "
     "gradients, activations and temporaries is estimated from the order of the operations."
@@ -155,16 +145,13 @@ class MemoryReport(Report):
     def draw(self, figure: Any) -> None:
         """Draws a bar for each device, made of what it holds."""
         axes = figure.subplots()
-        places, left = range(len(self.devices)), [0.0] * len(self.devices)
-        for number, kind in enumerate(self._kinds):
-            sizes = [self.bytes(name, kind) / 1e6 for name in self.devices]
-            axes.barh(places, sizes, left=left, label=kind, color=f"C{number}")
-            left = [start + size for start, size in zip(left, sizes)]
+        parts = {
+            kind: [self.bytes(name, kind) / 1e6 for name in self.devices] for kind in self._kinds
+        }
+        ends = draw_bars(axes, self.devices, parts, xlabel="MB")
         for place, name in enumerate(self.devices):
-            axes.text(left[place], place, f" {show_bytes(self.bytes(name))}", va="center")
-        axes.set(xlabel="MB", yticks=places, yticklabels=self.devices)
-        axes.set_xlim(0, 1.15 * max(left, default=1.0))
-        axes.invert_yaxis()
+            axes.text(ends[place], place, f" {show_bytes(self.bytes(name))}", va="center")
+        axes.set_xlim(0, 1.15 * max(ends, default=1.0))
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
         axes.set_title(self.title, pad=30)

@@ -10,15 +10,28 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import positive_integer
-from keras_multigpu.graphs.costs import row_bytes, variables_bytes
-from keras_multigpu.graphs.crossings import find_crossings, find_share
+from keras_multigpu.graphs.costs import (
+    find_crossings,
+    find_share,
+    row_bytes,
+    variables_bytes,
+    with_loss,
+)
 from keras_multigpu.graphs.graph import Graph, LayerCall, is_graph, read_graph
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
 from keras_multigpu.modes import ModelParallel
-from keras_multigpu.reports.blocks import block_name, find_blocks
 from keras_multigpu.reports.forms import new_figure, show_bytes
+from keras_multigpu.reports.layout import (
+    HEIGHT,
+    WIDTH,
+    Net,
+    Point,
+    block_name,
+    find_blocks,
+    place_boxes,
+    route,
+)
 from keras_multigpu.reports.prediction import Cut, Sizes
-from keras_multigpu.reports.routes import HEIGHT, WIDTH, Net, Point, place_boxes, route
 
 _MOST_BLOCKS = 36  # in a plot
 _LEAST_WIDTH = 5.8  # inches, for the title and the legend
@@ -31,10 +44,7 @@ def find_cut(
     sizes: Sizes,
     placement: Mapping[str, int] | None = None,
 ) -> Cut:
-    """What would cross if a model were divided, and the busiest device's work and memory.
-
-    `placement` is as in `make_parallel`.
-    """
+    """What would cross if a model were divided, and the busiest device's work and memory."""
     if engines.current().partitions:
         raise ValueError(
             f"On {engines.current().title} mode 'model' spreads each layer over all devices, and "
@@ -49,38 +59,34 @@ def find_cut(
         )
     check_placement(placement, devices)
     graph = read_graph(model)
-    chosen = choose_placement(graph, devices)
-    numbers = place_by_names(graph, placement) if placement else chosen
+    numbers = place_by_names(graph, placement) if placement else choose_placement(graph, devices)
     between = [one for one in find_crossings(*with_loss(graph, numbers)) if one.maker is not None]
-    kept: dict[int, int] = collections.defaultdict(int)
-    counted: set[int] = set()
-    # Each weight has a gradient and optimizer slots beside it.
-    factor = 1 + (sizes.work + sizes.slots) / max(sizes.weights, 1)
-    outputs = sum(row_bytes(one) for call in graph.calls for one in call.outputs)
-    is_counted = sizes.working is not None and sizes.activations is not None
-    kept_rows = (sizes.activations or 0) - sizes.passing if is_counted else outputs
-    row_factor = kept_rows / max(outputs, 1)
-    for call, number in zip(graph.calls, numbers):
-        fresh = [variable for variable in call.variables if id(variable) not in counted]
-        counted |= set(map(id, fresh))
-        kept[number] += round(factor * variables_bytes(fresh))
-        kept[number] += round(row_factor * batch_size * sum(map(row_bytes, call.outputs)))
     return Cut(
         size=batch_size * sum(one.row_bytes for one in between),
         copies=len(between),
         share=find_share(graph, numbers),
-        memory=max(kept.values(), default=0) + batch_size * sizes.passing,
+        memory=_find_fullest(graph, numbers, batch_size, sizes),
     )
 
 
-def with_loss(graph: Graph, numbers: Sequence[int]) -> tuple[Graph, list[int]]:
-    """A graph and its placement with the loss as the last call, which runs on device 0.
+def _find_fullest(graph: Graph, numbers: Sequence[int], batch_size: int, sizes: Sizes) -> int:
+    """The bytes of the device that keeps most: its layers' variables and outputs.
 
-    Outputs of other devices cross to it, and their gradients cross back.
+    Each weight has a gradient and optimizer slots beside it.
     """
-    layer, count = keras.layers.Identity(name="loss"), len(graph.calls)
-    loss = LayerCall(layer, ("loss",), tuple(graph.outputs), (), count)
-    return Graph(graph.inputs, graph.outputs, (*graph.calls, loss)), [*numbers, 0]
+    outputs = sum(row_bytes(one) for call in graph.calls for one in call.outputs)
+    is_counted = sizes.working is not None and sizes.activations is not None
+    kept_rows = (sizes.activations or 0) - sizes.passing if is_counted else outputs
+    factor = 1 + (sizes.work + sizes.slots) / max(sizes.weights, 1)
+    kept: dict[int, int] = collections.defaultdict(int)
+    counted: set[int] = set()
+    for call, number in zip(graph.calls, numbers):
+        fresh = [variable for variable in call.variables if id(variable) not in counted]
+        counted |= set(map(id, fresh))
+        made = batch_size * sum(map(row_bytes, call.outputs))
+        kept[number] += round(factor * variables_bytes(fresh))
+        kept[number] += round(kept_rows / max(outputs, 1) * made)
+    return max(kept.values(), default=0) + batch_size * sizes.passing
 
 
 def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:

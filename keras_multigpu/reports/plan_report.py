@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from keras_multigpu.reports.forms import show_bytes, show_seconds
+from keras_multigpu.reports.forms import draw_bars, show_bytes, show_seconds
 from keras_multigpu.reports.prediction import Prediction
 from keras_multigpu.reports.report import Column, Report
 
@@ -145,18 +145,17 @@ class PlanReport(Report):
     def draw(self, figure: Any) -> None:
         """Draws the memory and the time of each way; those that don't fit are grey."""
         shown = self.choices[:_MOST_DRAWN]
-        places, labels = range(len(shown)), [_label(one) for one in shown]
-        colors = ["C0" if one.fits else "lightgrey" for one in shown]
-        left, right = figure.subplots(1, 2, sharey=True)
-        left.barh(places, [(one.memory or 0) / 1e6 for one in shown], color=colors)
-        left.set(xlabel="memory of a device (MB)", yticks=places, yticklabels=labels)
-        right.barh(places, [1e3 * one.update_s for one in shown], color=colors)
-        right.set(xlabel="update with a whole batch (ms)")
-        left.invert_yaxis()
+        labels = [_label(one) for one in shown]
+        color = ["C0" if one.fits else "lightgrey" for one in shown]
+        axes = figure.subplots(1, 2, sharey=True)
+        for one, name, sizes in (
+            (axes[0], "memory of a device (MB)", [(way.memory or 0) / 1e6 for way in shown]),
+            (axes[1], "update with a whole batch (ms)", [1e3 * way.update_s for way in shown]),
+        ):
+            draw_bars(one, labels, {"": sizes}, xlabel=name, color=color)
+            one.grid(axis="x", alpha=0.3)
+            one.set_axisbelow(True)
         figure.suptitle(self.title)
-        for axes in (left, right):
-            axes.grid(axis="x", alpha=0.3)
-            axes.set_axisbelow(True)
 
 
 def _label(one: Choice) -> str:

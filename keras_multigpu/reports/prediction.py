@@ -13,9 +13,8 @@ processor time.
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from keras_multigpu.reports.interconnect import Link
 
@@ -56,7 +55,7 @@ class Sizes:
     `outputs`, `activations` (all that a step keeps; `None` if unknown) and `inputs` are per row.
     `working` is what a step needs besides, however many rows there are: `None` to take the
     gradients for it. `passing` is the part of `activations` that is not kept: a device needs it
-    even for a part of the layers.
+    even for a part of the layers. `unknown` tensors of unknown size are left out.
     """
 
     weights: int
@@ -68,6 +67,7 @@ class Sizes:
     inputs: int = 0
     working: int | None = None
     passing: int = 0
+    unknown: int = 0
 
     @property
     def work(self) -> int:
@@ -104,36 +104,6 @@ class Cut:
     copies: int
     share: float = 1.0
     memory: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """What is trained, and on what.
-
-    `processors` is the number of devices that the processors could keep busy, for virtual devices,
-    which share them; `None` if each device has its own. `by_compiler` is `Engine.partitions`: then
-    weights stay on the devices, gradients are summed in a ring, and a batch that the devices don't
-    divide is computed whole on each. `cuts` are by number of devices. `per_host` is the number of
-    devices in a host; `None` if one host has them all. Each host has a process that computes its
-    rows, or with `by_driver` one process drives all.
-    """
-
-    step: StepTime
-    batch_size: int
-    sizes: Sizes
-    by_compiler: bool = False
-    processors: float | None = None
-    cuts: Mapping[int, Cut] = dataclasses.field(default_factory=dict)
-    per_host: int | None = None
-    by_driver: bool = False
-
-    def hosts(self, devices: int) -> int:
-        """The number of hosts that have so many devices."""
-        return 1 if self.per_host is None else math.ceil(devices / self.per_host)
-
-    def in_host(self, devices: int) -> int:
-        """The number of devices in the fullest host, of so many."""
-        return devices if self.per_host is None else min(devices, self.per_host)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_multigpu.extras import how_to_install
-from keras_multigpu.reports.forms import html_row, json_value, markdown_cell, new_figure, one_line
+from keras_multigpu.reports.forms import html_row, markdown_cell, new_figure, one_line
 
 _PLOTS = (".png", ".svg", ".pdf")
 
@@ -138,19 +138,17 @@ class Report(abc.ABC):
 
         The picture needs matplotlib, and is left out without it.
         """
-        has_matplotlib = importlib.util.find_spec("matplotlib") is not None
-        return self._html(self._picture() if has_matplotlib else "")
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows; `plot` adds the picture."""
-        return self._html("")
-
-    def _picture(self) -> str:
+        if importlib.util.find_spec("matplotlib") is None:
+            return self._repr_html_()
         buffer = io.BytesIO()
         self.plot().savefig(buffer, format="png")
         data = base64.b64encode(buffer.getvalue()).decode()
         title = html.escape(self.title, quote=True)
-        return f'<img alt="{title}" src="data:image/png;base64,{data}">'
+        return self._html(f'<img alt="{title}" src="data:image/png;base64,{data}">')
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; `plot` adds the picture."""
+        return self._html("")
 
     def _html(self, picture: str) -> str:
         header, *rows = self._cells()
@@ -221,7 +219,8 @@ class Report(abc.ABC):
             "rows": [dict(zip(names, row)) for row in self.rows],
             "notes": self.notes,
         }
-        return json.dumps(json_value(found), indent=1, allow_nan=False)
+        text = json.dumps(found, default=_plain)
+        return json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1)
 
     def plot(self) -> Any:
         """The report as a plot.
@@ -248,20 +247,26 @@ class Report(abc.ABC):
             ValueError: if the name has another ending.
             ImportError: if a plot is asked for and matplotlib is not installed.
         """
-        path = pathlib.Path(path)
+        path, suffix = pathlib.Path(path), pathlib.Path(path).suffix.lower()
         texts = {
             ".txt": self.__str__,
             ".md": self.to_markdown,
             ".html": self.to_html,
             ".json": self.to_json,
         }
-        suffix = path.suffix.lower()
-        if suffix in texts:
-            path.write_text(texts[suffix]() + "\n", encoding="utf-8")
-        elif suffix in _PLOTS:
-            self.plot().savefig(path)
-        else:
+        if suffix not in (*texts, *_PLOTS):
             raise ValueError(
                 f"`path` must end in one of {', '.join([*texts, *_PLOTS])}. Received: "
                 f"path={str(path)!r}. Choose the ending of the form that you want."
             )
+        if suffix in texts:
+            path.write_text(texts[suffix]() + "\n", encoding="utf-8")
+        else:
+            self.plot().savefig(path)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold of a value: of NumPy's, the Python numbers; of others, the text."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)

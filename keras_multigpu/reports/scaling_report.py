@@ -2,15 +2,65 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_multigpu.arguments import device_counts, quantity
 from keras_multigpu.reports.report import Column, Report
-from keras_multigpu.reports.runs import Run, comparable_times, find_speedup
 
 _MUCH = 0.1  # of a run, for what its epochs take besides their steps: worth a note
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The trainings on one number of devices.
+
+    Attributes:
+        devices: the number of devices.
+        seconds: the time of each repeat, in seconds.
+        loss: the loss at the end, `None` if unknown.
+        batch_size: rows of a batch, on all the devices together.
+        steps: the batches of a repeat.
+        step_times: the time of a step in each repeat, in seconds, without the time that epochs
+            take besides their steps; empty if this was not measured separately.
+        epochs: the epochs of a repeat.
+
+    Example:
+        >>> run = Run(2, (5.0, 4.0, 9.0), steps=10, step_times=(0.4, 0.3, 0.5))
+        >>> run.median, run.step_seconds, run.epoch_seconds
+        (5.0, 0.4, 1.0)
+    """
+
+    devices: int
+    seconds: tuple[float, ...]
+    loss: float | None = None
+    batch_size: int | None = None
+    steps: int | None = None
+    step_times: tuple[float, ...] = ()
+    epochs: int = 1
+
+    @property
+    def median(self) -> float:
+        """The median time of a repeat, in seconds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median time of a batch, in seconds."""
+        if self.step_times:
+            return statistics.median(self.step_times)
+        return self.median / self.steps if self.steps else None
+
+    @property
+    def epoch_seconds(self) -> float | None:
+        """The time of an epoch besides its steps, in seconds; `None` if unknown."""
+        if not self.step_times or not self.steps:
+            return None
+        rest = [all_s - self.steps * one for all_s, one in zip(self.seconds, self.step_times)]
+        return max(statistics.median(rest), 0.0) / self.epochs
 
 
 class ScalingReport(Report):
@@ -54,7 +104,7 @@ class ScalingReport(Report):
             speedup * base.devices / run.devices for run, speedup in zip(self.runs, self.speedups)
         ]
         columns, rows = self._table()
-        notes = [*_conclude(self.runs, self.speedups, self.efficiencies, weak), *notes]
+        notes = [*self._conclude(weak), *notes]
         super().__init__(title, columns, rows, notes, settings)
 
     @classmethod
@@ -139,15 +189,17 @@ class ScalingReport(Report):
             axes.margins(x=0.1)
             axes.grid(alpha=0.3)
 
-    def _table(self) -> tuple[list[Column], list[list[Any]]]:
+    def _table(self) -> tuple[list[Column], list[tuple[Any, ...]]]:
         """The columns that have figures, and the rows."""
-        digits = f".{_decimals(run.median for run in self.runs)}f"
+        smallest = min(run.median for run in self.runs)  # with four digits
+        digits = f".{min(max(3 - math.floor(math.log10(smallest)), 0), 9)}f"
+        repeated = [run.seconds if len(run.seconds) > 1 else () for run in self.runs]
         table: dict[Column, list[Any]] = {
             Column("devices"): [run.devices for run in self.runs],
             Column("batch size"): [run.batch_size for run in self.runs],
             Column("time", "s", digits): [run.median for run in self.runs],
-            Column("fastest", "s", digits): [_if_several(min, run) for run in self.runs],
-            Column("slowest", "s", digits): [_if_several(max, run) for run in self.runs],
+            Column("fastest", "s", digits): [min(times, default=None) for times in repeated],
+            Column("slowest", "s", digits): [max(times, default=None) for times in repeated],
             Column("step", "s", ".4g"): [run.step_seconds for run in self.runs],
             Column("epoch overhead", "s", ".4g"): [run.epoch_seconds for run in self.runs],
             Column("loss", "", ".4g"): [run.loss for run in self.runs],
@@ -155,55 +207,63 @@ class ScalingReport(Report):
             Column("efficiency", "", ".0%"): self.efficiencies,
         }
         known = {column: v for column, v in table.items() if any(one is not None for one in v)}
-        return list(known), [list(row) for row in zip(*known.values())]
+        return list(known), list(zip(*known.values()))
+
+    def _conclude(self, weak: bool) -> list[str]:
+        """The conclusions in words."""
+        base, *others = self.runs
+        if not others:
+            return []
+        best = max(range(1, len(self.runs)), key=self.speedups.__getitem__)
+        count, speedup = self.runs[best].devices, self.speedups[best]
+        if speedup > 1:
+            notes = [
+                f"{count} devices are {speedup:.2f} times as fast as {base.devices}"
+                f"{', in rows per second' if weak else ''}, an efficiency of "
+                f"{self.efficiencies[best]:.0%}."
+            ]
+        else:
+            notes = [
+                f"More devices are no faster than {base.devices}: {count} take {1 / speedup:.2f} "
+                f"times as long{' for each row' if weak else ''}."
+            ]
+        overhead = (base.epoch_seconds or 0) * base.epochs / base.median
+        if overhead > _MUCH:
+            devices = f"{base.devices} device{'' if base.devices == 1 else 's'}"
+            notes.append(
+                f"The speed-ups compare steps. Epochs are short: on {devices}, {overhead:.0%} of a "
+                "run is overhead of epochs, not steps."
+            )
+        alike = [str(run.devices) for run in others if not weak and _overlap(run, base)]
+        if alike:
+            notes.append(
+                f"On {' and '.join(alike)} devices the repeats overlap with those on "
+                f"{base.devices}: the difference may be chance."
+            )
+        return notes
 
 
-def _if_several(choose: Callable[..., float], run: Run) -> float | None:
-    return choose(run.seconds) if len(run.seconds) > 1 else None
+def find_speedup(run: Run, base: Run, *, weak: bool = False) -> float:
+    """The speed-up of a run over another.
+
+    With weak scaling n devices do n times the work in a step, so it compares rows per second.
+    """
+    work = run.devices / base.devices if weak else 1.0
+    own, others = _comparable_times(run, base)
+    return work * statistics.median(others) / statistics.median(own)
 
 
-def _decimals(values: Any) -> int:
-    """The decimals that show four digits of the smallest value."""
-    return min(max(3 - math.floor(math.log10(min(values))), 0), 9)
-
-
-def _conclude(
-    runs: Sequence[Run], speedups: Sequence[float], efficiencies: Sequence[float], weak: bool
-) -> list[str]:
-    """The conclusions in words."""
-    base, *others = runs
-    if not others:
-        return []
-    unit = ", in rows per second" if weak else ""
-    best = max(range(1, len(runs)), key=speedups.__getitem__)
-    count, speedup = runs[best].devices, speedups[best]
-    if speedup > 1:
-        notes = [
-            f"{count} devices are {speedup:.2f} times as fast as {base.devices}{unit}, an "
-            f"efficiency of {efficiencies[best]:.0%}."
-        ]
-    else:
-        notes = [
-            f"More devices are no faster than {base.devices}: {count} take {1 / speedup:.2f} times "
-            f"as long{unit and ' for each row'}."
-        ]
-    overhead = (base.epoch_seconds or 0) * base.epochs / base.median
-    if overhead > _MUCH:
-        devices = f"{base.devices} device{'' if base.devices == 1 else 's'}"
-        notes.append(
-            f"The speed-ups compare steps. Epochs are short: on {devices}, {overhead:.0%} of a run "
-            "is overhead of epochs, not steps."
-        )
-    alike = [str(run.devices) for run in others if not weak and _overlap(run, base)]
-    if alike:
-        notes.append(
-            f"On {' and '.join(alike)} devices the repeats overlap with those on {base.devices}: "
-            "the difference may be chance."
-        )
-    return notes
+def _comparable_times(run: Run, other: Run) -> tuple[Sequence[float], Sequence[float]]:
+    """The times of steps if known, for larger batches make fewer of them; or else of repeats."""
+    if run.step_times and other.step_times:
+        return run.step_times, other.step_times
+    if not run.steps or not other.steps or run.steps == other.steps:
+        return run.seconds, other.seconds
+    own, others = run.steps, other.steps
+    return [time / own for time in run.seconds], [time / others for time in other.seconds]
 
 
 def _overlap(run: Run, base: Run) -> bool:
     """Whether the times of two repeated runs overlap."""
-    first, second = sorted(comparable_times(run, base), key=min)
+    first, second = sorted(_comparable_times(run, base), key=min)
     return len(first) > 1 and max(first) >= min(second)

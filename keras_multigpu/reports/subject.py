@@ -1,4 +1,4 @@
-"""The model that a prediction is about: its sizes, its steps, its memory."""
+"""The model that `advise` and `plan` are asked about: its steps, its memory, its cuts."""
 
 from __future__ import annotations
 
@@ -7,101 +7,117 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_multigpu.arguments import check_model
+from keras_multigpu.arguments import check_model, finite_number, positive_integer, quantity
 from keras_multigpu.parallel import make_parallel
-from keras_multigpu.reports.advice_arguments import check_rows
-from keras_multigpu.reports.inspection import find_sizes, make_inputs
+from keras_multigpu.reports.loads import check_mode
 from keras_multigpu.reports.memory_report import MemoryReport, memory
-from keras_multigpu.reports.placement import find_cut
-from keras_multigpu.reports.prediction import Cut, Sizes
-from keras_multigpu.reports.timing import Measured, compile_for, measure_steps, take_rows
+from keras_multigpu.reports.models import find_sizes, make_inputs
+from keras_multigpu.reports.prediction import Sizes, StepTime
+from keras_multigpu.reports.timing import compile_for, take_rows
 
 
-@dataclasses.dataclass(frozen=True)
 class Subject:
-    """A built model, with rows to train it on, and its sizes.
+    """A built model, with a batch to train it on, and what was asked about it.
 
-    Attributes:
-        model: the model.
-        batch_size: the rows of a batch on all devices together.
-        inputs: as many rows of inputs.
-        targets: as many rows of targets; `None` to train towards zeros.
-        sizes: the model's bytes: estimated, or counted.
-        rows: the rows for which they were counted.
-        unknown: how many tensors the counted ones leave out.
+    `batch` has inputs and targets (`None` to train towards zeros), `batch_size` rows on all devices
+    together. `sizes` are estimated. `known` is the time of a step on one device, if the user gave
+    it. Without inputs, some are drawn.
     """
 
-    model: keras.Model
-    batch_size: int
-    inputs: Any
-    targets: Any
-    sizes: Sizes
-    rows: int = 0
-    unknown: int = 0
-
-    @classmethod
-    def make(cls, model: keras.Model, batch_size: int, inputs: Any, targets: Any) -> Subject:
-        """A subject with estimated sizes. Without inputs it gets random ones."""
-        check_model(model, built=True)
-        if inputs is None:
-            inputs = make_inputs(model, batch_size)
-        check_rows("inputs", inputs, batch_size)
-        if targets is not None:
-            check_rows("targets", targets, batch_size)
-        one_row = take_rows(inputs, 1)
-        sizes = find_sizes(model, model(one_row), one_row)
-        return cls(model, batch_size, inputs, targets, sizes)
-
-    def find_cuts(
+    def __init__(
         self,
+        model: keras.Model,
+        batch_size: int,
         counts: Sequence[int],
-        known: Mapping[int, Cut] | None = None,
-        placement: Mapping[str, int] | None = None,
-    ) -> dict[int, Cut]:
-        """How mode `"model"` divides the model, for each number of devices."""
-        found = dict(known or {})
-        for count in counts:
-            if count > 1 and count not in found:
-                found[count] = find_cut(self.model, count, self.batch_size, self.sizes, placement)
-        return found
-
-    def time(
-        self,
-        rows: tuple[int, int],
+        modes: Sequence[str],
+        *,
+        inputs: Any,
+        targets: Any,
+        step_seconds: float | Mapping[int, float] | None,
+        speed: float,
+        overlap: float,
         steps: int,
-        here: Mapping[str, Sequence[int]],
-        placement: Mapping[str, int] | None = None,
-    ) -> Measured:
-        """Times steps on a number of rows and on a smaller one; see `measure_steps`."""
-        batch = self.inputs, self.targets
-        return measure_steps(self.model, batch, rows, steps, here, placement)
+    ):
+        self.batch_size = positive_integer("batch_size", batch_size)
+        _check_modes(modes, counts, batch_size)
+        self.steps, self.speed = positive_integer("steps", steps), quantity("speed", speed)
+        hint = "Give 0 if copies and computations take turns."
+        finite_number("overlap", overlap, "a share, from 0 to 1", lambda one: 0 <= one <= 1, hint)
+        self.known = _known_step(step_seconds, self.batch_size)
+        check_model(model, built=True)
+        self.model = model
+        self.batch = (make_inputs(model, batch_size) if inputs is None else inputs, targets)
+        for name, arrays in zip(("inputs", "targets"), self.batch):
+            if arrays is not None:
+                _check_rows(name, arrays, self.batch_size)
+        one_row = take_rows(self.batch[0], 1)
+        self.sizes = find_sizes(model, model(one_row), one_row)
 
-    def counted(self, rows: tuple[int, int]) -> Subject:
-        """The same with counted sizes, from the memory of a number of rows and of a smaller one.
+    def count_sizes(self, model: keras.Model, rows: int, fewer: int) -> Sizes:
+        """The sizes of a copy of the model, from its memory on some rows and on fewer.
 
         In between, the memory is taken to grow evenly. It does not: with few rows the update needs
         most, with many the activations do. So it is rather less.
         """
-        many, few = (self._count(count) for count in rows)
-        grown = [_in_step(many) - _in_step(few), rows[0] - rows[1]]
-        row = max(grown[0] / grown[1], 0.0) if grown[1] else 0.0
-        sizes = dataclasses.replace(
+        many, few = self._count(model, rows), self._count(model, fewer)
+        grown = _in_step(many) - _in_step(few)
+        row = max(grown / (rows - fewer), 0.0) if rows > fewer else 0.0
+        return dataclasses.replace(
             self.sizes,
             slots=many.bytes(kind="slots"),
             activations=round(row),
-            working=max(round(_in_step(many) - rows[0] * row), 0),
-            passing=min(round(row), many.bytes(kind="temporaries") // rows[0]),
+            working=max(round(_in_step(many) - rows * row), 0),
+            passing=min(round(row), many.bytes(kind="temporaries") // rows),
+            unknown=sum(one.unknown for one in many.held),
         )
-        unknown = sum(one.unknown for one in many.held)
-        return dataclasses.replace(self, sizes=sizes, rows=rows[0], unknown=unknown)
 
-    def _count(self, rows: int) -> MemoryReport:
-        parallel = make_parallel(self.model, 1)
-        batch = compile_for(parallel, (self.inputs, self.targets))
+    def _count(self, model: keras.Model, rows: int) -> MemoryReport:
+        parallel = make_parallel(model, 1)
+        batch = compile_for(parallel, self.batch)
         return memory(parallel, take_rows(batch, rows))
 
 
 def _in_step(report: MemoryReport) -> int:
     """What a step needs beside the model's state."""
     return report.peak - report.bytes(kind="weights") - report.bytes(kind="slots")
+
+
+def _check_modes(modes: Sequence[str], counts: Sequence[int], batch_size: int) -> None:
+    """Known modes; in mode `"data"` every device needs a row."""
+    for mode in modes:
+        check_mode(mode)
+    if "data" in modes and max(counts) > batch_size:
+        raise ValueError(
+            f"In mode 'data' `n_gpus` must not exceed the batch_size={batch_size} rows of a batch: "
+            f"further devices would get no rows. Received: n_gpus={tuple(counts)!r}. Give fewer "
+            "devices, or a larger batch."
+        )
+
+
+def _known_step(given: Any, batch_size: int) -> StepTime | None:
+    """The step time that the user gave, if any."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        return StepTime(0.0, quantity("step_seconds", given) / batch_size)
+    others = [rows for rows in given if rows != batch_size]
+    if batch_size not in given or len(others) != 1 or not 0 < others[0] < batch_size:
+        raise ValueError(
+            f"`step_seconds` must have the time of a step on batch_size={batch_size} rows and on "
+            f"one smaller batch. Received: step_seconds={given!r}. Give "
+            f"{{{batch_size}: ..., {max(batch_size // 2, 1)}: ...}}, or one time."
+        )
+    times = {rows: quantity("step_seconds", one) for rows, one in given.items()}
+    return StepTime.through(batch_size, times[batch_size], others[0], times[others[0]])
+
+
+def _check_rows(name: str, arrays: Any, batch_size: int) -> None:
+    """Raises a `ValueError` if an array has fewer rows than a batch."""
+    shapes = [tuple(np.shape(part)) for part in keras.tree.flatten(arrays)]
+    if not shapes or any(not shape or shape[0] < batch_size for shape in shapes):
+        raise ValueError(
+            f"`{name}` must have at least batch_size={batch_size} rows, to time a step on a whole "
+            f"batch. Received: {name} of the shapes {shapes}. Give `x[:{batch_size}]`."
+        )

@@ -14,8 +14,8 @@ import numpy as np
 from keras_multigpu import engines
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import make_parallel
+from keras_multigpu.reports.models import Snapshot, build_optimizer, random_state_kept, state_of
 from keras_multigpu.reports.prediction import StepTime
-from keras_multigpu.reports.state import Snapshot, build_optimizer, random_state_kept, state_of
 
 ROUNDS = 3
 _WARM_UP = 3  # steps; the first one traces and compiles
@@ -31,20 +31,17 @@ class Stopwatch(keras.callbacks.Callback):
     epoch's own time. The clock stops at the end of the last epoch: TensorFlow may take seconds
     after that to take down a data pipeline.
 
-    With `every`, it waits for the result of every step, and not only of an epoch's first one.
-    `seconds` and `batches` are those of the whole `fit`; `each` and `cpu` hold, with `every`, the
-    wall time and the processor time of each step except the first of each epoch.
+    `seconds` and `batches` are those of the whole `fit`. With `every`, it waits for the result of
+    every step, and not only of an epoch's first one; `each` then holds the wall time and the
+    processor time of each step except the first of each epoch.
     """
 
     def __init__(self, *, every: bool = False):
         super().__init__()
         self.seconds = 0.0
         self.batches = 0
-        self.each: list[float] = []
-        self.cpu: list[float] = []
+        self.each: list[tuple[float, float]] = []
         self._every = every
-        self._begin = self._end = self._end_cpu = self._first_end = 0.0
-        self._in_epoch = self._first = 0  # batches so far
         self._timed_s, self._timed = 0.0, 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -53,32 +50,31 @@ class Stopwatch(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Starts to count batches."""
-        self._in_epoch = 0
+        self._first = self._last = (0, 0.0, 0.0)  # batches of the epoch, and both clocks
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Notes when a batch ends."""
-        before, self._in_epoch = self._in_epoch, batch + 1  # steps_per_execution: several at once
-        is_first = before == 0
+        """Notes when a batch ends; with `steps_per_execution`, several at once."""
+        is_first = not self._last[0]
         if is_first or self._every:
             keras.tree.map_structure(keras.ops.convert_to_numpy, logs)  # waits for them
-        now, cpu = time.perf_counter(), time.process_time()
+        before, self._last = self._last, (batch + 1, time.perf_counter(), time.process_time())
         if is_first:
-            self._first, self._first_end = self._in_epoch, now
+            self._first = self._last
         elif self._every:
-            self.each.append((now - self._end) / (self._in_epoch - before))
-            self.cpu.append((cpu - self._end_cpu) / (self._in_epoch - before))
-        self._end, self._end_cpu = now, cpu
+            count, wall, cpu = (new - old for new, old in zip(self._last, before))
+            self.each.append((wall / count, cpu / count))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds up the steps of the epoch."""
         now = time.perf_counter()  # the logs are numbers by now, so the steps are done
         self.seconds = now - self._begin
+        (done, *_), (first, first_end, _) = self._last, self._first
         if known := (self.params or {}).get("steps"):  # the last execution may have fewer steps
-            self._in_epoch = min(self._in_epoch, known)
-        self.batches += self._in_epoch
-        if self._in_epoch > self._first:
-            self._timed += self._in_epoch - self._first
-            self._timed_s += now - self._first_end
+            done = min(done, known)
+        self.batches += done
+        if done > first:
+            self._timed += done - first
+            self._timed_s += now - first_end
 
     @property
     def step_seconds(self) -> float | None:
@@ -149,49 +145,52 @@ def measure_steps(
 ) -> Measured:
     """Times the steps of a built model, and restores its state.
 
-    The batch is a pair of inputs and targets (or `None`). `sizes` are the rows of the whole batch
-    and of a smaller one, which shows how much of a step depends on the rows. `steps` is the least
+    The batch is inputs and targets; see `compile_for`. `sizes` are the rows of the whole batch, and
+    of a smaller one, which shows how much of a step depends on the rows. `steps` is the least
     number of steps to time. `here` has, by mode, the numbers of devices above one on which to time
     the whole batch; `placement` is for mode `"model"`.
     """
     rows, fewer = sizes
-    whole, part = ((take_rows(batch[0], size), take_rows(batch[1], size)) for size in sizes)
     options = {"committee": {"replicas": "independent"}, "model": {"placement": placement}}
 
-    def train(mode: str, counts: Sequence[int]) -> list[Training]:
-        name = "tower" if mode == "committee" else mode
-        return [Training(model, one, whole, name, **options.get(mode, {})) for one in counts]
+    def train(mode: str, devices: int, rows: int) -> Steps:
+        name: Any = "tower" if mode == "committee" else mode
+        parallel = make_parallel(model, devices, name, **options.get(mode, {}))
+        return Steps(parallel, (take_rows(batch[0], rows), take_rows(batch[1], rows)))
 
-    before, places_kept = Snapshot(state_of(model)), engines.current().places_kept
+    times: dict[tuple[str, int], Timing] = {}
+    small = None
+    before = Snapshot(state_of(model))
     with random_state_kept():
         try:
-            several = here.get("data", ())
-            with places_kept(model):
-                small = [Training(model, 1, part)] if fewer < rows else []
-                timings = time_in_turn([*train("data", (1, *several)), *small], steps)
-            times = {("data", n): one for n, one in zip((1, *several), timings)}
-            for mode in [one for one in here if one != "data"]:
-                with places_kept(model):
+            for mode in dict.fromkeys(("data", *here)):
+                counts = (1, *here.get(mode, ()))
+                with engines.current().places_kept(model):
                     # In mode "model" the weights move back to one device for its turn.
-                    alone = Training(model, 1, whole, "model" if mode == "model" else "data")
-                    found = time_in_turn([alone, *train(mode, here[mode])], steps)
-                times |= {(mode, n): one for n, one in zip((1, *here[mode]), found)}
+                    alone = train("model" if mode == "model" else "data", 1, rows)
+                    several = [alone, *(train(mode, count, rows) for count in counts[1:])]
+                    if mode == "data" and fewer < rows:
+                        several.append(train("data", 1, fewer))
+                    found = time_in_turn(several, steps)
+                times |= {(mode, count): one for count, one in zip(counts, found)}
+                small = small or (found[-1] if len(found) > len(counts) else None)
         finally:
             before.restore()
-    return Measured(rows, fewer, times, timings[-1] if small else None)
+    return Measured(rows, fewer, times, small)
 
 
-def time_in_turn(trainings: Sequence[Training], steps: int) -> list[Timing]:
-    """Times at least `steps` steps of each training, in turn: other work slows all down alike."""
-    counts = [one.warm_up(-(-steps // ROUNDS)) for one in trainings]
-    found = [[one.time(count) for one, count in zip(trainings, counts)] for _ in range(ROUNDS)]
-    return [Timing(*(tuple(part) for part in zip(*rounds))) for rounds in zip(*found)]
+def time_in_turn(several: Sequence[Steps], steps: int) -> list[Timing]:
+    """Times at least `steps` steps of each, in turn: other work slows all down alike."""
+    counts = [one.warm_up(-(-steps // ROUNDS)) for one in several]
+    found = [[one.time(count) for one, count in zip(several, counts)] for _ in range(ROUNDS)]
+    return [Timing(*zip(*rounds)) for rounds in zip(*found)]
 
 
 def compile_for(parallel: ParallelModel, batch: tuple[Any, Any]) -> tuple[Any, Any]:
     """Makes a parallel model ready to be trained on inputs and targets; returns these.
 
-    Without targets: towards zeros by the mean squared error.
+    Without targets: towards zeros by the mean squared error, with the model's own optimizer, or
+    Adam. The cost of the model's own loss is left out then.
     """
     inputs, targets = batch
     if targets is not None:
@@ -206,26 +205,30 @@ def compile_for(parallel: ParallelModel, batch: tuple[Any, Any]) -> tuple[Any, A
 
 
 class Training:
-    """A parallel model that can be trained on one batch again and again.
+    """A compiled parallel model that is trained again and again from the same state."""
 
-    Without targets it is trained towards zeros by the mean squared error, with the model's own
-    optimizer, or Adam; the cost of the model's own loss is left out then.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        devices: int,
-        batch: tuple[Any, Any],
-        mode: Any = "data",
-        **options: Any,
-    ):
-        self._model = parallel = make_parallel(model, devices, mode, **options)
-        self._batch = compile_for(parallel, batch)
+    def __init__(self, parallel: ParallelModel):
         parallel._parallel_place()
         build_optimizer(parallel)
+        self.model = parallel
         # Copies: on JAX a step takes over the arrays that it is given.
         self._start = Snapshot(state_of(parallel))
+
+    def fit(
+        self, x: Any, *, every: bool = False, **given: Any
+    ) -> tuple[keras.callbacks.History, Stopwatch]:
+        """Trains on the rows in order; returns the history and the times."""
+        self._start.restore()
+        watch = Stopwatch(every=every)
+        return self.model.fit(x, **given, shuffle=False, callbacks=[watch], verbose=0), watch
+
+
+class Steps:
+    """Steps of a parallel model on one batch."""
+
+    def __init__(self, parallel: ParallelModel, batch: tuple[Any, Any]):
+        self._batch = compile_for(parallel, batch)
+        self._training = Training(parallel)
         arrays = keras.tree.flatten(self._batch)
         self._rows = len(arrays[0])
         size = sum(np.asarray(part).nbytes for part in arrays)
@@ -239,15 +242,12 @@ class Training:
 
     def time(self, steps: int) -> tuple[float, float]:
         """The median step in seconds, and the processor's seconds in the median step."""
-        self._model._parallel_place()
-        self._start.restore()
+        self._training.model._parallel_place()
         batches = min(steps + 1, self._most)  # the first of an epoch is not timed
         x, y = keras.tree.map_structure(
             lambda part: np.concatenate([keras.ops.convert_to_numpy(part)] * batches), self._batch
         )
-        watch = Stopwatch(every=True)
-        self._model.fit(
-            x, y, batch_size=self._rows, epochs=-(-steps // (batches - 1)), shuffle=False,
-            callbacks=[watch], verbose=0,
-        )  # fmt: skip
-        return statistics.median(watch.each), statistics.median(watch.cpu)
+        epochs = -(-steps // (batches - 1))
+        _, watch = self._training.fit(x, every=True, y=y, batch_size=self._rows, epochs=epochs)
+        wall, cpu = map(statistics.median, zip(*watch.each))
+        return wall, cpu

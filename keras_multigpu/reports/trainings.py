@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_model, device_counts
+from keras_multigpu.arguments import check_model, device_counts, positive_integer
+from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import Mode, make_parallel
-from keras_multigpu.reports.environment import are_virtual, describe_environment
-from keras_multigpu.reports.runs import Plan, Run
-from keras_multigpu.reports.scaling_report import ScalingReport
-from keras_multigpu.reports.state import Snapshot, build_optimizer, random_state_kept, state_of
-from keras_multigpu.reports.timing import Stopwatch
+from keras_multigpu.reports.forms import are_virtual, describe_environment
+from keras_multigpu.reports.models import Snapshot, random_state_kept, state_of
+from keras_multigpu.reports.scaling_report import Run, ScalingReport
+from keras_multigpu.reports.timing import Stopwatch, Training
 
+_KERAS_BATCH_SIZE = 32
 _VIRTUAL = "Virtual devices share one processor: their times say nothing about GPUs."
 _COMPILE = "`compile_with=lambda parallel: parallel.compile(...)`"
 
@@ -88,20 +90,21 @@ def scaling(
         [(1, 2), (2, 2)]
     """
     counts = device_counts("n_gpus", n_gpus)
-    plan = Plan(data, batch_size, epochs, steps, warm_up, repeats, weak)
+    schedule = Schedule(data, batch_size, epochs, steps, warm_up, repeats, weak)
     check_model(model, built=True)
     _check_compiled(model, compile_with)
     before = Snapshot(state_of(model))
     with engines.current().places_kept(model), random_state_kept():
         models = [make_parallel(model, count, mode, **options) for count in counts]
         try:
-            runs = _measure([_prepare(one, compile_with) for one in models], plan, verbose)
+            runs = _measure([_prepare(one, compile_with) for one in models], schedule, verbose)
         finally:
             before.restore()
     used = max((one.devices for one in models), key=len)
-    settings = {"model": model.name, "mode": mode, **options, **plan.describe()}
+    settings = {"model": model.name, "mode": mode, **options, **schedule.describe()}
     settings |= describe_environment(used)
-    return ScalingReport(runs, weak=weak, notes=_notes(runs, plan, used), settings=settings)
+    notes = schedule.notes(runs, used)
+    return ScalingReport(runs, weak=weak, notes=notes, settings=settings)
 
 
 def _check_compiled(model: keras.Model, compile_with: Any) -> None:
@@ -117,9 +120,8 @@ def _check_compiled(model: keras.Model, compile_with: Any) -> None:
         )
 
 
-def _prepare(model: keras.Model, compile_with: Callable[[keras.Model], Any] | None) -> keras.Model:
-    """Compiles a parallel model and builds its optimizer, whose state can then be kept."""
-    model._parallel_place()
+def _prepare(model: ParallelModel, compile_with: Callable[[keras.Model], Any] | None) -> Training:
+    """Compiles a parallel model, and keeps the state that all its runs start from."""
     if compile_with is not None:
         compile_with(model)
     if not model.compiled:
@@ -128,52 +130,122 @@ def _prepare(model: keras.Model, compile_with: Callable[[keras.Model], Any] | No
             f"model={model.template.name!r}, whose outputs the mode changes, or which has an "
             f"optimizer or a metric that can't be copied. Give {_COMPILE}."
         )
-    build_optimizer(model)
-    return model
+    return Training(model)
 
 
-def _measure(models: Sequence[keras.Model], plan: Plan, verbose: int) -> list[Run]:
+def _measure(trainings: Sequence[Training], schedule: Schedule, verbose: int) -> list[Run]:
     """Trains the models in turn, each from the same start, and times it."""
-    starts = [Snapshot(state_of(model)) for model in models]
-    fits: list[list[tuple[Any, Stopwatch]]] = [[] for _ in models]
-    rounds = range(0 if plan.warm_up else 1, plan.repeats + 1)  # round 0 is the warm-up
-    progress = keras.utils.Progbar(len(models) * len(rounds), verbose=verbose, unit_name="run")
-    for number in rounds:
-        for place, model in enumerate(models):
-            starts[place].restore()
-            fit = plan.fit(model, plan.epochs if number else plan.warm_up)
-            if number:
-                fits[place].append(fit)
+    fits: list[list[tuple[Any, Stopwatch]]] = [[] for _ in trainings]
+    rounds = [schedule.epochs] * schedule.repeats
+    rounds = [schedule.warm_up, *rounds] if schedule.warm_up else rounds
+    progress = keras.utils.Progbar(len(trainings) * len(rounds), verbose=verbose, unit_name="run")
+    for epochs in rounds:
+        for training, found in zip(trainings, fits):
+            found.append(schedule.fit(training, epochs))
             progress.add(1)
-    return [_summarize(model, plan, found) for model, found in zip(models, fits)]
+    return [schedule.summarize(*pair) for pair in zip(trainings, fits)]
 
 
-def _summarize(model: keras.Model, plan: Plan, fits: Sequence[tuple[Any, Stopwatch]]) -> Run:
-    """The timed fits of a model as a run."""
-    history, watch = fits[-1]
-    steps = [one.step_seconds for _, one in fits]
-    return Run(
-        len(model.devices),
-        tuple(one.seconds for _, one in fits),
-        history.history["loss"][-1],
-        plan.batch_size_on(len(model.devices)),
-        watch.batches,
-        tuple(one for one in steps if one is not None),
-        len(history.epoch),
-    )
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """How each run trains; the arguments are those of `scaling`, and checked here."""
 
+    data: Any
+    batch_size: int | None = None
+    epochs: int = 1
+    steps: int | None = None
+    warm_up: int = 1
+    repeats: int = 3
+    weak: bool = False
 
-def _notes(runs: Sequence[Run], plan: Plan, devices: Sequence[str]) -> list[str]:
-    notes = [_VIRTUAL] if are_virtual(devices) else []
-    if plan.steps is not None and any(run.steps != plan.steps * plan.epochs for run in runs):
-        made = " or ".join(map(str, sorted({run.steps or 0 for run in runs})))
-        notes.append(
-            f"The data ended early: you asked for steps={plan.steps} in each of {plan.epochs} "
-            f"epochs, and the runs had {made} batches. The times are of these batches."
+    def __post_init__(self) -> None:
+        _check_data(self.data)
+        if self.weak and self.batch_size is None:
+            raise ValueError(
+                "`weak=True` needs the rows of each device. Received: batch_size=None. Give "
+                "`batch_size`, and arrays as `data`."
+            )
+        for name in ("batch_size", "epochs", "steps", "repeats"):
+            if getattr(self, name) is not None:
+                positive_integer(name, getattr(self, name))
+        if isinstance(self.warm_up, bool) or self.warm_up != 0:
+            positive_integer("warm_up", self.warm_up, expected=" or 0")
+
+    def batch_size_on(self, devices: int) -> int | None:
+        """Rows of a batch on a number of devices; `None` if the data decide."""
+        size = self.batch_size
+        if size is None and isinstance(self.data, tuple):
+            size = _KERAS_BATCH_SIZE
+        return size * devices if self.weak and size else size
+
+    def fit(self, training: Training, epochs: int) -> tuple[keras.callbacks.History, Stopwatch]:
+        """Trains a parallel model; returns the history and the times."""
+        x, *others = self.data if isinstance(self.data, tuple) else (self.data,)
+        given = dict(zip(("y", "sample_weight"), others))
+        if self.batch_size is not None:
+            given["batch_size"] = self.batch_size_on(len(training.model.devices))
+        given = {name: value for name, value in given.items() if value is not None}
+        return training.fit(x, **given, epochs=epochs, steps_per_epoch=self.steps)
+
+    def describe(self) -> dict[str, Any]:
+        """The settings that a reader of the figures must know."""
+        found = {
+            "batch size": self.batch_size_on(1) or "the data's own",
+            "epochs": self.epochs,
+            "steps of an epoch": self.steps or "all",
+            "warm-up": f"{self.warm_up} epoch{'' if self.warm_up == 1 else 's'}",
+            "repeats": f"{self.repeats}, in turn",
+        }
+        if self.weak:
+            found["scaling"] = "weak, the batch size is per device"
+        return found
+
+    def summarize(self, training: Training, fits: Sequence[tuple[Any, Stopwatch]]) -> Run:
+        """The timed fits of a model as a run."""
+        timed = fits[-self.repeats :]
+        history, watch = timed[-1]
+        steps = [one.step_seconds for _, one in timed]
+        devices = len(training.model.devices)
+        return Run(
+            devices,
+            tuple(one.seconds for _, one in timed),
+            history.history["loss"][-1],
+            self.batch_size_on(devices),
+            watch.batches,
+            tuple(one for one in steps if one is not None),
+            len(history.epoch),
         )
-    if not all(run.step_times for run in runs):
-        notes.append(
-            "An epoch has a single batch, so its time includes the overhead of an epoch. Give more "
-            "batches to separate the two."
+
+    def notes(self, runs: Sequence[Run], devices: Sequence[str]) -> list[str]:
+        """What a reader of the figures must beware of."""
+        notes = [_VIRTUAL] if are_virtual(devices) else []
+        if self.steps is not None and any(run.steps != self.steps * self.epochs for run in runs):
+            made = " or ".join(map(str, sorted({run.steps or 0 for run in runs})))
+            notes.append(
+                f"The data ended early: you asked for steps={self.steps} in each of {self.epochs} "
+                f"epochs, and the runs had {made} batches. The times are of these batches."
+            )
+        if not all(run.step_times for run in runs):
+            notes.append(
+                "An epoch has a single batch, so its time includes the overhead of an epoch. Give "
+                "more batches to separate the two."
+            )
+        return notes
+
+
+def _check_data(data: Any) -> None:
+    """Arrays in a tuple, or a source that every run can read from its start."""
+    if isinstance(data, Iterator):
+        raise TypeError(
+            "`data` must be something that every run can read from its start: arrays, a "
+            f"`tf.data.Dataset` or a `keras.utils.PyDataset`. Received: data={data!r}, "
+            "which can be read only once. Make a Dataset or a PyDataset from it."
         )
-    return notes
+    expected = "`data` must be a tuple of inputs, targets and weights, or a source of batches."
+    if isinstance(data, tuple) and not 1 <= len(data) <= 3:
+        raise ValueError(
+            f"{expected} Received: a tuple of {len(data)}. Put several inputs into a list: "
+            "`([a, b], y)`."
+        )
+    if data is None or isinstance(data, (list, dict)) or hasattr(data, "shape"):
+        raise ValueError(f"{expected} Received: data of type {type(data).__name__}. Give `(x, y)`.")

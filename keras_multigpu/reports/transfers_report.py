@@ -13,10 +13,9 @@ from keras_multigpu import engines
 from keras_multigpu.arguments import check_choice
 from keras_multigpu.engines import Transfer
 from keras_multigpu.modes import ParallelModel
-from keras_multigpu.reports.environment import describe_environment
-from keras_multigpu.reports.forms import show_bytes
+from keras_multigpu.reports.forms import describe_environment, show_bytes
+from keras_multigpu.reports.models import check_batch, step_prepared
 from keras_multigpu.reports.report import Column, Report
-from keras_multigpu.reports.state import Batch, check_batch, step_prepared
 
 _STEPS = ("training", "prediction")
 _NEEDED = ("weights", "activations", "gradients")
@@ -55,13 +54,20 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
         >>> sum(one.bytes for one in report.training if one.kind == "gradients") >= 8 * 4 * 4
         True
     """
-    given = _check(parallel, batch)
-    predicted = _count(parallel, given, training=False)
-    trained = _count(parallel, given, training=True) if parallel.compiled else []
+    if not isinstance(parallel, ParallelModel):
+        raise ValueError(
+            "`parallel` must be a model from `make_parallel`. Received: "
+            f"parallel={parallel!r}. Make it parallel first: `make_parallel(model, n_gpus)`."
+        )
+    engine, given = engines.current(), check_batch(batch, with_targets=parallel.compiled)
+    found: dict[bool, list[Transfer]] = {True: [], False: []}
+    for training in (False, True) if parallel.compiled else (False,):
+        with step_prepared(parallel, given, training):
+            found[training] = engine.count_transfers(parallel, given, training)
     rows, count = len(keras.tree.flatten(given[0])[0]), len(parallel.devices)
     least, notes = parallel._parallel_least_bytes(rows), []
-    if parallel.mode == "data" and engines.current().partitions and rows % count:
-        least = sum(one.bytes or 0 for one in trained if one.kind in _NEEDED)
+    if parallel.mode == "data" and engine.partitions and rows % count:
+        least = sum(one.bytes or 0 for one in found[True] if one.kind in _NEEDED)
         notes = [
             f"{count} devices don't divide {rows} rows: each computes the whole batch, so nothing "
             f"has to cross, and no time is saved. Give a batch of {count * (rows // count + 1)} "
@@ -69,31 +75,16 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
         ]
     is_committee = parallel._parallel_options.get("replicas") == "independent"
     return TransfersReport(
-        trained,
-        predicted,
+        found[True],
+        found[False],
         parallel.devices,
         least,
         mode="committee" if is_committee else parallel.mode,  # as `advise` names it
         batch_size=rows,
-        hosts={name: engines.current().host_of(name) for name in parallel.devices},
+        hosts={name: engine.host_of(name) for name in parallel.devices},
         settings=describe_environment(parallel.devices),
         notes=notes,
     )
-
-
-def _check(parallel: Any, batch: Any) -> Batch:
-    if not isinstance(parallel, ParallelModel):
-        raise ValueError(
-            "`parallel` must be a model from `make_parallel`. Received: "
-            f"parallel={parallel!r}. Make it parallel first: `make_parallel(model, n_gpus)`."
-        )
-    return check_batch(batch, with_targets=parallel.compiled)
-
-
-def _count(parallel: Any, batch: Batch, training: bool) -> list[Transfer]:
-    """The transfers of a step; the model's state is restored."""
-    with step_prepared(parallel, batch, training):
-        return engines.current().count_transfers(parallel, batch, training)
 
 
 class TransfersReport(Report):
@@ -203,11 +194,13 @@ class TransfersReport(Report):
     def _rows(self) -> list[tuple[Any, ...]]:
         rows = []
         for step in _STEPS:
-            sums: dict[tuple[str, str, str], list[int]] = collections.defaultdict(lambda: [0, 0])
+            copies: collections.Counter[tuple[str, str, str]] = collections.Counter()
+            sizes = copies.copy()
             for one in self._transfers(step):
-                found = sums[one.source, one.target, one.kind]
-                found[:] = found[0] + one.copies, found[1] + (one.bytes or 0)
-            rows += [(step, *key, *sums[key]) for key in sorted(sums)]
+                key = (one.source, one.target, one.kind)
+                copies[key] += one.copies
+                sizes[key] += one.bytes or 0
+            rows += [(step, *key, copies[key], sizes[key]) for key in sorted(copies)]
         return rows
 
     def _notes(self) -> list[str]:

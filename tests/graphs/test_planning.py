@@ -6,10 +6,9 @@ import pytest
 from keras import layers
 
 from keras_multigpu.graphs import costs
-from keras_multigpu.graphs.crossings import find_crossings, find_share
+from keras_multigpu.graphs.costs import find_crossings, find_share
 from keras_multigpu.graphs.graph import read_graph
-from keras_multigpu.graphs.partition import cut, schedule
-from keras_multigpu.graphs.placement import choose_placement
+from keras_multigpu.graphs.placement import choose_placement, cut, schedule
 
 WIDE = 512
 

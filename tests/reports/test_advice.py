@@ -9,9 +9,8 @@ import pytest
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.reports import Cut, Link
-from keras_multigpu.reports.inspection import find_sizes, make_inputs
+from keras_multigpu.reports.models import find_sizes, make_inputs, state_of
 from keras_multigpu.reports.prediction import Sizes
-from keras_multigpu.reports.state import state_of
 
 ON_JAX = keras.backend.backend() == "jax"
 LINK = Link("link", 1e6, 1e-3)
@@ -297,7 +296,7 @@ def test_the_models_own_loss():
     [(0.016, 0.0, 0.001), ({16: 0.016, 8: 0.012}, 0.008, 0.0005)],
 )
 def test_step_times_that_are_given(given, fixed_s, row_s, monkeypatch):
-    monkeypatch.setattr("keras_multigpu.reports.subject.measure_steps", None)
+    monkeypatch.setattr("keras_multigpu.reports.advice.measure_steps", None)
     advice = reports.advise(dense(), 16, (1, 2, 16), link=LINK, step_seconds=given)
     rows = [rows * row_s for rows in (16, 8, 1)]
     for found, counts in (
@@ -387,7 +386,9 @@ def test_models_that_cannot_be_spread():
 def test_the_link_of_this_machine(monkeypatch):
     advice = reports.advise(dense(), 16, (2,), step_seconds=0.016)
     assert advice.settings["link"].startswith("cpu:0 to cpu:1: ")
-    monkeypatch.setattr("keras_multigpu.reports.advice.choose_devices", lambda n, names: ("cpu:0",))
+    monkeypatch.setattr(
+        "keras_multigpu.reports.interconnect.choose_devices", lambda n, names: ("cpu:0",)
+    )
     advice = reports.advise(dense(), 16, (2,), step_seconds=0.016)
     assert advice.settings["link"].startswith("PCIe 4.0 x16: 31.51 GB/s")
 

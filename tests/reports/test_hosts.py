@@ -9,6 +9,7 @@ import pytest
 from keras_multigpu import engines
 from keras_multigpu.reports import Link, advise
 from keras_multigpu.reports.loads import (
+    Workload,
     compare_designs,
     driver_between,
     find_load,
@@ -16,7 +17,7 @@ from keras_multigpu.reports.loads import (
     ring_between,
     ring_inside,
 )
-from keras_multigpu.reports.prediction import Sizes, StepTime, Traffic, Workload, predict
+from keras_multigpu.reports.prediction import Sizes, StepTime, Traffic, predict
 
 SIZES = Sizes(400, 400, 5, 0, 8, None, 100)
 FAST, SLOW = Link("inside", 100.0, 0.0), Link("between", 10.0, 0.0)

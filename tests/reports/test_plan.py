@@ -1,5 +1,6 @@
 """Ways to train a model on devices of limited memory."""
 
+import dataclasses
 import json
 
 import keras
@@ -8,11 +9,12 @@ import pytest
 from keras import layers
 
 from keras_multigpu import engines, make_parallel, reports
-from keras_multigpu.reports import Link
+from keras_multigpu.reports import Cut, Link
 from keras_multigpu.reports.forms import read_bytes
-from keras_multigpu.reports.loads import SHARDS, Shard, find_load
+from keras_multigpu.reports.loads import Shard, Workload, find_load
 from keras_multigpu.reports.plan_report import Choice, PlanReport
-from keras_multigpu.reports.prediction import Load, Sizes, StepTime, Traffic, Workload, predict
+from keras_multigpu.reports.planning import SHARDS
+from keras_multigpu.reports.prediction import Load, Sizes, StepTime, Traffic, predict
 
 ON_JAX = keras.backend.backend() == "jax"
 LINK = Link("link", 1e9, 0.0)
@@ -89,6 +91,19 @@ def test_what_the_fullest_device_keeps():
     assert runner.fullest(even, 4, "optimizer") == ((1.0, slots) if ON_JAX else (slots, slots))
 
 
+def test_a_cut_for_another_number_of_devices_changes_nothing():
+    """With a cut for these devices, only the whole batch is considered: it is for that."""
+    small = keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.Dense(4)])
+    small.compile("sgd", "mse")
+    asked = {"memory": "10 B", "link": LINK, "step_seconds": 0.01}
+    plain, other = (
+        reports.plan(small, 8, 2, cuts=cuts, **asked) for cuts in (None, {4: Cut(64, 1)})
+    )
+    assert str(other) == str(plain)
+    parts = [one.parts for one in plain.choices if one.mode == "model"]
+    assert not parts if ON_JAX else set(parts) == {4}
+
+
 def test_the_model_is_as_before(model):
     before = model.get_weights()
     function = model.train_function
@@ -103,21 +118,21 @@ def test_parts_of_the_state():
     sizes = Sizes(1000, 800, 10, 1600, outputs=4, activations=20, working=500)
     work = Workload(StepTime(0.0, 1.0), 64, sizes, by_compiler=True)
     shards = {"optimizer": Shard("optimizer", 1.0, 0.25), "weights": Shard("weights", 0.25, 0.25)}
-    loads = {name: find_load("data", work, 4, one) for name, one in shards.items()}
-    loads[None] = find_load("data", work, 4)
+    loads = {
+        name: find_load("data", dataclasses.replace(work, shard=one), 4)
+        for name, one in [(None, None), *shards.items()]
+    }
     rest = 500 + 16 * 20
     assert loads[None].memory == 1000 + 1600 + rest
     assert loads["optimizer"].memory == 1000 + 400 + rest
     assert loads["weights"].memory == 1250 + 400 + rest  # gathered, beside their parts
     for load in loads.values():
         assert load.traffic.sent == load.traffic.received == 2 * 800 * 3 / 4
-    again = Shard("weights", 0.25, 0.25, gathers=2)
-    assert again.times == 3
-    assert again.kept == (0.25, 0.25)
-    assert find_load("data", work, 1, shards["weights"]) == find_load("data", work, 1)
+    alone = dataclasses.replace(work, shard=shards["weights"])
+    assert find_load("data", alone, 1) == find_load("data", work, 1)
     hubs = Workload(StepTime(0.0, 1.0), 64, sizes)
     assert find_load("data", hubs, 4).memory == 1000 + 1600 + rest + 800  # at home
-    moved = find_load("data", hubs, 4, shards["weights"]).traffic
+    moved = find_load("data", dataclasses.replace(hubs, shard=shards["weights"]), 4).traffic
     assert moved.sent == 2 * 800 * 3 / 4 + 48 * 4  # and the outputs of other devices' rows
 
 

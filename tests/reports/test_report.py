@@ -2,6 +2,7 @@
 
 import json
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -134,10 +135,15 @@ def test_dataframe():
 
 def test_json():
     rows = [("a", np.int64(1), np.float32(0.5), 2), ("b", 2, float("inf"), None)]
-    found = json.loads(report(rows=rows, settings={"parts": (1, True)}).to_json())
+    settings = {
+        "parts": (1, True),
+        "placement": types.MappingProxyType({"a": np.int8(1)}),
+        "by": int,
+    }
+    found = json.loads(report(rows=rows, settings=settings).to_json())
     assert found == {
         "title": "Two <runs>",
-        "settings": {"parts": [1, True]},
+        "settings": {"parts": [1, True], "placement": {"a": 1}, "by": "<class 'int'>"},
         "columns": [
             {"name": "name", "unit": ""},
             {"name": "devices", "unit": ""},

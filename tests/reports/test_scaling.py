@@ -10,8 +10,9 @@ import pytest
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.layers import GaussianMix, GaussianNLL
 from keras_multigpu.reports import Run, ScalingReport
-from keras_multigpu.reports.runs import Plan, find_speedup
-from keras_multigpu.reports.state import state_of
+from keras_multigpu.reports.models import state_of
+from keras_multigpu.reports.scaling_report import find_speedup
+from keras_multigpu.reports.trainings import Schedule
 
 PUBLISHED = ((1, 2, 3, 4), (857.7, 562.5, 384.4, 263.6), (0.0281, 0.0283, 0.0262, 0.0258))
 
@@ -222,7 +223,7 @@ def test_an_epoch_of_one_batch(data):
 
 def test_random_numbers_go_on_as_before_after_an_error(data, monkeypatch):
     model = small()
-    monkeypatch.setattr(Plan, "fit", lambda *_: 1 / 0)
+    monkeypatch.setattr(Schedule, "fit", lambda *_: 1 / 0)
     before = random_states()
     with pytest.raises(ZeroDivisionError):
         reports.scaling(model, data, (1, 2), "tower", replicas="independent", repeats=1, verbose=0)
@@ -272,16 +273,16 @@ def test_interrupted(data, error, monkeypatch):
     model = small()
     model.fit(*data, verbose=0)
     before, fits = values_of(model), []
-    fit = Plan.fit
+    fit = Schedule.fit
 
-    def interrupted(plan, parallel, epochs):
-        result = fit(plan, parallel, epochs)
+    def interrupted(schedule, training, epochs):
+        result = fit(schedule, training, epochs)
         fits.append(same(before, values_of(model)))
         if len(fits) == 3:
             raise error("stop")
         return result
 
-    monkeypatch.setattr(Plan, "fit", interrupted)
+    monkeypatch.setattr(Schedule, "fit", interrupted)
     with pytest.raises(error, match="stop"):
         reports.scaling(model, data, (1, 2), batch_size=20, verbose=0)
     assert fits == [False, False, False]  # the weights had been trained when it happened

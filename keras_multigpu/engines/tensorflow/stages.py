@@ -16,7 +16,7 @@ from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.placing import move_variables, place_updates
 from keras_multigpu.engines.tensorflow.replicas import Replicas
 from keras_multigpu.engines.values import Call, Request, Result
-from keras_multigpu.graphs.crossings import find_crossings
+from keras_multigpu.graphs.costs import find_crossings, with_loss
 from keras_multigpu.graphs.graph import Graph, is_graph, read_graph, symbolic_ends
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
 from keras_multigpu.graphs.subgraph import SubGraph, part_of_graph
@@ -117,8 +117,8 @@ class StageRunner(ModelRunner):
             return None
         graph = self._stages.graph
         chosen = choose_placement(graph, len(self._devices))
-        between = [one for one in find_crossings(graph, chosen) if one.maker is not None]
-        return sum(one.bytes(rows) for one in between)
+        crossings = find_crossings(*with_loss(graph, chosen))
+        return sum(one.bytes(rows) for one in crossings if one.maker is not None)
 
     def retrace(self) -> None:
         if self._stages is not None:

@@ -9,10 +9,10 @@ from keras import layers
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from keras_multigpu import make_parallel, reports
-from keras_multigpu.graphs.crossings import find_crossings
-from keras_multigpu.reports.blocks import find_blocks
-from keras_multigpu.reports.inspection import find_sizes
-from keras_multigpu.reports.placement import find_cut, with_loss
+from keras_multigpu.graphs.costs import find_crossings, with_loss
+from keras_multigpu.reports.layout import find_blocks
+from keras_multigpu.reports.models import find_sizes
+from keras_multigpu.reports.placement import find_cut
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,18 @@ def test_the_way_to_the_loss(placement, away):
     cut = find_cut(model, 2, 10, sizes, placement)
     assert cut.size == report.bytes("training")["activations"] == 40 * sum(away)
     assert cut.copies == len(away)
+
+
+def test_the_default_placement_sends_the_least():
+    """Wide outputs cross to the loss, whoever places the layers."""
+    sizes = (64, 64, 2, 64, 128)
+    model = keras.Sequential([keras.Input((64,)), *(layers.Dense(size) for size in sizes)])
+    parallel = make_parallel(model, 2, mode="model")
+    parallel.compile("sgd", "mse")
+    report = reports.transfers(parallel, (np.ones((10, 64)), np.ones((10, 128))))
+    sent = report.bytes("training")
+    assert report.least == sent["activations"] + sent["gradients"] == 2 * 10 * 4 * (2 + 128)
+    assert not any("times as much as the placement" in note for note in report.notes)
 
 
 def test_a_loss_on_the_device_of_the_outputs_crosses_nothing():

@@ -1,8 +1,10 @@
-"""What can be read from a model: inputs to time it with, and the bytes that it needs."""
+"""What reports need of a model: inputs to run it with, its sizes, and its state kept meanwhile."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,6 +15,9 @@ from keras_multigpu.graphs.costs import row_bytes, variables_bytes
 from keras_multigpu.graphs.graph import Graph, LayerCall, is_graph, read_graph
 from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.reports.prediction import Sizes
+
+Batch = tuple[Any, Any, Any]
+"""Inputs, targets and sample weights, `None` where absent."""
 
 # Layers and operations that take indices, and the attribute with the number of valid ones.
 _INDEX_TAKERS = {
@@ -32,6 +37,94 @@ _PASS_ON = (
 # Operations that index a table of unknown length.
 _LOOK_UP = frozenset({"Take", "TakeAlongAxis", "Scatter", "ScatterUpdate", "Slice"})
 _VALUES = 256  # integers that are no indices are drawn from 0 to 255
+
+
+class Snapshot:
+    """Copies of variables' values in host memory."""
+
+    def __init__(self, variables: Iterable[keras.Variable]):
+        self._values: dict[int, tuple[keras.Variable, np.ndarray]] = {}
+        self.add(variables)
+
+    def add(self, variables: Iterable[keras.Variable]) -> None:
+        """Copies further variables; the values of known ones are kept."""
+        for variable in variables:
+            if id(variable) not in self._values:
+                # np.array copies: the backend may return the variable's own memory.
+                value = np.array(keras.ops.convert_to_numpy(variable))
+                self._values[id(variable)] = (variable, value)
+
+    def restore(self) -> None:
+        """Assigns the copied values."""
+        for variable, value in self._values.values():
+            variable.assign(value)
+
+
+def state_of(model: keras.Model) -> list[keras.Variable]:
+    """All that training changes in a built model: weights, seeds, metrics, optimizer state."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    slots = [] if optimizer is None else optimizer.variables
+    return list({id(v): v for v in [*model.variables, *model.metrics_variables, *slots]}.values())
+
+
+def build_optimizer(model: keras.Model) -> None:
+    """Makes the optimizer's state, if a model has an optimizer, so that it can be kept."""
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Restores Python's and NumPy's random state on exit: new layers draw their seeds from it."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def check_batch(batch: Any, *, with_targets: bool) -> Batch:
+    """The parts of a batch: inputs, or a tuple of inputs, targets and sample weights.
+
+    Raises:
+        ValueError: if targets are needed, and there are none.
+    """
+    given = batch if isinstance(batch, tuple) else (batch,)
+    if with_targets and not 2 <= len(given) <= 3:
+        raise ValueError(
+            "`batch` must be a tuple of inputs, targets and, optionally, sample weights, because "
+            f"the model is compiled. Received: {type(batch).__name__} of {len(given)}. "
+            "Give `(x, y)`."
+        )
+    inputs, targets, weights = [*given, None, None][:3]
+    return inputs, targets, weights
+
+
+@contextlib.contextmanager
+def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[None]:
+    """Scope for a look at one step of a model; its state and its functions are restored.
+
+    All that the first step would make exists already: weights, slots, metrics.
+    """
+    if not model.built:
+        model.predict_on_batch(batch[0])
+    before = Snapshot(state_of(model))
+    functions = model.train_function, model.predict_function
+    try:
+        if training:
+            build_optimizer(model)
+            before.add(model.optimizer.variables)
+            model.test_on_batch(*batch)
+            model.reset_metrics()
+        yield
+    finally:
+        model.train_function, model.predict_function = functions
+        model.reset_metrics()
+        steps = getattr(model, "_parallel_steps", None)
+        # Spread state is not whole on one device in between.
+        with steps.using_weights() if steps is not None else contextlib.nullcontext():
+            before.restore()
 
 
 def make_inputs(model: keras.Model, rows: int) -> Any:
