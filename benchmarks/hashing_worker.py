@@ -40,7 +40,7 @@ def _stream(encoder: HashEncoder, tables: Iterable[Any]) -> int:
 
 def ours(path: str, rows: int, compiled: bool = True, threads: int = 1) -> Callable[[], Any]:
     if not compiled:
-        hashing.kernel = lambda: None  # as if numba were not installed
+        hashing.find_kernel = lambda: None  # as if numba were not installed
     tables = _strings(path, rows)
     encoder = HashEncoder(cardinalities(), layout="published", num_threads=threads)
     return lambda: _stream(encoder, tables)
@@ -50,7 +50,7 @@ def ours_from_parquet(
     path: str, rows: int, compiled: bool = True, threads: int = 1
 ) -> Callable[[], Any]:
     if not compiled:
-        hashing.kernel = lambda: None
+        hashing.find_kernel = lambda: None
     names = list(cardinalities())
     encoder = HashEncoder(cardinalities(), layout="published", num_threads=threads)
 

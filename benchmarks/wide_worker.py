@@ -49,7 +49,7 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
     import keras_multigpu
     from keras_multigpu.layers import MultiHotDense
     from keras_multigpu.sparse import HashEncoder
-    from keras_multigpu.sparse.settings import make_output
+    from keras_multigpu.sparse.encoder import to_multi_hot
 
     keras_multigpu.use_virtual_devices(devices)
     keras.utils.set_random_seed(0)
@@ -67,7 +67,7 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
 
         def __getitem__(self, number: int) -> Any:
             part = slice(number * BATCH, (number + 1) * BATCH)
-            return make_output("dense", indices[part], encoder.width), labels[part]
+            return to_multi_hot(indices[part], encoder.width, "dense"), labels[part]
 
     first: Any
     if side == "dense":
@@ -75,7 +75,7 @@ def train(side: str, model: str, rows: int, devices: int = 1) -> dict[str, Any]:
         data: dict[str, Any] = {"x": DenseBatches()}
     elif side == "csr":
         x, first = keras.Input((encoder.width,), sparse=True), keras.layers.Dense(units)
-        data = {"x": make_output("csr", indices, encoder.width), "y": labels, "batch_size": BATCH}
+        data = {"x": to_multi_hot(indices, encoder.width, "csr"), "y": labels, "batch_size": BATCH}
     else:
         x = keras.Input((encoder.ones,), dtype="int32")
         first = MultiHotDense(units, encoder.width, sparse_gradient=side == "sparse")

@@ -12,9 +12,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 from keras_multigpu.layers import MultiHotDense
+from keras_multigpu.sparse.code import collision_probability, expected_collisions
 from keras_multigpu.sparse.dataset import HashedDataset
 from keras_multigpu.sparse.encoder import HashEncoder
-from keras_multigpu.sparse.widths import collision_probability, expected_collisions
 
 __all__ = [
     "HashEncoder",

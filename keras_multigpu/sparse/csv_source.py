@@ -11,17 +11,17 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from keras_multigpu.sparse.csv_rows import (
-    Rows,
+from keras_multigpu.sparse.lines import (
+    BYTE_ORDER_MARK,
     count_lines,
-    decompressed,
     find_rows,
+    open_decompressed,
     read_fields,
     read_rows,
 )
 from keras_multigpu.sparse.sources import BadDataError, Block, Schema, Source
 
-_BYTE_ORDER_MARK = "\ufeff".encode()
+_NO_DELIMITERS = '"\r\n\0'
 
 
 class Piece(NamedTuple):
@@ -43,8 +43,6 @@ class CsvSource(Source):
     character between fields; the other arguments are described at `Source`.
     """
 
-    _file: BinaryIO | None = None
-
     def __init__(
         self, path: str, schema: Schema, chunk_rows: int, skips: bool, delimiter: str = ","
     ):
@@ -52,57 +50,51 @@ class CsvSource(Source):
         self.delimiter = delimiter
         self._header: list[str] = []
 
-    def close(self) -> None:
-        """See `Source.close`."""
-        super().close()
-        self._file = None
-
     def _scan(self) -> Iterator[tuple[int, int, Any]]:
         with open(self.path, "rb") as raw:
-            pieces = self._cut(decompressed(raw, self.path))
+            pieces = self._cut(open_decompressed(raw, self.path))
             _, header = next(pieces, (None, b""))
             self._read_header(header)
             for number, (piece, data) in enumerate(pieces):
                 self.position = raw.tell()
-                numbers = self._parse(data, piece, is_scan=True).numbers
-                self.note_extremes(numbers)
-                rows = len(numbers)
+                rows = len(self._parse(data, piece, is_scan=True).numbers)
                 if rows:
                     # A compressed file can only be read from its beginning.
                     yield 0 if self.path.endswith(".gz") else number, rows, piece
 
     def _read(self, place: Piece) -> Block:
-        if self._file is None:
-            raw = self.keep_open(open(self.path, "rb"))  # noqa: SIM115  closed with the source
-            self._file = decompressed(raw, self.path)
-        self._file.seek(place.start)
-        return self._parse(self._file.read(place.size), place, is_scan=False)
+        if self._open is None:
+            raw = self.close_later(open(self.path, "rb"))  # noqa: SIM115
+            self._open = open_decompressed(raw, self.path)
+        self._open.seek(place.start)
+        return self._parse(self._open.read(place.size), place, is_scan=False)
 
     def _cut(self, file: BinaryIO) -> Iterator[tuple[Piece, bytes]]:
         """The file in pieces: first the header, then pieces of `chunk_rows` rows."""
-        start, line, wanted = 0, 1, 1
-        parts: list[tuple[bytes, np.ndarray]] = []
-        count = 0
+        start, line = 0, 1
+        text, ends, broken = bytearray(), np.empty(0, int), np.empty((0, 2), int)
 
-        def join() -> tuple[Piece, bytes]:
-            starts = np.cumsum([0, *(len(data) for data, _ in parts)])
-            broken = np.concatenate([rows + begin for (_, rows), begin in zip(parts, starts)])
-            text = b"".join(data for data, _ in parts)
-            return Piece(start, len(text), line, broken), text
+        def take(count: int) -> tuple[Piece, bytes]:
+            """Removes the first rows from the text."""
+            nonlocal start, line, ends, broken
+            size = int(ends[count - 1])
+            bad = np.searchsorted(broken[:, 0], size)
+            piece, data = Piece(start, size, line, broken[:bad]), bytes(text[:size])
+            start, line = start + size, line + count_lines(data)
+            del text[:size]
+            ends, broken = ends[count:] - size, broken[bad:] - size
+            return piece, data
 
+        wanted = 1
         for data, rows in read_rows(file, self.delimiter):
-            first = 0
-            while first < len(rows.ends):
-                last = min(first + wanted - count, len(rows.ends))
-                parts.append(_part(data, rows, first, last))
-                count, first = count + last - first, last
-                if count == wanted:
-                    piece, text = join()
-                    yield piece, text
-                    start, line = start + len(text), line + count_lines(text)
-                    parts, count, wanted = [], 0, self.chunk_rows
-        if parts:
-            yield join()
+            ends = np.concatenate([ends, rows.ends + len(text)])
+            broken = np.concatenate([broken, rows.broken + len(text)])
+            text += data
+            while len(ends) >= wanted:
+                yield take(wanted)
+                wanted = self.chunk_rows
+        if len(ends):
+            yield take(len(ends))
 
     def _read_header(self, data: bytes) -> None:
         text = data.decode("utf-8-sig", errors="replace")
@@ -117,34 +109,33 @@ class CsvSource(Source):
         self.check_columns(self._header)
 
     def _parse(self, data: bytes, piece: Piece, is_scan: bool) -> Block:
-        """The good rows of a piece; a scan counts the bad ones, and skips the features."""
+        """The good rows of a piece; a scan skips the features."""
         if len(piece.broken) and not self.skips:
             raise self._broken(data, piece)
         features = () if is_scan else self.schema.features
-        table, malformed = self._to_arrow(_without(data, piece.broken), features)
+        table, malformed = self._to_arrow(_remove(data, piece.broken), features)
         if malformed and not self.skips:
             raise self._malformed(data, piece, malformed[0])
-        numbers, is_good = self.numbers_of(table)
-        if not is_good.all() and not self.skips:
-            row, problem = self.first_bad(table, numbers)
-            raise BadDataError(f"{self.path}, line {self._row(data, piece, row)[0]}: {problem}")
         if is_scan:
             bad = len(malformed) + len(piece.broken)
-            found = {"malformed": bad, "no finite label or weight": int((~is_good).sum())}
-            self.skipped += collections.Counter(found)  # adds no zeros
-        return self.good_rows(table, features, numbers, is_good)
+            self.skipped += collections.Counter({"malformed": bad})  # adds no zero
+
+        def locate(row: int) -> str:
+            return f"line {self._find_row(data, piece, row)[0]}"
+
+        return self.take_good(table, features, locate, is_scan)
 
     def _to_arrow(self, data: bytes, features: tuple[str, ...]) -> tuple[pa.Table, list[Any]]:
         """Features and numbers as bytes, and the rows with too few or too many fields."""
         names = list(dict.fromkeys((*features, *self.schema.numbers))) or self._header[:1]
-        if data.startswith(_BYTE_ORDER_MARK):
+        if data.startswith(BYTE_ORDER_MARK):
             # Arrow drops a mark at the beginning. After the header it belongs to a value.
-            data = _BYTE_ORDER_MARK + data
+            data = BYTE_ORDER_MARK + data
         return read_fields(
             data, self._header, names, delimiter=self.delimiter, newlines_in_values=True
         )
 
-    def _row(self, data: bytes, piece: Piece, number: int) -> tuple[int, str]:
+    def _find_row(self, data: bytes, piece: Piece, number: int) -> tuple[int, str]:
         """The line on which a row begins, and its text; blank rows have no number."""
         ends = find_rows(data, self.delimiter, is_whole=True).ends
         starts = np.concatenate([[0], ends[:-1]])
@@ -165,7 +156,7 @@ class CsvSource(Source):
         )
 
     def _malformed(self, data: bytes, piece: Piece, row: Any) -> BadDataError:
-        line, text = self._row(data, piece, row.number - 1)
+        line, text = self._find_row(data, piece, row.number - 1)
         return BadDataError(
             f"{self.path}, line {line}: a row must have {row.expected_columns} fields, as the "
             f"header has. Received: {row.actual_columns} fields, {text[:60]!r}. Fix the file, or "
@@ -173,14 +164,17 @@ class CsvSource(Source):
         )
 
 
-def _part(data: bytes, rows: Rows, first: int, last: int) -> tuple[bytes, np.ndarray]:
-    """The text of some rows, and which of them are broken."""
-    begin, end = int(rows.ends[first - 1]) if first else 0, int(rows.ends[last - 1])
-    bounds = np.searchsorted(rows.broken[:, 0], [begin, end])
-    return data[begin:end], rows.broken[slice(*bounds)] - begin
+def check_delimiter(delimiter: Any) -> None:
+    """Refuses what can't stand between the fields of a CSV file."""
+    is_character = isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii()
+    if not is_character or delimiter in _NO_DELIMITERS:
+        raise ValueError(
+            "`delimiter` must be one ASCII character, and no quotation mark, line end or NUL. "
+            f"Received: delimiter={delimiter!r}."
+        )
 
 
-def _without(data: bytes, rows: np.ndarray) -> bytes:
+def _remove(data: bytes, rows: np.ndarray) -> bytes:
     """A text without some rows."""
     if not len(rows):
         return data

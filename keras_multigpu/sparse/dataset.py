@@ -13,13 +13,12 @@ import numpy as np
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_choice, non_negative_integer, positive_integer
 from keras_multigpu.progress import ReadingBar
-from keras_multigpu.sparse import settings
-from keras_multigpu.sparse.csv_source import CsvSource
-from keras_multigpu.sparse.encoder import HashEncoder
+from keras_multigpu.sparse.csv_source import CsvSource, check_delimiter
+from keras_multigpu.sparse.encoder import HashEncoder, copy_encoder
 from keras_multigpu.sparse.epochs import EpochDataset
-from keras_multigpu.sparse.order import Order
+from keras_multigpu.sparse.order import Order, check_process, choose_shuffle
 from keras_multigpu.sparse.parquet_source import ParquetSource
-from keras_multigpu.sparse.reading import ChunkLoader, ChunkReader
+from keras_multigpu.sparse.reading import ChunkReader, Scanned
 from keras_multigpu.sparse.sources import BadDataError, Chunk, Schema, Source
 
 
@@ -94,6 +93,8 @@ class HashedDataset(EpochDataset):
         ((2, 4), [[1.0], [0.0]])
     """
 
+    unshared = (*EpochDataset.unshared, "_reader")
+
     def __init__(
         self,
         files: Any,
@@ -114,61 +115,54 @@ class HashedDataset(EpochDataset):
         max_queue_size: int = 10,
     ):
         batch_size = positive_integer("batch_size", batch_size)
-        chunk_rows = positive_integer("chunk_rows", chunk_rows)
         max_queue_size = positive_integer("max_queue_size", max_queue_size)
         processes = positive_integer("processes", processes)
-        process = settings.process_number(process, processes)
+        process = check_process(process, processes)
         seed = non_negative_integer("seed", seed)
         workers = non_negative_integer("workers", workers)
-        check_choice("errors", errors, "raise", "skip")
-        settings.check_delimiter(delimiter)
         self.encoder = copy_encoder(encoder)
-        numbers = settings.number_columns(label, weight)
+        numbers = _list_numbers(label, weight)
         self._has_weight = weight is not None
         self._num_labels = len(numbers) - self._has_weight
-        order_seed = seed if settings.is_shuffled(shuffle, bool(self._num_labels)) else None
-        self.skipped: collections.Counter[str] = collections.Counter()
+        is_shuffled = choose_shuffle(shuffle, self._num_labels > 0)
         schema = Schema(tuple(self.encoder.layout_.codes), numbers)
-        sources = [
-            _make_source(path, schema, chunk_rows, errors == "skip", delimiter)
-            for path in _find_files(files)
-        ]
+        sources = _make_sources(files, schema, chunk_rows, errors, delimiter)
         chunks = self._scan(sources, ReadingBar([source.path for source in sources], verbose))
-        extremes = [one[: self._num_labels] for source in sources for one in source.extremes]
-        labels = np.concatenate(extremes) if extremes else np.empty(0)
-        self.label_range = (float(labels.min()), float(labels.max())) if labels.size else None
-        self._order = Order(chunks, batch_size, order_seed, process, processes)
+        self._order = Order(chunks, batch_size, seed if is_shuffled else None, process, processes)
+        self.left_out = self._order.left_out
         if not self._order.rows:
             raise ValueError(
                 "The files must have at least one good row for each process. Received: "
-                f"{len(sources)} files with {self._order.left_out} good rows for {processes} "
+                f"{len(sources)} files with {self.left_out} good rows for {processes} "
                 f"processes, skipped: {dict(self.skipped)}."
             )
-        self.left_out = self._order.left_out
-        self._loader = ChunkLoader(sources, chunks, self.encoder)
-        self._ahead = max_queue_size
+        self._scanned = Scanned(sources, chunks, self.encoder)
         self._latest: tuple[int | None, int] = (None, -1)
         super().__init__(
             workers=workers, use_multiprocessing=use_multiprocessing, max_queue_size=max_queue_size
         )
-        self._use_workers(workers, use_multiprocessing)
 
     def _scan(self, sources: Sequence[Source], bar: ReadingBar) -> list[Chunk]:
         """The chunks of all files; bad rows and files raise an error, or are counted."""
+        self.skipped: collections.Counter[str] = collections.Counter()
         chunks: list[Chunk] = []
+        extremes: list[float] = []
         for number, source in enumerate(sources):
+            found = []
             try:
                 for one in source.scan():
-                    chunks.append(Chunk(number, *one))
+                    found.append(Chunk(number, *one))
                     bar.show(number, source.position)
             except BadDataError:
                 if not source.skips:
                     raise
                 self.skipped["unreadable files"] += 1
-                chunks = [chunk for chunk in chunks if chunk.file != number]
             else:
                 self.skipped += source.skipped
+                chunks += found
+                extremes += [float(x) for row in source.extremes for x in row[: self._num_labels]]
         bar.finish()
+        self.label_range = (min(extremes), max(extremes)) if extremes else None
         return chunks
 
     @property
@@ -185,8 +179,8 @@ class HashedDataset(EpochDataset):
         return self._order.num_batches
 
     def _make_batch(self, epoch: int | None, number: int) -> tuple[np.ndarray, ...]:
-        parts = self._order.batch(epoch, number)
-        ahead = self._order.following(epoch, number, len(parts) + self._ahead)
+        parts = self._order.find_batch(epoch, number)
+        ahead = self._order.find_following(epoch, number, len(parts) + self.max_queue_size)
         if self._latest not in ((epoch, number - 1), (epoch, number)) and number:
             ahead = []  # batches are asked for in disorder: the next one is unknown
         self._latest = (epoch, number)
@@ -205,8 +199,9 @@ class HashedDataset(EpochDataset):
     def _begin_reading(self) -> None:
         self._reader.begin_epoch()
 
-    def _use_workers(self, workers: int, use_multiprocessing: bool) -> None:
-        self._reader = ChunkReader(self._loader, workers, use_multiprocessing, self._ahead)
+    def _open_reader(self) -> None:
+        options = self._workers, self._use_multiprocessing, self._max_queue_size
+        self._reader = ChunkReader(self._scanned, *options)
 
     def to_tf_data(self) -> Any:
         """The batches as a `tf.data.Dataset`, with another epoch each time it is run.
@@ -222,14 +217,52 @@ class HashedDataset(EpochDataset):
         return stream
 
 
-def copy_encoder(encoder: Any) -> HashEncoder:
-    """An encoder with the same indices, which a later `fit` of the original doesn't change."""
-    if not isinstance(encoder, HashEncoder):
+def _list_numbers(label: Any, weight: Any) -> tuple[str, ...]:
+    """The columns of the labels, followed by that of the weight."""
+    labels = [label] if isinstance(label, str) else label
+    labels = [] if labels is None else labels
+    if not isinstance(labels, Sequence) or not all(isinstance(name, str) for name in labels):
         raise ValueError(
-            "`encoder` must be a `keras_multigpu.sparse.HashEncoder`. "
-            f"Received: encoder={encoder!r}."
+            "`label` must be the name of a column, a list of names, or None. "
+            f"Received: label={label!r}."
         )
-    return HashEncoder.from_json(encoder.to_json())
+    if weight is not None and not isinstance(weight, str):
+        raise ValueError(
+            f"`weight` must be the name of a column, or None. Received: weight={weight!r}."
+        )
+    names = (*labels, *([] if weight is None else [weight]))
+    if len(set(names)) < len(names):
+        raise ValueError(
+            "The labels and the weight must be different columns. "
+            f"Received: label={label!r}, weight={weight!r}."
+        )
+    if weight is not None and not labels:
+        raise ValueError(
+            f"`weight` needs a `label` to weigh. Received: label={label!r}, weight={weight!r}."
+        )
+    return names
+
+
+def _make_sources(
+    files: Any, schema: Schema, chunk_rows: int, errors: str, delimiter: str
+) -> list[Source]:
+    """The readers of the files."""
+    chunk_rows = positive_integer("chunk_rows", chunk_rows)
+    check_choice("errors", errors, "raise", "skip")
+    check_delimiter(delimiter)
+    options = schema, chunk_rows, errors == "skip"
+    sources: list[Source] = []
+    for path in _find_files(files):
+        if path.endswith((".csv", ".csv.gz")):
+            sources.append(CsvSource(path, *options, delimiter))
+        elif path.endswith((".parquet", ".pq")):
+            sources.append(ParquetSource(path, *options))
+        else:
+            raise ValueError(
+                f"Files must be named .csv, .csv.gz, .parquet or .pq. Received: {path!r}. Rename "
+                "it, or convert it with pyarrow."
+            )
+    return sources
 
 
 def _find_files(files: Any) -> list[str]:
@@ -248,14 +281,3 @@ def _find_files(files: Any) -> list[str]:
     if not found:
         raise ValueError(f"`files` must name at least one file. Received: files={files!r}.")
     return found
-
-
-def _make_source(path: str, schema: Schema, chunk_rows: int, skips: bool, delimiter: str) -> Source:
-    if path.endswith((".csv", ".csv.gz")):
-        return CsvSource(path, schema, chunk_rows, skips, delimiter)
-    if path.endswith((".parquet", ".pq")):
-        return ParquetSource(path, schema, chunk_rows, skips)
-    raise ValueError(
-        f"Files must be named .csv, .csv.gz, .parquet or .pq. Received: {path!r}. Rename it, or "
-        "convert it with pyarrow."
-    )

@@ -12,10 +12,9 @@ import numpy as np
 
 from keras_multigpu.sparse import settings
 from keras_multigpu.sparse.cardinality import Cardinality
-from keras_multigpu.sparse.code import Layout, Place
-from keras_multigpu.sparse.hashing import TableHasher, distinct, hashes
-from keras_multigpu.sparse.tables import MISSING, column_names, is_table, texts, to_columns
-from keras_multigpu.sparse.widths import BUCKETS, column_group, layout_splits
+from keras_multigpu.sparse.code import BUCKETS, Layout, Place, find_splits, group_width
+from keras_multigpu.sparse.hashing import TableHasher, find_distinct, hash_texts
+from keras_multigpu.sparse.tables import MISSING, find_names, is_table, to_columns, to_texts
 
 
 @dataclasses.dataclass(eq=False)
@@ -84,9 +83,9 @@ class HashEncoder:
 
     def _lay_out(self, cardinalities: dict[str, int]) -> None:
         self.cardinalities_ = cardinalities
-        splits = layout_splits(self.layout, self.splits)
-        settings = self.layout, splits, self.buckets, self.collision_probability
-        groups = {name: column_group(count, *settings) for name, count in cardinalities.items()}
+        splits = find_splits(self.layout, self.splits)
+        options = splits, self.layout, self.buckets, self.collision_probability
+        groups = {name: group_width(count, *options) for name, count in cardinalities.items()}
         self._layout = Layout(groups, splits, self.missing)
 
     @property
@@ -134,14 +133,14 @@ class HashEncoder:
 
     def partial_fit(self, table: Any, y: Any = None) -> HashEncoder:
         """Adds the values of one more table to those seen since the last `fit`."""
-        given = self._given or dict.fromkeys(column_names(table))
+        given = self._given or dict.fromkeys(find_names(table))
         columns = to_columns(table, list(given), others=self.others)
         self.feature_names_in_ = np.array(list(given), dtype=object)
         self.n_features_in_ = len(given)
         for name in (name for name, count in given.items() if count is None):
             seen = self._seen.setdefault(name, Cardinality())
             for chunk in columns[name].chunks:
-                seen.add(hashes(texts(distinct(chunk), self.missing)))
+                seen.add(hash_texts(to_texts(find_distinct(chunk), self.missing)))
         estimates = {name: max(1, seen.estimate()) for name, seen in self._seen.items()}
         self._given = given
         self._lay_out({name: count or estimates[name] for name, count in given.items()})
@@ -164,7 +163,7 @@ class HashEncoder:
         """
         output = self.output if output is None else output
         settings.check_output(output)
-        return settings.make_output(output, self.stream()(table), self.width)
+        return to_multi_hot(self.stream()(table), self.width, output)
 
     def fit_transform(self, table: Any, y: Any = None) -> Any:
         """`fit`, then `transform`."""
@@ -282,3 +281,29 @@ class HashEncoder:
 
 
 _NAMES = [field.name for field in dataclasses.fields(HashEncoder)]
+
+
+def copy_encoder(encoder: Any) -> HashEncoder:
+    """An encoder with the same indices, which a later `fit` of the original doesn't change."""
+    if not isinstance(encoder, HashEncoder):
+        raise ValueError(
+            "`encoder` must be a `keras_multigpu.sparse.HashEncoder`. "
+            f"Received: encoder={encoder!r}."
+        )
+    return HashEncoder.from_json(encoder.to_json())
+
+
+def to_multi_hot(indices: np.ndarray, width: int, output: str) -> Any:
+    """Multi-hot rows in one of the forms, from the indices of their ones."""
+    if output == "indices":
+        return indices
+    rows, ones = indices.shape
+    if output == "dense":
+        dense = np.zeros((rows, width), "float32")
+        np.put_along_axis(dense, indices, 1.0, axis=1)
+        return dense
+    from scipy.sparse import csr_matrix
+
+    bounds = np.arange(rows + 1) * ones
+    values = np.ones(indices.size, "float32")
+    return csr_matrix((values, indices.ravel(), bounds), shape=(rows, width))

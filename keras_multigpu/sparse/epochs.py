@@ -33,12 +33,14 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
     stops, and copies this object with its open files into other processes.
     """
 
+    unshared: tuple[str, ...] = ("_lock",)  # attributes that copies make anew
+
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self._start = 0  # the first batch of this epoch of Keras, counted from the first epoch
         self._asked: set[int] | None = None  # since the iterator was made; None: nothing counts
         self._is_done = self._is_in_order = False
-        self._reset_lock()
+        self._begin_process()
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -48,8 +50,8 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
     def _make_batch(self, epoch: int | None, number: int) -> tuple[Any, ...]:
         """A batch of an epoch; if the epoch is `None`, of the data in their own order."""
 
-    def _use_workers(self, workers: int, use_multiprocessing: bool) -> None:
-        """Prepares the workers that were asked for; a dataset in memory needs none."""
+    def _open_reader(self) -> None:
+        """Makes what reads the data, with the workers that were asked for, in this process."""
 
     def _begin_reading(self) -> None:
         """Called before an epoch is read."""
@@ -72,7 +74,7 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
     @workers.setter
     def workers(self, value: int) -> None:
         self._workers = value
-        self._use_workers(self._workers, self._use_multiprocessing)
+        self._open_reader()
 
     @property
     def use_multiprocessing(self) -> bool:
@@ -82,7 +84,7 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
     @use_multiprocessing.setter
     def use_multiprocessing(self, value: bool) -> None:
         self._use_multiprocessing = value
-        self._use_workers(self._workers, self._use_multiprocessing)
+        self._open_reader()
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         if not 0 <= index < len(self):
@@ -104,7 +106,7 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
                 `predict` begins to read it too.
         """
         self._begin_reading()
-        loops, _ = running_loops()
+        loops, _ = find_loops()
         self._check_free(loops)
         with self._own_lock():
             self._is_in_order = bool(loops) and loops[0][0] != "fit"
@@ -119,7 +121,7 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
     def on_epoch_end(self) -> None:
         """Notes whether all batches were asked for; outside of Keras's loops, moves on."""
         self._begin_reading()  # Keras may now look at the first batches
-        loops, is_reset = running_loops()
+        loops, is_reset = find_loops()
         self._check_free(loops)
         with self._own_lock():
             if not loops:
@@ -179,32 +181,33 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
                 "`copy.deepcopy(data)`."
             )
 
-    def _reset_lock(self) -> None:
+    def _begin_process(self) -> None:
+        """Makes what this object has for itself: at first, as a copy, and in a forked process."""
         self._lock, self._process_id = threading.RLock(), os.getpid()
+        self._open_reader()
 
     def _own_lock(self) -> threading.RLock:
-        """The lock; a new one in a forked process, where nobody may ever release the copy."""
         if self._process_id != os.getpid():
-            self._reset_lock()
+            self._begin_process()  # nobody may ever release the parent's lock
         return self._lock
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in vars(self).items() if name != "_lock"}
+        state = {name: value for name, value in vars(self).items() if name not in self.unshared}
         return {**state, "_asked": None, "_is_in_order": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._reset_lock()
+        self._begin_process()
 
 
-def running_loops() -> tuple[list[tuple[str, Any]], bool]:
+def find_loops() -> tuple[list[tuple[str, Any]], bool]:
     """The loops among the callers, the innermost first, and whether Keras only begins anew.
 
     Each loop comes with the data that it reads; `fit` contains an `evaluate` while it validates.
     Keras may take a batch to build the model. Then it resets its iterator, with a method called
     `reset`, which ends an epoch that begins again with its first batch.
     """
-    names, loops, is_reset = _loop_names(), [], False
+    names, loops, is_reset = _find_loop_code(), [], False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code in names:
@@ -216,6 +219,6 @@ def running_loops() -> tuple[list[tuple[str, Any]], bool]:
 
 
 @functools.cache
-def _loop_names() -> dict[CodeType, str]:
+def _find_loop_code() -> dict[CodeType, str]:
     """The names of the loops by their code, without Keras's wrappers."""
     return {inspect.unwrap(getattr(keras.Model, name)).__code__: name for name in _LOOPS}

@@ -14,14 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from keras_multigpu.sparse.code import Code
-from keras_multigpu.sparse.tables import is_text, texts
+from keras_multigpu.sparse.code import HASH_BITS, Code
+from keras_multigpu.sparse.tables import is_text, to_texts
 
 # One number with as many bytes as a code has: NumPy copies it in one piece.
 _WHOLE: dict[int, Any] = {1: np.dtype("int32"), 2: np.dtype("int64"), 4: np.dtype("complex128")}
 # If the dictionary has over 4 times the chunk's rows, hash only the entries in use.
 _MOSTLY_UNUSED = 4
 _TRIED_GROUP = 1_000_003
+_LARGE = (pa.large_string(), pa.large_binary())
 
 
 class ColumnHasher:
@@ -41,10 +42,8 @@ class ColumnHasher:
         """Writes the codes of an Arrow array into int32 of shape `(values, splits)`."""
         if pa.types.is_dictionary(values.type):
             self._write_encoded(values, out)
-        elif is_text(values.type) and kernel() is not None:
-            _write_compiled(values, self._code, out)
-            if values.null_count:
-                out[_is_null(values)] = self._missing
+        elif is_text(values.type) and find_kernel() is not None:
+            self._write_texts(values, out)
         else:
             self._write_encoded(_encode(values), out)
 
@@ -70,16 +69,23 @@ class ColumnHasher:
 
     def _codes_of(self, values: pa.Array) -> np.ndarray:
         codes = np.empty((len(values), self._code.splits), "int32")
-        if values.null_count:
-            is_null = _is_null(values)
-            codes[is_null] = self._missing
-            codes[~is_null] = self._codes_of(values.drop_null())
-            return codes
-        strings = texts(values, self._missing_text)
-        if kernel() is None:
-            return self._code.indices(hashes(strings))
-        _write_compiled(strings, self._code, codes)
+        self._write_texts(to_texts(values, self._missing_text), codes)
         return codes
+
+    def _write_texts(self, strings: pa.Array, out: np.ndarray) -> None:
+        """Writes the codes of Arrow strings or bytes."""
+        compiled: Any = find_kernel()
+        if compiled is None:
+            out[:] = self._code.indices(hash_texts(strings))
+        elif len(strings):
+            _, offsets, data = strings.buffers()
+            ends = np.frombuffer(offsets, "int64" if strings.type in _LARGE else "int32")
+            ends = ends[strings.offset : strings.offset + len(strings) + 1]
+            stored = np.frombuffer(data if data is not None else b"", "uint8")
+            bits = HASH_BITS // self._code.splits
+            compiled.write_codes(stored, ends, out, self._code.start, self._code.group, bits)
+        if strings.null_count:
+            out[pc.is_null(strings).to_numpy(zero_copy_only=False)] = self._missing
 
 
 class TableHasher:
@@ -110,15 +116,17 @@ class TableHasher:
         return out
 
 
-def hashes(strings: pa.Array) -> np.ndarray:
-    """The xxh64 hashes, with seed 0, of Arrow strings or bytes: uint64 of shape `(strings,)`."""
-    kind = pa.large_binary() if pa.types.is_large_string(strings.type) else pa.binary()
-    stored = strings.cast(kind) if not pa.types.is_large_binary(strings.type) else strings
-    as_bytes = stored.to_numpy(zero_copy_only=False)
+def hash_texts(strings: pa.Array) -> np.ndarray:
+    """The xxh64 hashes, with seed 0, of Arrow strings or bytes: uint64 of shape `(strings,)`.
+
+    Those of nulls mean nothing.
+    """
+    kind = pa.large_binary() if strings.type in _LARGE else pa.binary()
+    as_bytes = strings.cast(kind).fill_null(b"").to_numpy(zero_copy_only=False)
     return np.fromiter(map(xxhash.xxh64_intdigest, as_bytes), "uint64", len(strings))
 
 
-def distinct(values: pa.Array) -> pa.Array:
+def find_distinct(values: pa.Array) -> pa.Array:
     """The distinct values of an array, without nulls."""
     if pa.types.is_dictionary(values.type):
         used = values.indices.unique().drop_null()
@@ -127,7 +135,7 @@ def distinct(values: pa.Array) -> pa.Array:
 
 
 @functools.cache
-def kernel() -> types.ModuleType | None:
+def find_kernel() -> types.ModuleType | None:
     """The compiled kernel; `None`, with one warning, if numba is installed but doesn't work."""
     try:
         from keras_multigpu.sparse import kernel as compiled
@@ -160,21 +168,3 @@ def _encode(values: pa.Array) -> pa.DictionaryArray:
     if pa.types.is_null(values.type):
         values = values.cast(pa.string())
     return values.dictionary_encode()
-
-
-def _is_null(values: pa.Array) -> np.ndarray:
-    return pc.is_null(values).to_numpy(zero_copy_only=False)
-
-
-def _write_compiled(strings: pa.Array, code: Code, out: np.ndarray) -> None:
-    """Writes the codes of Arrow strings or bytes; those of nulls mean nothing."""
-    is_large = strings.type in (pa.large_string(), pa.large_binary())
-    _, offsets, data = strings.buffers()
-    if offsets is None or not len(strings):
-        return
-    ends = np.frombuffer(offsets, "int64" if is_large else "int32")
-    ends = ends[strings.offset : strings.offset + len(strings) + 1]
-    stored = np.frombuffer(data if data is not None else b"", "uint8")
-    compiled: Any = kernel()
-    bits = 64 // code.splits
-    compiled.write_codes(stored, ends, out, code.start, code.group, bits)

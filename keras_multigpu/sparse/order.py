@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import itertools
+import warnings
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_multigpu.arguments import as_integer
 from keras_multigpu.sparse.sources import Chunk
 
 
-@dataclasses.dataclass(frozen=True)
-class ChunkShare:
+class ChunkShare(NamedTuple):
     """The rows of a chunk that belong to one process: `rows` rows from `first` on.
 
     `chunk` is the chunk's number in the data set. Shares of the same `unit` of a file stay in
@@ -47,47 +48,46 @@ class Order:
         self.num_batches = -(-self.rows // batch_size)
         self._batch_size = batch_size
         self._seed = seed
-        self._shares = _share(chunks, process * self.rows, (process + 1) * self.rows)
+        shares = _share(chunks, process * self.rows, (process + 1) * self.rows)
+        self._units = [list(unit) for _, unit in itertools.groupby(shares, lambda one: one.unit)]
         self._epoch: int | None = -1
 
-    def batch(self, epoch: int | None, number: int) -> list[tuple[int, np.ndarray]]:
+    def find_batch(self, epoch: int | None, number: int) -> list[tuple[int, np.ndarray]]:
         """The rows of a batch, in order: the number of a chunk, and which of its rows, and so on.
 
         If the epoch is `None`, they are in the order of the files.
         """
-        self._begin(epoch)
         first = number * self._batch_size
         last = min(first + self._batch_size, self.rows)
         parts = []
-        place = bisect.bisect_right(self._starts, first) - 1
+        place = self._find_place(epoch, first)
         while first < last:
             share, start = self._sequence[place], self._starts[place]
             stop = min(last, start + share.rows)
-            parts.append((share.chunk, self._rows_of(share)[first - start : stop - start]))
+            parts.append((share.chunk, self._draw_rows(share)[first - start : stop - start]))
             first, place = stop, place + 1
         return parts
 
-    def following(self, epoch: int | None, number: int, count: int) -> list[int]:
+    def find_following(self, epoch: int | None, number: int, count: int) -> list[int]:
         """The next `count` chunks from a batch on, in the order in which they are read."""
-        self._begin(epoch)
-        place = bisect.bisect_right(self._starts, number * self._batch_size) - 1
+        place = self._find_place(epoch, number * self._batch_size)
         return [share.chunk for share in self._sequence[place : place + count]]
 
-    def _begin(self, epoch: int | None) -> None:
-        """Draws the order of the chunks, once for an epoch."""
-        if epoch == self._epoch:
-            return
-        units = [list(group) for _, group in itertools.groupby(self._shares, lambda p: p.unit)]
-        if self._seed is not None and epoch is not None:
-            draw = np.random.default_rng([self._seed, epoch])
-            units = [units[number] for number in draw.permutation(len(units))]
-        self._sequence = [share for unit in units for share in unit]
-        lengths = [share.rows for share in self._sequence]
-        self._starts = list(itertools.accumulate(lengths, initial=0))[:-1]
-        self._epoch = epoch
-        self._drawn: dict[int, np.ndarray] = {}
+    def _find_place(self, epoch: int | None, row: int) -> int:
+        """The place of the chunk with a row, among the chunks of an epoch."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._drawn: dict[int, np.ndarray] = {}
+            units = self._units
+            if self._seed is not None and epoch is not None:
+                draw = np.random.default_rng([self._seed, epoch])
+                units = [units[number] for number in draw.permutation(len(units))]
+            self._sequence = [share for unit in units for share in unit]
+            lengths = [share.rows for share in self._sequence]
+            self._starts = list(itertools.accumulate(lengths, initial=0))[:-1]
+        return bisect.bisect_right(self._starts, row) - 1
 
-    def _rows_of(self, share: ChunkShare) -> np.ndarray:
+    def _draw_rows(self, share: ChunkShare) -> np.ndarray:
         """The rows of a chunk's share, in the order of this epoch."""
         if share.chunk not in self._drawn:
             rows = np.arange(share.first, share.first + share.rows)
@@ -109,3 +109,29 @@ def _share(chunks: Sequence[Chunk], first: int, last: int) -> list[ChunkShare]:
             shares.append(ChunkShare(number, (chunk.file, chunk.unit), begin - start, end - begin))
         start += chunk.rows
     return shares
+
+
+def check_process(process: Any, processes: int) -> int:
+    """The number of one of several processes, as Python's integer."""
+    number = as_integer(process)
+    if number is None or not 0 <= number < processes:
+        raise ValueError(
+            f"`process` must be an integer from 0 to {processes - 1}, one less than "
+            f"`processes`. Received: process={process!r}."
+        )
+    return number
+
+
+def choose_shuffle(shuffle: Any, has_label: bool) -> bool:
+    """Whether to shuffle; by default, only data with labels."""
+    if shuffle not in (None, True, False):
+        raise ValueError(f"`shuffle` must be True, False or None. Received: shuffle={shuffle!r}.")
+    if shuffle and not has_label:
+        warnings.warn(
+            "A dataset without labels is shuffled in `fit`, and where its batches are asked for "
+            "one by one: these are not in the order of the files. `predict` and `evaluate` keep "
+            f"that order. Received: shuffle={shuffle!r}, label=None. Leave `shuffle` out to keep "
+            "it everywhere.",
+            stacklevel=3,
+        )
+    return has_label if shuffle is None else bool(shuffle)

@@ -27,79 +27,68 @@ class ParquetSource(Source):
     one. With many distinct values that takes more memory and time than the text itself.
     """
 
-    _kind = "Parquet file"
-    when_open = (*Source.when_open, "_metadata")
-    _metadata: pq.FileMetaData | None = None
-    _reader: Iterator[pa.Table] | None = None
+    kind = "Parquet file"
+    _metadata: Any = None
     _next: tuple[int, int] = (-1, -1)  # the row group, and the chunk in it, that comes next
 
     def __init__(self, path: str, schema: Schema, chunk_rows: int, skips: bool):
         super().__init__(path, schema, chunk_rows, skips)
         self._encoded: list[str] = []  # columns to read as dictionaries
 
-    def close(self) -> None:
-        """See `Source.close`."""
-        super().close()
-        self._reader = None
-
     def _scan(self) -> Iterator[tuple[int, int, Any]]:
         metadata = pq.read_metadata(self.path)
         self._check_types(metadata.schema.to_arrow_schema())
-        self._encoded = self._stored_as_dictionaries(metadata)
+        self._encoded = self._find_dictionaries(metadata)
         assert self._state is not None
         for group in range(metadata.num_row_groups):
             self.position = self._state[0] * group // metadata.num_row_groups
             rows = metadata.row_group(group).num_rows
-            for number, first in enumerate(range(0, rows, self.chunk_rows)):
-                good = self._count_good(group, number, min(self.chunk_rows, rows - first))
+            for number in range(-(-rows // self.chunk_rows)):
+                place = group, number
+                # All columns are read, to find damage before training.
+                good = len(self._take_good(self._load(*place, threads=True), place, True).numbers)
                 if good:
-                    yield group, good, (group, number)
+                    yield group, good, place
         self.close()
 
-    def _count_good(self, group: int, number: int, rows: int) -> int:
-        """Reads a chunk of so many rows, all columns, to find damage before training."""
-        table = self._load(group, number, threads=True)
-        if len(table) != rows:
-            raise self._too_few_rows(group)
-        numbers, is_good = self.numbers_of(table)
-        if not is_good.all() and not self.skips:
-            row, problem = self.first_bad(table, numbers)
-            row += number * self.chunk_rows + 1
-            raise BadDataError(f"{self.path}, row group {group}, row {row}: {problem}")
-        self.note_extremes(numbers[is_good])
-        good = int(is_good.sum())
-        if good < rows:
-            self.skipped["no finite label or weight"] += rows - good
-        return good
-
     def _read(self, place: tuple[int, int]) -> Block:
-        table = self._load(*place, threads=False)
-        return self.good_rows(table, self.schema.features, *self.numbers_of(table))
+        return self._take_good(self._load(*place, threads=False), place, False)
+
+    def _take_good(self, table: pa.Table, place: tuple[int, int], is_scan: bool) -> Block:
+        group, number = place
+
+        def locate(row: int) -> str:
+            return f"row group {group}, row {row + number * self.chunk_rows + 1}"
+
+        return self.take_good(table, () if is_scan else self.schema.features, locate, is_scan)
 
     def _load(self, group: int, number: int, threads: bool) -> pa.Table:
         """A chunk of a row group."""
-        if self._reader is None or self._next[0] != group or self._next[1] > number:
+        if self._open is None or self._next[0] != group or self._next[1] > number:
             self.close()
-            self._reader = self._open(group, threads)
+            self._open = self._open_group(group, threads)
             self._next = (group, 0)
-        while self._next[1] < number:
-            next(self._reader, None)
-            self._next = (group, self._next[1] + 1)
-        table = next(self._reader, None)
-        if table is None:
-            raise self._too_few_rows(group)
+        for _ in range(self._next[1], number):
+            next(self._open, None)
+        table = next(self._open, None)
+        rows = self._metadata.row_group(group).num_rows - number * self.chunk_rows
+        if table is None or len(table) < min(rows, self.chunk_rows):
+            raise BadDataError(
+                f"{self.path} must have as many rows as its metadata says. Received: fewer rows in "
+                f"row group {group}. Write the file again."
+            )
         self._next = (group, number + 1)
-        long = {name for name in self._encoded if _dictionary_length(table, name) > self.chunk_rows}
+        long = {name for name in self._encoded if _count_dictionary(table, name) > self.chunk_rows}
         if long:
             self._encoded = [name for name in self._encoded if name not in long]
             self.close()
         return table
 
-    def _open(self, group: int, threads: bool) -> Iterator[pa.Table]:
+    def _open_group(self, group: int, threads: bool) -> Iterator[pa.Table]:
         """The chunks of a row group."""
         if self._metadata is None:
-            self._metadata = _without_categories(self.path, self.schema.features)
-        file = self.keep_open(
+            self._metadata = _drop_categories(self.path, self.schema.features)
+        file = self.close_later(
             pq.ParquetFile(
                 self.path,
                 metadata=self._metadata,
@@ -112,13 +101,7 @@ class ParquetSource(Source):
         batches = file.iter_batches(
             self.chunk_rows, row_groups=[group], columns=self.schema.names, use_threads=threads
         )
-        return _chunks(batches, self.chunk_rows)
-
-    def _too_few_rows(self, group: int) -> BadDataError:
-        return BadDataError(
-            f"{self.path} must have as many rows as its metadata says. Received: fewer rows in row "
-            f"group {group}. Write the file again."
-        )
+        return _regroup(batches, self.chunk_rows)
 
     def _check_types(self, schema: pa.Schema) -> None:
         self.check_columns(schema.names)
@@ -136,10 +119,10 @@ class ParquetSource(Source):
                     f"column {name!r} of type {kind}. Write its parts as columns."
                 )
 
-    def _stored_as_dictionaries(self, metadata: pq.FileMetaData) -> list[str]:
+    def _find_dictionaries(self, metadata: pq.FileMetaData) -> list[str]:
         """The text columns whose dictionaries seem to be short in every row group."""
         schema = metadata.schema.to_arrow_schema()
-        kinds = {name: _value_type(schema.field(name).type) for name in self.schema.features}
+        kinds = {name: _find_value_type(schema.field(name).type) for name in self.schema.features}
         names = {name for name, kind in kinds.items() if is_text(kind)}
         for group in range(metadata.num_row_groups):
             columns = metadata.row_group(group)
@@ -147,12 +130,12 @@ class ParquetSource(Source):
                 column = columns.column(place)
                 encodings = set(column.encodings)
                 is_other = not encodings & _DICTIONARY or encodings - _WITH_DICTIONARY
-                if is_other or _dictionary_bytes(column) > _LONG_BYTES * self.chunk_rows:
+                if is_other or _count_dictionary_bytes(column) > _LONG_BYTES * self.chunk_rows:
                     names.discard(column.path_in_schema)
         return [name for name in self.schema.features if name in names]
 
 
-def _chunks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+def _regroup(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
     """Tables of so many rows; Arrow's batches may have fewer than it was asked for."""
     kept: list[pa.RecordBatch] = []
     for batch in batches:
@@ -173,23 +156,23 @@ def _split(batches: list[pa.RecordBatch], rows: int) -> tuple[pa.Table, list[pa.
     return table[:rows], rest.to_batches() if len(rest) else []  # empty ones keep all memory
 
 
-def _dictionary_length(table: pa.Table, name: str) -> int:
+def _count_dictionary(table: pa.Table, name: str) -> int:
     """The length of the longest dictionary of a column."""
     return max((len(chunk.dictionary) for chunk in table.column(name).chunks), default=0)
 
 
-def _dictionary_bytes(column: pq.ColumnChunkMetaData) -> int:
+def _count_dictionary_bytes(column: pq.ColumnChunkMetaData) -> int:
     """The size of a column's dictionary page; 0 if the file does not say."""
     has_page = column.has_dictionary_page and column.dictionary_page_offset is not None
     return column.data_page_offset - column.dictionary_page_offset if has_page else 0
 
 
-def _value_type(kind: pa.DataType) -> pa.DataType:
+def _find_value_type(kind: pa.DataType) -> pa.DataType:
     """The type of a column's values, without their dictionary."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _without_categories(path: str, names: Iterable[str]) -> pq.FileMetaData:
+def _drop_categories(path: str, names: Iterable[str]) -> pq.FileMetaData:
     """A file's metadata without the note that columns were categories.
 
     Arrow reads such columns as dictionaries in any case. If Arrow can't write the file's schema
@@ -201,7 +184,7 @@ def _without_categories(path: str, names: Iterable[str]) -> pq.FileMetaData:
     if not any(pa.types.is_dictionary(schema.field(name).type) for name in names):
         return metadata
     sink = pa.BufferOutputStream()
-    fields = [field.with_type(_value_type(field.type)) for field in schema]
+    fields = [field.with_type(_find_value_type(field.type)) for field in schema]
     pq.ParquetWriter(sink, pa.schema(fields), store_schema=False).close()
     plain = pq.read_metadata(pa.BufferReader(sink.getvalue()))
     try:

@@ -1,6 +1,6 @@
 """Reads and hashes the chunks of a data set: on request, or ahead, by workers.
 
-A worker is a thread or a process with its own copy of the loader, and therefore its own files.
+A worker is a thread or a process with its own copy of the sources, and therefore its own files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,34 +30,25 @@ _MANY_READS = 3
 _SERVE = "from keras_multigpu.sparse.reading import serve_chunks; serve_chunks()"
 
 
+class Scanned(NamedTuple):
+    """Files that were scanned, their chunks, and what hashes their rows."""
+
+    sources: Sequence[Source]
+    chunks: Sequence[Chunk]
+    encoder: HashEncoder
+
+
 class ChunkLoader:
-    """Reads and hashes chunks by their number; one file at a time is open.
+    """Reads and hashes chunks by their number; one file at a time is open."""
 
-    A copy opens the files itself, whether it was copied, pickled, or forked with its process.
-    """
-
-    def __init__(self, sources: Sequence[Source], chunks: Sequence[Chunk], encoder: HashEncoder):
-        self._sources = sources
-        self._chunks = chunks
-        self._encoder = encoder
-        self._begin()
-
-    def _begin(self) -> None:
-        self._encode = self._encoder.stream()
+    def __init__(self, data: Scanned):
+        self._sources = copy.deepcopy(data.sources)
+        self._chunks = data.chunks
+        self._encode = data.encoder.stream()
         self._open: Source | None = None
-        self._process_id = os.getpid()
-
-    def unit(self, number: int) -> tuple[int, int]:
-        """The file of a chunk, and the part of it that has to be read from its beginning."""
-        chunk = self._chunks[number]
-        return chunk.file, chunk.unit
 
     def load(self, number: int) -> Hashed:
         """A chunk; a `BadDataError` if the file has changed since it was scanned."""
-        if self._process_id != os.getpid():
-            # A forked process shares the open files, and their position, with its parent.
-            self._sources = copy.deepcopy(self._sources)
-            self._begin()
         chunk = self._chunks[number]
         source = self._sources[chunk.file]
         if self._open is not None and self._open is not source:
@@ -69,33 +60,20 @@ class ChunkLoader:
         except TypeError as error:
             raise BadDataError(f"{source.path}: {error}") from error
 
-    def __getstate__(self) -> dict[str, object]:
-        return {name: vars(self)[name] for name in ("_sources", "_chunks", "_encoder")}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._begin()
-
 
 class ChunkReader:
     """Chunks by their number; the latest ones are kept.
 
-    So many `workers`, each with a copy of the loader, together read `ahead` chunks in advance. A
-    single thread does not read ahead.
+    So many `workers` together read `ahead` chunks in advance. A single thread does not read ahead.
     """
 
-    def __init__(self, loader: ChunkLoader, workers: int, in_processes: bool, ahead: int):
-        self._settings = loader, workers, in_processes, ahead
-        self._begin()
-
-    def _begin(self) -> None:
-        loader, workers, in_processes, ahead = self._settings
+    def __init__(self, data: Scanned, workers: int, in_processes: bool, ahead: int):
         self._kept: collections.OrderedDict[int, Hashed] = collections.OrderedDict()
         self._reads: collections.Counter[int] = collections.Counter()
         self._has_warned = False
-        self._process_id = os.getpid()
+        self._loader = ChunkLoader(data)
         is_ahead = workers > 1 or (workers > 0 and in_processes)
-        self._workers = _Workers(loader, workers, in_processes, ahead) if is_ahead else None
+        self._workers = _Workers(data, workers, in_processes, ahead) if is_ahead else None
 
     def begin_epoch(self) -> None:
         """Starts to count how often a chunk is read."""
@@ -103,12 +81,10 @@ class ChunkReader:
 
     def read(self, number: int, following: Sequence[int] = ()) -> Hashed:
         """A chunk. `following` are the chunks that will be needed next, if they are known."""
-        if self._process_id != os.getpid():
-            self._begin()  # this process was forked; the workers' threads were not
         if number not in self._kept:
             self._count(number)
             if self._workers is None:
-                self._kept[number] = self._settings[0].load(number)
+                self._kept[number] = self._loader.load(number)
             else:
                 wanted = [one for one in following if one not in self._kept]
                 self._kept[number] = self._workers.load(number, wanted)
@@ -128,25 +104,18 @@ class ChunkReader:
                 stacklevel=4,
             )
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"_settings": self._settings}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._begin()
-
 
 class _Workers:
-    """Copies of a loader that read chunks ahead.
+    """Loaders that read chunks ahead.
 
     All chunks of a unit, which has to be read from its beginning, go to one worker; the next unit
     goes to the next worker.
     """
 
-    def __init__(self, loader: ChunkLoader, count: int, in_processes: bool, ahead: int):
-        make = _ProcessLoader if in_processes else copy.deepcopy
-        self._loader = loader
-        self._loaders = [make(loader) for _ in range(count)]
+    def __init__(self, data: Scanned, count: int, in_processes: bool, ahead: int):
+        make = _ProcessLoader if in_processes else ChunkLoader
+        self._chunks = data.chunks
+        self._loaders = [make(data) for _ in range(count)]
         # One thread for each: a worker does one thing at a time.
         self._threads = [ThreadPoolExecutor(1) for _ in range(count)]
         self._units: list[Any] = [None] * count
@@ -161,12 +130,12 @@ class _Workers:
             self._pending.pop(old).cancel()
         for one in wanted:
             if one not in self._pending:
-                worker = self._worker_of(one)
+                worker = self._choose_worker(self._chunks[one])
                 self._pending[one] = self._threads[worker].submit(self._loaders[worker].load, one)
         return self._pending.pop(number).result()
 
-    def _worker_of(self, number: int) -> int:
-        unit = self._loader.unit(number)
+    def _choose_worker(self, chunk: Chunk) -> int:
+        unit = chunk.file, chunk.unit
         if unit not in self._units:
             self._latest = (self._latest + 1) % len(self._units)
             self._units[self._latest] = unit
@@ -180,8 +149,8 @@ class _ProcessLoader:
     user's script once more. This process imports nothing of that script.
     """
 
-    def __init__(self, loader: ChunkLoader):
-        self._loader = loader
+    def __init__(self, data: Scanned):
+        self._data = data
         self._process: subprocess.Popen[bytes] | None = None
 
     def load(self, number: int) -> Hashed:
@@ -213,7 +182,7 @@ class _ProcessLoader:
             start_new_session=True,  # the user's interrupt must not end it
         )
         weakref.finalize(self, _end, process)
-        pickle.dump(self._loader, process.stdin)  # type: ignore[arg-type]
+        pickle.dump(self._data, process.stdin)  # type: ignore[arg-type]
         return process
 
 
@@ -229,12 +198,13 @@ def serve_chunks() -> None:
     """The loop of a worker process: numbers of chunks come in, chunks or errors go out."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # anything else that is printed
-    loader = pickle.load(sys.stdin.buffer)
+    loader = ChunkLoader(pickle.load(sys.stdin.buffer))
     while True:
         try:
             number = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
+        answer: tuple[bool, Any]
         try:
             answer = True, loader.load(number)
         except Exception as error:  # the caller raises it

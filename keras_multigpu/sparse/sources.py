@@ -9,13 +9,13 @@ import dataclasses
 import os
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from keras_multigpu.sparse.tables import compare_names, listed
+from keras_multigpu.sparse.tables import compare_names, list_names
 
 _TOO_LARGE = 2**53
 # What reading damaged bytes raises; a name in a Parquet file may no longer be UTF-8.
@@ -24,6 +24,17 @@ _UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeEr
 
 class BadDataError(ValueError):
     """A file, or a row of a file, that can't be used; the message names it."""
+
+
+@contextlib.contextmanager
+def explaining_damage(path: str, kind: str = "file") -> Iterator[None]:
+    """Scope that names the file in errors about damaged bytes."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        raise BadDataError(
+            f"{path} must be a readable {kind}. Received: {type(error).__name__}: {error}."
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +82,10 @@ class Source(abc.ABC):
     """
 
     position = 0
-    _kind = "file"
+    kind = "file"
     _state: tuple[int, int] | None = None  # the file's size and time, when it was scanned
+    _open: Any = None  # what `_read` keeps open
     _closer: weakref.finalize | None = None
-    # Attributes that a copy doesn't share.
-    when_open: tuple[str, ...] = ("_closer", "_file", "_reader", "_next")
 
     def __init__(self, path: str, schema: Schema, chunk_rows: int, skips: bool):
         self.path = path
@@ -87,7 +97,7 @@ class Source(abc.ABC):
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
         """The unit, the number of good rows and the place of each chunk, in order."""
-        with self._readable():
+        with explaining_damage(self.path, self.kind):
             self._state = self._find_state()
             yield from self._scan()
         self._check_unchanged()
@@ -95,7 +105,7 @@ class Source(abc.ABC):
     def read(self, chunk: Chunk) -> Block:
         """The good rows of a chunk; reading the chunks of a unit in order is fastest."""
         self._check_unchanged()
-        with self._readable():
+        with explaining_damage(self.path, self.kind):
             block = self._read(chunk.place)
         self._check_unchanged()
         if len(block.numbers) != chunk.rows:
@@ -109,17 +119,6 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def _read(self, place: Any) -> Block:
         """The good rows of the chunk at a place."""
-
-    @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Names the file in errors about damaged bytes."""
-        try:
-            yield
-        except _UNREADABLE as error:
-            raise BadDataError(
-                f"{self.path} must be a readable {self._kind}. "
-                f"Received: {type(error).__name__}: {error}."
-            ) from error
 
     def _find_state(self) -> tuple[int, int]:
         found = os.stat(self.path)
@@ -143,8 +142,8 @@ class Source(abc.ABC):
             f"Received: {received}. Write new data to new files, and create the dataset again."
         )
 
-    def keep_open(self, file: Any) -> Any:
-        """Keeps a file open until `close`, or until this source is garbage."""
+    def close_later(self, file: Any) -> Any:
+        """The same file; `close` will close it, or the end of this source."""
         # Not `__del__`: Python may collect the file before the source, with a warning.
         self._closer = weakref.finalize(self, file.close)
         return file
@@ -153,58 +152,64 @@ class Source(abc.ABC):
         """Closes the file; `read` opens it again."""
         if self._closer is not None:
             self._closer()
+        self._open = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in self.when_open}
+        """A copy opens the file itself."""
+        return {**vars(self), "_open": None, "_closer": None}
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Refuses a file that lacks a column, or has it several times."""
         missing, _, twice = compare_names(names, self.schema.names)
         if missing:
             raise BadDataError(
-                f"{self.path} must have the columns {listed(self.schema.names)}. "
-                f"Received: {listed(names) or 'no columns'}; missing: {missing}."
+                f"{self.path} must have the columns {list_names(self.schema.names)}. "
+                f"Received: {list_names(names) or 'no columns'}; missing: {missing}."
             )
         if twice:
             raise BadDataError(
                 f"{self.path} must have each of its columns once. Received: {twice} more than "
-                f"once, in the header {listed(names)}. Rename or remove one of them."
+                f"once, in the header {list_names(names)}. Rename or remove one of them."
             )
 
-    def numbers_of(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-        """The labels and the weight of each row, and which rows have only usable ones."""
+    def take_good(
+        self, table: pa.Table, features: Sequence[str], locate: Callable[[int], str], is_scan: bool
+    ) -> Block:
+        """The rows whose numbers are usable; a scan also counts the others.
+
+        `locate` says where a row is, for the error about one that is not.
+        """
         columns = [to_numbers(table.column(name)) for name in self.schema.numbers]
         numbers = np.stack(columns, axis=1) if columns else np.empty((len(table), 0))
-        return numbers, are_finite(numbers)
+        with np.errstate(over="ignore"):
+            numbers = numbers.astype("float32")
+        # Reducing the columns one after the other is faster than reducing short rows.
+        is_good = np.logical_and.reduce(np.isfinite(numbers).T, axis=0)
+        bad = len(table) - int(is_good.sum())
+        if bad and not self.skips:
+            row = int(np.argmin(is_good))
+            raise BadDataError(f"{self.path}, {locate(row)}: {self._explain(table, numbers, row)}")
+        table = table.select(list(features))
+        if bad:
+            table, numbers = table.filter(pa.array(is_good)), numbers[is_good]
+        if is_scan:
+            self.skipped += collections.Counter({"no finite label or weight": bad})
+            if numbers.size:
+                found = np.stack([*self.extremes, numbers.min(axis=0), numbers.max(axis=0)])
+                self.extremes = [found.min(axis=0), found.max(axis=0)]
+        return Block(table, numbers)
 
-    def note_extremes(self, numbers: np.ndarray) -> None:
-        """Keeps the least and the largest of each column of good numbers."""
-        if numbers.size:
-            found = np.stack([*self.extremes, numbers.min(axis=0), numbers.max(axis=0)])
-            self.extremes = [found.min(axis=0), found.max(axis=0)]
-
-    def first_bad(self, table: pa.Table, numbers: np.ndarray) -> tuple[int, str]:
-        """The first row with an unusable number, and what is wrong with it."""
-        row = int(np.argmin(are_finite(numbers)))
-        name = self.schema.numbers[int(np.argmin(are_finite(numbers[row][:, None])))]
+    def _explain(self, table: pa.Table, numbers: np.ndarray, row: int) -> str:
+        """What is wrong with a row's numbers."""
+        name = self.schema.numbers[int(np.argmin(np.isfinite(numbers[row])))]
         value = table.column(name)[row].as_py()
         if table.column(name).type == pa.binary():  # a field of a CSV file
             value = (value or b"").decode("utf-8", errors="replace")
         hint = "Integers must be below 2**53 to be exact as floats. " if _is_integer(value) else ""
-        return row, (
+        return (
             f"{name!r} must be a finite number. Received: {value!r}. {hint}Fix the file, or "
             'leave such rows out: errors="skip".'
         )
-
-    @staticmethod
-    def good_rows(
-        table: pa.Table, features: Sequence[str], numbers: np.ndarray, is_good: np.ndarray
-    ) -> Block:
-        """The features and the numbers of the good rows."""
-        table = table.select(list(features))
-        if not is_good.all():
-            table, numbers = table.filter(pa.array(is_good)), numbers[is_good]
-        return Block(table, numbers.astype("float32"))
 
 
 def to_numbers(column: pa.ChunkedArray) -> np.ndarray:
@@ -213,32 +218,22 @@ def to_numbers(column: pa.ChunkedArray) -> np.ndarray:
     Integers from 2**53 up become infinite: several of them share one float.
     """
     array = column.combine_chunks()
-    kind = array.type
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if pa.types.is_integer(kind):
-        integers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        is_large = np.abs(integers) >= _TOO_LARGE
-        return np.where(is_large, np.inf, integers) if is_large.any() else integers
-    if pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        return array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    kind, types = array.type, pa.types
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     try:
-        numbers = array.cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        plain = array if is_number else array.cast(pa.string())
+        numbers = plain.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
         numbers = np.array([to_number(value) for value in array.to_pylist()])
-    large = np.flatnonzero(np.abs(numbers) >= _TOO_LARGE)
-    integers = [int(row) for row in large if _is_integer(array[int(row)].as_py())]
-    if integers:
-        numbers = numbers.copy()  # Arrow's memory is read-only
-        numbers[integers] = np.inf
+    if not types.is_floating(kind):
+        large = np.flatnonzero(np.abs(numbers) >= _TOO_LARGE).tolist()
+        integers = [row for row in large if _is_integer(array[row].as_py())]
+        if integers:
+            numbers = numbers.copy()  # Arrow's memory is read-only
+            numbers[integers] = np.inf
     return numbers
-
-
-def are_finite(numbers: np.ndarray) -> np.ndarray:
-    """Which rows are finite as float32, the type in which they are trained on."""
-    with np.errstate(over="ignore"):
-        is_finite = np.isfinite(numbers.astype("float32"))
-    return np.logical_and.reduce(is_finite.T, axis=0)  # faster than along short rows
 
 
 def _is_integer(value: Any) -> bool:

@@ -36,9 +36,7 @@ Columns = dict[str, pa.ChunkedArray]
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether values of an Arrow type are hashed as they are stored."""
-    types = pa.types
-    rules = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return any(rule(kind) for rule in rules)
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def has_text(kind: pa.DataType) -> bool:
@@ -48,8 +46,8 @@ def has_text(kind: pa.DataType) -> bool:
     return is_text(kind) or any(rule(kind) for rule in rules)
 
 
-def texts(values: pa.Array, missing: str = MISSING) -> pa.Array:
-    """The texts of values without nulls; `missing` is the text of not-a-number.
+def to_texts(values: pa.Array, missing: str = MISSING) -> pa.Array:
+    """The texts of values; `missing` is that of not-a-number, and nulls may stay nulls.
 
     Pass distinct values where speed counts: floats are converted one by one.
     """
@@ -72,11 +70,11 @@ def _shortest(number: np.floating) -> float:
 
 def is_table(value: Any) -> bool:
     """Whether a value is one table, rather than a stream of tables."""
-    frames = [_loaded("pandas", "DataFrame"), _loaded("polars", "DataFrame")]
+    frames = [_find_class("pandas", "DataFrame"), _find_class("polars", "DataFrame")]
     return isinstance(value, (pa.Table, pa.RecordBatch, Mapping, *filter(None, frames)))
 
 
-def column_names(table: Any) -> list[str]:
+def find_names(table: Any) -> list[str]:
     """The names of a table's columns, in order."""
     if not is_table(table):
         raise TypeError(
@@ -94,7 +92,7 @@ def to_columns(table: Any, names: Sequence[str], *, others: str = "error") -> Co
 
     `others="ignore"` accepts a table with other columns.
     """
-    found = column_names(table)
+    found = find_names(table)
     _check_names(found, names, others)
     is_arrow = isinstance(table, (pa.Table, pa.RecordBatch))
     column_of = table.column if is_arrow else table.__getitem__
@@ -114,12 +112,12 @@ def _check_names(found: Sequence[str], names: Sequence[str], others: str) -> Non
     missing, unknown, twice = compare_names(found, names)
     if missing:
         raise ValueError(
-            f"A table must have the columns {listed(names)}. Received: a table with "
-            f"{listed(found) or 'no columns'}; missing: {missing}."
+            f"A table must have the columns {list_names(names)}. Received: a table with "
+            f"{list_names(found) or 'no columns'}; missing: {missing}."
         )
     if unknown and others == "error":
         raise ValueError(
-            f"A table must have the columns {listed(names)} and no others. "
+            f"A table must have the columns {list_names(names)} and no others. "
             f"Received: unknown columns {unknown}. Leave them out, or create "
             'the encoder with `others="ignore"`.'
         )
@@ -134,10 +132,10 @@ def compare_names(found: Sequence[str], wanted: Sequence[str]) -> tuple[str, str
     missing = [name for name in wanted if name not in found]
     unknown = [name for name in found if name not in wanted]
     twice = [name for name in wanted if list(found).count(name) > 1]
-    return listed(missing), listed(unknown), listed(twice)
+    return list_names(missing), list_names(unknown), list_names(twice)
 
 
-def listed(names: Iterable[str]) -> str:
+def list_names(names: Iterable[str]) -> str:
     """Names for a message."""
     return ", ".join(map(repr, names))
 
@@ -145,11 +143,11 @@ def listed(names: Iterable[str]) -> str:
 def _to_arrow(values: Any, name: str) -> pa.ChunkedArray:
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
         values = _from_python(values, name)
-    return _plain(pa.chunked_array([values]) if isinstance(values, pa.Array) else values, name)
+    return _to_plain(pa.chunked_array([values]) if isinstance(values, pa.Array) else values, name)
 
 
 def _from_python(values: Any, name: str) -> Any:
-    polars_series = _loaded("polars", "Series")
+    polars_series = _find_class("polars", "Series")
     if polars_series is not None and isinstance(values, polars_series):
         if values.dtype != sys.modules["polars"].Object:
             return values.to_arrow()
@@ -179,23 +177,20 @@ def _from_python(values: Any, name: str) -> Any:
 
 def _warn_of_integers(values: Any, name: str) -> None:
     """Warns of a pandas column that was integers before it got missing values."""
-    series = _loaded("pandas", "Series")
+    series = _find_class("pandas", "Series")
     if series is None or not isinstance(values, series) or values.dtype != np.float64:
         return
     numbers = values.to_numpy()
-    is_missing = np.isnan(numbers)
-    rest = numbers[~is_missing]
-    if is_missing.any() and rest.size and (rest == np.rint(rest)).all():
-        example = next((number for number in rest if np.isfinite(number)), None)
-        if example is not None:
-            warnings.warn(
-                f"A value of column {name!r} has the text '{example}', not '{example:.0f}', which "
-                "the same value has in a CSV file or as an integer: pandas turns integers into "
-                "floats where values are missing. Received: whole numbers, and missing ones, of "
-                "type float64. If they are names, read the column as `Int64` or `str`; if not, "
-                "ignore this.",
-                stacklevel=2,
-            )
+    rest = numbers[~np.isnan(numbers)]
+    finite = rest[np.isfinite(rest)]
+    if len(rest) < len(numbers) and finite.size and (rest == np.rint(rest)).all():
+        warnings.warn(
+            f"A value of column {name!r} has the text '{finite[0]}', not '{finite[0]:.0f}', which "
+            "the same value has in a CSV file or as an integer: pandas turns integers into floats "
+            "where values are missing. Received: whole numbers, and missing ones, of type "
+            "float64. If they are names, read the column as `Int64` or `str`; if not, ignore this.",
+            stacklevel=2,
+        )
 
 
 def _as_vector(values: Any, name: str) -> Any:
@@ -227,7 +222,7 @@ def _has_inner_nul(array: Any) -> bool:
     return bool(((characters[:, :-1] == 0) & (characters[:, 1:] != 0)).any())
 
 
-def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+def _to_plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     """A column in one of the Arrow layouts that can be hashed."""
     kind = column.type
     is_dictionary = pa.types.is_dictionary(kind)
@@ -259,6 +254,6 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _loaded(module: str, name: str) -> Any:
+def _find_class(module: str, name: str) -> Any:
     """A class of a library, if that library has been imported: else nothing can be of it."""
     return getattr(sys.modules.get(module), name, None)

@@ -6,9 +6,8 @@ compiled with what was good on real data. Use them with `make_parallel` like any
 
 from keras_multigpu.zoo.artificial import make_clicks, make_ratings, make_reviews
 from keras_multigpu.zoo.autorec import RatingBiases, autorec, historic_autorec
-from keras_multigpu.zoo.batches import ReviewPairs
+from keras_multigpu.zoo.batches import RatingBatches, ReviewPairs
 from keras_multigpu.zoo.deepconn import FactorizationMachine, deepconn
-from keras_multigpu.zoo.rating_batches import RatingBatches
 from keras_multigpu.zoo.rating_errors import ObservedError, RatingMAE, RatingRMSE
 from keras_multigpu.zoo.rating_scores import RatingScore, evaluate_ratings
 from keras_multigpu.zoo.ratings import Ratings, read_ratings

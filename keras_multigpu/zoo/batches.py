@@ -1,26 +1,17 @@
-"""Lines of files, and batches from memory, for ratings and for reviews."""
+"""Ratings and reviews in memory: batches of their rows, and parts to train on and to test on."""
 
 from __future__ import annotations
 
 import abc
-import os
-import zlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_multigpu.arguments import check_choice, non_negative_integer, positive_integer
-from keras_multigpu.progress import ReadingBar
-from keras_multigpu.sparse.csv_rows import decompressed, read_parts
+from keras_multigpu.arguments import finite_number, non_negative_integer, positive_integer
 from keras_multigpu.sparse.epochs import EpochDataset
-from keras_multigpu.sparse.sources import BadDataError
 
 if TYPE_CHECKING:
     from keras_multigpu.zoo.reviews import Reviews
-
-_BLOCK_BYTES = 4 * 2**20
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class ShuffledRows(EpochDataset):
@@ -32,9 +23,9 @@ class ShuffledRows(EpochDataset):
     def __init__(self, rows: np.ndarray, batch_size: int, shuffle: bool, seed: int, **kwargs: Any):
         super().__init__(**kwargs)
         self.batch_size = positive_integer("batch_size", batch_size)
+        self.seed = non_negative_integer("seed", seed)
+        self.shuffle = shuffle
         self._rows = rows
-        seed = non_negative_integer("seed", seed)
-        self._seed = seed if shuffle else None
         self._drawn: tuple[int | None, np.ndarray] = (None, rows)
 
     @abc.abstractmethod
@@ -47,10 +38,76 @@ class ShuffledRows(EpochDataset):
     def _make_batch(self, epoch: int | None, number: int) -> tuple[Any, ...]:
         if self._drawn[0] != epoch:
             rows = self._rows
-            if self._seed is not None and epoch is not None:
-                rows = np.random.default_rng([self._seed, epoch]).permutation(rows)
+            if self.shuffle and epoch is not None:
+                rows = np.random.default_rng([self.seed, epoch]).permutation(rows)
             self._drawn = epoch, rows
         return self.take(self._drawn[1][number * self.batch_size :][: self.batch_size])
+
+
+class RatingBatches(ShuffledRows):
+    """Batches of rows of ratings, for `fit`, `evaluate` and `predict`; made by `Ratings.batches`.
+
+    Args:
+        matrix: a SciPy CSR matrix with a row for each item, or for each user.
+        batch_size: rows in a batch. Only the rows of a batch are ever dense.
+        shuffle: draw another order of the rows for every epoch of `fit`; `evaluate` and `predict`
+            keep the order of the matrix.
+        seed: the seed of that order, and of what is hidden.
+        hide: the share of the inputs' ratings that `fit` does not see, drawn anew for every
+            epoch. They stay among the targets, so the model learns to predict ratings that it
+            can't copy. `evaluate` and `predict` see all ratings.
+        targets: a matrix of the same shape whose rows are the targets; `None` for `matrix`.
+        **kwargs: passed to `keras.utils.PyDataset`; one worker makes the batches in any case.
+
+    Item `i` is `(inputs, targets)`, float32 of shape `(batch_size, columns)`; the last batch of an
+    epoch may have fewer rows.
+
+    Raises:
+        ValueError: if the batch size is not a positive integer, the seed is negative, `hide` is
+            not in [0, 1), or the targets have another shape.
+
+    Example:
+        >>> import scipy.sparse
+        >>> batches = RatingBatches(scipy.sparse.eye(5, format="csr"), 2, shuffle=False)
+        >>> [batches[number][0].shape for number in range(len(batches))]
+        [(2, 5), (2, 5), (1, 5)]
+    """
+
+    def __init__(
+        self,
+        matrix: Any,
+        batch_size: int = 64,
+        shuffle: bool = True,
+        seed: int = 0,
+        hide: float = 0.0,
+        targets: Any = None,
+        **kwargs: Any,
+    ):
+        super().__init__(np.arange(matrix.shape[0]), batch_size, shuffle, seed, **kwargs)
+        self.matrix = matrix
+        self.hide = finite_number("hide", hide, "at least 0 and below 1", lambda h: 0 <= h < 1)
+        self.targets = matrix if targets is None else targets
+        if self.targets.shape != matrix.shape:
+            raise ValueError(
+                "`targets` must have the shape of the inputs. Received: "
+                f"targets.shape={self.targets.shape}, inputs of shape {matrix.shape}."
+            )
+
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Some rows, as inputs and as targets."""
+        inputs = _to_dense(self.matrix[rows])
+        return inputs, inputs if self.targets is self.matrix else _to_dense(self.targets[rows])
+
+    def _make_batch(self, epoch: int | None, number: int) -> tuple[Any, ...]:
+        inputs, targets = super()._make_batch(epoch, number)
+        if self.hide and epoch is not None:
+            draw = np.random.default_rng([self.seed, epoch, number])
+            inputs = inputs * (draw.random(inputs.shape, dtype="float32") >= self.hide)
+        return inputs, targets
+
+
+def _to_dense(rows: Any) -> np.ndarray:
+    return np.asarray(rows.toarray(), "float32")
 
 
 class ReviewPairs(ShuffledRows):
@@ -105,8 +162,8 @@ class ReviewPairs(ShuffledRows):
         self.reviews = reviews
         self.length = positive_integer("length", length)
         self._texts = {
-            "user": (reviews.user_rows, _by(reviews.user_rows, known)),
-            "item": (reviews.item_rows, _by(reviews.item_rows, known)),
+            "user": (reviews.user_rows, _group_by(reviews.user_rows, known)),
+            "item": (reviews.item_rows, _group_by(reviews.item_rows, known)),
         }
 
     def take(self, rows: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -156,43 +213,38 @@ def _check_numbers(name: str, rows: Any, count: int) -> np.ndarray:
     return numbers
 
 
-def _by(owners: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _group_by(owners: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The known reviews, grouped by owner, and where each owner's group begins."""
     grouped = known[np.argsort(owners[known], kind="stable")]
     counts = np.bincount(owners[known], minlength=owners.max() + 1)
     return grouped, np.concatenate([[0], np.cumsum(counts)])
 
 
-def read_blocks(
-    path: str, verbose: int = 0, size: int = _BLOCK_BYTES
-) -> Iterator[tuple[int, bytes]]:
-    r"""A file in blocks of whole lines, about `size` bytes each, with the first line's number.
-
-    The file is decompressed if its name ends in `.gz`. If it can't be read, a `BadDataError` says
-    so. `verbose=1` shows a progress bar.
-    """
-    bar = ReadingBar([path], verbose)
-    line = 1
-    try:
-        with open(path, "rb") as raw, decompressed(raw, path) as file:
-            for block, _ in read_parts(file, size, _cut_lines):
-                bar.show(0, raw.tell())
-                yield line, block.removeprefix(_BYTE_ORDER_MARK) if line == 1 else block
-                line += block.count(b"\n")
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadDataError(
-            f"{path} must be a readable file. Received: {type(error).__name__}: {error}."
-        ) from error
-    bar.finish()
+def split_share(count: int, share: Any, seed: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the rows to train on, and of a random share of rows to test on."""
+    finite_number("share", share, "between 0 and 1", lambda one: 0 < one < 1)
+    order = np.random.default_rng(non_negative_integer("seed", seed)).permutation(count)
+    first = round(share * count)
+    if not 0 < first < count:
+        raise ValueError(
+            f"`share` must leave at least one {what} to train on and one to test on. "
+            f"Received: share={share!r} of {count} {what}s, which is {first}."
+        )
+    return np.sort(order[first:]), np.sort(order[:first])
 
 
-def _cut_lines(data: bytes, is_whole: bool) -> tuple[int, None]:
-    return (len(data) if is_whole else data.rfind(b"\n") + 1), None
-
-
-def check_file(path: Any, errors: Any) -> tuple[str, bool]:
-    """A path as text, and whether to leave out bad lines."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"`path` must be the path of one file. Received: path={path!r}.")
-    check_choice("errors", errors, "raise", "skip")
-    return os.fspath(path), errors == "skip"
+def split_folds(
+    count: int, folds: Any, seed: Any, what: str
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The same for each of several parts of equal size."""
+    folds = positive_integer("folds", folds)
+    if not 2 <= folds <= count:
+        raise ValueError(
+            f"`folds` must be from 2 to the number of {what}s, {count}. Received: folds={folds}."
+        )
+    order = np.random.default_rng(non_negative_integer("seed", seed)).permutation(count)
+    parts = np.array_split(order, folds)
+    return [
+        (np.sort(np.concatenate(parts[:fold] + parts[fold + 1 :])), np.sort(part))
+        for fold, part in enumerate(parts)
+    ]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from keras_multigpu.sparse.csv_rows import read_fields
+from keras_multigpu.sparse.lines import explain_line, read_fields
 from keras_multigpu.sparse.sources import BadDataError, to_number, to_numbers
 
 _COLUMNS = ("user", "item", "rating")
@@ -95,14 +95,14 @@ def parse(path: str, form: Form, line: int, data: bytes, limit: float, skips: bo
         header = _HEADER.match(data)
         assert header is not None
         line, data = 1 + header[0].count(b"\n"), data[header.end() :]
-    closed = _closed(form, data)
+    kept = _drop_open(form, data)
     names = [str(place) for place in range(form.fields)]
     quote = '"' if form.delimiter == "," else False
     table, found = read_fields(
-        closed, names, [names[n] for n in form.places], delimiter=form.delimiter, quote_char=quote
+        kept, names, [names[n] for n in form.places], delimiter=form.delimiter, quote_char=quote
     )
     table = table.rename_columns(list(_COLUMNS))
-    malformed = len(found) + data.count(b"\n") - closed.count(b"\n")
+    malformed = len(found) + data.count(b"\n") - kept.count(b"\n")
     ratings = to_numbers(table.column("rating"))
     is_good = (ratings > 0) & (ratings <= limit)
     for name in ("user", "item"):
@@ -117,7 +117,7 @@ def parse(path: str, form: Form, line: int, data: bytes, limit: float, skips: bo
     return Columns(users, items, ratings[is_good], malformed, int((~is_good).sum()))
 
 
-def _closed(form: Form, data: bytes) -> bytes:
+def _drop_open(form: Form, data: bytes) -> bytes:
     """The lines without those that have an open quote, which would swallow the next lines."""
     if form.delimiter != "," or b'"' not in data:
         return data
@@ -132,15 +132,13 @@ def _first_bad(path: str, form: Form, first: int, data: bytes, limit: float) -> 
         if line.rstrip(b"\r") and (problem := _find_problem(form, line, limit))
     )
     number, problem = next(found, (first, "a number in these lines can't be read."))
-    return BadDataError(
-        f'{path}, line {number}: {problem} Fix the file, or leave such lines out: errors="skip".'
-    )
+    return explain_line(path, number, problem)
 
 
 def _find_problem(form: Form, line: bytes, limit: float) -> str:
     """What is wrong with a line; an empty text if it is good."""
     start = line[:60]
-    if _closed(form, line) != line:
+    if _drop_open(form, line) != line:
         return f"a line must not have a quotation mark that is not closed. Received: {start!r}."
     fields = form.split(line)
     if len(fields) != form.fields:

@@ -12,11 +12,10 @@ import pyarrow as pa
 import scipy.sparse
 
 from keras_multigpu.arguments import check_choice, finite_number
+from keras_multigpu.sparse.lines import check_file, read_lines
 from keras_multigpu.sparse.sources import BadDataError
-from keras_multigpu.zoo.batches import check_file, read_blocks
-from keras_multigpu.zoo.rating_batches import RatingBatches
+from keras_multigpu.zoo.batches import RatingBatches, split_folds, split_share
 from keras_multigpu.zoo.rating_lines import NO_LIMIT, Columns, find_form, parse
-from keras_multigpu.zoo.splits import split_folds, split_share
 
 
 def read_ratings(
@@ -65,7 +64,7 @@ def read_ratings(
     if highest is not None:
         limit = highest = finite_number("highest", highest, "a number above 0", lambda one: one > 0)
     form, parts = None, []
-    for line, block in read_blocks(path, verbose):
+    for line, block in read_lines(path, verbose):
         form = form or find_form(path, block, skips)
         parts.append(parse(path, form, line, block, limit, skips))
     if not any(len(part.ratings) for part in parts):

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu.arguments import positive_integer
+from keras_multigpu.sparse.lines import check_file, explain_line, read_lines
 from keras_multigpu.sparse.sources import BadDataError
-from keras_multigpu.zoo.batches import ReviewPairs, check_file, read_blocks
-from keras_multigpu.zoo.splits import split_share
+from keras_multigpu.zoo.batches import ReviewPairs, split_share
 
 _WORD = re.compile(r"\w+(?:'\w+)*")
 _UNKNOWN = 1  # 0 pads short texts
@@ -75,7 +75,7 @@ def read_reviews(
     path, skips = check_file(path, errors)
     vocabulary = positive_integer("vocabulary", vocabulary)
     gathered = _Gathered(positive_integer("max_words", max_words))
-    for line, block in read_blocks(path, verbose):
+    for line, block in read_lines(path, verbose):
         for number, text in enumerate(block.split(b"\n"), line):
             if text.strip():
                 gathered.add(path, number, text, skips)
@@ -183,10 +183,7 @@ class _Gathered:
             user, item, text, rating = parse_review(data)
         except ValueError as error:
             if not skips:
-                raise BadDataError(
-                    f"{path}, line {line}: {error} Fix the file, or leave such lines out: "
-                    'errors="skip".'
-                ) from error
+                raise explain_line(path, line, str(error)) from error
             self.skipped["no review"] += 1
             return
         self.user_rows.append(self.users.setdefault(user, len(self.users)))

@@ -15,13 +15,7 @@ import numpy as np
 from keras_multigpu.arguments import non_negative_integer, positive_integer, positive_integers
 from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.sparse import HashEncoder
-from keras_multigpu.sparse.dataset import copy_encoder
-from keras_multigpu.zoo.wide_checks import (
-    check_fingerprint,
-    check_indices,
-    check_labels,
-    encoder_of,
-)
+from keras_multigpu.sparse.encoder import copy_encoder
 
 _MIDDLE_EXPONENT = 0.3
 # Adagrad's steps go to the ones of a value together: each gets its share.
@@ -83,21 +77,20 @@ class WideModel(keras.Model):
         def part(name: str, hidden: list[int], use_bias: bool) -> Any:
             """Hidden layers and the output."""
             tensor: Any = inputs
-            sizes = [*hidden, units]
-            for number, size in enumerate(sizes):
-                is_last = number == len(sizes) - 1
+            for number, size in enumerate([*hidden, units]):
+                is_last = number == len(hidden)
                 options: dict[str, Any] = {
                     "name": f"{name}_{number}",
                     "activation": None if is_last else "relu",
                     "use_bias": use_bias or not is_last,
                 }
-                if is_last and not number:
-                    options["kernel_initializer"] = "zeros"  # unknown values change nothing
                 if number:
                     tensor = keras.layers.Dense(size, **options)(tensor)
-                else:
-                    options["sparse_gradient"] = sparse_gradient
-                    tensor = MultiHotDense(size, encoder.width, **options)(tensor)
+                    continue
+                if is_last:
+                    options["kernel_initializer"] = "zeros"  # unknown values change nothing
+                options["sparse_gradient"] = sparse_gradient
+                tensor = MultiHotDense(size, encoder.width, **options)(tensor)
             return tensor
 
         outputs = part("wide", [reduced] * middle, use_bias=True)
@@ -126,7 +119,7 @@ class WideModel(keras.Model):
 
     def check_encoder(self, encoder: Any) -> None:
         """Raises a `ValueError` for an encoder, or a dataset's, with another fingerprint."""
-        check_fingerprint(encoder.fingerprint, self.encoder.fingerprint)
+        self._check_fingerprint(encoder.fingerprint)
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as Keras does, on indices of its encoder.
@@ -139,7 +132,7 @@ class WideModel(keras.Model):
         self._check_data(
             *(validation[:2] if isinstance(validation, (tuple, list)) else [validation])
         )
-        if encoder_of(x):  # the dataset shuffles itself
+        if _find_encoder(x):  # the dataset shuffles itself
             kwargs.setdefault("shuffle", False)
         return super().fit(x, *args, **kwargs)
 
@@ -150,12 +143,35 @@ class WideModel(keras.Model):
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Predicts, as Keras does, from indices of its encoder."""
-        check_indices(x, self.encoder)
+        self._check_indices(x)
         return super().predict(x, *args, **kwargs)
 
     def _check_data(self, x: Any, y: Any = None) -> None:
-        check_indices(x, self.encoder)
-        check_labels(x, y, self.loss)
+        self._check_indices(x)
+        # A logistic loss has no least value for other labels. A generator's are not known.
+        if isinstance(self.loss, keras.losses.BinaryCrossentropy):
+            _check_labels(x, y)
+
+    def _check_indices(self, data: Any) -> None:
+        """Refuses data of another encoder, and an array of indices that the row does not have."""
+        if encoder := _find_encoder(data):
+            self._check_fingerprint(encoder.fingerprint)
+        elif isinstance(data, np.ndarray) and data.size:
+            least, largest = int(data.min()), int(data.max())
+            if least < 0 or largest >= self.encoder.width:  # XLA would use other ones
+                raise ValueError(
+                    f"Indices must be from 0 to {self.encoder.width - 1}. Received: indices "
+                    f"from {least} to {largest}. Use those that "
+                    "`model.encoder.transform(table)` returns."
+                )
+
+    def _check_fingerprint(self, found: str) -> None:
+        if found != self.encoder.fingerprint:
+            raise ValueError(
+                "The indices must come from the encoder that the model was made with, whose "
+                f"fingerprint is {self.encoder.fingerprint!r}. Received: fingerprint={found!r}. "
+                "Use `model.encoder`, or make and train a model with the other encoder."
+            )
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, with the encoder as JSON."""
@@ -178,8 +194,7 @@ class WideModel(keras.Model):
         Raises:
             ValueError: if the weights were trained on other indices.
         """
-        found = np.asarray(store["fingerprint"]).tobytes().decode()
-        check_fingerprint(found, self.encoder.fingerprint)
+        self._check_fingerprint(np.asarray(store["fingerprint"]).tobytes().decode())
 
 
 def wide(
@@ -251,3 +266,23 @@ def wide(
 def _make_adagrad(encoder: HashEncoder) -> Any:
     rate = _LEARNING_RATE / encoder.layout_.splits
     return keras.optimizers.Adagrad(rate, initial_accumulator_value=_FIRST_SQUARE)
+
+
+def _find_encoder(data: Any) -> HashEncoder | None:
+    """The encoder of data that have one: a `HashedDataset`, its `to_tf_data()`, and others."""
+    encoder = getattr(data, "encoder", None)
+    return encoder if isinstance(encoder, HashEncoder) else None
+
+
+def _check_labels(data: Any, labels: Any) -> None:
+    """Refuses labels outside of 0 to 1, as far as they are known."""
+    found = getattr(data, "label_range", None)
+    if found is None and hasattr(labels, "__array__"):
+        array = np.asarray(labels)
+        found = (array.min(), array.max()) if array.size and array.dtype.kind in "biuf" else None
+    if found is not None and not (found[0] >= 0 and found[1] <= 1):
+        raise ValueError(
+            "The labels of a logistic model must be from 0 to 1. Received: labels from "
+            f"{found[0]:g} to {found[1]:g}. Use 0 and 1 for two classes, and "
+            '`wide(..., loss="mse")` for other numbers.'
+        )

@@ -1,8 +1,8 @@
 """Whole-model files, copies, exports: a parallel model survives them as a parallel model."""
 
 import copy
-import importlib
 import pickle
+import zipfile
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ from keras import layers
 from support.parity import difference, variables
 from support.scripts import run_python
 
-from keras_multigpu import make_parallel, modes
+from keras_multigpu import make_parallel
 from keras_multigpu.modes import ParallelModel
 
 pytestmark = pytest.mark.thin(4)
@@ -281,8 +281,22 @@ def test_a_compiled_templates_exclusions_from_weight_decay(rng):
     assert difference(template.get_weights()[0], before) < 1e-5
 
 
-def test_the_modules_that_earlier_files_name():
-    names = {"data": "DataParallel", "tower": "TowerParallel", "branch": "ModelParallel"}
-    for module, name in names.items():
-        found = importlib.import_module(f"keras_multigpu.models.{module}")
-        assert getattr(found, name) is getattr(modes, name)
+@pytest.mark.parametrize("mode", ["data", "tower", "model"])
+def test_a_file_that_names_modules_of_an_earlier_version(mode, rng, tmp_path):
+    """Classes are found by the name under which they are registered."""
+    parallel = make_parallel(_sequential(), 2, mode)
+    parallel.save(tmp_path / "new.keras")
+    with (
+        zipfile.ZipFile(tmp_path / "new.keras") as new,
+        zipfile.ZipFile(tmp_path / "old.keras", "w") as old,
+    ):
+        for name in new.namelist():
+            content = new.read(name)
+            if name == "config.json":
+                assert b"keras_multigpu.modes." in content
+                content = content.replace(b"keras_multigpu.modes.", b"keras_multigpu.models.")
+            old.writestr(name, content)
+    again = keras.saving.load_model(tmp_path / "old.keras")
+    assert again.mode == mode
+    x = rng.normal(size=(5, 6)).astype("float32")
+    assert difference(again.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-6

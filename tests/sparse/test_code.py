@@ -15,12 +15,11 @@ from support.sparse_tables import in_every_library, plain_code, plain_codes
 import keras_multigpu.sparse
 from keras_multigpu.sparse import HashEncoder, collision_probability, expected_collisions, hashing
 from keras_multigpu.sparse.cardinality import Cardinality
-from keras_multigpu.sparse.code import Code
-from keras_multigpu.sparse.widths import group_width, safe_group
+from keras_multigpu.sparse.code import Code, group_width
 
 pytestmark = pytest.mark.backend_free
 
-COMPILED = hashing.kernel()
+COMPILED = hashing.find_kernel()
 
 
 def published(columns, **settings):
@@ -31,7 +30,9 @@ def published(columns, **settings):
 def way(request, monkeypatch):
     """Either of the two ways to the same bits."""
     assert isinstance(COMPILED, types.ModuleType)
-    monkeypatch.setattr(hashing, "kernel", lambda: COMPILED if request.param == "numba" else None)
+    monkeypatch.setattr(
+        hashing, "find_kernel", lambda: COMPILED if request.param == "numba" else None
+    )
 
 
 # Computed by the library xxhash, and cut by hand.
@@ -47,7 +48,7 @@ KNOWN = {
 @pytest.mark.parametrize("text", KNOWN)
 def test_known_values(way, text):
     digest, indices = KNOWN[text]
-    assert f"{hashing.hashes(pa.array([text]))[0]:016x}" == digest
+    assert f"{hashing.hash_texts(pa.array([text]))[0]:016x}" == digest
     assert published({"x": 10}).transform({"x": [text]}).tolist() == [indices]
 
 
@@ -74,13 +75,13 @@ values = st.one_of(
 @given(values, st.sampled_from([1, 2, 4]), st.integers(1, 10**6), st.booleans())
 def test_the_recipe(column, splits, cardinality, compiled):
     """Against the recipe written plainly: `str` of every value, digit by digit."""
-    before = hashing.kernel
-    hashing.kernel = lambda: COMPILED if compiled else None
+    before = hashing.find_kernel
+    hashing.find_kernel = lambda: COMPILED if compiled else None
     try:
         encoder = published({"x": cardinality}, splits=splits)
         found = encoder.transform({"x": column})
     finally:
-        hashing.kernel = before
+        hashing.find_kernel = before
     texts = ["0.0" if value == 0 and isinstance(value, float) else str(value) for value in column]
     expected = [plain_code(text, cardinality, splits) for text in texts]
     assert found.dtype == np.int32
@@ -185,7 +186,7 @@ def test_a_dictionary_longer_than_its_chunk_and_one_that_comes_again(way):
 def test_the_published_width_and_the_wide_one():
     assert collision_probability(100_000, layout="published") == pytest.approx(1 - 0.61, abs=0.005)
     assert expected_collisions(100_000, layout="published") == pytest.approx(0.5, abs=0.01)
-    wide = safe_group(100_000, 0.01, 4, 8)
+    wide = group_width(100_000, 4, "published", probability=0.01)
     assert wide / math.sqrt(100_000) == pytest.approx(2.7, abs=0.05)
     chances = [collision_probability(100_000, group, 4) for group in (wide, wide - 1)]
     assert chances[0] <= 0.01 < chances[1]
@@ -222,8 +223,8 @@ def test_groups_that_are_far_from_uniform():
 def test_probabilities_that_no_width_gives():
     for probability in (1e-300, 5e-324, 1e-18):
         with pytest.raises(ValueError, match="at most 65536 wide.*`collision_probability`"):
-            safe_group(10**5, probability, 4, 8)
-    assert safe_group(1, 5e-324, 4, 8) == 8
+            group_width(10**5, 4, "published", probability=probability)
+    assert group_width(1, 4, "published", probability=5e-324) == 8
 
 
 # Numba that is there and doesn't work.
@@ -251,13 +252,13 @@ class Broken(types.SimpleNamespace):
 )
 def test_a_kernel_that_fails_is_left_out(monkeypatch, error):
     monkeypatch.setattr(keras_multigpu.sparse, "kernel", Broken(error))
-    hashing.kernel.cache_clear()
+    hashing.find_kernel.cache_clear()
     name = type(error).__name__ if error else "RuntimeError: it gave"
     try:
         with pytest.warns(UserWarning, match=f"numba is installed, but.*Received: {name}") as told:
             found = [published({"x": 10}).transform({"x": ["Rome"]}).tolist() for _ in range(3)]
     finally:
-        hashing.kernel.cache_clear()
+        hashing.find_kernel.cache_clear()
     assert found == [[KNOWN["Rome"][1]]] * 3
     assert len(told) == 1
 

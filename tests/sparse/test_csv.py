@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from support.sparse_tables import CARDINALITIES, ENCODER, content, plain_codes
 
-from keras_multigpu.sparse import HashedDataset, csv_rows
-from keras_multigpu.sparse.csv_rows import count_lines, find_rows, read_rows
+from keras_multigpu.sparse import HashedDataset, lines
+from keras_multigpu.sparse.lines import count_lines, find_rows, read_rows
 
 pytestmark = pytest.mark.backend_free
 
@@ -76,7 +76,7 @@ def test_rows_of_any_text(seed, weights, texts, monkeypatch):
         rows = find_rows(data, ",", is_whole=True)
         assert rows.ends.tolist() == [stop for _, stop, _ in expected], data
         assert rows.broken.tolist() == broken, data
-        monkeypatch.setattr(csv_rows, "_READ_BYTES", draw.choice([1, 3, 17, 1000]))
+        monkeypatch.setattr(lines, "_READ_BYTES", draw.choice([1, 3, 17, 1000]))
         at, parts, ends = 0, [], []
         for text, rows in read_rows(io.BytesIO(data), ","):
             ends += (rows.ends + at).tolist()
@@ -87,14 +87,14 @@ def test_rows_of_any_text(seed, weights, texts, monkeypatch):
 
 
 def test_rows_of_quoted_text_are_found_in_one_pass(monkeypatch):
-    monkeypatch.setattr(csv_rows, "_find_rows_by_fields", None)  # the slow way
+    monkeypatch.setattr(lines, "_find_rows_by_fields", None)  # the slow way
     text = b'"a","b, c",""\r\n1,"two\nlines","""x"", y"\r\n"",3,"""a"""\r' * 1000
     assert find_rows(text, ",", is_whole=True).ends.tolist() == [e for _, e, _ in plain_rows(text)]
 
 
 def test_a_mark_that_is_lost_takes_in_a_few_mib_at_most(monkeypatch):
-    monkeypatch.setattr(csv_rows, "_LONGEST", 1000)
-    monkeypatch.setattr(csv_rows, "_READ_BYTES", 100)
+    monkeypatch.setattr(lines, "_LONGEST", 1000)
+    monkeypatch.setattr(lines, "_READ_BYTES", 100)
     data = b'1,"lost\n' + b"2,a\n" * 5000
     found = [len(text) for text, _ in read_rows(io.BytesIO(data), ",")]
     assert sum(found) == len(data)
@@ -155,7 +155,7 @@ def test_files_as_pythons_csv_reads_them(tmp_path, seed, monkeypatch):
     draw = random.Random(seed)
     for number in range(60):
         data, rows = odd_file(draw)
-        monkeypatch.setattr(csv_rows, "_READ_BYTES", draw.choice([1, 11, 2**18]))
+        monkeypatch.setattr(lines, "_READ_BYTES", draw.choice([1, 11, 2**18]))
         path = write(tmp_path / f"{number}.csv{draw.choice(['', '.gz'])}", data)
         labels, indices = content(dataset(path, chunk_rows=draw.choice([1, 3, 1000])))
         assert labels == [float(row[0]) for row in rows], data

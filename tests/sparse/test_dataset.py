@@ -158,9 +158,9 @@ def test_patterns_and_delimiters(tmp_path):
 
 
 def test_line_ends_blank_lines_and_long_rows(tmp_path, monkeypatch):
-    from keras_multigpu.sparse import csv_rows
+    from keras_multigpu.sparse import lines
 
-    monkeypatch.setattr(csv_rows, "_READ_BYTES", 7)  # rows go over many reads
+    monkeypatch.setattr(lines, "_READ_BYTES", 7)  # rows go over many reads
     text = '\ufefflabel,city,age\r\n0,Rome,1\r\n\r\n1,"a\r\nb",2\r\n2,Paris,3'
     (tmp_path / "x.csv").write_bytes(text.encode())
     data = dataset(tmp_path / "x.csv", shuffle=False, chunk_rows=1)
@@ -358,6 +358,24 @@ def test_an_unreadable_file_among_many(tmp_path, kind, message):
     data = dataset([bad, good], errors="skip", shuffle=False)
     assert labels_of(data).tolist() == list(range(100))
     assert data.skipped == {"unreadable files": 1}
+
+
+def test_the_range_of_the_labels_is_that_of_the_rows_read(tmp_path):
+    table = frame().assign(label=lambda found: found["label"] / 10)
+    good = [write(tmp_path / name, table) for name in ("a.csv", "a.parquet")]
+    for path in good:
+        data = dataset(path)
+        labels = np.concatenate([data[number][1] for number in range(len(data))])
+        assert data.label_range == (float(labels.min()), float(labels.max()))
+    bad = tmp_path / "bad.parquet"
+    write(bad, table.assign(label=1000.0 + table["label"]))
+    last = pq.ParquetFile(bad).metadata.row_group(2).column(1)
+    content = bytearray(bad.read_bytes())
+    content[last.data_page_offset : last.data_page_offset + 20] = b"\xff" * 20
+    bad.write_bytes(content)
+    data = dataset([bad, good[0]], errors="skip")
+    assert data.skipped == {"unreadable files": 1}
+    assert data.label_range[1] < 10
 
 
 def test_a_column_of_lists_names_its_file(tmp_path):

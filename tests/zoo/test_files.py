@@ -9,6 +9,7 @@ import pytest
 
 from keras_multigpu import zoo
 from keras_multigpu.progress import ReadingBar
+from keras_multigpu.sparse.lines import read_lines
 from keras_multigpu.sparse.sources import BadDataError
 from keras_multigpu.zoo import (
     make_clicks,
@@ -17,7 +18,6 @@ from keras_multigpu.zoo import (
     read_ratings,
     read_reviews,
 )
-from keras_multigpu.zoo.batches import read_blocks
 
 pytestmark = pytest.mark.backend_free
 
@@ -159,7 +159,7 @@ def test_blocks_are_cut_where_lines_end(tmp_path, monkeypatch):
     many = [(user, item, 1 + (user + item) % 5) for user in range(1, 90) for item in range(1, 30)]
     path = write(tmp_path, "ratings.dat", many)
     whole = read_ratings(path, verbose=0)
-    monkeypatch.setattr(read_blocks, "__defaults__", (0, 1000))
+    monkeypatch.setattr(read_lines, "__defaults__", (0, 1000))
     pieces = read_ratings(path, verbose=0)
     assert (whole.matrix != pieces.matrix).nnz == 0
     assert whole.users.tolist() == pieces.users.tolist()

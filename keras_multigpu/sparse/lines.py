@@ -1,17 +1,27 @@
-"""Text files in parts of whole rows; in CSV, line ends inside quoted fields end no row."""
+"""Text files, plain or compressed, in parts of whole lines or of whole rows of CSV.
+
+In CSV, line ends inside quoted fields end no row.
+"""
 
 from __future__ import annotations
 
 import gzip
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
+from keras_multigpu.arguments import check_choice
+from keras_multigpu.progress import ReadingBar
+from keras_multigpu.sparse.sources import BadDataError, explaining_damage
+
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
+BYTE_ORDER_MARK = "\ufeff".encode()
+_BLOCK_BYTES = 4 * 2**20
 _READ_BYTES = 2**18
 _LONGEST = 4 * 2**20  # bytes of a quoted field without an end; if it is longer, a mark is missing
 
@@ -26,39 +36,56 @@ class Rows(NamedTuple):
     broken: np.ndarray
 
 
-def decompressed(raw: BinaryIO, path: str) -> Any:
+def open_decompressed(raw: BinaryIO, path: str) -> Any:
     """An open file, decompressed while it is read if its name ends in `.gz`."""
     return gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
 
 
-def read_parts(
-    file: BinaryIO, size: int, cut: Callable[[bytes, bool], tuple[int, Any]]
-) -> Iterator[tuple[bytes, Any]]:
-    """The text of a file in parts of whole rows.
+def check_file(path: Any, errors: Any) -> tuple[str, bool]:
+    """A path as text, and whether to leave out bad lines."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"`path` must be the path of one file. Received: path={path!r}.")
+    check_choice("errors", errors, "raise", "skip")
+    return os.fspath(path), errors == "skip"
 
-    `cut` gets a text, and whether the file ends there. It returns where the last whole row ends,
-    and anything that is to be yielded with these rows.
+
+def read_lines(
+    path: str, verbose: int = 0, size: int = _BLOCK_BYTES
+) -> Iterator[tuple[int, bytes]]:
+    """A file in blocks of whole lines, about `size` bytes each, with the first line's number.
+
+    If it can't be read, a `BadDataError` says so. `verbose=1` shows a progress bar.
     """
-    kept = b""
-    while True:
-        more = file.read(max(size, len(kept)))  # a long row is searched few times
-        kept += more
-        end, found = cut(kept, not more)
-        if end:
-            yield kept[:end], found
-            kept = kept[end:]
-        if not more:
-            return
+    bar = ReadingBar([path], verbose)
+    line = 1
+    with explaining_damage(path), open(path, "rb") as raw, open_decompressed(raw, path) as file:
+        while block := file.read(size) + file.readline():
+            bar.show(0, raw.tell())
+            yield line, block.removeprefix(BYTE_ORDER_MARK) if line == 1 else block
+            line += block.count(b"\n")
+    bar.finish()
+
+
+def explain_line(path: str, number: int, problem: str) -> BadDataError:
+    """The error for a bad line."""
+    return BadDataError(
+        f'{path}, line {number}: {problem} Fix the file, or leave such lines out: errors="skip".'
+    )
 
 
 def read_rows(file: BinaryIO, delimiter: str) -> Iterator[tuple[bytes, Rows]]:
     """The text of a CSV file in parts of whole rows, with their rows."""
-
-    def cut(data: bytes, is_whole: bool) -> tuple[int, Rows]:
-        rows = find_rows(data, delimiter, is_whole=is_whole)
-        return (int(rows.ends[-1]) if len(rows.ends) else 0), rows
-
-    return read_parts(file, _READ_BYTES, cut)
+    text = b""
+    while True:
+        more = file.read(max(_READ_BYTES, len(text)))  # a long row is searched few times
+        text += more
+        rows = find_rows(text, delimiter, is_whole=not more)
+        if len(rows.ends):
+            end = int(rows.ends[-1])
+            yield text[:end], rows
+            text = text[end:]
+        if not more:
+            return
 
 
 def read_fields(
