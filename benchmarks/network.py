@@ -92,7 +92,7 @@ def measure(side: str, model: str, steps: int) -> dict[str, Any]:
 
     from benchmarks.step_worker import Clock
     from keras_multigpu import cluster, make_parallel
-    from keras_multigpu.engines.tensorflow import exchange
+    from keras_multigpu.engines.tensorflow.weights import exchange
 
     if side == "naive":
         exchange.host_of = lambda device: device  # as if each device were a separate host

@@ -44,7 +44,7 @@ def _parts(variable: keras.Variable) -> list[tuple[str, int]]:
     if keras.backend.backend() == "jax":
         shards = variable.value.addressable_shards
         return [(str(shard.device), shard.data.nbytes) for shard in shards]
-    from keras_multigpu.engines.tensorflow.divided import parts_of
+    from keras_multigpu.engines.tensorflow.weights.divided import parts_of
 
     return [(part.device, part.numpy().nbytes) for part in parts_of(variable)]
 

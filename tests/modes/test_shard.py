@@ -76,12 +76,12 @@ def _data(rows=23):
 @pytest.fixture(autouse=True)
 def _small_weights_are_spread(monkeypatch):
     if _ON_TENSORFLOW:
-        from keras_multigpu.engines.tensorflow import homes
+        from keras_multigpu.engines.tensorflow.weights import homes
 
         monkeypatch.setattr(homes, "_LEAST_DIVIDED", 256)
         monkeypatch.setattr(homes, "_MOST", 1.0)
     else:
-        from keras_multigpu.engines.jax import state_shards
+        from keras_multigpu.engines.jax.state import state_shards
 
         monkeypatch.setattr(state_shards, "_LEAST", 3)  # not seeds
 

@@ -10,7 +10,7 @@ from keras import layers
 from support import process_script as script
 
 from keras_multigpu import make_parallel
-from keras_multigpu.engines.jax import state_shards
+from keras_multigpu.engines.jax.state import state_shards
 from keras_multigpu.layers import MultiHotDense
 
 SHARDS = ("optimizer", "weights")

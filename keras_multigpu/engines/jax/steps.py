@@ -16,7 +16,7 @@ from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.cluster.parts import own_rows
 from keras_multigpu.engines.jax.cluster.readings import Readings
 from keras_multigpu.engines.jax.cluster.spread_variables import arrays_of, lending
-from keras_multigpu.engines.jax.compiled import CompiledStep, compile_step, state_of
+from keras_multigpu.engines.jax.counting.compiled import CompiledStep, compile_step, state_of
 from keras_multigpu.engines.jax.placement import (
     Placement,
     on_host,
@@ -25,9 +25,9 @@ from keras_multigpu.engines.jax.placement import (
 )
 from keras_multigpu.engines.jax.reading import read, reading
 from keras_multigpu.engines.jax.runners import JaxRunner
-from keras_multigpu.engines.jax.shards import is_spread
 from keras_multigpu.engines.jax.spreading import spread
-from keras_multigpu.engines.jax.stacked import StackedVariable
+from keras_multigpu.engines.jax.state.shards import is_spread
+from keras_multigpu.engines.jax.state.stacked import StackedVariable
 from keras_multigpu.engines.joint import together, write_once, writing
 
 

@@ -16,18 +16,18 @@ from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchan
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
-from keras_multigpu.engines.tensorflow.divided import division_of
-from keras_multigpu.engines.tensorflow.lookups import look_up
-from keras_multigpu.engines.tensorflow.memory import find_memory
+from keras_multigpu.engines.tensorflow.counting.memory import find_memory
+from keras_multigpu.engines.tensorflow.counting.transfers import count_transfers
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
-from keras_multigpu.engines.tensorflow.placing import move_variables
-from keras_multigpu.engines.tensorflow.recomputed import install
-from keras_multigpu.engines.tensorflow.rows import by_rows_touched, sum_rows
 from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, SliceRunner
 from keras_multigpu.engines.tensorflow.stages import StageRunner
 from keras_multigpu.engines.tensorflow.steps import TensorFlowSteps
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows, join_rows, take_rows
-from keras_multigpu.engines.tensorflow.transfers import count_transfers
+from keras_multigpu.engines.tensorflow.tracing.recomputed import install
+from keras_multigpu.engines.tensorflow.weights.divided import division_of
+from keras_multigpu.engines.tensorflow.weights.lookups import look_up
+from keras_multigpu.engines.tensorflow.weights.placing import move_variables
+from keras_multigpu.engines.tensorflow.weights.rows import by_rows_touched, sum_rows
 from keras_multigpu.engines.values import Call, Holding, Request, Tensor, Transfer
 
 

@@ -13,13 +13,10 @@ from keras_multigpu.engines.attributes import set_attributes
 from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.shared import SEED, check_alike, state_of_none, unique
 from keras_multigpu.engines.structures import OpaqueError
-from keras_multigpu.engines.tensorflow.calls import ReplicaCalls
-from keras_multigpu.engines.tensorflow.exchange import LIKE, Exchange, source
-from keras_multigpu.engines.tensorflow.peers import Peers
-from keras_multigpu.engines.tensorflow.planning import make_plan, signature, with_trace
+from keras_multigpu.engines.tensorflow.cluster.peers import Peers
+from keras_multigpu.engines.tensorflow.probing.planning import make_plan, signature, with_trace
 from keras_multigpu.engines.tensorflow.results import LocalResult, split_call
-from keras_multigpu.engines.tensorflow.scope import HiddenStateError
-from keras_multigpu.engines.tensorflow.sync import batch_normalizations
+from keras_multigpu.engines.tensorflow.running.calls import ReplicaCalls
 from keras_multigpu.engines.tensorflow.tensors import (
     floats,
     gradient_order,
@@ -27,7 +24,10 @@ from keras_multigpu.engines.tensorflow.tensors import (
     message_of,
     substitute,
 )
-from keras_multigpu.engines.tensorflow.trace import NotTracedError, Trace
+from keras_multigpu.engines.tensorflow.tracing.scope import HiddenStateError
+from keras_multigpu.engines.tensorflow.tracing.sync import batch_normalizations
+from keras_multigpu.engines.tensorflow.tracing.trace import NotTracedError, Trace
+from keras_multigpu.engines.tensorflow.weights.exchange import LIKE, Exchange, source
 from keras_multigpu.engines.values import Call, Plan, Result, Tensor
 
 _MOST_PLANS = 32  # of eager calls

@@ -15,11 +15,11 @@ from keras_multigpu.engines.base import DataRunner, TowerRunner
 from keras_multigpu.engines.optimizers import claim
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
 from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
-from keras_multigpu.engines.tensorflow.following import follow_gradients
-from keras_multigpu.engines.tensorflow.homes import Homes, fullest_home
 from keras_multigpu.engines.tensorflow.names import full_name, is_default
-from keras_multigpu.engines.tensorflow.placing import clip_by_member, place_updates
 from keras_multigpu.engines.tensorflow.replicas import Replicas
+from keras_multigpu.engines.tensorflow.weights.following import follow_gradients
+from keras_multigpu.engines.tensorflow.weights.homes import Homes, fullest_home
+from keras_multigpu.engines.tensorflow.weights.placing import clip_by_member, place_updates
 from keras_multigpu.engines.values import Call, Plan, Request, Result, Tensor
 
 # The graph of a trace that is never run. Functions that it calls are traced in other graphs, and

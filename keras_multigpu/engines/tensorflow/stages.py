@@ -13,8 +13,8 @@ from keras_multigpu.engines.base import ModelRunner
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.tensorflow.names import full_name
-from keras_multigpu.engines.tensorflow.placing import move_variables, place_updates
 from keras_multigpu.engines.tensorflow.replicas import Replicas
+from keras_multigpu.engines.tensorflow.weights.placing import move_variables, place_updates
 from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.graphs.costs import find_crossings, with_loss
 from keras_multigpu.graphs.graph import Graph, is_graph, read_graph, symbolic_ends

@@ -18,10 +18,10 @@ from keras_multigpu.engines.joint import digest_of, together, write_once
 from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
-from keras_multigpu.engines.tensorflow.cluster.watched import Watched
-from keras_multigpu.engines.tensorflow.joint_batches import JointBatches
-from keras_multigpu.engines.tensorflow.placing import drop_functions
+from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
 from keras_multigpu.engines.tensorflow.runners import SliceRunner, running_whole
+from keras_multigpu.engines.tensorflow.watched import Watched
+from keras_multigpu.engines.tensorflow.weights.placing import drop_functions
 
 
 class TensorFlowSteps(Steps):

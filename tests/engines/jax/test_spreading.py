@@ -9,7 +9,7 @@ from support.parity import difference
 from support.precision import double_precision
 
 from keras_multigpu import make_parallel
-from keras_multigpu.engines.jax.transfers import count_collectives
+from keras_multigpu.engines.jax.counting.transfers import count_collectives
 
 pytestmark = pytest.mark.thin(10)
 

@@ -8,7 +8,7 @@ from support.cases import CASES, build_equal, compile_case
 from support.parity import difference, take, variables
 
 from keras_multigpu import make_parallel, reports
-from keras_multigpu.engines.jax import state_shards
+from keras_multigpu.engines.jax.state import state_shards
 from keras_multigpu.layers import MultiHotDense
 
 SHARDS = ["optimizer", "weights"]

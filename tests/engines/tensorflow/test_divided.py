@@ -9,8 +9,8 @@ from support.parity import difference, variables
 from support.precision import double_precision
 
 from keras_multigpu import make_parallel
-from keras_multigpu.engines.tensorflow import homes, placing
-from keras_multigpu.engines.tensorflow.divided import division_of, parts_of
+from keras_multigpu.engines.tensorflow.weights import homes, placing
+from keras_multigpu.engines.tensorflow.weights.divided import division_of, parts_of
 
 N = 4
 

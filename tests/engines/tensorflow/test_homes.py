@@ -7,7 +7,7 @@ from keras import layers, optimizers
 from support.parity import difference
 
 from keras_multigpu import make_parallel
-from keras_multigpu.engines.tensorflow.divided import parts_of
+from keras_multigpu.engines.tensorflow.weights.divided import parts_of
 from keras_multigpu.reports import transfers
 
 N = 4

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from keras_multigpu.engines.tensorflow.hubs import divide, shares_back, shares_out
+from keras_multigpu.engines.tensorflow.weights.hubs import divide, shares_back, shares_out
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])

@@ -23,14 +23,14 @@ def prepare(optimizes_graphs: bool = True) -> None:
     if keras.backend.backend() == "jax":
         import jax
 
-        from keras_multigpu.engines.jax import state_shards
+        from keras_multigpu.engines.jax.state import state_shards
 
         jax.config.update("jax_enable_x64", True)
         state_shards._LEAST = 3  # `shard` spreads small weights too, but no seeds
     else:
         import tensorflow as tf
 
-        from keras_multigpu.engines.tensorflow import homes
+        from keras_multigpu.engines.tensorflow.weights import homes
 
         homes._LEAST_DIVIDED = 256  # `shard` divides small weights too
         tf.config.threading.set_intra_op_parallelism_threads(1)

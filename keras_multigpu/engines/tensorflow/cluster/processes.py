@@ -25,12 +25,12 @@ from keras_multigpu.engines.remote import Address, listening
 from keras_multigpu.engines.rendezvous import meet
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster.board import SocketBoard
+from keras_multigpu.engines.tensorflow.cluster.collectives import Collectives
 from keras_multigpu.engines.tensorflow.cluster.group import Group
+from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches, Ledger
+from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.cluster.runtime import has_started
 from keras_multigpu.engines.tensorflow.cluster.sockets import close_to_others
-from keras_multigpu.engines.tensorflow.collectives import Collectives
-from keras_multigpu.engines.tensorflow.joint_batches import JointBatches, Ledger
-from keras_multigpu.engines.tensorflow.peers import Peers
 
 # What must be equal in all processes.
 _EQUAL = ("num_processes", "data", "TensorFlow", "Keras", "keras_multigpu")

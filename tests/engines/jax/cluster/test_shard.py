@@ -12,7 +12,7 @@ from support.precision import double_precision
 from support.process_runs import running
 
 from keras_multigpu import make_parallel
-from keras_multigpu.engines.jax import state_shards
+from keras_multigpu.engines.jax.state import state_shards
 
 SHARDS, BATCH = spread_script.SHARDS, spread_script.BATCH
 PATH = pathlib.Path(spread_script.__file__)

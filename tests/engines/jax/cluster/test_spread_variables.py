@@ -9,7 +9,7 @@ from support.boards import Told
 from keras_multigpu import make_parallel
 from keras_multigpu.engines.jax.cluster import joint, spread_variables
 from keras_multigpu.engines.jax.cluster.group import WEIGHTS, Group
-from keras_multigpu.engines.jax.state_shards import StateShards
+from keras_multigpu.engines.jax.state.state_shards import StateShards
 
 
 def _layout(shape=(8, 6), count=4):
@@ -18,7 +18,7 @@ def _layout(shape=(8, 6), count=4):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr("keras_multigpu.engines.jax.state_shards._LEAST", 3)
+    monkeypatch.setattr("keras_multigpu.engines.jax.state.state_shards._LEAST", 3)
 
 
 def _spread(value):

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow import collectives, peers, runners
-from keras_multigpu.engines.tensorflow.joint_batches import JointBatches, Ledger
+from keras_multigpu.engines.tensorflow import runners
+from keras_multigpu.engines.tensorflow.cluster import collectives, peers
+from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches, Ledger
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.results import LocalResult
 from keras_multigpu.engines.values import Plan, Request

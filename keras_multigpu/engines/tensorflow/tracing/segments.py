@@ -17,11 +17,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.functions import reached_inputs
 from keras_multigpu.engines.tensorflow.results import tensors_of
-from keras_multigpu.engines.tensorflow.scope import HiddenStateError
-from keras_multigpu.engines.tensorflow.sync import Merge
 from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order, is_float, message_of
+from keras_multigpu.engines.tensorflow.tracing.functions import reached_inputs
+from keras_multigpu.engines.tensorflow.tracing.scope import HiddenStateError
+from keras_multigpu.engines.tensorflow.tracing.sync import Merge
 from keras_multigpu.engines.values import Tensor
 
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.lookups import Lookup, Table
-from keras_multigpu.engines.tensorflow.peers import Peers
-from keras_multigpu.engines.tensorflow.segments import Boundary, RowsOf
-from keras_multigpu.engines.tensorflow.sync import Merge
+from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.tensors import add
+from keras_multigpu.engines.tensorflow.tracing.segments import Boundary, RowsOf
+from keras_multigpu.engines.tensorflow.tracing.sync import Merge
+from keras_multigpu.engines.tensorflow.weights.lookups import Lookup, Table
 from keras_multigpu.engines.values import Tensor
 
 Found = collections.defaultdict[int, list[Tensor]]

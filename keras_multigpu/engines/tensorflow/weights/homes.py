@@ -14,10 +14,10 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.shared import unique
-from keras_multigpu.engines.tensorflow.division import Division
-from keras_multigpu.engines.tensorflow.lookups import is_table
 from keras_multigpu.engines.tensorflow.names import full_name
-from keras_multigpu.engines.tensorflow.placing import move_variables
+from keras_multigpu.engines.tensorflow.weights.division import Division
+from keras_multigpu.engines.tensorflow.weights.lookups import is_table
+from keras_multigpu.engines.tensorflow.weights.placing import move_variables
 
 # What a trained weight takes at home, in its own bytes: the weight and two slots, as Adam has.
 _WITH_SLOTS = 3

@@ -17,21 +17,7 @@ import tensorflow as tf
 from keras_multigpu.engines.attributes import get_attributes, set_attributes
 from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.structures import take_apart
-from keras_multigpu.engines.tensorflow.exchange import may_train, source
-from keras_multigpu.engines.tensorflow.functions import (
-    has_flow,
-    make_function,
-    reached_inputs,
-    types_without_gradient,
-)
-from keras_multigpu.engines.tensorflow.heads import apply_activations, take_off_activations
-from keras_multigpu.engines.tensorflow.inspection import find_lost
-from keras_multigpu.engines.tensorflow.lookups import LookUp, by_rows, looking_up
 from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult, split_call
-from keras_multigpu.engines.tensorflow.rows import by_rows_touched
-from keras_multigpu.engines.tensorflow.scope import ReplicaScope
-from keras_multigpu.engines.tensorflow.segments import Cut
-from keras_multigpu.engines.tensorflow.sync import Exchange, synchronized
 from keras_multigpu.engines.tensorflow.tensors import (
     CONSTANT,
     floats,
@@ -39,6 +25,20 @@ from keras_multigpu.engines.tensorflow.tensors import (
     is_watched,
     substitute,
 )
+from keras_multigpu.engines.tensorflow.tracing.functions import (
+    has_flow,
+    make_function,
+    reached_inputs,
+    types_without_gradient,
+)
+from keras_multigpu.engines.tensorflow.tracing.heads import apply_activations, take_off_activations
+from keras_multigpu.engines.tensorflow.tracing.inspection import find_lost
+from keras_multigpu.engines.tensorflow.tracing.scope import ReplicaScope
+from keras_multigpu.engines.tensorflow.tracing.segments import Cut
+from keras_multigpu.engines.tensorflow.tracing.sync import Exchange, synchronized
+from keras_multigpu.engines.tensorflow.weights.exchange import may_train, source
+from keras_multigpu.engines.tensorflow.weights.lookups import LookUp, by_rows, looking_up
+from keras_multigpu.engines.tensorflow.weights.rows import by_rows_touched
 from keras_multigpu.engines.values import Call, Tensor
 
 

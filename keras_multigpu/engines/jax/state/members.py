@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import keras
 
-from keras_multigpu.engines.jax.stacked import StackedVariable, as_one
+from keras_multigpu.engines.jax.state.stacked import StackedVariable, as_one
 from keras_multigpu.engines.optimizers import clip_by
 from keras_multigpu.engines.values import Tensor
 

@@ -10,16 +10,16 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.optimizers import claim, clip_by, inner_optimizers
-from keras_multigpu.engines.tensorflow.divided import (
+from keras_multigpu.engines.tensorflow.names import full_name
+from keras_multigpu.engines.tensorflow.weights.divided import (
     DividedVariable,
     acting_as,
     division_of,
     on_device,
     shown_on,
 )
-from keras_multigpu.engines.tensorflow.division import Division
-from keras_multigpu.engines.tensorflow.lookups import split_rows
-from keras_multigpu.engines.tensorflow.names import full_name
+from keras_multigpu.engines.tensorflow.weights.division import Division
+from keras_multigpu.engines.tensorflow.weights.lookups import split_rows
 from keras_multigpu.engines.values import Tensor
 
 # The slots of divided variables, by TensorFlow's id of the variable.

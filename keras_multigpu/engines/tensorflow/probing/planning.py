@@ -15,12 +15,12 @@ from keras_multigpu.engines.attributes import get_attributes
 from keras_multigpu.engines.shared import SEED, is_training
 from keras_multigpu.engines.structures import take_apart
 from keras_multigpu.engines.templates import all_layers
-from keras_multigpu.engines.tensorflow.exchange import ONCE
-from keras_multigpu.engines.tensorflow.inspection import find_obstacle, layer_of
-from keras_multigpu.engines.tensorflow.probe import DependenceError, Probe, ProbeError
-from keras_multigpu.engines.tensorflow.sync import of_no_rows, replaced_statistics
+from keras_multigpu.engines.tensorflow.probing.probe import DependenceError, Probe, ProbeError
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows, is_float
-from keras_multigpu.engines.tensorflow.trace import Trace
+from keras_multigpu.engines.tensorflow.tracing.inspection import find_obstacle, layer_of
+from keras_multigpu.engines.tensorflow.tracing.sync import of_no_rows, replaced_statistics
+from keras_multigpu.engines.tensorflow.tracing.trace import Trace
+from keras_multigpu.engines.tensorflow.weights.exchange import ONCE
 from keras_multigpu.engines.values import Call, Plan
 
 _PREFERRED = (kinds.SAME, kinds.MEAN, kinds.SUM, kinds.MAXIMUM, kinds.MINIMUM)

@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.division import Division
 from keras_multigpu.engines.tensorflow.tensors import is_watched, knows_gradient
+from keras_multigpu.engines.tensorflow.weights.division import Division
 from keras_multigpu.engines.values import Tensor
 
 # What the variables of a division stand for, in the scope `acting_as`: a part, by its number.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.divided import parts_of
-from keras_multigpu.engines.tensorflow.hubs import Part, divide, shares_back, shares_out
 from keras_multigpu.engines.tensorflow.names import host_of
+from keras_multigpu.engines.tensorflow.weights.divided import parts_of
+from keras_multigpu.engines.tensorflow.weights.hubs import Part, divide, shares_back, shares_out
 from keras_multigpu.engines.values import Tensor
 
 _Key = tuple[int, int]  # a variable's `id`, and the number of its part

@@ -18,12 +18,12 @@ import tensorflow as tf
 
 from keras_multigpu.engines.kinds import ROWS, find_kinds
 from keras_multigpu.engines.shared import in_fresh_thread
-from keras_multigpu.engines.tensorflow.exchange import stored
-from keras_multigpu.engines.tensorflow.inspection import layer_of
-from keras_multigpu.engines.tensorflow.made_up import Settings, make_up, perturb, take_part
-from keras_multigpu.engines.tensorflow.stilled import Stilled
+from keras_multigpu.engines.tensorflow.probing.made_up import Settings, make_up, perturb, take_part
+from keras_multigpu.engines.tensorflow.probing.stilled import Stilled
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, message_of
-from keras_multigpu.engines.tensorflow.trace import Trace
+from keras_multigpu.engines.tensorflow.tracing.inspection import layer_of
+from keras_multigpu.engines.tensorflow.tracing.trace import Trace
+from keras_multigpu.engines.tensorflow.weights.exchange import stored
 from keras_multigpu.engines.values import Tensor
 
 _AXES = (32, 16, 64, 128)

@@ -19,8 +19,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax.cluster.spread_variables import adopt
+from keras_multigpu.engines.jax.counting.transfers import GATHERED
 from keras_multigpu.engines.jax.placement import on_one_device, placement_on
-from keras_multigpu.engines.jax.transfers import GATHERED
 from keras_multigpu.engines.values import Tensor
 
 # Variables with fewer elements stay whole: sending them costs more than keeping them.

@@ -15,9 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.liveness import Operation, find_peaks
-from keras_multigpu.engines.tensorflow.divided import parts_of
-from keras_multigpu.engines.tensorflow.names import short_name
-from keras_multigpu.engines.tensorflow.step_graph import (
+from keras_multigpu.engines.tensorflow.counting.step_graph import (
     CUT,
     JOIN,
     PASS_ON,
@@ -28,7 +26,9 @@ from keras_multigpu.engines.tensorflow.step_graph import (
     is_gradient,
     node_name,
 )
-from keras_multigpu.engines.tensorflow.transfers import is_input
+from keras_multigpu.engines.tensorflow.counting.transfers import is_input
+from keras_multigpu.engines.tensorflow.names import short_name
+from keras_multigpu.engines.tensorflow.weights.divided import parts_of
 from keras_multigpu.engines.values import Holding
 
 # fmt: off

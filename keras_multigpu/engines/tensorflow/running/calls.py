@@ -7,10 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.cut_runs import CutRun
-from keras_multigpu.engines.tensorflow.exchange import Exchange, has_link, read, source
 from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult
-from keras_multigpu.engines.tensorflow.runs import Run, WholeRun
+from keras_multigpu.engines.tensorflow.running.cut_runs import CutRun
+from keras_multigpu.engines.tensorflow.running.runs import Run, WholeRun
 from keras_multigpu.engines.tensorflow.tensors import (
     add,
     floats,
@@ -20,7 +19,8 @@ from keras_multigpu.engines.tensorflow.tensors import (
     map_tensors,
     substitute,
 )
-from keras_multigpu.engines.tensorflow.trace import Trace
+from keras_multigpu.engines.tensorflow.tracing.trace import Trace
+from keras_multigpu.engines.tensorflow.weights.exchange import Exchange, has_link, read, source
 from keras_multigpu.engines.values import Tensor
 
 

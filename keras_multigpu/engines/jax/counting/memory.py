@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 
-from keras_multigpu.engines.jax.compiled import CompiledStep, compile_step, state_of
+from keras_multigpu.engines.jax.counting.compiled import CompiledStep, compile_step, state_of
+from keras_multigpu.engines.jax.counting.transfers import BACKWARD, GATHERED, OP_NAME, shape_bytes
 from keras_multigpu.engines.jax.devices import name_of
-from keras_multigpu.engines.jax.transfers import BACKWARD, GATHERED, OP_NAME, shape_bytes
 from keras_multigpu.engines.liveness import TEMPORARIES, Operation, find_peaks
 from keras_multigpu.engines.values import Holding
 

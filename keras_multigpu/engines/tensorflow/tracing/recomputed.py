@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.attributes import get_attributes, set_attributes, with_attributes
 from keras_multigpu.engines.shared import SEED, active_scope
-from keras_multigpu.engines.tensorflow.scope import HiddenStateError, ReplicaScope
+from keras_multigpu.engines.tensorflow.tracing.scope import HiddenStateError, ReplicaScope
 from keras_multigpu.engines.values import Tensor
 
 _recompute_grad = tf.recompute_grad

@@ -8,13 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.boundaries import Found, LookingUp, Meeting, Merging
-from keras_multigpu.engines.tensorflow.lookups import Table
-from keras_multigpu.engines.tensorflow.peers import Peers
+from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.results import LocalResult, tensors_of
-from keras_multigpu.engines.tensorflow.runs import Gradients, Leg, Reached, Run
-from keras_multigpu.engines.tensorflow.segments import Boundary, Cut, RowsOf, Segment
+from keras_multigpu.engines.tensorflow.running.boundaries import Found, LookingUp, Meeting, Merging
+from keras_multigpu.engines.tensorflow.running.runs import Gradients, Leg, Reached, Run
 from keras_multigpu.engines.tensorflow.tensors import add, floats, to_dense
+from keras_multigpu.engines.tensorflow.tracing.segments import Boundary, Cut, RowsOf, Segment
+from keras_multigpu.engines.tensorflow.weights.lookups import Table
 from keras_multigpu.engines.values import Tensor
 
 

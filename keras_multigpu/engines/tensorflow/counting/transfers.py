@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.names import short_name
-from keras_multigpu.engines.tensorflow.step_graph import (
+from keras_multigpu.engines.tensorflow.counting.step_graph import (
     PASS_ON,
     StepGraph,
     graph_of_step,
     is_gradient,
     node_name,
 )
+from keras_multigpu.engines.tensorflow.names import short_name
 from keras_multigpu.engines.values import Transfer
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.results import LocalResult, tensors_of
 from keras_multigpu.engines.tensorflow.tensors import floats
-from keras_multigpu.engines.tensorflow.trace import Trace
+from keras_multigpu.engines.tensorflow.tracing.trace import Trace
 from keras_multigpu.engines.values import Tensor
 
 Gradients = list[Tensor | None]

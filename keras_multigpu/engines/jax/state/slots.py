@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.engines.jax.members import Members
-from keras_multigpu.engines.jax.shards import shard_alike
-from keras_multigpu.engines.jax.stacked import StackedVariable
+from keras_multigpu.engines.jax.state.members import Members
+from keras_multigpu.engines.jax.state.shards import shard_alike
+from keras_multigpu.engines.jax.state.stacked import StackedVariable
 from keras_multigpu.engines.optimizers import claim, inner_optimizers
 
 References = dict[int, keras.Variable]

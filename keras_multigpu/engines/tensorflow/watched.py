@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras_multigpu.engines.base import TrainedModel
 from keras_multigpu.engines.errors import ClusterError
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
-from keras_multigpu.engines.tensorflow.divided import parts_of
 from keras_multigpu.engines.tensorflow.names import local_name, short_name
+from keras_multigpu.engines.tensorflow.weights.divided import parts_of
 
 
 class Watched:

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.collectives import (
+from keras_multigpu.engines.tensorflow.cluster.collectives import (
     TYPES,
     Collectives,
     buckets,

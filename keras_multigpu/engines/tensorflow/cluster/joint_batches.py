@@ -17,8 +17,8 @@ import tensorflow as tf
 from keras_multigpu.engines.joint import COMPARED
 from keras_multigpu.engines.joint_parts import NO_WHOLE_NUMBER, check_has_rows
 from keras_multigpu.engines.shared import count_rows, is_array
-from keras_multigpu.engines.tensorflow.collectives import can_cross
-from keras_multigpu.engines.tensorflow.peers import Peers
+from keras_multigpu.engines.tensorflow.cluster.collectives import can_cross
+from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.results import tensors_of
 from keras_multigpu.engines.tensorflow.tensors import (
     join_rows,

@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from keras_multigpu.engines.kinds import ROWS, SAME, combine
 from keras_multigpu.engines.shared import given_value
-from keras_multigpu.engines.tensorflow.divided import DividedVariable, division_of, parts_of
-from keras_multigpu.engines.tensorflow.lookups import Table, join_rows
+from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.names import full_name
-from keras_multigpu.engines.tensorflow.peers import Peers
-from keras_multigpu.engines.tensorflow.routes import Route, find_routes
-from keras_multigpu.engines.tensorflow.rows import add_rows, merge_rows
 from keras_multigpu.engines.tensorflow.tensors import add, cast, is_watched, to_dense
+from keras_multigpu.engines.tensorflow.weights.divided import DividedVariable, division_of, parts_of
+from keras_multigpu.engines.tensorflow.weights.lookups import Table, join_rows
+from keras_multigpu.engines.tensorflow.weights.routes import Route, find_routes
+from keras_multigpu.engines.tensorflow.weights.rows import add_rows, merge_rows
 from keras_multigpu.engines.values import Tensor
 
 ONCE = "once"

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.divided import division_of
-from keras_multigpu.engines.tensorflow.division import Division
-from keras_multigpu.engines.tensorflow.rows import merge_rows, wide
+from keras_multigpu.engines.tensorflow.weights.divided import division_of
+from keras_multigpu.engines.tensorflow.weights.division import Division
+from keras_multigpu.engines.tensorflow.weights.rows import merge_rows, wide
 from keras_multigpu.engines.values import Tensor
 
 _JOINED = "joined_rows_of_parts"

@@ -1,0 +1,1 @@
+"""What crosses between devices in a step, and what each device holds."""

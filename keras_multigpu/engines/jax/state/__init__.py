@@ -1,0 +1,1 @@
+"""Weights and slots that are spread over the devices, or stacked."""

@@ -1,0 +1,1 @@
+"""Calls a traced template on every device, and takes the gradients there."""

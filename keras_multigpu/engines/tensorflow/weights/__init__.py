@@ -1,0 +1,1 @@
+"""Where the weights are stored and updated, and how they reach the replicas."""
