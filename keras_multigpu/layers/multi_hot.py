@@ -42,7 +42,8 @@ class MultiHotDense(keras.Layer):
     Output: a tensor of shape `(rows, units)`, without a mask.
 
     TensorFlow raises an error for an index outside of 0 to `width - 1`; compiled by XLA, it uses
-    the nearest index. On JAX, the output is not-a-number or uses a row counted from the end.
+    the nearest index, unless the rows of the kernel are spread (`shard`). On JAX, the output
+    is not-a-number or uses a row counted from the end.
     Reverse-mode derivatives of any order work, but only the first with `sparse_gradient=True`.
     Forward mode (`jax.jvp`) does not work on JAX on CPUs.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_choice, check_flag
+from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.modes.parts import Parts
 from keras_multigpu.modes.placed import PlacedModel
 from keras_multigpu.modes.slicing import SlicedCalls
@@ -73,6 +75,19 @@ class DataParallel(PlacedModel):
         With `shard="optimizer"`: of each of the weight's slots. Empty without `shard`.
         """
         return self._parallel_runner.placement
+
+    def _parallel_least_bytes(self, rows: int) -> int | None:
+        """As in every mode, but tables whose rows are spread over the devices need not cross."""
+        kept = self.placement
+        tables = [
+            one
+            for one in self.trainable_variables
+            if hasattr(one, "names_rows_once")
+            and one.path in kept
+            and max(kept[one.path]) < math.prod(one.shape)
+        ]
+        whole = super()._parallel_least_bytes(rows)
+        return whole and whole - 2 * variables_bytes(tables) * (len(self.devices) - 1)
 
     def _parallel_describe(self) -> str:
         count = len(self.devices)

@@ -23,6 +23,9 @@ from keras_multigpu.engines.tensorflow.weights.placing import move_variables
 _WITH_SLOTS = 3
 # Smaller weights, in bytes, are never divided: each part is updated by operations of its own.
 _LEAST_DIVIDED = 2**16
+# Tables of so many bytes are always divided by rows, which are looked up where they are. Indices
+# and sums then take fewer bytes than the table, for batches of some thousand rows.
+_LEAST_BY_ROWS = 2**20
 # No device may keep more than this part of an even share, if dividing weights helps.
 _MOST = 1.05
 
@@ -87,7 +90,7 @@ def _find_homes(weights: Sequence[keras.Variable], before: Mapping[str, int]) ->
     for weight in filter(is_table, weights):  # rows are looked up where they are
         devices = _turned([*before], len(divided))
         division = Division.even(tuple(weight.shape), devices, axis=0)
-        if division is not None and len(devices) > 1 and _bytes_of(weight) >= _LEAST_DIVIDED:
+        if division is not None and len(devices) > 1 and _bytes_of(weight) >= _LEAST_BY_ROWS:
             divided[id(weight)] = division
     while True:
         homes, loads = dict(divided), dict(before)
