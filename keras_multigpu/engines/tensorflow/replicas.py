@@ -27,7 +27,9 @@ from keras_multigpu.engines.tensorflow.tensors import (
 from keras_multigpu.engines.tensorflow.tracing.scope import HiddenStateError
 from keras_multigpu.engines.tensorflow.tracing.sync import batch_normalizations
 from keras_multigpu.engines.tensorflow.tracing.trace import NotTracedError, Trace
-from keras_multigpu.engines.tensorflow.weights.exchange import LIKE, Exchange, source
+from keras_multigpu.engines.tensorflow.weights.exchange import Exchange
+from keras_multigpu.engines.tensorflow.weights.reading import source
+from keras_multigpu.engines.tensorflow.weights.sums import LIKE
 from keras_multigpu.engines.values import Call, Plan, Result, Tensor
 
 _MOST_PLANS = 32  # of eager calls

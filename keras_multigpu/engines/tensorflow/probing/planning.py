@@ -20,7 +20,7 @@ from keras_multigpu.engines.tensorflow.tensors import for_any_rows, is_float
 from keras_multigpu.engines.tensorflow.tracing.inspection import find_obstacle, layer_of
 from keras_multigpu.engines.tensorflow.tracing.sync import of_no_rows, replaced_statistics
 from keras_multigpu.engines.tensorflow.tracing.trace import Trace
-from keras_multigpu.engines.tensorflow.weights.exchange import ONCE
+from keras_multigpu.engines.tensorflow.weights.sums import ONCE
 from keras_multigpu.engines.values import Call, Plan
 
 _PREFERRED = (kinds.SAME, kinds.MEAN, kinds.SUM, kinds.MAXIMUM, kinds.MINIMUM)

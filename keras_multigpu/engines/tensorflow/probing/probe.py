@@ -23,7 +23,7 @@ from keras_multigpu.engines.tensorflow.probing.stilled import Stilled
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, message_of
 from keras_multigpu.engines.tensorflow.tracing.inspection import layer_of
 from keras_multigpu.engines.tensorflow.tracing.trace import Trace
-from keras_multigpu.engines.tensorflow.weights.exchange import stored
+from keras_multigpu.engines.tensorflow.weights.reading import stored
 from keras_multigpu.engines.values import Tensor
 
 _AXES = (32, 16, 64, 128)

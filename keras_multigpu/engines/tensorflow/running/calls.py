@@ -20,7 +20,8 @@ from keras_multigpu.engines.tensorflow.tensors import (
     substitute,
 )
 from keras_multigpu.engines.tensorflow.tracing.trace import Trace
-from keras_multigpu.engines.tensorflow.weights.exchange import Exchange, has_link, read, source
+from keras_multigpu.engines.tensorflow.weights.exchange import Exchange
+from keras_multigpu.engines.tensorflow.weights.reading import has_link, read, source
 from keras_multigpu.engines.values import Tensor
 
 

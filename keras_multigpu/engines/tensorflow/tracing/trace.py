@@ -36,8 +36,8 @@ from keras_multigpu.engines.tensorflow.tracing.inspection import find_lost
 from keras_multigpu.engines.tensorflow.tracing.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.tracing.segments import Cut
 from keras_multigpu.engines.tensorflow.tracing.sync import Exchange, synchronized
-from keras_multigpu.engines.tensorflow.weights.exchange import may_train, source
 from keras_multigpu.engines.tensorflow.weights.lookups import LookUp, by_rows, looking_up
+from keras_multigpu.engines.tensorflow.weights.reading import may_train, source
 from keras_multigpu.engines.tensorflow.weights.rows import by_rows_touched
 from keras_multigpu.engines.values import Call, Tensor
 
