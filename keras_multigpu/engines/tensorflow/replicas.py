@@ -169,7 +169,7 @@ class Replicas:
             trace.gradient_rules,
             rows,
             self.peers,
-            trace.by_rows,
+            trace.tables.unsent,
         )
         arguments = [split_call(call)[0] for call in calls]
         replica_calls = ReplicaCalls(trace, exchange, arguments, sizes)

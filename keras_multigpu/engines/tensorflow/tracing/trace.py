@@ -36,7 +36,7 @@ from keras_multigpu.engines.tensorflow.tracing.inspection import find_lost
 from keras_multigpu.engines.tensorflow.tracing.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.tracing.segments import Cut
 from keras_multigpu.engines.tensorflow.tracing.sync import Exchange, synchronized
-from keras_multigpu.engines.tensorflow.weights.lookups import LookUp, by_rows, looking_up
+from keras_multigpu.engines.tensorflow.tracing.tables import UnsentTables
 from keras_multigpu.engines.tensorflow.weights.reading import may_train, source
 from keras_multigpu.engines.tensorflow.weights.rows import by_rows_touched
 from keras_multigpu.engines.values import Call, Tensor
@@ -61,8 +61,7 @@ class Trace:
         assigned: the variables that the call assigns, by key.
         rebuild: makes the template's outputs from their tensors.
         activations: the type of the softmax or sigmoid that ended each output, or `None`.
-        by_rows: the tables that stay where they are, by `id`, once it is traced; the function takes
-            none of their rows.
+        tables: those that stay where they are, once it is traced.
         gradient_rules: how to merge gradients that are not plain sums, by the variable's `id`.
         cut: the segments of a call in which replicas exchange values, once it is traced.
     """
@@ -91,7 +90,6 @@ class Trace:
         self.cut: Cut | None = None
         self._call = call
         self._exchange: Exchange = _only_traced
-        self._looking: LookUp | None = None
         self._graphs: Sequence[Any] = ()
         # Types of operations that have no gradient, before all weights.
         self._constants: set[str] = set()
@@ -104,8 +102,7 @@ class Trace:
         self.arguments, self._restore = split_call(call)
         self.variables = unique(template.variables)
         # The tables' rows have no second derivatives.
-        self.by_rows = by_rows(self.variables) if with_tables and order < 2 else {}
-        self._read_whole: set[int] = set()
+        self.tables = UnsentTables(self.variables if with_tables and order < 2 else [])
 
     @functools.cached_property
     def forward(self) -> Any:
@@ -115,20 +112,17 @@ class Trace:
     def _trace_by_rows(self) -> Any:
         """The traced function, if some tables may stay where they are."""
         compiled = self.compiled
-        while self.by_rows:
-            self._read_whole.clear()
+        while self.tables.unsent:
             try:
                 forward = self._trace_forward()
             except Exception:  # anything: whole tables need no cut; what else fails, fails again
-                self.by_rows = {}
+                self.tables.send_all()
                 break
             functions = [one.function for one in self.cut.segments] if self.cut else [forward]
             if any(types_without_gradient(one, []) for one in functions):
-                self.by_rows = {}
-            elif not self._read_whole:
+                self.tables.send_all()
+            elif not self.tables.send_read():
                 return forward
-            kept = self.by_rows.keys() - self._read_whole
-            self.by_rows = {key: self.by_rows[key] for key in kept}
         self.compiled = compiled
         return None
 
@@ -219,11 +213,11 @@ class Trace:
         return self._reached[is_used]
 
     def _trace_call(self, apart: bool) -> Any:
-        if not (self.layers or self.by_rows):
+        if not (self.layers or self.tables.unsent):
             self.cut, self._graphs = None, ()
             return self._trace(self._run, self.compiled, apart=apart)
         cut = Cut(lambda function: make_function(function, self.compiled, apart))
-        self._exchange, self._graphs, self._looking = cut.exchange, cut.graphs, cut.look_up
+        self._exchange, self._graphs, self.tables.look_up = cut.exchange, cut.graphs, cut.look_up
         forward = self._trace(lambda *given: cut.run(self._run, given), self.compiled, apart=apart)
         cut.finish(forward)
         self.cut = cut if cut.segments else None
@@ -235,7 +229,7 @@ class Trace:
 
     def _trace(self, function: Any, compiled: bool, more: Any = (), apart: bool = False) -> Any:
         specs = (
-            [self._spec(variable) for variable in self.variables],
+            [self.tables.spec_of(variable) for variable in self.variables],
             tf.nest.map_structure(
                 for_any_rows if self._for_slices else tf.type_spec_from_value, self.arguments
             ),
@@ -246,23 +240,6 @@ class Trace:
         # Outside device scopes, so that the function can run on any device.
         with tf.device(None), touching:
             return make_function(function, compiled, apart).get_concrete_function(*specs, *more)
-
-    def _spec(self, variable: keras.Variable) -> tf.TensorSpec:
-        shape = tuple(variable.shape)
-        if id(variable) in self.by_rows:
-            shape = (None, *shape[1:])
-        return tf.TensorSpec(shape, variable._value.dtype)
-
-    def _look_up(
-        self, table: keras.Variable, indices: Tensor, weights: Tensor | None, dtype: str
-    ) -> Tensor | None:
-        """Sums of rows of a table that stays where it is; notes tables that can't."""
-        if id(table) not in self.by_rows or self._looking is None:
-            return None
-        found = self._looking(table, indices, weights, dtype)
-        if found is None:
-            self._read_whole.add(id(table))
-        return found
 
     def _recomputed(self, state: list[Tensor], call: Arguments, *rest: Tensor) -> LocalResult:
         raws: list[LocalResult] = []
@@ -302,15 +279,13 @@ class Trace:
     def _run(self, state: list[Tensor], call: Any, number: Tensor, size: Tensor) -> dict[str, Any]:
         tensors = [set_attributes(tensor, own) for tensor, own in zip(*call)]
         args, kwargs = self._restore(tensors)
-        values = [
-            (variable, self._known(variable, one)) for variable, one in zip(self.variables, state)
-        ]
+        pairs = zip(self.variables, state)
+        values = [(variable, self.tables.value_of(variable, one)) for variable, one in pairs]
         scope = ReplicaScope(values, number, self._graphs, self._is_differentiated)
-        scope.note_reads(self.by_rows, self._read_whole)
         constants = dict.fromkeys(self._constants, CONSTANT)
         overriding = tf.compat.v1.get_default_graph().gradient_override_map(constants)
         exchanging = synchronized(self.layers, size, self._exchange, self.order > 1)
-        with exchanging, scope, overriding, looking_up(self._look_up):
+        with exchanging, scope, overriding, self.tables.looked_up_in(scope):
             value = self.template(*args, **kwargs)
             penalties = self._penalties() if self._with_penalties else []
         outputs, self.rebuild = take_apart(value)
@@ -323,14 +298,6 @@ class Trace:
             "losses": [*scope.losses, *penalties],
             "updates": {key: scope.new_value(v) for key, v in self.assigned.items()},
         }
-
-    def _known(self, variable: keras.Variable, value: Tensor) -> Tensor:
-        """A weight's argument; in place of a table that is nowhere read, with its shape."""
-        if id(variable) not in self.by_rows:
-            return value
-        value = tf.identity(value)
-        value.set_shape(variable.shape)
-        return value
 
     def _penalties(self) -> list[Tensor]:
         regularized = [v for v in self.template.trainable_weights if v.regularizer is not None]
