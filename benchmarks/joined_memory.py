@@ -5,13 +5,16 @@
 Two processes on this machine, with one device each, train an MLP with Adam. The table has what
 XLA's memory analysis says of a step on each device: the state that the device keeps, and what the
 step needs beside. And it has the peak of each process's memory (`VmHWM`, Linux) above what the
-process used before the model was made: while the model is made, and while it trains.
+process used before the model was made: while the model is made, and while it trains, after the
+first step, which XLA compiles.
 
 With `--limit MB` a device is taken to have so much memory, and the table says what fits.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import os
 import pathlib
@@ -40,7 +43,9 @@ class Peak:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets the peak so far."""
+        """Forgets the peak so far, and gives free memory back to the system (glibc)."""
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
         pathlib.Path("/proc/self/clear_refs").write_text("5")
 
     @property
@@ -74,6 +79,7 @@ def measure(
     parallel.compile("adam", "mse")
     parallel.optimizer.build(parallel.trainable_variables)
     made = peak.megabytes
+    parallel.fit(x, y, batch_size=rows, verbose=0)  # compiles, which takes memory of its own
     peak.restart()
     losses = parallel.fit(x, y, epochs=_STEPS, batch_size=rows, verbose=0).history["loss"]
     trained = peak.megabytes

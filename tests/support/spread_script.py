@@ -15,6 +15,7 @@ from keras_multigpu.layers import MultiHotDense
 
 SHARDS = ("optimizer", "weights")
 ROWS, BATCH = 35, 16
+script.TIMEOUT = 30.0  # s; a killed process is noticed sooner
 
 
 def doubled():
@@ -120,7 +121,7 @@ def train_with(shard, folder, number):
         *([Reads()] if number else []),
     ]
     found = train(parallel, table, callbacks)
-    assert not number or len(callbacks[-1].seen) == len(parallel.variables)
+    assert not number or len(callbacks[-1].seen) == len(parallel.weights)
     parts = [*parallel.trainable_variables, *parallel.optimizer.variables[2:]]
     found["parts"] = np.array([one._value.addressable_shards[0].data.size for one in parts])
     found["sizes"] = np.array([int(np.prod(one.shape)) for one in parts])

@@ -180,9 +180,8 @@ class TensorFlowSteps(Steps):
             data, counts = batches.check(args[0] if is_plain else (args, kwargs), name)
             data = batches.whole(data) if batches.are_parts else data
             result = self._trace(step, *(((data,), {}) if is_plain else data))
-            if not batches.are_parts:
-                return result
-            return batches.own(result, counts) if name == "predict_step" else result
+            is_cut = batches.are_parts and name == "predict_step"
+            return batches.own(result, counts) if is_cut else result
 
     def _trace(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls a step; leaves out the slicing in a trace that TensorFlow drops."""

@@ -42,7 +42,13 @@ def group_of(mesh: Mesh) -> Group | None:
 def put(value: Any, sharding: NamedSharding) -> jax.Array:
     """An array over devices of all processes, from the same value in each process."""
     host = np.asarray(value)
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    def part(index: Any) -> np.ndarray:
+        # On processors JAX may use this memory itself: of a view, that of the whole value.
+        given = host[index]
+        return given if given.size == host.size else given.copy()
+
+    return jax.make_array_from_callback(host.shape, sharding, part)
 
 
 def copy_to_all(tree: Any, mesh: Mesh) -> Any:
