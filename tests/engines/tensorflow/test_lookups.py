@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops, optimizers
-from keras_multigpu.engines.tensorflow.divided import division_of
-from keras_multigpu.engines.tensorflow.lookups import Lookup
 from support.parity import difference, variables
 from support.precision import double_precision
 
 from keras_multigpu import make_parallel
-from keras_multigpu.engines.tensorflow import homes
+from keras_multigpu.engines.tensorflow.weights import homes
+from keras_multigpu.engines.tensorflow.weights.divided import division_of
+from keras_multigpu.engines.tensorflow.weights.lookups import Lookup
 from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.reports import memory, transfers
 
