@@ -71,11 +71,7 @@ def use_virtual_devices(n: int) -> None:
 
 
 def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[str, ...]:
-    """The devices that a request names or counts.
-
-    Args:
-        n_gpus: how many; `None` for all.
-        devices: their names instead; `None` to take the first `n_gpus`.
+    """The devices that a request names, or the first `n_gpus`; all if it says neither.
 
     Raises:
         ValueError: if there are not so many, or a name is unknown or given twice.
@@ -97,17 +93,11 @@ def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[s
 
 
 def take_several(count: int | None, enough: int = 2) -> tuple[tuple[str, ...], str]:
-    """Devices on which to show a parallel training: GPUs, or virtual devices if there are too few.
+    """Devices on which to show a parallel training, and a sentence that says which they are.
 
-    Must come before the backend starts, like `use_virtual_devices`.
-
-    Args:
-        count: how many devices, or fewer if there are fewer GPUs; `None` for all GPUs, or four
-            virtual devices.
-        enough: with `count=None`, the least number of GPUs to do without virtual devices.
-
-    Returns:
-        The devices' names, and a sentence that says which they are.
+    These are `count` GPUs, or fewer if there are fewer; with `None`, all GPUs if there are
+    `enough`. Otherwise virtual devices stand in: `count`, or four. Must come before the backend
+    starts, like `use_virtual_devices`.
     """
     if count is not None:
         count = positive_integer("n_gpus", count, _HINT)

@@ -93,8 +93,6 @@ class HashedDataset(EpochDataset):
         ((2, 4), [[1.0], [0.0]])
     """
 
-    unshared = (*EpochDataset.unshared, "_reader")
-
     def __init__(
         self,
         files: Any,
@@ -202,6 +200,9 @@ class HashedDataset(EpochDataset):
     def _open_reader(self) -> None:
         options = self._workers, self._use_multiprocessing, self._max_queue_size
         self._reader = ChunkReader(self._scanned, *options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_reader": None}
 
     def to_tf_data(self) -> Any:
         """The batches as a `tf.data.Dataset`, with another epoch each time it is run.

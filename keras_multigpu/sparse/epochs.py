@@ -33,8 +33,6 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
     stops, and copies this object with its open files into other processes.
     """
 
-    unshared: tuple[str, ...] = ("_lock",)  # attributes that copies make anew
-
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self._start = 0  # the first batch of this epoch of Keras, counted from the first epoch
@@ -192,8 +190,7 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
         return self._lock
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in vars(self).items() if name not in self.unshared}
-        return {**state, "_asked": None, "_is_in_order": False}
+        return {**vars(self), "_lock": None, "_asked": None, "_is_in_order": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -45,7 +45,7 @@ class ColumnHasher:
         elif is_text(values.type) and find_kernel() is not None:
             self._write_texts(values, out)
         else:
-            self._write_encoded(_encode(values), out)
+            self._write_encoded(values.dictionary_encode(), out)
 
     def _write_encoded(self, values: pa.DictionaryArray, out: np.ndarray) -> None:
         dictionary, indices = values.dictionary, values.indices
@@ -108,11 +108,9 @@ class TableHasher:
                 self._hashers[name].write(chunk, part[first : first + len(chunk)])
                 first += len(chunk)
 
-        if self._num_threads == 1:
-            list(map(write, range(len(self._hashers)), self._hashers))
-        else:
-            with ThreadPoolExecutor(self._num_threads) as pool:
-                list(pool.map(write, range(len(self._hashers)), self._hashers))
+        with ThreadPoolExecutor(self._num_threads) as pool:
+            run = map if self._num_threads == 1 else pool.map
+            list(run(write, range(len(self._hashers)), self._hashers))
         return out
 
 
@@ -129,9 +127,8 @@ def hash_texts(strings: pa.Array) -> np.ndarray:
 def find_distinct(values: pa.Array) -> pa.Array:
     """The distinct values of an array, without nulls."""
     if pa.types.is_dictionary(values.type):
-        used = values.indices.unique().drop_null()
-        return values.dictionary.take(used).drop_null()
-    return _encode(values).dictionary
+        values = values.dictionary.take(values.indices.unique())
+    return values.unique().drop_null()
 
 
 @functools.cache
@@ -162,9 +159,3 @@ def _try(compiled: types.ModuleType) -> None:
     compiled.write_codes(np.frombuffer(text, "uint8"), ends, out, 0, _TRIED_GROUP, 64)
     if out[0, 0] != xxhash.xxh64_intdigest(text) % _TRIED_GROUP:
         raise RuntimeError(f"it gave {out[0, 0]} as the code of {text!r}")
-
-
-def _encode(values: pa.Array) -> pa.DictionaryArray:
-    if pa.types.is_null(values.type):
-        values = values.cast(pa.string())
-    return values.dictionary_encode()

@@ -227,12 +227,13 @@ def _to_plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     kind = column.type
     is_dictionary = pa.types.is_dictionary(kind)
     values = kind.value_type if is_dictionary else kind
-    for is_view, plain in (
+    for is_other, plain in (
         (pa.types.is_string_view, pa.large_string()),
         (pa.types.is_binary_view, pa.large_binary()),
         (pa.types.is_fixed_size_binary, pa.binary()),
+        (pa.types.is_null, pa.string()),
     ):
-        if is_view(values):
+        if is_other(values):
             values = plain
             column = column.cast(pa.dictionary(kind.index_type, plain) if is_dictionary else plain)
     if not has_text(values):

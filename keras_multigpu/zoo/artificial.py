@@ -58,15 +58,18 @@ def make_ratings(
         4
     """
     path = os.fspath(path)
-    forms = {".data": ("", "\t"), ".dat": ("", "::"), ".csv": ("userId,movieId,rating,", ",")}
-    forms[".tsv"] = ("userID\tmovieID\trating\t", "\t")
-    header, delimiter = forms[_suffix(path, forms)]
+    forms = {
+        ".data": ("", "\t"),
+        ".dat": ("", "::"),
+        ".csv": ("userId,movieId,rating,timestamp\n", ","),
+        ".tsv": ("userID\tmovieID\trating\ttimestamp\n", "\t"),
+    }
+    header, delimiter = forms[_find_suffix(path, forms)]
     draw = np.random.default_rng(seed)
     genres = np.arange(1, items + 1) % GENRES
     popularity = draw.uniform(0.3, 1.7, size=items)
     with open(path, "w", encoding="utf-8") as file:
-        if header:
-            file.write(f"{header}timestamp\n")
+        file.write(header)
         for user in range(1, users + 1):
             likes = genres == user % GENRES
             seen = draw.random(items) < popularity * np.where(likes, 0.4, 0.05)
@@ -111,15 +114,15 @@ def make_reviews(
         ['asin', 'overall', 'reviewText', 'reviewerID']
     """
     path = os.fspath(path)
-    suffix = _suffix(path, (".json", ".jsonl", ".json.gz", ".jsonl.gz"))
+    suffix = _find_suffix(path, (".json", ".jsonl", ".json.gz", ".jsonl.gz"))
     opened: Any = gzip.open if suffix.endswith(".gz") else open
     with opened(path, "wt", encoding="utf-8") as file:
-        for review in _reviews(reviews, users, items, seed):
+        for review in _draw_reviews(reviews, users, items, seed):
             file.write(json.dumps(review) + "\n")
     return path
 
 
-def _reviews(reviews: int, users: int, items: int, seed: int) -> Iterator[dict[str, Any]]:
+def _draw_reviews(reviews: int, users: int, items: int, seed: int) -> Iterator[dict[str, Any]]:
     draw = np.random.default_rng(seed)
     topics = draw.integers(len(_TOPICS), size=items)
     liked = draw.integers(len(_TOPICS), size=(users, 2))
@@ -162,7 +165,7 @@ def make_clicks(path: str | os.PathLike[str], rows: int = 20_000, seed: int = 0)
         '"site","city","device","hour","clicked"'
     """
     path = os.fspath(path)
-    suffix = _suffix(path, (".csv", ".parquet"))
+    suffix = _find_suffix(path, (".csv", ".parquet"))
     draw = np.random.default_rng(seed)
     columns: dict[str, pa.Array] = {}
     score = np.full(rows, -0.5)
@@ -180,7 +183,7 @@ def make_clicks(path: str | os.PathLike[str], rows: int = 20_000, seed: int = 0)
     return path
 
 
-def _suffix(path: str, known: Any) -> str:
+def _find_suffix(path: str, known: Any) -> str:
     """The suffix of a path."""
     found = [suffix for suffix in known if pathlib.PurePath(path).name.endswith(suffix)]
     if not found:

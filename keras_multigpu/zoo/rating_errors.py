@@ -38,7 +38,7 @@ class ObservedError(keras.losses.Loss):
         return keras.ops.sum(keras.ops.square(errors), axis=-1)
 
 
-class _RatingMetric(keras.metrics.Mean):
+class _RatingMetric(keras.metrics.Metric):
     """A mean over the observed ratings; abstract. Without a name it has that of its class."""
 
     short_name: str
@@ -47,6 +47,8 @@ class _RatingMetric(keras.metrics.Mean):
         super().__init__(name=name or self.short_name, **kwargs)
         self.highest = quantity("highest", highest)
         self.lowest = quantity("lowest", lowest, zero=True)
+        self.total = self.add_variable((), "zeros", name="total")
+        self.count = self.add_variable((), "zeros", name="count")
 
     def _power(self, errors: Any) -> Any:
         raise NotImplementedError
@@ -60,7 +62,13 @@ class _RatingMetric(keras.metrics.Mean):
             rows = ops.cast(sample_weight, self.dtype)
             weights = weights * (ops.expand_dims(rows, -1) if ops.ndim(rows) == 1 else rows)
         found = ops.clip(y_pred * self.highest, self.lowest, self.highest)
-        super().update_state(self._power(found - y_true * self.highest), weights)
+        errors = self._power(found - y_true * self.highest)
+        self.total.assign(self.total + ops.sum(errors * weights))
+        self.count.assign(self.count + ops.sum(weights))
+
+    def result(self) -> Any:
+        """The mean; 0 before the first rating."""
+        return keras.ops.divide_no_nan(self.total, self.count)
 
     def get_config(self) -> dict[str, Any]:
         """The metric's arguments."""

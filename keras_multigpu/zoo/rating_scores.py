@@ -102,7 +102,7 @@ def evaluate_ratings(
     test = _align(known, held_out)
     users = np.arange(len(known.users))
     best, found = BestItems(len(users), k), np.full(len(test.ratings), np.nan)
-    wanted = _places_of(test, known.matrix.shape)
+    wanted = _number_known(test, known.matrix.shape)
     for block in predict_blocks(model, known, users, by, batch_size):
         best.add(block)
         part = wanted[block.users][:, block.items].tocoo()
@@ -152,7 +152,7 @@ def _find_places(known: np.ndarray, names: np.ndarray) -> np.ndarray:
     return np.array([places.get(str(name), -1) for name in names.tolist()], dtype="int64")
 
 
-def _places_of(test: _Test, shape: tuple[int, int]) -> Any:
+def _number_known(test: _Test, shape: tuple[int, int]) -> Any:
     """1 plus the number of each held-out rating, where user and item are known."""
     both = np.flatnonzero((test.users >= 0) & (test.items >= 0))
     places = test.users[both], test.items[both]

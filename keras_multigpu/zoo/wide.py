@@ -74,7 +74,7 @@ class WideModel(keras.Model):
         reduced = round(encoder.width**_MIDDLE_EXPONENT)
         inputs = keras.Input((encoder.ones,), dtype="int32", name="indices")
 
-        def part(name: str, hidden: list[int], use_bias: bool) -> Any:
+        def stack_layers(name: str, hidden: list[int], use_bias: bool) -> Any:
             """Hidden layers and the output."""
             tensor: Any = inputs
             for number, size in enumerate([*hidden, units]):
@@ -93,9 +93,10 @@ class WideModel(keras.Model):
                 tensor = MultiHotDense(size, encoder.width, **options)(tensor)
             return tensor
 
-        outputs = part("wide", [reduced] * middle, use_bias=True)
+        outputs = stack_layers("wide", [reduced] * middle, True)
         if hidden:
-            outputs = keras.layers.Add(name="sum")([outputs, part("deep", hidden, False)])
+            deep_outputs = stack_layers("deep", hidden, False)
+            outputs = keras.layers.Add(name="sum")([outputs, deep_outputs])
         super().__init__(inputs, outputs, **{"name": "wide", **kwargs})
         self.encoder = encoder
         self._settings = {
