@@ -200,8 +200,8 @@ def test_the_reports_count_the_table_where_it_is():
     report = transfers(parallel, _data())
     assert report.least == 2 * 3 * 8 * (4 + 4 * 2 + 2)  # of all but the table
     held = memory(parallel, _data())
-    copies = [one.bytes for one in held.training if one.kind == "copies"]
-    assert sum(copies) < 4004 * 4 * 8 / 4
+    assert held.bytes(kind="copies") < 4004 * 4 * 8 / 4
+    assert held.bytes("cpu:2", "weights") - 1001 * 4 * 8 < 14 * 8 + 1
     assert parallel.placement["table/kernel"] == (1001 * 4,) * 4
 
 
