@@ -54,10 +54,13 @@ def _data(rows=ROWS, width=WIDTH, padding=None, outputs=2):
     rng = np.random.default_rng(0)
     x = rng.integers(0, width, (rows, ONES))
     x[:, 1] = x[:, 0]  # repeated in a row, and in several rows
+    starts = {k * (width // n) + min(k, width % n) for n in (2, 3, 4) for k in range(1, n)}
+    x[0] = np.resize([one % width for one in sorted(starts)], ONES)  # the parts' first rows
+    x[1] = (x[0] - 1) % width  # and last ones
     x[4] = x[0]
     x[2:4, 2:] = (0, width - 1, width - 1)
     if padding is not None:
-        x[rng.random(x.shape) < 0.3] = padding
+        x[2:][rng.random(x[2:].shape) < 0.3] = padding
     return x, rng.normal(size=(rows, outputs))
 
 
@@ -197,8 +200,8 @@ def test_the_reports_count_the_table_where_it_is():
     report = transfers(parallel, _data())
     assert report.least == 2 * 3 * 8 * (4 + 4 * 2 + 2)  # of all but the table
     held = memory(parallel, _data())
-    copies = [one.bytes for one in held.training if one.kind == "copies"]
-    assert sum(copies) < 4004 * 4 * 8 / 4
+    assert held.bytes(kind="copies") < 4004 * 4 * 8 / 4
+    assert held.bytes("cpu:2", "weights") - 1001 * 4 * 8 < 14 * 8 + 1
     assert parallel.placement["table/kernel"] == (1001 * 4,) * 4
 
 
@@ -214,7 +217,7 @@ class Tied(layers.Layer):
         if self.how == "product":
             return x @ ops.transpose(kernel)
         if self.how == "branch":
-            return ops.cond(ops.sum(x) > 0, lambda: x + ops.sum(kernel), lambda: x * 2)
+            return ops.cond(ops.max(x) < 9, lambda: x + ops.sum(kernel), lambda: x * 2)
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = ops.sum(ops.tanh(x) * ops.mean(kernel))
@@ -255,17 +258,12 @@ class Inside(layers.Layer):
             )
         if self.how == "function":
             return tf.function(self.table)(indices)
-        if self.how == "remat":
-            return keras.remat(self.table)(indices)
-        weights = ops.cast(indices, "float64") / WIDTH
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
-            sums = self.table(indices, weights)
-        return ops.concatenate([sums, tape.gradient(sums, weights)], axis=1)
+        return keras.remat(self.table)(indices)
 
 
-@pytest.mark.parametrize("how", ["branch", "function", "remat", "tape"])
-def test_where_a_step_can_not_be_cut_the_table_is_gathered(how, lookups):
+# Predictions recompute nothing, so that these (of 4 and of 3 rows) look up.
+@pytest.mark.parametrize(("how", "count"), [("branch", 0), ("function", 0), ("remat", 2)])
+def test_where_a_step_can_not_be_cut_the_table_is_gathered(how, count, lookups):
     def build():
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((ONES,), dtype="int32"), Inside(how)])
@@ -273,7 +271,7 @@ def test_where_a_step_can_not_be_cut_the_table_is_gathered(how, lookups):
         return model
 
     _same(build, adam, 3, jit_compile=False)
-    assert not lookups
+    assert len(lookups) == count
 
 
 def test_layers_after_which_a_call_can_not_be_cut(lookups):
@@ -291,8 +289,6 @@ def test_layers_after_which_a_call_can_not_be_cut(lookups):
         return keras.Model(i, layers.Dense(2)(Silu()(i, x)))
 
     _same(build, adam, 3)
-    before = ops.cast(_data()[0], "float64")
-    assert np.isfinite(before).all()
     assert set(lookups) <= {3}
 
 
