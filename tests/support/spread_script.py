@@ -46,7 +46,7 @@ def wide():
 
 
 def _squares(truth, predicted):
-    """Keras's own losses round to float32 on JAX."""
+    """The mean of the squares of each row."""
     return keras.ops.mean(keras.ops.square(truth - predicted), axis=-1)
 
 

@@ -68,7 +68,7 @@ class JaxSteps(Steps):
 
     def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         check_no_distribution()
-        if self._readings is not None and self.model.run_eagerly:
+        if self._readings is not None and getattr(self.model, "run_eagerly", False):
             raise ValueError(
                 "With `shard` over several processes JAX must compile the steps: outside of "
                 "them no process can use a weight by itself. Received: run_eagerly=True. Leave "

@@ -14,6 +14,8 @@ from support.process_runs import running
 from keras_multigpu import make_parallel
 from keras_multigpu.engines.jax.state import state_shards
 
+# Keras computes losses in float32 on JAX, and so the gradients begin with its rounding.
+LIMIT = 1e-6
 SHARDS, BATCH = spread_script.SHARDS, spread_script.BATCH
 PATH = pathlib.Path(spread_script.__file__)
 pytestmark = pytest.mark.slow
@@ -55,8 +57,7 @@ def test_one_devices_numbers(together):
         if shard == "optimizer":
             found["template"] = np.load(folder / f"template {number}.npy")
         for key, value in alone.items():
-            limit = 1e-6 if key.startswith("log") or "batch" in key or "evaluated" in key else 1e-12
-            np.testing.assert_allclose(found[key], value, rtol=limit, atol=limit, err_msg=key)
+            np.testing.assert_allclose(found[key], value, rtol=LIMIT, atol=LIMIT, err_msg=key)
 
 
 def test_each_device_keeps_its_part(together):
@@ -82,12 +83,12 @@ def test_process_0_writes_whole_files(together):
     for found in founds:
         for key in ("loaded", "read"):
             np.testing.assert_array_equal(found[key], weights)
-    # The checkpoint lacks the last step: one device makes it, slots included.
-    model.load_weights(folder / "0 2.weights.h5")
-    assert np.abs(_flat(model.get_weights()) - weights).max() > 1e-6
-    x, y = spread_script.data()
-    model.train_on_batch(x[:5], y[:5])
-    np.testing.assert_allclose(_flat(model.get_weights()), weights, rtol=1e-12, atol=1e-12)
+    alone = spread_script.build()
+    spread_script.train(alone, spread_script.wide())
+    slots, expected = (_flat(one.optimizer.variables) for one in (model, alone))
+    np.testing.assert_allclose(slots, expected, rtol=LIMIT, atol=LIMIT)
+    model.load_weights(folder / "0 2.weights.h5")  # before the last step
+    assert np.abs(_flat(model.get_weights()) - weights).max() > 1e-3
 
 
 def test_no_process_reads_a_spread_value_alone(together):
