@@ -158,7 +158,7 @@ def _ask_for_devices():
     assert np.array_equal(engine.copy(tensor, "cpu:2"), np.ones((2, 3)))
     assert np.array_equal(engine.relay(["cpu:2", "cpu:1"])(tensor), np.ones((2, 3)))
     with pytest.raises(RuntimeError, match="join"):
-        engine.join(Address("127.0.0.1:1", "127.0.0.1", 1), 1, 0, 1.0)
+        engine.join(Address("127.0.0.1:1", "127.0.0.1", 1), 1, 0, 1.0, "same")
 
 
 def _use_tensors():

@@ -158,6 +158,11 @@ class Batches(keras.utils.PyDataset):
         return rows_of(self.data, self.rows[place])
 
 
+def evaluate(model, few, options):
+    """What the model says of a data set, or of arrays."""
+    return model.evaluate(*([few] if isinstance(few, Batches) else few), **options)
+
+
 def train(make, number=0, count=1, **devices):
     """What comes out of a training: logs, outputs and weights, by name."""
     keras.utils.set_random_seed(3)
@@ -165,21 +170,24 @@ def train(make, number=0, count=1, **devices):
     part = Part(make.__name__, number, count)
     if devices:
         model = make_parallel(model, **devices)
-    quiet = {"verbose": 0}
-    few = Batches(data, part.rows(FEW))
-    rows = part.rows(ROWS)
+    rows, few_rows = part.rows(ROWS), part.rows(FEW)
+    quiet, few = {"verbose": 0}, Batches(data, few_rows)
     given = rows_of(data, np.concatenate(rows))
     names = dict(zip(("x", "y", "sample_weight"), given), batch_size=len(rows[0]), shuffle=False)
     found = {}
-    logs = [model.fit(**names, epochs=2, validation_data=few, **quiet).history]
+    validation = {} if make is sparse else {"validation_data": few}
+    logs = [model.fit(**names, **validation, epochs=2, **quiet).history]
     if make is weighted:  # from a generator, whose length is unknown; and weights of classes
         logs.append(model.fit((few[place] for place in range(len(few))), **quiet).history)
         names["sample_weight"] = None
         logs.append(model.fit(**names, class_weight={0: 1.0, 1: 0.3, 2: 2.0}, **quiet).history)
     for place, log in enumerate(logs):
         found.update({f"log {place} {key}": np.array(values) for key, values in log.items()})
-    found["evaluated"] = np.array(keras.tree.flatten(model.evaluate(few, **quiet)))
-    predicted = model.predict(few, **quiet)
+    if make is sparse:  # Keras takes SciPy's matrices from no data set
+        quiet["batch_size"] = len(few_rows[0])
+        few = rows_of(data, np.concatenate(few_rows))
+    found["evaluated"] = np.array(keras.tree.flatten(evaluate(model, few, quiet)))
+    predicted = model.predict(few if isinstance(few, Batches) else few[0], **quiet)
     for place, one in enumerate(keras.tree.flatten(predicted)):
         found[f"own predicted {place}"] = one
     batch = rows_of(data, np.arange(*part.of_batch(3)))
