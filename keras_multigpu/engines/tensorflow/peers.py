@@ -276,7 +276,7 @@ def _buckets(tensors: Sequence[Tensor | None]) -> list[list[int]]:
         if one is None:
             continue
         bucket = latest.get(one.dtype)
-        if bucket is None or sum(sizes[k] for k in bucket) >= least:
+        if bucket is None or sum(sizes[k] for k in bucket) + sizes[place] > least:
             latest[one.dtype] = bucket = []
             buckets.append(bucket)
         bucket.append(place)
