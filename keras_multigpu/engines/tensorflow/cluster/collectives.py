@@ -121,7 +121,7 @@ def buckets(tensors: Sequence[Tensor | None]) -> list[list[int]]:
         if one is None:
             continue
         bucket = latest.get(one.dtype)
-        if bucket is None or sum(sizes[k] for k in bucket) >= least:
+        if bucket is None or sum(sizes[k] for k in bucket) + sizes[place] > least:
             latest[one.dtype] = bucket = []
             found.append(bucket)
         bucket.append(place)
