@@ -18,9 +18,9 @@ LIMIT = 900  # far more than it takes
 ON_JAX = keras.backend.backend() == "jax"
 # Keras's losses have float32 on JAX.
 TOLERANCE = 1e-6 if ON_JAX else 1e-12
-# On TensorFlow alone: a step that takes gradients by a tape, and sparse rows.
+# On TensorFlow alone: a step that takes gradients by a tape.
 NAMES = [case.__name__ for case in joined_parts.CASES]
-NAMES = [name for name in NAMES if not ON_JAX or name not in ("sparse", "own_step")]
+NAMES = [name for name in NAMES if not ON_JAX or name != "own_step"]
 
 
 def run(folder, counts, *cases):

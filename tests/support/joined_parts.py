@@ -99,15 +99,6 @@ def texts():
     return model, (words, numbers(ROWS, 7, 1))
 
 
-def sparse():
-    import scipy.sparse
-
-    model = keras.Sequential([keras.Input((9,), sparse=True), layers.Dense(2)])
-    model.compile(optimizer="sgd", loss="mse")
-    x = numbers(ROWS, 9) * (numbers(ROWS, 9, seed=5) > 0.5)
-    return model, (scipy.sparse.csr_matrix(x), numbers(ROWS, 2, seed=1))
-
-
 def own_step():
     """A `train_step` that calls parts, and takes the gradient by the inputs of one."""
     from support import joined_models
@@ -116,11 +107,11 @@ def own_step():
     return model, (x, y)
 
 
-CASES = [mlp, even, weighted, several_steps, eager, of_the_batch, texts, sparse, own_step]
+CASES = [mlp, even, weighted, several_steps, eager, of_the_batch, texts, own_step]
 
 
 def rows_of(tree, chosen):
-    """Some rows of all arrays; also of SciPy's matrices, which have no `__array__`."""
+    """Some rows of all arrays."""
     if isinstance(tree, dict):
         return {key: rows_of(one, chosen) for key, one in tree.items()}
     return tuple(rows_of(one, chosen) for one in tree) if isinstance(tree, tuple) else tree[chosen]
@@ -158,11 +149,6 @@ class Batches(keras.utils.PyDataset):
         return rows_of(self.data, self.rows[place])
 
 
-def evaluate(model, few, options):
-    """What the model says of a data set, or of arrays."""
-    return model.evaluate(*([few] if isinstance(few, Batches) else few), **options)
-
-
 def train(make, number=0, count=1, **devices):
     """What comes out of a training: logs, outputs and weights, by name."""
     keras.utils.set_random_seed(3)
@@ -170,24 +156,20 @@ def train(make, number=0, count=1, **devices):
     part = Part(make.__name__, number, count)
     if devices:
         model = make_parallel(model, **devices)
-    rows, few_rows = part.rows(ROWS), part.rows(FEW)
-    quiet, few = {"verbose": 0}, Batches(data, few_rows)
+    rows, few = part.rows(ROWS), Batches(data, part.rows(FEW))
+    quiet = {"verbose": 0}
     given = rows_of(data, np.concatenate(rows))
     names = dict(zip(("x", "y", "sample_weight"), given), batch_size=len(rows[0]), shuffle=False)
     found = {}
-    validation = {} if make is sparse else {"validation_data": few}
-    logs = [model.fit(**names, **validation, epochs=2, **quiet).history]
+    logs = [model.fit(**names, validation_data=few, epochs=2, **quiet).history]
     if make is weighted:  # from a generator, whose length is unknown; and weights of classes
         logs.append(model.fit((few[place] for place in range(len(few))), **quiet).history)
         names["sample_weight"] = None
         logs.append(model.fit(**names, class_weight={0: 1.0, 1: 0.3, 2: 2.0}, **quiet).history)
     for place, log in enumerate(logs):
         found.update({f"log {place} {key}": np.array(values) for key, values in log.items()})
-    if make is sparse:  # Keras takes SciPy's matrices from no data set
-        quiet["batch_size"] = len(few_rows[0])
-        few = rows_of(data, np.concatenate(few_rows))
-    found["evaluated"] = np.array(keras.tree.flatten(evaluate(model, few, quiet)))
-    predicted = model.predict(few if isinstance(few, Batches) else few[0], **quiet)
+    found["evaluated"] = np.array(keras.tree.flatten(model.evaluate(few, **quiet)))
+    predicted = model.predict(few, **quiet)
     for place, one in enumerate(keras.tree.flatten(predicted)):
         found[f"own predicted {place}"] = one
     batch = rows_of(data, np.arange(*part.of_batch(3)))

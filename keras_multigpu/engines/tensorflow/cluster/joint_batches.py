@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -20,12 +20,7 @@ from keras_multigpu.engines.shared import count_rows, is_array
 from keras_multigpu.engines.tensorflow.cluster.collectives import can_cross
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.results import tensors_of
-from keras_multigpu.engines.tensorflow.tensors import (
-    join_rows,
-    map_tensors,
-    take_rows,
-    with_static_shape,
-)
+from keras_multigpu.engines.tensorflow.tensors import map_tensors, take_rows
 from keras_multigpu.engines.values import Tensor
 
 _KINDS = ("steps", "passes", "rows")
@@ -120,6 +115,7 @@ class JointBatches:
         collectives, ledger = self._peers.collectives, self._ledger
         if self.are_parts:
             data = _as_tensors(data)
+            _check_types(data)
         name = zlib.crc32(step.encode())
         self._traced[name] = step, _describe(data)
         with tf.device(collectives.device):
@@ -147,18 +143,8 @@ class JointBatches:
         flat = tf.nest.flatten(data)
         places = [k for k, one in enumerate(flat) if tf.is_tensor(one) and len(one.shape)]
         parts = [flat[place] for place in places]
-        tensors = tf.nest.flatten(parts, expand_composites=True)
-        _check_types(tensors)
-        every = self._peers.of_processes(tensors)
-        for row in every if not tf.executing_eagerly() else ():
-            for one, known in zip(row, tensors):
-                one.set_shape([None, *known.shape[1:]])
-        packed = [tf.nest.pack_sequence_as(parts, row, expand_composites=True) for row in every]
-        for place, own, *of_all in zip(places, parts, *packed):
-            joined = join_rows(of_all)
-            if isinstance(joined, tf.SparseTensor):
-                joined = with_static_shape(joined, [None, *own.shape[1:]])
-            flat[place] = joined
+        for place, own, *of_all in zip(places, parts, *self._peers.of_processes(parts)):
+            flat[place] = tf.ensure_shape(tf.concat(of_all, axis=0), [None, *own.shape[1:]])
         return tf.nest.pack_sequence_as(data, flat)
 
     def own(self, outputs: Any, counts: Tensor) -> Any:
@@ -190,13 +176,14 @@ def _as_tensors(data: Any) -> Any:
     )
 
 
-def _check_types(tensors: Sequence[Tensor]) -> None:
-    for one in tensors:
-        if not can_cross(one.dtype):
+def _check_types(data: Any) -> None:
+    for one in tf.nest.flatten(data):
+        if tf.is_tensor(one) and (_is_composite(one) or not can_cross(one.dtype)):
+            kind = f"{type(one).__name__} " if _is_composite(one) else "tensor "
             raise ValueError(
-                "Where each process gives its part of a batch, the batch has numbers and flags "
-                f"only, on TensorFlow. Received: a tensor of type {one.dtype.name!r}. Turn texts "
-                "into numbers before (`dataset.map`), or join with `data='same'`."
+                "Where each process gives its part of a batch, the batch has dense numbers and "
+                f"flags only, on TensorFlow. Received: a {kind}of type {one.dtype.name!r}. Make it "
+                "so before (`dataset.map`), or join with `data='same'`."
             )
 
 
@@ -219,13 +206,8 @@ def _digest_of_part(data: Any) -> Tensor:
     """A checksum of what the parts of a batch have in common, scalars with their values."""
     kinds = tf.nest.map_structure(_kind, data)
     digest = tf.constant(zlib.crc32(repr(kinds).encode()), tf.int64)
-    for one in tf.nest.flatten(data):
-        if isinstance(one, tf.SparseTensor):
-            digest = _add_to(digest, one.dense_shape[1:])
-        elif isinstance(one, tf.RaggedTensor):
-            digest = _add_to(digest, tf.shape(one.flat_values)[1:])
-        elif tf.is_tensor(one):
-            digest = _add_to(digest, tf.shape(one)[1:] if len(one.shape) else one)
+    for one in filter(tf.is_tensor, tf.nest.flatten(data)):
+        digest = _add_to(digest, tf.shape(one)[1:] if len(one.shape) else one)
     return digest
 
 
@@ -237,8 +219,7 @@ def _add_to(digest: Tensor, values: Tensor) -> Tensor:
 def _kind(value: Any) -> str:
     if not tf.is_tensor(value):
         return repr(value)
-    ragged = f" {value.ragged_rank}" if isinstance(value, tf.RaggedTensor) else ""
-    return f"{type(value).__name__ if _is_composite(value) else ''}{ragged}{value.dtype.name}"
+    return value.dtype.name
 
 
 def _is_composite(value: Tensor) -> bool:

@@ -209,16 +209,14 @@ def test_other_steps_on_the_same_rows_fail(same):
 
 
 def test_parts_become_the_whole_batch(parts):
-    """Also of sparse and ragged rows, with a process that has none."""
+    """Also with a process that has no rows."""
     x = np.arange(12.0).reshape(6, 2)
     flags = np.array([True, False, False, True, True, False])
-    ragged = tf.ragged.constant([[1], [], [2, 3], [4], [], [5, 6, 7]])
 
     def batch(rows):
         return {
             "x": x[rows],
-            "sparse": tf.sparse.from_dense(x[rows]),
-            "more": (ragged[rows], flags[rows], None, 3),
+            "more": (flags[rows], None, 3),
             "all": tf.constant(2.0),
         }
 
@@ -228,22 +226,16 @@ def test_parts_become_the_whole_batch(parts):
         def call(one, shares=shares):
             data, counts = one.check(batch(shares[one is parts[1]]), "train_step")
             whole = one.whole(data)
-            assert whole["more"][2:] == (None, 3)
-            assert whole["sparse"].shape[1] == 2
+            assert whole["more"][1:] == (None, 3)
             own = one.own({"p": whole["x"], "q": tf.repeat(whole["x"], 3, axis=0)}, counts)
-            return [
-                whole["x"], tf.sparse.to_dense(whole["sparse"]), whole["more"][0].to_tensor(-1),
-                whole["more"][1], whole["all"], own,
-            ]  # fmt: skip
+            return [whole["x"], whole["more"][0], whole["all"], own]
 
         for share, found in zip(shares, together(parts, call)):
             np.testing.assert_array_equal(found[0], x)
-            np.testing.assert_array_equal(found[1], x)
-            np.testing.assert_array_equal(found[2], ragged.to_tensor(-1))
-            np.testing.assert_array_equal(found[3], flags)
-            assert found[4] == 2.0
-            np.testing.assert_array_equal(found[5]["p"], x[share])
-            np.testing.assert_array_equal(found[5]["q"], np.repeat(x[share], 3, axis=0))
+            np.testing.assert_array_equal(found[1], flags)
+            assert found[2] == 2.0
+            np.testing.assert_array_equal(found[3]["p"], x[share])
+            np.testing.assert_array_equal(found[3]["q"], np.repeat(x[share], 3, axis=0))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +245,6 @@ def test_parts_become_the_whole_batch(parts):
         lambda x: {"y": x},
         lambda x: {"x": tf.cast(x, tf.float64)},
         lambda x: {"x": tf.ones([2, 4])},
-        lambda x: {"x": tf.sparse.from_dense(x)},
     ],
 )
 def test_parts_that_do_not_fit_are_noticed(parts, others):
@@ -281,12 +272,17 @@ def test_other_places_in_the_data_are_noticed(parts):
         one.begin(0)
 
 
-def test_parts_that_are_no_numbers_are_refused(parts):
-    def call(one):
-        return one.whole(one.check(tf.constant(["a"]), "s")[0])
-
-    with pytest.raises(ValueError, match="numbers and flags only, on TensorFlow. .* 'string'."):
-        together(parts, call)
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        (tf.constant(["a"]), "tensor of type 'string'"),
+        (tf.sparse.eye(2), "SparseTensor of type 'float32'"),
+        (tf.ragged.constant([[1], []]), "RaggedTensor of type 'int32'"),
+    ],
+)
+def test_parts_that_are_no_dense_numbers_are_refused(parts, rows, kind):
+    with pytest.raises(ValueError, match=f"dense numbers and flags only, .* Received: a {kind}"):
+        parts[0].check({"x": rows}, "train_step")
 
 
 def test_outputs_that_can_not_be_shared_out_are_refused(parts):
