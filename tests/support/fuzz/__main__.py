@@ -51,7 +51,8 @@ def main() -> int:
         return 0
     given.out.mkdir(parents=True, exist_ok=True)
     if given.only is not None:
-        print(worker.one(given.seed, given.only, modes, given.out, given.shrink))
+        for record in worker.records(given.seed, given.only, modes, given.out, given.shrink):
+            print(record)
         return 0
     end = time.monotonic() + given.seconds
     worker.work(given.seed, range(*given.work), modes, given.out, given.shrink, end)

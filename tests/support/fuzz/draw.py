@@ -12,9 +12,10 @@ import numpy as np
 from keras import layers, ops
 
 from . import catalogue, extra, heads, inputs, optimizers
-from .case import Case, Head, Make, Part, Source
+from .case import Case, Head, Make, Part, Source, Trial
 
 _ATTEMPTS = 60
+_TRIALS = {"train": 24, "fit": 8}  # `fit` takes longer to start
 _SIZES = [(7, 4), (7, 4), (9, 8), (5, 3), (3, 2), (8, 4), (4, 1)]  # rows, and rows of a batch
 
 
@@ -193,28 +194,70 @@ def _training(rng: random.Random, case: Case) -> Case:
     found["n"] = rng.choice([2, 2, 2, 3, 4])
     found["rows"], found["batch"] = rng.choice(_SIZES)
     found["settings"] = _settings(rng)
-    if case.mode == "data" and rng.random() < 0.3:
-        found["options"] = (("shard", repr(rng.choice(["optimizer", "weights"]))),)
+    found["options"] = _options(rng, case.mode)
     found["feeding"], found["fit"] = _feeding(rng, case)
-    actions = ["fit"] if rng.random() < 0.85 else ["train"]
+    actions = [rng.choice(["fit", "train"])]
     if found["feeding"] != "arrays":
         actions = ["fit"]
     more = [action for action in ("evaluate", "predict") if rng.random() < 0.2]
     if found["feeding"] == "generator" or "Ragged" in case.sources[0].data:
         more = []
     found["actions"] = (*actions, *more)
-    return dataclasses.replace(case, **found)
+    case = dataclasses.replace(case, **found)
+    return case.having(trials=_trials(rng, case))
+
+
+def _options(rng: random.Random, mode: str) -> tuple[tuple[str, str], ...]:
+    if mode != "data" or rng.random() < 0.7:
+        return ()
+    return (("shard", repr(rng.choice(["optimizer", "weights"]))),)
+
+
+def sides(case: Case, modes: tuple[str, ...]) -> list[Case]:
+    """The case, and the same training by other modes: they share one plain model."""
+    rng = random.Random(f"sides of {case.name}")
+    is_graph = case.wiring in ("functional", "sequential")
+    is_eager_on_jax = catalogue.ON_JAX and ("run_eagerly", "True") in case.settings
+    found = [case]
+    for mode in modes:
+        # Towers that run eagerly on JAX compile in each step.
+        if mode == case.mode or (mode == "model" and not is_graph):
+            continue
+        if mode == "tower" and is_eager_on_jax:
+            continue
+        n = rng.choice([2, 2, 3, 4])
+        found.append(case.having(mode=mode, n=n, options=_options(rng, mode)))
+    return found
+
+
+def _trials(rng: random.Random, case: Case) -> tuple[Trial, ...]:
+    """Other data for the trained model: none where each step is traced again."""
+    settings = dict(case.settings)
+    if not catalogue.ON_JAX and "run_eagerly" in settings:
+        return ()
+    # Of the same batch sizes, which are compiled.
+    rest = case.rows % case.batch
+    if "train" in case.actions:  # on two batches
+        count, sizes = _TRIALS["train"], [case.rows, 2 * case.batch]
+    else:
+        sizes = [case.batch, case.rows, case.batch + rest, case.rows + case.batch]
+        count = _TRIALS["fit"]
+    found = []
+    for seed in range(1, count + 1):
+        data = tuple(inputs.draw_data(rng, source) for source in case.sources)
+        found.append(Trial(data, seed, rng.choice(sizes)))
+    return tuple(found)
 
 
 def _settings(rng: random.Random) -> tuple[tuple[str, str], ...]:
     draw = rng.random()
     if catalogue.ON_JAX:  # where each operation that runs alone is compiled
         return (("run_eagerly" if draw < 0.1 else "jit_compile", "True"),)
-    if draw < 0.45:
+    if draw < 0.25:
         return (("run_eagerly", "True"),)
-    if draw < 0.50:
+    if draw < 0.30:
         return (("jit_compile", "True"),)
-    if draw < 0.55:
+    if draw < 0.35:
         return (("steps_per_execution", "2"),)
     return (("jit_compile", "False"),)
 

@@ -13,22 +13,57 @@ import numpy as np, keras, keras_multigpu as kmg
 from keras import layers, ops
 """
 
+# Each trial starts from the plain model's state after its first training.
+_AGAIN = """\
+    variables = [*m.weights, *m.optimizer.variables]
+    begin = begin if parallel else [np.asarray(v) for v in variables]
+    trained = {id(v) for v in m.trainable_variables}
+    first = {name: globals()[name] for name in 'XYW'}
+    for number, data in enumerate(TRIALS):
+        rng = np.random.default_rng(number)
+        for v, value in zip(variables, begin):
+            v.assign(value * rng.uniform(0.5, 1.5, size=value.shape) if id(v) in trained else value)
+        m.reset_metrics()
+        globals().update(data())
+        keras.utils.set_random_seed(5 + number)
+        out |= {f'{number} {name}': value for name, value in again(m).items()}
+        out[f'{number} weights'] = [np.asarray(w) for w in m.weights]
+    globals().update(first)
+"""
+
 
 def definitions(case: Case) -> str:
     """The case's data, `build` and `use`: everything but the comparison."""
-    names = [source.data for source in case.sources] + [head.target for head in case.heads]
     body = [
-        f"rng, rows = np.random.default_rng(0), {case.rows}",
-        f"X = {_pack(case.inputs, names[: len(case.sources)], 'i')}",
-        f"Y = {_pack(case.outputs, names[len(case.sources) :], 'y')}",
-        "W = rng.uniform(0.1, 2.0, size=rows)",
+        *_data(case),
         "",
+        *_trials(case),
         *(_SUBCLASSED if case.wiring == "subclassed" else _BUILDERS[case.wiring])(case),
         "",
         *_use(case),
     ]
     text = "\n".join(body)
     return _own_classes(text) + text + "\n"
+
+
+def _data(case: Case) -> list[str]:
+    inputs, targets = ([s.data for s in case.sources], [head.target for head in case.heads])
+    return [
+        f"rng, rows = np.random.default_rng({case.seed}), {case.rows}",
+        f"X = {_pack(case.inputs, inputs, 'i')}",
+        f"Y = {_pack(case.outputs, targets, 'y')}",
+        "W = rng.uniform(0.1, 2.0, size=rows)",
+    ]
+
+
+def _trials(case: Case) -> list[str]:
+    """A function for each trial's data."""
+    lines = []
+    for number in range(len(case.trials)):
+        given = _function([*_data(case.fresh(number)), "return {'X': X, 'Y': Y, 'W': W}"])
+        lines += [given[0].replace("build", f"data_{number}"), *given[1:], ""]
+    names = ", ".join(f"data_{number}" for number in range(len(case.trials)))
+    return [*lines, f"TRIALS = [{names}]", ""] if lines else []
 
 
 def script(case: Case, remark: str) -> str:
@@ -46,9 +81,9 @@ def script(case: Case, remark: str) -> str:
         f"    m = kmg.make_parallel(m, {case.n}, mode={case.mode!r}{options}) if parallel else m\n"
         "    keras.utils.set_random_seed(4)\n"
         "    out = use(m)\n"
-        "    results.append({**out, 'weights': [np.asarray(w) for w in m.weights],\n"
-        "        'optimizer': [np.asarray(v) for v in m.optimizer.variables]})\n"
-        "for name in results[0]:\n"
+        "    out |= {'weights': [np.asarray(w) for w in m.weights],\n"
+        "        'optimizer': [np.asarray(v) for v in m.optimizer.variables]}\n"
+        "    results.append(out)\n" + (_AGAIN if case.trials else "") + "for name in results[0]:\n"
         "    pairs = zip(*(keras.tree.flatten(one[name]) for one in results))\n"
         "    gap = max((np.abs(np.asarray(a, float) - np.asarray(b, float)).max(initial=0)\n"
         "        for a, b in pairs), default=0)\n"
@@ -200,12 +235,15 @@ def _use(case: Case) -> list[str]:
         if any(getattr(head, what) for head in case.heads):
             arguments.append(f"{name}={_asked(case, what)}")
     arguments += [f"{name}={value}" for name, value in case.settings]
-    lines = ["out = {}", f"m.compile({', '.join(arguments)})"]
+    again = ["    out = {}", *("    " + _ACTIONS[action](case) for action in case.actions)]
     return [
-        "def use(m):",
-        *("    " + line for line in lines),
-        *("    " + _ACTIONS[action](case) for action in case.actions),
+        "def again(m):",
+        *again,
         "    return out",
+        "",
+        "def use(m):",
+        f"    m.compile({', '.join(arguments)})",
+        "    return again(m)",
     ]
 
 
