@@ -17,6 +17,8 @@ from support.fuzz import (
     optimizers,
     program,
     run,
+    scripts,
+    settings,
     shrink,
     trainings,
     values,
@@ -87,7 +89,7 @@ def test_every_layer_is_drawn_or_has_a_reason():
     for index, name in list(enumerate(catalogue.drawable()))[::every]:
         case = _first_drawable(index, name)
         assert name in " ".join(map(str, case.makes)), name
-        compile(program.script(case, "a remark"), name, "exec")
+        compile(scripts.script(case, "a remark"), name, "exec")
 
 
 def test_every_loss_metric_and_optimizer_is_drawn_or_has_a_reason():
@@ -170,7 +172,7 @@ def test_a_difference_that_a_new_model_shows_is_shown_by_one(instead):
 
 def test_other_modes_share_the_plain_model(monkeypatch):
     case = _CASE.having(trials=_OTHERS, wiring="functional")
-    sides = draw.sides(case, ("data", "tower", "model"))
+    sides = settings.sides(case, ("data", "tower", "model"))
     assert [side.mode for side in sides] == ["data", "tower", "model"]
     assert {side.having(mode="data", n=2, options=()) for side in sides} == {case}
     trained = []
@@ -179,7 +181,7 @@ def test_other_modes_share_the_plain_model(monkeypatch):
     outcomes = list(run.run_all(sides))
     assert [(one.kind, one.trials) for one in outcomes] == [(run.EQUAL, 3)] * 3
     assert len(trained) == 1
-    subclassed = draw.sides(case.having(wiring="subclassed"), ("data", "tower", "model"))
+    subclassed = settings.sides(case.having(wiring="subclassed"), ("data", "tower", "model"))
     assert [side.mode for side in subclassed] == ["data", "tower"]
 
 

@@ -43,11 +43,11 @@ def main() -> int:
         print(drive.summary(given.out))
         counts = drive.count(given.out)
         return int(any(counts[kind] for kind in ("DIFFERENT", "CRASHED", "HUNG")))
-    from . import draw, program, worker
+    from . import draw, scripts, worker
 
     worker.prepare(optimizes_graphs=given.work is None or given.work[0] // 100 % 2 == 0)
     if given.script:
-        print(program.script(draw.draw_case(given.seed, given.only, modes), ""))
+        print(scripts.script(draw.draw_case(given.seed, given.only, modes), ""))
         return 0
     given.out.mkdir(parents=True, exist_ok=True)
     if given.only is not None:

@@ -31,7 +31,9 @@ class Training:
         self._names, self._model, self._disturbed = names, model, disturbed
         x = rounding.disturb(names["X"], disturbed) if disturbed else names["X"]
         with rounding.replaced(names, X=x):
-            self.result = self._results(4, "use")
+            # Not before each trial: TensorFlow then optimizes all functions again.
+            keras.utils.set_random_seed(4)
+            self.result = self._results("use")
         self.begin = [np.asarray(variable) for variable in self._variables()]
 
     def trial(self, number: int, begin: list[np.ndarray]) -> dict[str, Any]:
@@ -50,13 +52,12 @@ class Training:
         if self._disturbed:
             data["X"] = rounding.disturb(data["X"], self._disturbed)
         with rounding.replaced(self._names, **data):
-            return self._results(5 + number, "again")
+            return self._results("again")
 
     def _variables(self) -> list[keras.Variable]:
         return [*self._model.weights, *self._model.optimizer.variables]
 
-    def _results(self, seed: int, action: str) -> dict[str, Any]:
-        keras.utils.set_random_seed(seed)
+    def _results(self, action: str) -> dict[str, Any]:
         model = self._model
         out = self._names[action](model)
         out["weights"] = [np.asarray(weight) for weight in model.weights]

@@ -14,7 +14,7 @@ import keras
 
 import keras_multigpu
 
-from . import draw, program, run, shrink
+from . import draw, run, scripts, settings, shrink
 from .case import Case
 
 
@@ -88,7 +88,7 @@ def records(
     """The outcomes of one drawn model, in each mode that it is compared in."""
     start, cpu = time.monotonic(), time.process_time()
     try:
-        cases = draw.sides(draw.draw_case(seed, index, modes), modes)
+        cases = settings.sides(draw.draw_case(seed, index, modes), modes)
     except draw.UndrawableError as error:
         yield {"outcome": "undrawable", "detail": str(error)}
         return
@@ -142,7 +142,7 @@ def write_script(case: Case, outcome: run.Outcome, out: Path, end: str) -> Path:
     """Writes a case as a script that shows it."""
     path = out / f"{case.name}{end}"
     remark = f"{case.name}: {outcome.kind}. {outcome.detail}"
-    path.write_text(program.script(case, remark), encoding="utf-8")
+    path.write_text(scripts.script(case, remark), encoding="utf-8")
     return path
 
 
