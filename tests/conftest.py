@@ -7,13 +7,12 @@ is tested in a folder of its own.
 import collections
 import gc
 import os
-import subprocess
-import sys
 import tempfile
 
 import keras
 import numpy as np
 import pytest
+from support.fuzz import quick_xla
 
 from keras_multigpu import use_virtual_devices
 
@@ -23,26 +22,8 @@ _OTHER = "jax" if BACKEND == "tensorflow" else "tensorflow"
 _TOGETHER = ("tests/cluster/test_processes.py",)
 collect_ignore = [f"engines/{_OTHER}", "peers"]
 
-# XLA compiles for longer than the tests compute. What it optimizes is what it would optimize for
-# one device. The processes that tests start compile so too.
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-# JAX compiles in half the time by XLA's older emitters. Of an unknown flag XLA would die.
-OLDER_EMITTERS = "--xla_cpu_use_fusion_emitters=false"
-
-
-def _compile_quickly():
-    """Sets XLA's flags for this process and those that it starts: the workers of xdist, too."""
-    if QUICK in os.environ.get("XLA_FLAGS", ""):
-        return
-    os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}".strip()
-    if BACKEND == "jax":
-        flags = f"{os.environ['XLA_FLAGS']} {OLDER_EMITTERS}"
-        command = [sys.executable, "-c", "import jax; jax.devices('cpu')"]
-        if not subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}).returncode:
-            os.environ["XLA_FLAGS"] = flags
-
-
-_compile_quickly()
+# For this process and those that it starts: the workers of xdist, too.
+os.environ["XLA_FLAGS"] = quick_xla.flags(BACKEND)
 
 use_virtual_devices(4)
 

@@ -17,11 +17,14 @@ from support.fuzz import (
     optimizers,
     program,
     run,
+    scripts,
+    settings,
     shrink,
+    trainings,
     values,
     worker,
 )
-from support.fuzz.case import Case, Head, Make, Part, Source
+from support.fuzz.case import Case, Head, Make, Part, Source, Trial
 from support.precision import double_precision
 
 pytestmark = pytest.mark.slow
@@ -49,10 +52,16 @@ def instead(monkeypatch):
 
     def put(function):
         monkeypatch.setattr(
-            run.keras_multigpu, "make_parallel", lambda model, *_, **__: function(model)
+            trainings.keras_multigpu, "make_parallel", lambda model, *_, **__: function(model)
         )
 
     return put
+
+
+_OTHERS = tuple(
+    Trial((f"{scale} * rng.normal(size=(rows, 6))",), seed, rows)
+    for seed, (scale, rows) in enumerate([(1.0, 3), (30.0, 7), (0.1, 4)], 1)
+)
 
 
 def _scaled(by):
@@ -80,7 +89,7 @@ def test_every_layer_is_drawn_or_has_a_reason():
     for index, name in list(enumerate(catalogue.drawable()))[::every]:
         case = _first_drawable(index, name)
         assert name in " ".join(map(str, case.makes)), name
-        compile(program.script(case, "a remark"), name, "exec")
+        compile(scripts.script(case, "a remark"), name, "exec")
 
 
 def test_every_loss_metric_and_optimizer_is_drawn_or_has_a_reason():
@@ -110,6 +119,81 @@ def test_other_numbers_are_found(instead, floatx, by):
     outcome = run.run(_CASE.having(floatx=floatx))
     assert outcome.kind == run.DIFFERENT
     assert "(rounding: " in outcome.detail
+
+
+def _broken_later(model):
+    """The model, whose third training goes wrong."""
+    original, calls = model.fit, []
+
+    def fit(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            model.set_weights([weight * 1.01 for weight in model.get_weights()])
+        return original(*args, **kwargs)
+
+    model.fit = fit
+    return model
+
+
+def test_trials_train_the_same_model_with_other_data(instead):
+    instead(lambda model: model)
+    case = _CASE.having(trials=_OTHERS)
+    outcome = run.run(case)
+    assert (outcome.kind, outcome.trials) == (run.EQUAL, 3)
+    plain = run.Plain(case)
+    results = [plain.result, *(plain.trial(number) for number in range(3))]
+    losses = [result["fit"]["loss"][0] for result in results]
+    assert len(set(losses)) == 4
+    assert [plain.names["TRIALS"][number]()["X"].shape[0] for number in range(3)] == [3, 7, 4]
+
+
+def test_a_difference_in_a_later_training_is_found(instead, tmp_path):
+    instead(_broken_later)
+    outcome = run.run(_CASE.having(trials=_OTHERS))
+    assert (outcome.kind, outcome.trials) == (run.DIFFERENT, 1)
+    assert outcome.detail.startswith("trial 1: ")
+    assert len(outcome.shown.trials) == 2
+    path = worker.write_script(outcome.shown, outcome, tmp_path, ".py")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    assert "1 weights    largest difference" in done.stdout
+
+
+def test_a_difference_that_a_new_model_shows_is_shown_by_one(instead):
+    def wrong_for_large_values(model):
+        dense, ops = model.layers[1], keras.ops
+        dense.activation = lambda x: ops.where(ops.abs(x) > 10.0, 0.0 * x, ops.tanh(x))
+        return model
+
+    instead(wrong_for_large_values)
+    outcome = run.run(_CASE.having(trials=_OTHERS))
+    assert (outcome.kind, outcome.trials) == (run.DIFFERENT, 1)
+    assert outcome.shown == _CASE.having(trials=_OTHERS).fresh(1)
+
+
+def test_other_modes_share_the_plain_model(monkeypatch):
+    case = _CASE.having(trials=_OTHERS, wiring="functional")
+    sides = settings.sides(case, ("data", "tower", "model"))
+    assert [side.mode for side in sides] == ["data", "tower", "model"]
+    assert {side.having(mode="data", n=2, options=()) for side in sides} == {case}
+    trained = []
+    plain = trainings.plain
+    monkeypatch.setattr(trainings, "plain", lambda *a, **k: trained.append(1) or plain(*a, **k))
+    outcomes = list(run.run_all(sides))
+    assert [(one.kind, one.trials) for one in outcomes] == [(run.EQUAL, 3)] * 3
+    assert len(trained) == 1
+    subclassed = settings.sides(case.having(wiring="subclassed"), ("data", "tower", "model"))
+    assert [side.mode for side in subclassed] == ["data", "tower"]
+
+
+def test_drawn_trials_keep_to_the_batches_that_are_compiled():
+    sizes = set()
+    for index in range(12):
+        with contextlib.suppress(draw.UndrawableError):
+            case = draw.draw_case(31, index)
+            for trial in case.trials:
+                sizes.add(trial.rows)
+                assert trial.rows % case.batch in (0, case.rows % case.batch)
+    assert len(sizes) > 3
 
 
 def test_a_difference_that_was_warned_of_is_not_silent(instead):

@@ -43,15 +43,16 @@ def main() -> int:
         print(drive.summary(given.out))
         counts = drive.count(given.out)
         return int(any(counts[kind] for kind in ("DIFFERENT", "CRASHED", "HUNG")))
-    from . import draw, program, worker
+    from . import draw, scripts, worker
 
     worker.prepare(optimizes_graphs=given.work is None or given.work[0] // 100 % 2 == 0)
     if given.script:
-        print(program.script(draw.draw_case(given.seed, given.only, modes), ""))
+        print(scripts.script(draw.draw_case(given.seed, given.only, modes), ""))
         return 0
     given.out.mkdir(parents=True, exist_ok=True)
     if given.only is not None:
-        print(worker.one(given.seed, given.only, modes, given.out, given.shrink))
+        for record in worker.records(given.seed, given.only, modes, given.out, given.shrink):
+            print(record)
         return 0
     end = time.monotonic() + given.seconds
     worker.work(given.seed, range(*given.work), modes, given.out, given.shrink, end)

@@ -84,6 +84,15 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
+class Trial:
+    """Other data for a model that was trained: as text, with a seed and a number of rows."""
+
+    data: tuple[str, ...]
+    seed: int
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Case:
     """A model and its training."""
 
@@ -102,10 +111,19 @@ class Case:
     actions: tuple[str, ...] = ("fit",)
     rows: int = 7
     batch: int = 4
+    seed: int = 0  # of the data
     n: int = 2
     floatx: str = "float64"
     mode: str = "data"
     options: tuple[tuple[str, str], ...] = ()
+    trials: tuple[Trial, ...] = ()
+
+    def fresh(self, number: int) -> Case:
+        """The case that trains a new model with a trial's data."""
+        trial = self.trials[number]
+        pairs = zip(self.sources, trial.data)
+        sources = tuple(dataclasses.replace(source, data=data) for source, data in pairs)
+        return self.having(sources=sources, rows=trial.rows, seed=trial.seed, trials=())
 
     def having(self, **changes: Any) -> Case:
         """The case with some attributes changed."""

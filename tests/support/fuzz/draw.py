@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import warnings
 from typing import Any
@@ -11,11 +10,10 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from . import catalogue, extra, heads, inputs, optimizers
-from .case import Case, Head, Make, Part, Source
+from . import catalogue, extra, heads, inputs, settings
+from .case import Case, Make, Part, Source
 
 _ATTEMPTS = 60
-_SIZES = [(7, 4), (7, 4), (9, 8), (5, 3), (3, 2), (8, 4), (4, 1)]  # rows, and rows of a batch
 
 
 class UndrawableError(Exception):
@@ -78,7 +76,7 @@ def _draw(rng: random.Random, name: str, layer: str, mode: str) -> Case:
     for head in found:
         _after(x, head.parts, names)
     case = Case(name, sources, start, trunk, tuple(found), inputs=how, mode=mode)
-    return _training(rng, case)
+    return settings.draw_training(rng, case)
 
 
 def _inputs(rng: random.Random, kind: str) -> tuple[tuple[Source, ...], str, tuple[Part, ...], str]:
@@ -169,79 +167,3 @@ def _to_head(
     given = (("", rest[:-1]),) if rest != ")" else ()
     part = Part((Make(name, given),))
     return _after(x, (part,), names), (*trunk, part)
-
-
-def _training(rng: random.Random, case: Case) -> Case:
-    """The case with a wiring, an optimizer, settings, data and a number of devices."""
-    text = " ".join(map(str, case.makes))
-    has_tables = any(name in text for name in ("Embedding", "Positions", "Shared", "Rows"))
-    found: dict[str, Any] = {"optimizer": optimizers.draw_optimizer(rng, has_tables)}
-    parts = [*case.trunk, *(part for head in case.heads for part in head.parts)]
-    wirings = ["functional", "functional", "subclassed"]
-    if all(part.is_plain for part in parts) and case.start == "i" and len(case.heads) == 1:
-        wirings += ["sequential", "lazy"]
-    if case.trunk and "=" not in case.sources[0].symbol:
-        wirings += ["nested"]
-    if any("training=False" in part.form for part in parts):
-        wirings = ["subclassed"]  # a graph has its own `training` override that of a call
-    if case.mode == "model" and rng.random() < 0.9:  # which takes graphs only
-        wirings = [
-            wiring for wiring in wirings if wiring in ("functional", "sequential")
-        ] or wirings
-    found["wiring"] = rng.choice(wirings)
-    found["outputs"] = rng.choice(["list", "dict"]) if len(case.heads) > 1 else "single"
-    found["n"] = rng.choice([2, 2, 2, 3, 4])
-    found["rows"], found["batch"] = rng.choice(_SIZES)
-    found["settings"] = _settings(rng)
-    if case.mode == "data" and rng.random() < 0.3:
-        found["options"] = (("shard", repr(rng.choice(["optimizer", "weights"]))),)
-    found["feeding"], found["fit"] = _feeding(rng, case)
-    actions = ["fit"] if rng.random() < 0.85 else ["train"]
-    if found["feeding"] != "arrays":
-        actions = ["fit"]
-    more = [action for action in ("evaluate", "predict") if rng.random() < 0.2]
-    if found["feeding"] == "generator" or "Ragged" in case.sources[0].data:
-        more = []
-    found["actions"] = (*actions, *more)
-    return dataclasses.replace(case, **found)
-
-
-def _settings(rng: random.Random) -> tuple[tuple[str, str], ...]:
-    draw = rng.random()
-    if catalogue.ON_JAX:  # where each operation that runs alone is compiled
-        return (("run_eagerly" if draw < 0.1 else "jit_compile", "True"),)
-    if draw < 0.45:
-        return (("run_eagerly", "True"),)
-    if draw < 0.50:
-        return (("jit_compile", "True"),)
-    if draw < 0.55:
-        return (("steps_per_execution", "2"),)
-    return (("jit_compile", "False"),)
-
-
-def _feeding(rng: random.Random, case: Case) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """How the data come, and the other arguments of `fit`."""
-    source = case.sources[0]
-    if "sparse=True" in source.symbol:
-        return "csr", ()
-    if "ragged=True" in source.symbol:
-        return "dataset", ()
-    feeding = rng.choice(["arrays"] * 8 + ["dataset", "generator"])
-    is_text = "tf." in source.data
-    if feeding == ("dataset" if catalogue.ON_JAX else "generator" if is_text else ""):
-        feeding = "arrays"
-    if feeding != "arrays":
-        has_list = case.inputs == "list" or len(case.heads) > 1  # which tf.data takes for a tensor
-        return ("arrays" if has_list else feeding), ()
-    fit = []
-    head: Head = case.heads[0]
-    is_single = len(case.heads) == 1
-    if is_single and rng.random() < 0.15:
-        fit.append(("sample_weight", "W"))
-    elif is_single and head.target.startswith("rng.integers(0, 3") and rng.random() < 0.3:
-        fit.append(("class_weight", "{0: 0.5, 1: 2.0, 2: 0.0}"))
-    if rng.random() < 0.15:
-        fit.append(("validation_data", "(X, Y)"))
-    if rng.random() < 0.1:
-        fit.append(("epochs", "2"))
-    return feeding, tuple(fit)

@@ -11,9 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+from . import quick_xla
+
 BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
 _CHUNK = 100  # cases in one process, whose memory grows with each
-_PATIENCE = 240.0  # seconds without a line until a process counts as hanging
+_PATIENCE = 900.0  # seconds without a line until a process counts as hanging on a busy machine
 
 
 @dataclasses.dataclass
@@ -38,8 +40,13 @@ class Lane:
         command = [sys.executable, "-m", str(__package__), "--work", str(self.first), str(last)]
         command += ["--seed", str(self.seed), "--modes", self.modes, "--out", str(self.out)]
         command += ["--seconds", str(seconds), "--shrink", str(self.shrink)]
+        environment = dict(os.environ)
+        if self.first // _CHUNK % 4 != 3:  # one process in four compiles as users' do
+            environment["XLA_FLAGS"] = quick_xla.flags(BACKEND)
+        environment["JAX_COMPILATION_CACHE_DIR"] = str(self.out / "compiled")
+        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         with open(self.out / f"{BACKEND}-{self.seed}.log", "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     def next_index(self) -> int:
         """The case that follows the last one that began."""
@@ -115,10 +122,27 @@ def count(out: Path) -> collections.Counter:
     return collections.Counter(r["outcome"] for r in records if "outcome" in r)
 
 
+def trained(out: Path) -> str:
+    """How many models were drawn, the trainings with other data, and the time they took."""
+    records = [record for path in sorted(out.glob("*.jsonl")) for record in read(path)]
+    drawn = {(record["seed"], record["index"]) for record in records}
+    ended = [record for record in records if "outcome" in record]
+    trials, wall, cpu = (
+        sum(record.get(name, 0) for record in ended) for name in ("trials", "seconds", "cpu")
+    )
+    return (
+        f"{len(drawn)} drawn models, {len(ended)} outcomes, {trials} further trainings; "
+        f"{wall:.0f} seconds, {cpu:.0f} of the processor"
+    )
+
+
 def summary(out: Path) -> str:
     """The counts, and the refusals, warnings and differences, most frequent first."""
     counts = count(out)
-    lines = [f"{sum(counts.values())} models: " + ", ".join(f"{n} {k}" for k, n in counts.items())]
+    lines = [
+        trained(out),
+        f"{sum(counts.values())} compared: " + ", ".join(f"{n} {k}" for k, n in counts.items()),
+    ]
     records = [record for path in sorted(out.glob("*.jsonl")) for record in read(path)]
     for kind in ("refused", "warned", "CRASHED", "DIFFERENT", "HUNG"):
         said = collections.Counter()

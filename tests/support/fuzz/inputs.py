@@ -122,3 +122,13 @@ def draw_source_like(rng: random.Random, source: Source) -> Source:
     """Another input of floats of the same shape."""
     shape = source.symbol.removeprefix("keras.Input((").removesuffix(",))")
     return _floats(rng, shape)
+
+
+def draw_data(rng: random.Random, source: Source) -> str:
+    """Other data for an input: of another flavour if there are some."""
+    if source.symbol.startswith("keras.Input((") and source.plain.startswith("rng.normal("):
+        return _floats(rng, source.symbol.removeprefix("keras.Input((").removesuffix(",))")).data
+    if source.plain.startswith("rng.integers(0, 12"):
+        length = source.symbol.removeprefix("keras.Input((").partition(",")[0]
+        return rng.choice(_TOKENS).format(t=length)
+    return source.data

@@ -1,4 +1,4 @@
-"""A case as Python text: for the fuzzer to run, and for the script that it writes."""
+"""A case as Python text."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ import re
 from . import extra
 from .case import Case, Head, Part
 
-_PRELUDE = """\
-import numpy as np, keras, keras_multigpu as kmg
-from keras import layers, ops
-"""
-
 
 def definitions(case: Case) -> str:
     """The case's data, `build` and `use`: everything but the comparison."""
-    names = [source.data for source in case.sources] + [head.target for head in case.heads]
     body = [
-        f"rng, rows = np.random.default_rng(0), {case.rows}",
-        f"X = {_pack(case.inputs, names[: len(case.sources)], 'i')}",
-        f"Y = {_pack(case.outputs, names[len(case.sources) :], 'y')}",
-        "W = rng.uniform(0.1, 2.0, size=rows)",
+        *_data(case),
         "",
+        *_trials(case),
         *(_SUBCLASSED if case.wiring == "subclassed" else _BUILDERS[case.wiring])(case),
         "",
         *_use(case),
@@ -31,29 +23,24 @@ def definitions(case: Case) -> str:
     return _own_classes(text) + text + "\n"
 
 
-def script(case: Case, remark: str) -> str:
-    """A script that shows the case: it prints both results and their differences."""
-    lines = ["# " + line for line in remark.splitlines()]
-    options = "".join(f", {name}={value}" for name, value in case.options)
-    tensorflow = "import tensorflow as tf\n" if re.search(r"\btf\.", definitions(case)) else ""
-    devices = f"kmg.use_virtual_devices(4); keras.config.set_floatx({case.floatx!r})\n"
-    return (
-        "\n".join(lines) + "\n" + _PRELUDE + tensorflow + devices + "\n" + definitions(case) + "\n"
-        "results = []\n"
-        "for parallel in (False, True):\n"
-        "    keras.backend.clear_session(); keras.utils.set_random_seed(3)\n"
-        "    m = build()\n"
-        f"    m = kmg.make_parallel(m, {case.n}, mode={case.mode!r}{options}) if parallel else m\n"
-        "    keras.utils.set_random_seed(4)\n"
-        "    out = use(m)\n"
-        "    results.append({**out, 'weights': [np.asarray(w) for w in m.weights],\n"
-        "        'optimizer': [np.asarray(v) for v in m.optimizer.variables]})\n"
-        "for name in results[0]:\n"
-        "    pairs = zip(*(keras.tree.flatten(one[name]) for one in results))\n"
-        "    gap = max((np.abs(np.asarray(a, float) - np.asarray(b, float)).max(initial=0)\n"
-        "        for a, b in pairs), default=0)\n"
-        "    print(f'{name:12} largest difference {gap:.3g}')\n"
-    )
+def _data(case: Case) -> list[str]:
+    inputs, targets = ([s.data for s in case.sources], [head.target for head in case.heads])
+    return [
+        f"rng, rows = np.random.default_rng({case.seed}), {case.rows}",
+        f"X = {_pack(case.inputs, inputs, 'i')}",
+        f"Y = {_pack(case.outputs, targets, 'y')}",
+        "W = rng.uniform(0.1, 2.0, size=rows)",
+    ]
+
+
+def _trials(case: Case) -> list[str]:
+    """A function for each trial's data."""
+    lines = []
+    for number in range(len(case.trials)):
+        given = _function([*_data(case.fresh(number)), "return {'X': X, 'Y': Y, 'W': W}"])
+        lines += [given[0].replace("build", f"data_{number}"), *given[1:], ""]
+    names = ", ".join(f"data_{number}" for number in range(len(case.trials)))
+    return [*lines, f"TRIALS = [{names}]", ""] if lines else []
 
 
 def _own_classes(text: str) -> str:
@@ -200,12 +187,15 @@ def _use(case: Case) -> list[str]:
         if any(getattr(head, what) for head in case.heads):
             arguments.append(f"{name}={_asked(case, what)}")
     arguments += [f"{name}={value}" for name, value in case.settings]
-    lines = ["out = {}", f"m.compile({', '.join(arguments)})"]
+    again = ["    out = {}", *("    " + _ACTIONS[action](case) for action in case.actions)]
     return [
-        "def use(m):",
-        *("    " + line for line in lines),
-        *("    " + _ACTIONS[action](case) for action in case.actions),
+        "def again(m):",
+        *again,
         "    return out",
+        "",
+        "def use(m):",
+        f"    m.compile({', '.join(arguments)})",
+        "    return again(m)",
     ]
 
 

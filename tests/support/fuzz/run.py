@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 
-import keras_multigpu
-
-from . import catalogue, compare, draw, program, rounding
+from . import catalogue, compare, draw, program, trainings
 from .case import Case
 
 EQUAL = "equal"
@@ -34,80 +31,162 @@ BAD = (DIFFERENT, CRASHED, HUNG)
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The outcome of a case, in a word and in detail."""
+    """The outcome of a case, in a word and in detail.
+
+    Attributes:
+        trials: how many of the case's trials were equal.
+        shown: the case that shows it: of a trial, the one that trains a new model.
+    """
 
     kind: str
     detail: str = ""
     warned: tuple[str, ...] = ()
     finite: bool = True
     floatx: str = "float64"
+    trials: int = 0
+    shown: Case | None = None
+
+
+class Plain:
+    """A case's plain model: trained once for all modes that it is compared with.
+
+    On TensorFlow it runs eagerly, which is faster, unless there are trials. With several outputs,
+    Keras's own logs are others if it runs eagerly.
+
+    Raises:
+        Exception: whatever Keras raises.
+    """
+
+    def __init__(self, case: Case):
+        keras.config.set_floatx(case.floatx)
+        keras.config.set_dtype_policy(case.floatx)
+        self.names = draw.namespace()
+        self._trials: list[dict[str, Any]] = []
+        self.is_eager = not catalogue.ON_JAX and not case.trials and len(case.heads) == 1
+        with _quiet():
+            exec(compile(program.definitions(case), case.name, "exec"), self.names)
+            self.training = trainings.plain(self.names, eager=self.is_eager)
+        self.result, self.begin = self.training.result, self.training.begin
+        self.is_finite = compare.is_finite(self.result)
+
+    def trial(self, number: int) -> dict[str, Any]:
+        """The results of a trial; the trials run in their order."""
+        while len(self._trials) <= number:
+            self._trials.append(self.training.trial(len(self._trials), self.begin))
+        return self._trials[number]
 
 
 def run(case: Case, note: Callable[[str], None] = lambda stage: None) -> Outcome:
-    """Compares the two trainings of a case.
+    """Compares the two trainings of a case."""
+    return next(run_all([case], note))
+
+
+def run_all(
+    cases: list[Case], note: Callable[[str], None] = lambda stage: None
+) -> Iterator[Outcome]:
+    """Compares the trainings of cases that differ in the parallel side only.
 
     Uses float32 if one of TensorFlow's operations has no float64 on a CPU.
 
     Args:
-        case: the case.
-        note: called when the parallel model begins, because that may end the process.
+        cases: the cases; their plain models are one.
+        note: called when a parallel model begins, because that may end the process.
     """
-    outcome = _run(case, note)
-    if outcome.kind == PLAIN_FAILS and case.floatx == "float64" and _lacks_float64(outcome):
-        outcome = _run(case.having(floatx="float32"), note)
-        outcome = dataclasses.replace(outcome, floatx="float32")
-    return outcome
+    first = cases[0]
+    try:
+        plain = Plain(first)
+    except Exception as error:  # whatever Keras raises, there is nothing to compare with
+        if first.floatx == "float64" and _lacks_float64(error):
+            cases = [case.having(floatx="float32") for case in cases]
+            for outcome in run_all(cases, note):
+                yield dataclasses.replace(outcome, floatx="float32")
+            return
+        for case in cases:
+            yield Outcome(PLAIN_FAILS, _tell(error), floatx=case.floatx)
+        return
+    for case in cases:
+        note("parallel")
+        with _warnings() as warned:
+            outcome = _compare(case, plain)
+        note("compared")
+        yield dataclasses.replace(
+            outcome, warned=(*outcome.warned, *warned), finite=plain.is_finite, floatx=case.floatx
+        )
 
 
-def _lacks_float64(outcome: Outcome) -> bool:
-    return "double" in outcome.detail or "DT_DOUBLE" in outcome.detail
+def _lacks_float64(error: Exception) -> bool:
+    return "double" in _tell(error) or "DT_DOUBLE" in _tell(error)
 
 
-def _run(case: Case, note: Callable[[str], None]) -> Outcome:
-    """Runs a case as it is.
-
-    On TensorFlow the plain model runs eagerly, which is faster. If the two differ, it runs again
-    with the case's own settings, and then with weights and data changed in their last digits.
-    """
-    keras.config.set_floatx(case.floatx)
-    keras.config.set_dtype_policy(case.floatx)
-    names = draw.namespace()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exec(compile(program.definitions(case), case.name, "exec"), names)
+def _compare(case: Case, plain: Plain) -> Outcome:
+    """Compares with one parallel model: its first training, then the trials."""
+    try:
+        parallel = trainings.parallel(case, plain.names)
+    except Exception as error:  # sorted by whose error it is
+        return failure(plain.names, error)
+    if compare.gaps(plain.result, parallel.result):
+        return _difference(case, plain.names, parallel.result)
+    done = 0
+    for number in range(len(case.trials) if plain.is_finite else 0):
         try:
-            plain = _plain(names, eager=not catalogue.ON_JAX)
-        except Exception as error:  # whatever Keras raises, there is nothing to compare with
-            return Outcome(PLAIN_FAILS, _tell(error))
-    note("parallel")
-    with _warnings() as warned:
+            with _quiet():
+                expected = plain.trial(number)
+        except Exception as error:  # Keras can't take these data
+            return Outcome(EQUAL, f"trial {number}: plain fails: {_tell(error)}", trials=done)
         try:
-            parallel = _parallel(case, names)
-        except Exception as error:  # sorted by whose error it is
-            return failure(names, error)
-    note("compared")
-    finite = compare.is_finite(plain)
-    found = compare.gaps(plain, parallel)
-    if not found:
-        return Outcome(EQUAL, "", tuple(warned), finite)
-    return dataclasses.replace(
-        _difference(case, names, parallel), warned=tuple(warned), finite=finite
-    )
+            result = parallel.trial(number, plain.begin)
+        except Exception as error:  # plain Keras did it
+            return Outcome(CRASHED, f"trial {number}: {_tell(error)}", trials=done)
+        if compare.gaps(expected, result):
+            found = _difference_in_trial(case, plain, number, result)
+            if found.kind != EQUAL:
+                return dataclasses.replace(found, trials=done)
+        done += 1
+    return Outcome(EQUAL, trials=done)
+
+
+def _difference_in_trial(case: Case, plain: Plain, number: int, result: Any) -> Outcome:
+    """What a difference in a trial is: a new model with the trial's data shows it, too, or not."""
+    fresh = case.fresh(number)
+    outcome = run(fresh)
+    if outcome.kind in BAD:
+        return dataclasses.replace(outcome, shown=fresh)
+    found = []
+    with _quiet():
+        for seed in (0, 1, 2, 3):
+            training = trainings.plain(plain.names, eager=False, disturbed=seed)
+            for earlier in range(number):
+                training.trial(earlier, plain.begin)
+            found.append(training.trial(number, plain.begin))
+    shown = case.having(trials=case.trials[: number + 1])
+    judged = _judge(found[0], found[1:], result)
+    return dataclasses.replace(judged, detail=f"trial {number}: {judged.detail}", shown=shown)
 
 
 def _difference(case: Case, names: dict[str, Any], parallel: Any) -> Outcome:
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
+    """What a difference is: the plain model runs again, with the case's own settings.
+
+    Then it runs with weights and data changed in their last digits.
+    """
+    with _quiet():
         try:
-            plain = _plain(names, eager=False)
+            plain = trainings.plain(names, eager=False).result
         except Exception as error:  # plain Keras can't do it with these settings
             return Outcome(PLAIN_FAILS, _tell(error))
         found = compare.gaps(plain, parallel)
         if not found:
             return Outcome(EQUAL)
-        if not catalogue.ON_JAX and _draws(names):
+        # Replicas draw different numbers: on TensorFlow, and of a tower anywhere.
+        if (not catalogue.ON_JAX or case.mode == "tower") and _draws(names):
             return Outcome(RANDOM, "; ".join(map(str, found[:4])))
-        disturbed = _disturbed(case, names)
+        return _judge(plain, trainings.disturbed(case, names), parallel)
+
+
+def _judge(plain: Any, disturbed: list[Any], parallel: Any) -> Outcome:
+    """Whether rounding alone changes the plain results as much."""
+    found = compare.gaps(plain, parallel)
+    if not found:
+        return Outcome(EQUAL)
     moved = compare.noise(plain, disturbed)
     detail = "; ".join(map(str, sorted(found, key=lambda gap: -gap.size / (gap.scale + 1e-30))[:4]))
     worst = max(moved.get(gap.place, 0.0) for gap in found)
@@ -117,7 +196,10 @@ def _difference(case: Case, names: dict[str, Any], parallel: Any) -> Outcome:
 
 def _draws(names: dict[str, Any]) -> bool:
     """Whether a plain model gives different numbers with different seeds."""
-    first, second = (_plain(names, eager=True, reseeded=flag) for flag in (False, True))
+    first, second = (
+        trainings.plain(names, eager=not catalogue.ON_JAX, reseeded=flag).result
+        for flag in (False, True)
+    )
     return bool(compare.gaps(first, second))
 
 
@@ -128,67 +210,11 @@ def classify(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _plain(
-    names: dict[str, Any], *, eager: bool, disturbed: int = 0, reseeded: bool = False
-) -> dict[str, Any]:
-    _start()
-    model = names["build"]()
-    x = rounding.disturb(names["X"], disturbed) if disturbed else names["X"]
-    if disturbed and model.built:
-        model.set_weights(rounding.disturb(model.get_weights(), disturbed))
-    for variable in model.variables if reseeded else ():
-        if "seed_generator" in variable.path:
-            variable.assign(variable + 17)
-    if eager:
-        original = model.compile
-        model.compile = lambda **kwargs: original(
-            **{**kwargs, "run_eagerly": True, "jit_compile": False}
-        )
-    with rounding.replaced(names, X=x):
-        return _results(names, model)
-
-
-def _disturbed(case: Case, names: dict[str, Any]) -> list[dict[str, Any]]:
-    """Plain Keras's results with disturbed last digits."""
-    found = [_plain(names, eager=True, disturbed=seed) for seed in (1, 2, 3)]
-    if rounding.turns(case, names):
-        other = {name: rounding.turned(case, names[name]) for name in ("X", "Y", "W")}
-        with rounding.replaced(names, **other):
-            result = _plain(names, eager=True)
-        if "predict" in result:
-            result["predict"] = rounding.turned(case, result["predict"])
-        found.append(result)
-    return found
-
-
-def _parallel(case: Case, names: dict[str, Any]) -> dict[str, Any]:
-    _start()
-    options = {name: eval(value) for name, value in case.options}
-    model = keras_multigpu.make_parallel(names["build"](), case.n, mode=case.mode, **options)
-    return _results(names, model)
-
-
-def _start() -> None:
-    """Gives each model the same names and the same initial weights."""
-    keras.backend.clear_session(free_memory=False)
-    keras.utils.set_random_seed(3)
-
-
-def _results(names: dict[str, Any], model: keras.Model) -> dict[str, Any]:
-    keras.utils.set_random_seed(4)
-    out = names["use"](model)
-    out["weights"] = [np.asarray(weight) for weight in model.weights]
-    out["optimizer"] = [np.asarray(variable) for variable in model.optimizer.variables]
-    out["metrics"] = [np.asarray(variable) for variable in model.metrics_variables]
-    return out
-
-
 def failure(names: dict[str, Any], error: Exception) -> Outcome:
     """Classifies an error of the parallel model: refused, plain Keras fails too, or a crash."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet():
         try:
-            _plain(names, eager=False)
+            trainings.plain(names, eager=False)
         except Exception as plain_error:  # Keras fails with these settings
             return Outcome(PLAIN_FAILS, _tell(plain_error))
     # The error's stack, or TensorFlow's stack in its text.
@@ -201,6 +227,13 @@ def failure(names: dict[str, Any], error: Exception) -> Outcome:
 
 def _tell(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        yield
 
 
 @contextlib.contextmanager

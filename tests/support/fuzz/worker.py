@@ -6,7 +6,7 @@ import dataclasses
 import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -14,7 +14,7 @@ import keras
 
 import keras_multigpu
 
-from . import draw, program, run, shrink
+from . import draw, run, scripts, settings, shrink
 from .case import Case
 
 
@@ -60,38 +60,59 @@ def work(
                 _write(lines, {**name, "stage": stage})
 
             note("plain")
-            _write(lines, {**name, **one(seed, index, modes, out, shrinking, note)})
-            if index % 10 == 9:
+            for record in records(seed, index, modes, out, shrinking, note):
+                _write(lines, {**name, **record})
+            if index % 5 == 4:
+                forget_graphs()
                 gc.collect()
 
 
-def one(
+def forget_graphs() -> None:
+    """TensorFlow never forgets a graph that has custom gradients; drawn models make many."""
+    if keras.backend.backend() == "tensorflow":
+        from tensorflow.python.framework.ops import gradient_registry  # noqa: TID251
+
+        known = gradient_registry._registry
+        for name in [name for name in known if name.startswith("CustomGradient")]:
+            del known[name]
+
+
+def records(
     seed: int,
     index: int,
     modes: tuple[str, ...],
     out: Path,
     shrinking: float,
     note: Callable[[str], None] = lambda stage: None,
-) -> dict:
-    """The outcome of one case."""
-    start = time.monotonic()
+) -> Iterator[dict]:
+    """The outcomes of one drawn model, in each mode that it is compared in."""
+    start, cpu = time.monotonic(), time.process_time()
     try:
-        case = draw.draw_case(seed, index, modes)
+        cases = settings.sides(draw.draw_case(seed, index, modes), modes)
     except draw.UndrawableError as error:
-        return {"outcome": "undrawable", "detail": str(error)}
-    outcome = run.classify(run.run(case, note))
-    case = dataclasses.replace(case, floatx=outcome.floatx)
-    seconds = round(time.monotonic() - start, 2)
-    layers = [make.name.removeprefix("layers.") for make in case.makes]
+        yield {"outcome": "undrawable", "detail": str(error)}
+        return
+    for case, outcome in zip(cases, run.run_all(cases, note)):
+        now, cpu_now = time.monotonic(), time.process_time()
+        took = {"seconds": round(now - start, 2), "cpu": round(cpu_now - cpu, 2)}
+        yield _record(case, run.classify(outcome), out, shrinking) | took
+        start, cpu = time.monotonic(), time.process_time()
+
+
+def _record(case: Case, outcome: run.Outcome, out: Path, shrinking: float) -> dict:
     if outcome.kind in run.BAD:
-        write_script(case, outcome, out, ".py")
+        shown = dataclasses.replace(outcome.shown or case, floatx=outcome.floatx)
+        shown = shown.having(name=f"{case.name}-{case.mode}")
+        write_script(shown, outcome, out, ".py")
         if shrinking:
-            write_script(*smallest(case, outcome, shrinking), out, ".small.py")
+            write_script(*smallest(shown, outcome, shrinking), out, ".small.py")
     return {
         "outcome": outcome.kind,
-        "seconds": seconds,
+        "trials": outcome.trials,
         "mode": case.mode,
-        "layers": layers,
+        "n": case.n,
+        "options": dict(case.options),
+        "layers": [make.name.removeprefix("layers.") for make in case.makes],
         "optimizer": case.optimizer.name.removeprefix("keras.optimizers."),
         "wiring": case.wiring,
         "finite": outcome.finite,
@@ -121,7 +142,7 @@ def write_script(case: Case, outcome: run.Outcome, out: Path, end: str) -> Path:
     """Writes a case as a script that shows it."""
     path = out / f"{case.name}{end}"
     remark = f"{case.name}: {outcome.kind}. {outcome.detail}"
-    path.write_text(program.script(case, remark), encoding="utf-8")
+    path.write_text(scripts.script(case, remark), encoding="utf-8")
     return path
 
 
