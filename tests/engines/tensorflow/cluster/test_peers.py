@@ -224,18 +224,29 @@ def test_parts_become_the_whole_batch(parts):
         shares = slice(0, bound), slice(bound, 6)
 
         def call(one, shares=shares):
-            data, counts = one.check(batch(shares[one is parts[1]]), "train_step")
+            data, _ = one.check(batch(shares[one is parts[1]]), "train_step")
             whole = one.whole(data)
             assert whole["more"][1:] == (None, 3)
-            own = one.own({"p": whole["x"], "q": tf.repeat(whole["x"], 3, axis=0)}, counts)
-            return [whole["x"], whole["more"][0], whole["all"], own]
+            return [whole["x"], whole["more"][0], whole["all"]]
 
-        for share, found in zip(shares, together(parts, call)):
+        for found in together(parts, call):
             np.testing.assert_array_equal(found[0], x)
             np.testing.assert_array_equal(found[1], flags)
             assert found[2] == 2.0
-            np.testing.assert_array_equal(found[3]["p"], x[share])
-            np.testing.assert_array_equal(found[3]["q"], np.repeat(x[share], 3, axis=0))
+
+
+@pytest.mark.parametrize("bound", [2, 0])
+def test_each_process_gets_the_outputs_of_its_rows(parts, bound):
+    shares = slice(0, bound), slice(bound, 6)
+    outputs = {"p": tf.range(6), "q": tf.range(18)}
+
+    def call(one):
+        _, counts = one.check(np.ones(6)[shares[one is parts[1]]], "predict_step")
+        return one.own(outputs, counts)
+
+    for share, found in zip(shares, together(parts, call)):
+        np.testing.assert_array_equal(found["p"], np.arange(6)[share])
+        np.testing.assert_array_equal(found["q"], np.arange(18).reshape(6, 3)[share].ravel())
 
 
 @pytest.mark.parametrize(
