@@ -130,6 +130,7 @@ def test_eager_steps_gather_the_table(lookups):
     assert not lookups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "xla"])
 def test_learned_weights_masks_and_statistics(compiled, lookups):
     def build():
@@ -149,6 +150,7 @@ def test_learned_weights_masks_and_statistics(compiled, lookups):
     assert set(lookups) == {4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["uint8", "int64"])
 def test_types_of_indices(dtype, lookups):
     def build():
@@ -183,6 +185,7 @@ def test_without_shard_the_table_crosses():
     assert _sent(parallel)[0] > 3 * 1001 * 4 * 8
 
 
+@pytest.mark.slow
 def test_evaluation_and_prediction_look_up_too(lookups):
     parallel = make_parallel(_build(width=4004), 4, shard="weights")
     parallel.compile(adam(), "mse")
@@ -224,6 +227,7 @@ class Tied(layers.Layer):
         return tape.gradient(y, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "xla"])
 @pytest.mark.parametrize("how", ["product", "branch", "tape"])
 def test_a_kernel_that_is_also_read_whole_is_gathered(how, compiled, lookups):
@@ -262,6 +266,7 @@ class Inside(layers.Layer):
 
 
 # Predictions recompute nothing, so that these (of 4 and of 3 rows) look up.
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "count"), [("branch", 0), ("function", 0), ("remat", 2)])
 def test_where_a_step_can_not_be_cut_the_table_is_gathered(how, count, lookups):
     def build():
@@ -274,6 +279,7 @@ def test_where_a_step_can_not_be_cut_the_table_is_gathered(how, count, lookups):
     assert len(lookups) == count
 
 
+@pytest.mark.slow
 def test_layers_after_which_a_call_can_not_be_cut(lookups):
     """An operation with a custom gradient takes a tensor from before the lookup."""
 
@@ -292,6 +298,7 @@ def test_layers_after_which_a_call_can_not_be_cut(lookups):
     assert set(lookups) <= {3}
 
 
+@pytest.mark.slow
 def test_recurrent_layers_beside_a_table(lookups):
     def build():
         keras.utils.set_random_seed(1)
@@ -304,6 +311,7 @@ def test_recurrent_layers_beside_a_table(lookups):
     assert set(lookups) == {2}
 
 
+@pytest.mark.slow
 def test_constraints_regularizers_and_frozen_kernels(lookups):
     def build(trainable=True):
         model = _build(kernel_constraint="unit_norm", kernel_regularizer="l1")
@@ -347,6 +355,7 @@ def test_an_index_of_no_row_is_an_error(index, weighted):
         parallel.fit(x, y, verbose=0)
 
 
+@pytest.mark.slow
 def test_derivatives_outside_of_fit():
     x = tf.constant(_data()[0])
     found = []
@@ -389,6 +398,7 @@ def test_a_saved_training_goes_on_anywhere(tmp_path):
         assert difference(variables(plain), variables(model)) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
 def test_other_precisions(policy, lookups):
     keras.config.set_floatx("float32")

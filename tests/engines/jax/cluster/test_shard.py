@@ -14,7 +14,7 @@ from support.process_runs import running
 from keras_multigpu import make_parallel
 from keras_multigpu.engines.jax.state import state_shards
 
-# Keras computes the statistics of BatchNormalization in float32 on JAX, whatever the type of a model.
+# Keras computes the statistics of BatchNormalization in float32 on JAX, also of a float64 model.
 LIMIT = 1e-6
 SHARDS, BATCH = spread_script.SHARDS, spread_script.BATCH
 PATH = pathlib.Path(spread_script.__file__)
