@@ -125,7 +125,7 @@ class Part:
 
     def of_batch(self, rows):
         """Its rows of a batch."""
-        bounds = [rows * k // self.parts for k in range(self.count)]
+        bounds = [-(-rows * k // self.parts) for k in range(self.count)]  # of 3 rows, each has one
         return [*bounds, rows][self.number : self.number + 2]
 
     def rows(self, count):
