@@ -18,6 +18,7 @@ class Call:
         steps: how many have begun, but for those that `coming` counts.
         coming: how many batches have come to the steps that run now.
         written: what this process has written in it.
+        asked: what it has written alone, to have the others take part in a reading.
         has_ended: whether all processes have come to its end.
         readings: how often the processes have read spread weights within it.
         take_part: takes part in such a reading, which another process has asked for.
@@ -29,6 +30,7 @@ class Call:
     steps: int = 0
     coming: Callable[[], int] = lambda: 0
     written: list[str] = dataclasses.field(default_factory=list)
+    asked: list[str] = dataclasses.field(default_factory=list)
     has_ended: bool = False
     readings: int = 0
     take_part: Callable[[list[int] | None], None] | None = None

@@ -123,13 +123,15 @@ class Group:
         """Leaves a call, and those within it."""
         if call in self._calls:
             place = max(1, self._calls.index(call))  # the first one stays
-            self._past += [(one, self._count) for one in self._calls[place:]]
+            for one in self._calls[place:]:
+                one.take_part = None  # it has the model
+                self._past.append((one, self._count))
             del self._calls[place:]
 
     def _forget_past(self) -> None:
         """Deletes what was written in calls that all have left: a later one has begun since."""
         for call, count in self._past:
-            for key in call.written if count < self._count - 1 else ():
+            for key in (*call.written, *call.asked) if count < self._count - 1 else ():
                 self._board.write(key, None)
         self._past = [(call, count) for call, count in self._past if count >= self._count - 1]
 

@@ -155,7 +155,8 @@ def measure_steps(
 
     def train(mode: str, devices: int, rows: int) -> Steps:
         name: Any = "tower" if mode == "committee" else mode
-        parallel = make_parallel(model, devices, name, **options.get(mode, {}))
+        own = options.get(mode, {}) if devices > 1 else {}  # a placement names further devices
+        parallel = make_parallel(model, devices, name, **own)
         return Steps(parallel, (take_rows(batch[0], rows), take_rows(batch[1], rows)))
 
     times: dict[tuple[str, int], Timing] = {}

@@ -434,3 +434,14 @@ def test_a_model_that_does_not_tell_its_shapes(shape):
         ValueError, match=r"`inputs` must be given.*with the input shapes .*Give `inputs=x\[:16\]`"
     ):
         reports.advise(model, 16, link=LINK)
+
+
+@pytest.mark.skipif(ON_JAX, reason="on JAX a layer can't be on one device")
+def test_a_placement_is_for_more_devices_than_one():
+    model = dense(optimizer="sgd", loss="mse")
+    placement = {layer.name: number for number, layer in enumerate(model.layers)}
+    for link in (LINK, None):  # with a link the devices here are not timed
+        given = {"placement": placement, "link": link, "steps": 1}
+        advice = reports.advise(model, 8, n_gpus=(1, 2), modes=("data", "model"), **given)
+        timed = {(one.mode, one.devices): one.is_measured for one in advice.predictions}
+        assert timed["model", 2] is (link is None)

@@ -6,6 +6,7 @@ import sys
 import jax
 import keras
 import numpy as np
+import pytest
 from keras import layers
 from support import process_script as script
 
@@ -136,6 +137,32 @@ def train_with(shard, folder, number):
     found["slot"], found["shown"] = refused(functools.partial(np.asarray, slot)), repr(slot)
     np.savez(folder / f"found {number}.npz", **found)
     return parallel
+
+
+def changing(model, path):
+    """Files of the last epoch, after which the weights change: averages, or the best ones."""
+    averaged = keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5)
+    model.compile(averaged, _squares)
+    file = keras.callbacks.ModelCheckpoint(f"{path}_averaged.weights.h5", save_weights_only=True)
+    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    model.fit(*data(), epochs=2, callbacks=[file], **options)
+    model.compile(keras.optimizers.SGD(0.05), _squares)
+    file = keras.callbacks.ModelCheckpoint(f"{path}_stopped.weights.h5", save_weights_only=True)
+    best = {"monitor": "loss", "min_delta": 1e3, "patience": 1}  # the first epoch's
+    stopping = keras.callbacks.EarlyStopping(**best, restore_best_weights=True)
+    model.fit(*data(), epochs=5, callbacks=[file, stopping], **options)
+    assert stopping.stopped_epoch
+    return [*model.get_weights(), np.array(model.evaluate(*data(), verbose=0))]
+
+
+def train_changing(folder, number):
+    """Process 0 writes, while process 1 goes on to where the weights change."""
+    doubled()
+    found = changing(make_parallel(build(), shard="weights"), folder / "joined")
+    np.savez(folder / f"changed {number}.npz", *found)
+    compiled = make_parallel(build(), shard="optimizer")
+    with pytest.raises(ValueError, match="use_ema=True"):
+        compiled.compile(keras.optimizers.Adam(use_ema=True), "mse")
 
 
 def train_backed_up(folder, number):

@@ -143,6 +143,13 @@ class RowsRunner(DataRunner):
         """Nothing: each loop spreads the state when it begins."""
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if self._shard == "optimizer" and self.where.group and getattr(inner, "use_ema", False):
+            raise ValueError(
+                "With `shard='optimizer'` over several processes no process has a whole average "
+                "of a weight, which replaces the weight after `fit`. Received: an optimizer with "
+                "use_ema=True. Use `shard='weights'`, or leave `use_ema` out."
+            )
         if self._parts is not None:
             parts = self._parts
             prepare(optimizer, lambda slot, _: parts.put([slot]))

@@ -235,7 +235,9 @@ class JaxSteps(Steps):
         return getattr(self.model, "optimizer", None)
 
     def _lending(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._readings is None else lending()
+        if self._readings is None:
+            return contextlib.nullcontext()
+        return lending(self._readings.meet)
 
     def _resuming(self, iterator: Iterator[Any]) -> Iterator[Any]:
         """The batches of a step, each of which goes on with this model's call."""
@@ -286,7 +288,7 @@ class JaxSteps(Steps):
         template = self.model.template
         own = [*template.metrics_variables[:1]]
         if getattr(template, "optimizer", None) is not None:
-            own.append(template.optimizer.iterations)
+            own += template.optimizer.variables[:1]
         here = placement_on(self.model.devices).replicated.device_set
         return any(one.value.committed and one.value.sharding.device_set != here for one in own)
 

@@ -39,8 +39,7 @@ class Group(group.Group):
     def ask(self, call: Call) -> None:
         """Asks the others to take part in a reading of spread weights within a call."""
         key = f"{_READINGS}{call.number}/{self.number}"
-        if key not in call.written:
-            call.written.append(key)
+        call.asked = [key]  # not `written`: the others may have asked for none
         self._board.write(key, str(call.readings + 1))
 
     def attend(self, kinds: list[int] | None = None) -> None:

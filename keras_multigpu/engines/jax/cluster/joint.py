@@ -65,6 +65,11 @@ def compare_weights(values: Any, mesh: Mesh, group: Group) -> None:
     _compare({"steps": (_checksum(step), step), "weights": (digest, "")}, 0, mesh, group)
 
 
+def meet(step: str, mesh: Mesh, group: Group) -> None:
+    """Waits for the other processes; raises a `ClusterError` if one makes another step."""
+    _compare({"steps": (_checksum(step), step)}, 0, mesh, group)
+
+
 def compare_steps(batch: Any, step: str, position: int, mesh: Mesh, group: Group) -> list[int]:
     """Raises a `ClusterError` if another process makes another step, or has other data.
 

@@ -61,6 +61,10 @@ class Readings:
         self._read(self._meet(_TAKES_PART) if kinds is None else kinds, wanted=False)
         self._steps.call.readings += 1
 
+    def meet(self) -> None:
+        """Waits until all processes are about to assign a value, and takes part in readings."""
+        joint.meet("an assignment", self._steps.where.mesh, self._group)
+
     def compare_new(self) -> None:
         """Compares what was assigned since the last time; raises a `ClusterError`."""
         new = take_digests(self._variables(slots=True))

@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -25,18 +25,23 @@ from keras_multigpu.engines.shared import active_scope
 
 _BYTES = 2**26
 """How many bytes of a value a device gets at a time, when the processes read it."""
-# Whether all processes make a call of a parallel model now, whose steps take values.
-_lends: contextvars.ContextVar[bool] = contextvars.ContextVar("_lends", default=False)
+# Set while all processes make a call of a parallel model, whose steps take values.
+_meet: contextvars.ContextVar[Callable[[], None] | None]
+_meet = contextvars.ContextVar("_meet", default=None)
 
 
 @contextlib.contextmanager
-def lending() -> Iterator[None]:
-    """Scope of a call of a parallel model on devices of several processes."""
-    token = _lends.set(True)
+def lending(meet: Callable[[], None]) -> Iterator[None]:
+    """Scope of a call of a parallel model on devices of several processes.
+
+    `meet` waits until all processes are about to assign a value. Until then they take part in
+    readings: a process that went on alone would give others its part of a newer value.
+    """
+    token = _meet.set(meet)
     try:
         yield
     finally:
-        _lends.reset(token)
+        _meet.reset(token)
 
 
 class Lent:
@@ -93,18 +98,29 @@ class SpreadVariable(keras.Variable):
             return self.whole
         if self._value is None or active_scope() is not None:
             return super().value
-        if not _lends.get():
+        if _meet.get() is None:
             raise _not_readable(self.path, self.shape)
         return Lent(self)
 
     def assign(self, value: Any) -> Any:
         """Assigns a whole value, the same in all processes, or one that is spread already."""
-        if isinstance(value, SpreadVariable) and active_scope() is None:
-            value = value._value
+        if active_scope() is None:
+            self._meet_others(value)
+            if isinstance(value, SpreadVariable):
+                value = value._value
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             assigned = super().assign(value)
         self.settle()
         return assigned
+
+    def _meet_others(self, value: Any) -> None:
+        """Waits for the other processes, unless the value is a step's result."""
+        meet = _meet.get()
+        is_result = isinstance(value, jax.Array) and (
+            isinstance(value, jax.core.Tracer) or not value.is_fully_addressable
+        )
+        if meet is not None and not is_result:
+            meet()
 
     def settle(self) -> None:
         """Spreads the value, unless it is spread, or there is none."""
@@ -127,22 +143,28 @@ class SpreadVariable(keras.Variable):
         )
 
 
+def check_spread(variable: keras.Variable, layout: NamedSharding) -> None:
+    """Raises a `ValueError` for a variable that is spread over other devices already."""
+    if not isinstance(variable, SpreadVariable):
+        return
+    if variable.layout.device_set != layout.device_set:
+        raise ValueError(
+            "A model's weights are spread over one set of devices of several processes. "
+            f"Received: {variable.path!r}, which another parallel model has spread over "
+            f"{len(variable.layout.device_set)} devices, and {len(layout.device_set)} other "
+            "ones. Make a new model, and give it the weights: "
+            "`new.set_weights(parallel.get_weights())`."
+        )
+
+
 def adopt(variable: keras.Variable, layout: NamedSharding) -> None:
     """Spreads a variable, now and whenever it is assigned.
 
     Raises:
         ValueError: if it is spread over other devices already.
     """
-    if isinstance(variable, SpreadVariable):
-        if variable.layout.device_set != layout.device_set:
-            raise ValueError(
-                "A model's weights are spread over one set of devices of several processes. "
-                f"Received: {variable.path!r}, which another parallel model has spread over "
-                f"{len(variable.layout.device_set)} devices, and {len(layout.device_set)} other "
-                "ones. Make a new model, and give it the weights: "
-                "`new.set_weights(parallel.get_weights())`."
-            )
-    else:
+    check_spread(variable, layout)
+    if not isinstance(variable, SpreadVariable):
         kind: Any = type(variable)
         variable.__class__ = _spread_class(kind)
     variable.layout = layout

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.jax.cluster.spread_variables import adopt
+from keras_multigpu.engines.jax.cluster.spread_variables import adopt, check_spread
 from keras_multigpu.engines.jax.counting.transfers import GATHERED
 from keras_multigpu.engines.jax.placement import on_one_device, placement_on
 from keras_multigpu.engines.values import Tensor
@@ -108,6 +108,9 @@ class StateShards:
 
     def put(self, variables: Iterable[keras.Variable]) -> None:
         """Spreads variables that are not."""
+        variables = list(variables)
+        for variable in variables if self._group is not None else ():
+            check_spread(variable, self.sharding(variable.shape))  # before any is spread
         for variable in variables:
             value, wanted = variable._value, self.sharding(variable.shape)
             if wanted == self._whole:

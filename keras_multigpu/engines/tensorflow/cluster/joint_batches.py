@@ -185,11 +185,16 @@ def _check_types(data: Any) -> None:
                 f"flags only, on TensorFlow. Received: a {kind}of type {one.dtype.name!r}. Make it "
                 "so before (`dataset.map`), or join with `data='same'`."
             )
+        if tf.is_tensor(one) and one.shape.rank is None:
+            raise ValueError(
+                "Where each process gives its part of a batch, the numbers of its axes are known "
+                f"before a step. Received: {one}. Give it its shape (`tf.ensure_shape`)."
+            )
 
 
 def _rows(data: Any) -> Any:
     """The number of rows of the first tensor that has any."""
-    tensors = [one for one in tf.nest.flatten(data) if tf.is_tensor(one) and len(one.shape)]
+    tensors = [one for one in tf.nest.flatten(data) if tf.is_tensor(one) and one.shape.rank]
     return count_rows(tensors[0]) if tensors else tf.constant(0)
 
 
@@ -232,6 +237,8 @@ def _describe(data: Any) -> str:
     def name(one: Any) -> Any:
         if not tf.is_tensor(one):
             return one
+        if one.shape.rank is None:
+            return f"{one.dtype.name}(?)"
         axes = ["rows", *("?" if axis is None else str(axis) for axis in one.shape[1:])]
         kind = type(one).__name__.removesuffix("Tensor").lower() if _is_composite(one) else ""
         return f"{kind} {one.dtype.name}({', '.join(axes[: len(one.shape)])})".strip()

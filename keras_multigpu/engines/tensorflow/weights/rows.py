@@ -47,7 +47,8 @@ def sum_rows(
     may_touch = _by_rows_touched.get() is True and table.dtype.size >= 4
     sparse_gradient = sparse_gradient or (may_touch and not gradient_order([table]))
     # The gradient uses them in the graph of this call, wherever they come from.
-    indices = tf.identity(indices)
+    table, indices = tf.identity(table), tf.identity(indices)
+    weights = None if weights is None else tf.identity(weights)
     if weights is None and sparse_gradient:
         # Faster: makes no tensor of all the rows taken.
         rows, ones = tf.shape(indices)[0], tf.shape(indices)[1]

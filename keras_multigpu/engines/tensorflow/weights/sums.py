@@ -76,7 +76,9 @@ class Sums:
         parts = []
         for device, found in zip(division.devices, zip(*lookups)):
             with tf.device(device):
-                parts.append(self._add(list(found), variable))
+                total = add(list(found))  # of lookups, not of replicas: no rule is for them
+                is_repeated = len(found) > 1 and isinstance(total, tf.IndexedSlices)
+                parts.append(merge_rows(total) if is_repeated else total)
         with tf.device(home_of(variable)):
             return join_rows(parts, division)
 

@@ -110,6 +110,27 @@ def test_no_process_reads_a_spread_value_alone(together):
             assert "Its weights and those of process 0 differ at step" in output
 
 
+@pytest.mark.usefixtures("_double")
+def test_files_are_of_before_the_weights_change(tmp_path):
+    """While process 0 writes, process 1 is where averages, or the best weights, replace them."""
+    with running("train_changing", tmp_path, path=PATH) as run:
+        for status, output in run.end().values():
+            assert status == 0, output
+    alone = spread_script.changing(spread_script.build(), tmp_path / "alone")
+    for number in (0, 1):
+        found = np.load(tmp_path / f"changed {number}.npz").values()
+        for one, expected in zip(found, alone, strict=True):
+            np.testing.assert_allclose(one, expected, rtol=LIMIT, atol=LIMIT)
+    built = spread_script.build()
+    model = keras.Model(built.inputs, built.outputs)  # not compiled: it reads no slots
+    for kind in ("averaged", "stopped"):
+        files = []
+        for which in ("joined", "alone"):
+            model.load_weights(tmp_path / f"{which}_{kind}.weights.h5", skip_mismatch=True)
+            files.append(_flat(model.get_weights()))
+        np.testing.assert_allclose(*files, rtol=LIMIT, atol=LIMIT)
+
+
 def test_a_killed_process_and_a_backup_for_any_number(tmp_path, monkeypatch):
     with running("train_backed_up", tmp_path, path=PATH) as run:
         run.await_line(0, "epoch 2")

@@ -60,7 +60,7 @@ def test_processes_compute_what_one_device_does(counts, floatx, tolerance, cases
             assert first["worst"] < tolerance, case
         for other in others:
             assert set(first) == set(other)
-            for key in first:
+            for key in first.keys() - {"worst"}:  # only process 0 compares with one device
                 np.testing.assert_allclose(first[key], other[key], rtol=tolerance, atol=tolerance)
 
 
