@@ -241,3 +241,17 @@ def test_a_count_in_full_precision_within_a_mixed_model():
     parallel.compile("sgd", "mse")
     parallel.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=8, verbose=0)
     assert float(parallel.layers[0].seen.value) == 2057.0
+
+
+def test_single_steps_of_a_template_that_accumulates(rng):
+    x, y = rng.normal(size=(2, 4, 3)), rng.normal(size=(2, 4, 2))
+    found = []
+    for is_parallel in (False, True):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
+        model = make_parallel(model, 2) if is_parallel else model
+        losses = [model.train_on_batch(*batch) for batch in zip(x, y)]
+        found.append([*map(np.asarray, losses), *model.get_weights()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

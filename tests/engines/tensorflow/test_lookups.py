@@ -421,3 +421,22 @@ def test_small_tables_and_tables_of_few_rows_are_whole(monkeypatch):
     monkeypatch.setattr(homes, "_LEAST_BY_ROWS", 2**20)
     parallel = make_parallel(_build(head=layers.Dense(2)), 4, shard="weights")
     assert division_of(parallel.get_layer("table").kernel) is None
+
+
+def test_a_table_that_is_sent_after_one_that_is_not(lookups, monkeypatch):
+    """It is computed in another segment than the one that it came in with."""
+    monkeypatch.setattr(homes, "_LEAST_DIVIDED", 2**14)
+    monkeypatch.setattr(homes, "_LEAST_BY_ROWS", 2**14)
+
+    def build():
+        keras.utils.set_random_seed(1)
+        i = keras.Input((ONES,), dtype="int32")
+        large = MultiHotDense(8, 1001, name="table")(i)
+        small = MultiHotDense(4, WIDTH, padding=-1)(i)
+        return keras.Model(i, layers.Dense(2)(layers.Concatenate()([large, small])))
+
+    _same(build, adam, 2)
+    assert lookups
+    lookups.clear()
+    make_parallel(build(), 2, shard="weights").predict(_data()[0], verbose=0)
+    assert lookups == [2]

@@ -35,7 +35,7 @@ def test_a_value_is_only_lent_to_steps(rng):
     for use in (variable.numpy, lambda: variable + 1, lambda: keras.ops.sum(variable)):
         with pytest.raises(RuntimeError, match=told):
             use()
-    with spread_variables.lending():
+    with spread_variables.lending(lambda: None):
         lent = variable.value
         uses = (
             lambda: np.asarray(lent),
