@@ -10,7 +10,7 @@ DIFFERENCES = {
     "weights": (
         "Its weights and those of process 0 differ at step {step}.",
         "Build the model with the same seed in all processes (`keras.utils.set_random_seed` after "
-        "`join`), or load the same file. After Ctrl-C, load the last file in all.",
+        "`join`), or load the same file.",
     ),
     "steps": (
         "It makes another step than process 0 at step {step}: its is {its!r}, and that of process "

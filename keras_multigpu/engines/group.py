@@ -148,6 +148,9 @@ class Group:
             broken = [self.broken.host, self.broken.problem, self.broken.cure]
             self._board.write(f"given up/{self.number}", json.dumps(broken))
             return
+        if isinstance(error, KeyboardInterrupt):
+            # It strikes anywhere: what this process has begun to compute, others may not have.
+            self._break(self.number, f"It has stopped with {type(error).__name__}.", _RESTART)
         kind = f"failures/{call.number}"
         call.written.append(f"{kind}/{self.number}")
         words = [f"{type(error).__name__}:", *str(error).split()]
@@ -183,9 +186,10 @@ class Group:
         and the error has the texts of both.
         """
         problem, cure = DIFFERENCES[what]
-        texts = dict.fromkeys(range(len(self.names)), "")
+        texts = dict.fromkeys(range(len(self.names)), "unknown")
         if mine:
-            texts = self._gather(f"{what} {len(self.call.written)}", mine, self.call)
+            key = f"{what} {len(self.call.written)}"
+            texts |= self._gather(key, mine, self.call, longest=self.timeout)
         told = problem.format(step=self.call.begun, its=texts[number], first=texts[0])
         return self._break(number, told, cure)
 
@@ -268,8 +272,10 @@ class Group:
                 return self._other_length(ended, "a further call within it")
         return None
 
-    def _gather(self, kind: str, value: str, call: Call) -> dict[int, str]:
-        """Waits for what each process writes of a kind in a call."""
+    def _gather(
+        self, kind: str, value: str, call: Call, longest: float = math.inf
+    ) -> dict[int, str]:
+        """Waits for what each process writes of a kind in a call; `longest` in seconds."""
         prefix = f"{kind}/{call.number}/"
         call.written.append(f"{prefix}{self.number}")
         self._board.write(call.written[-1], value)
@@ -278,7 +284,7 @@ class Group:
         is_told = False
         while True:
             found = self._board.read(prefix, seconds=BEAT / 4)
-            if len(found) == len(self.names):
+            if len(found) == len(self.names) or time.monotonic() > begun + longest:
                 return {int(number): text for number, text in found.items()}
             self.attend()
             if time.monotonic() > due:

@@ -47,6 +47,30 @@ def test_another_call_is_noticed():
         begin(group, "fit")  # what is broken stays so
 
 
+def test_an_interrupted_process_computes_no_more():
+    """Both may be interrupted in different steps: they would not meet again."""
+    told = Told(loops__1__1=json.dumps({"call": "fit"}), loops__2__1=json.dumps({"call": "fit"}))
+    for error, is_broken in ((OSError("disk full"), False), (KeyboardInterrupt(), True)):
+        group = group_of(told)
+        call = begin(group, "fit")
+        group.fail(error, call)
+        group.close(call)
+        assert told.entries["failures/1/0"].startswith(f"stopped with {type(error).__name__}")
+        if is_broken:
+            with pytest.raises(ClusterError, match="It has stopped with KeyboardInterrupt. Start"):
+                begin(group, "fit")
+        else:
+            begin(group, "fit")
+
+
+def test_a_difference_is_told_without_a_process_that_waits_elsewhere():
+    group = group_of(Told(loops__1__1=json.dumps({"call": "fit"})))
+    begin(group, "fit")
+    group.timeout = 0.1
+    error = group.differs(1, "steps", "train_step")
+    assert "its is 'unknown', and that of process 0 is 'train_step'" in str(error)
+
+
 def test_other_lengths_of_data_are_noticed():
     told = {"loops__1__1": json.dumps({"call": "fit"}), "ends__1__1": "1"}
     for meet_again in (lambda group: group.end(group.call), Group.check):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, optimizers
 from support.parity import difference, variables
-from support.precision import double_precision
+from support.precision import all_in_double_precision
 
 from keras_multigpu import make_parallel
 
@@ -88,9 +88,7 @@ def _small_weights_are_spread(monkeypatch):
 
 @pytest.fixture
 def _double():
-    with double_precision():
-        keras.config.set_floatx("float64")
-        keras.config.set_dtype_policy("float64")
+    with all_in_double_precision():
         yield
 
 

@@ -11,31 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
+from support.joined_training import BATCH, ROWS, difference, integers, mlp, numbers
 
 import keras_multigpu
 from keras_multigpu import make_parallel
 from keras_multigpu.cluster import join
-
-ROWS, BATCH = 35, 16
-
-
-def numbers(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(keras.config.floatx())
-
-
-def integers(high, *shape, seed=0):
-    return np.random.default_rng(seed).integers(0, high, shape)
-
-
-def mlp(**options):
-    inputs = keras.Input((6,))
-    x = layers.Dense(8, "tanh", kernel_regularizer="l2")(inputs)
-    x = layers.BatchNormalization()(x)
-    outputs = layers.Dense(3, "softmax")(x)
-    model = keras.Model(inputs, outputs)
-    options = {"optimizer": "adam", "metrics": ["accuracy"], **options}
-    model.compile(loss="sparse_categorical_crossentropy", **options)
-    return model, numbers(ROWS, 6), integers(3, ROWS)
 
 
 def clipped_eager():
@@ -53,7 +33,7 @@ def halved():
     x = layers.Embedding(20, 5)(inputs)
     model = keras.Model(inputs, layers.Dense(1)(layers.Flatten()(x)))
     model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
-    return model, integers(20, ROWS, 7), numbers(ROWS, 1)
+    return model, (integers(20, ROWS, 7), numbers(ROWS, 1))
 
 
 OPTIONS = {"halved": {"wire_dtype": "bfloat16"}}
@@ -69,7 +49,7 @@ def images():
         layers.ReLU(), layers.GlobalAveragePooling2D(), layers.Dense(2),
     ])  # fmt: skip
     model.compile(optimizer="sgd", loss="mse")
-    return model, numbers(ROWS, 8, 8, 2), numbers(ROWS, 2, seed=1)
+    return model, (numbers(ROWS, 8, 8, 2), numbers(ROWS, 2, seed=1))
 
 
 def texts():
@@ -82,7 +62,7 @@ def texts():
     model.compile(optimizer=keras.optimizers.Adam(0.01, clipnorm=0.5), loss="mse")
     words = integers(20, ROWS, 7)
     words[:, 5:] = 0
-    return model, words, numbers(ROWS, 7, 1)
+    return model, (words, numbers(ROWS, 7, 1))
 
 
 @keras.saving.register_keras_serializable()
@@ -116,7 +96,7 @@ def several_outputs():
     loss = {"p": contrastive, "q": "mse"}
     model.compile(optimizer="rmsprop", loss=loss, metrics={"q": ["mae"]})
     x = {"a": numbers(ROWS, 4), "b": numbers(ROWS, 2, seed=1)}
-    return model, x, {"p": numbers(ROWS, 3, seed=2), "q": numbers(ROWS, 1, seed=3)}
+    return model, (x, {"p": numbers(ROWS, 3, seed=2), "q": numbers(ROWS, 1, seed=3)})
 
 
 @keras.saving.register_keras_serializable()
@@ -151,7 +131,7 @@ def parts():
     model = Adversarial()
     model.build((None, 4))
     model.compile(optimizer="adam", loss="mse")
-    return model, numbers(ROWS, 4), numbers(ROWS, 1, seed=1)
+    return model, (numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
 
 
 CASES = [mlp, clipped_eager, several_steps, compiled, images, texts, several_outputs, parts, halved]
@@ -160,7 +140,7 @@ CASES = [mlp, clipped_eager, several_steps, compiled, images, texts, several_out
 def train(make, **devices):
     """What comes out of a training: logs, outputs and weights, by name."""
     keras.utils.set_random_seed(3)
-    model, x, y = make()
+    model, (x, y) = make()
     if devices:
         model = make_parallel(model, **devices, **OPTIONS.get(make.__name__, {}))
     options = {"batch_size": BATCH, "verbose": 0}
@@ -175,13 +155,6 @@ def train(make, **devices):
     for place, weight in enumerate([*model.get_weights(), *model.optimizer.variables]):
         found[f"weight {place}"] = np.asarray(weight)
     return found
-
-
-def difference(one, other):
-    """The largest difference between two arrays, in parts of the largest number."""
-    assert np.shape(one) == np.shape(other), (np.shape(one), np.shape(other))
-    scale = max(1.0, np.max(np.abs(other), initial=0.0))
-    return float(np.max(np.abs(np.asarray(one, "float64") - other), initial=0.0) / scale)
 
 
 def main(folder, counts, number, address, floatx="float64", *chosen):

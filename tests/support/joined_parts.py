@@ -11,30 +11,13 @@ import sys
 import keras
 import numpy as np
 from keras import layers, ops
+from support.joined_training import BATCH, ROWS, integers, mlp, numbers
 
 import keras_multigpu
 from keras_multigpu import make_parallel
 from keras_multigpu.cluster import join
 
-ROWS, BATCH, FEW = 35, 16, 19
-
-
-def numbers(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(keras.config.floatx())
-
-
-def integers(high, *shape, seed=0):
-    return np.random.default_rng(seed).integers(0, high, shape)
-
-
-def mlp(**options):
-    inputs = keras.Input((6,))
-    x = layers.Dense(8, "tanh", kernel_regularizer="l2")(inputs)
-    x = layers.BatchNormalization()(x)
-    model = keras.Model(inputs, layers.Dense(3, "softmax")(x))
-    options = {"optimizer": "adam", "metrics": ["accuracy"], **options}
-    model.compile(loss="sparse_categorical_crossentropy", **options)
-    return model, (numbers(ROWS, 6), integers(3, ROWS))
+FEW = 19
 
 
 def weighted():
@@ -103,8 +86,7 @@ def own_step():
     """A `train_step` that calls parts, and takes the gradient by the inputs of one."""
     from support import joined_models
 
-    model, x, y = joined_models.parts()
-    return model, (x, y)
+    return joined_models.parts()
 
 
 CASES = [mlp, even, weighted, several_steps, eager, of_the_batch, texts, own_step]
@@ -180,13 +162,6 @@ def train(make, number=0, count=1, **devices):
     for place, weight in enumerate([*model.get_weights(), *model.optimizer.variables]):
         found[f"weight {place}"] = np.asarray(weight)
     return found
-
-
-def difference(one, other):
-    """The largest difference between two arrays, in parts of the largest number."""
-    assert np.shape(one) == np.shape(other), (np.shape(one), np.shape(other))
-    scale = max(1.0, np.max(np.abs(other), initial=0.0))
-    return float(np.max(np.abs(np.asarray(one, "float64") - other), initial=0.0) / scale)
 
 
 def main(folder, counts, number, address, *chosen):

@@ -13,3 +13,12 @@ def double_precision():
 
     # In older versions it is experimental.
     return (jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64)(True)
+
+
+@contextlib.contextmanager
+def all_in_double_precision():
+    """Scope in which models and losses are in float64; each test gets Keras's settings anew."""
+    with double_precision():
+        keras.config.set_floatx("float64")
+        keras.config.set_dtype_policy("float64")
+        yield

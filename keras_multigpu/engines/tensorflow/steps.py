@@ -33,7 +33,7 @@ class TensorFlowSteps(Steps):
         self.call: Call | None = None  # with other processes
         self._peers = runner.peers if isinstance(runner, SliceRunner) else None
         self._batches = runner.batches if isinstance(runner, SliceRunner) else None
-        self._position = 0  # how many steps this pass over the data has had
+        self._start = 0  # how many batches had come when this pass over the data began
         self._compared: Call | None = None  # where the processes have compared the weights
         self._slices = isinstance(runner, SliceRunner)
         self._is_one_device = isinstance(runner, SliceRunner) and runner.is_one_device
@@ -117,8 +117,7 @@ class TensorFlowSteps(Steps):
                 self._compared = self.call
                 self._compare_weights(group, "weights")
                 self.begin_pass()
-            batches.begin(self._position)
-            self._position += 1
+            batches.begin(self._start)
             with group.counting(lambda: batches.arrived), group.stepping():
                 return function(*args)
 
@@ -158,7 +157,8 @@ class TensorFlowSteps(Steps):
             raise self.group.differs(*found) from error
 
     def begin_pass(self) -> None:
-        self._position = 0
+        if self._batches is not None and tf.executing_eagerly():
+            self._start = self._batches.arrived
 
     def around(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(step)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, optimizers
 from support.parity import difference, variables
-from support.precision import double_precision
+from support.precision import all_in_double_precision
 
 from keras_multigpu import make_parallel
 from keras_multigpu.engines.tensorflow.weights import homes, placing
@@ -19,9 +19,7 @@ N = 4
 def _all_are_divided(monkeypatch):
     monkeypatch.setattr(homes, "_LEAST_DIVIDED", 1)
     monkeypatch.setattr(homes, "_MOST", 1.0)
-    with double_precision():
-        keras.config.set_floatx("float64")
-        keras.config.set_dtype_policy("float64")
+    with all_in_double_precision():
         yield
 
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops, optimizers
 from support.parity import difference, variables
-from support.precision import double_precision
+from support.precision import all_in_double_precision
 
 from keras_multigpu import make_parallel
 from keras_multigpu.engines.tensorflow.weights import homes
@@ -24,9 +24,7 @@ WIDTH, ONES, ROWS = 103, 5, 11  # no number of devices divides the width
 def _small_tables_are_spread(monkeypatch):
     monkeypatch.setattr(homes, "_LEAST_DIVIDED", 1)
     monkeypatch.setattr(homes, "_LEAST_BY_ROWS", 1)
-    with double_precision():
-        keras.config.set_floatx("float64")
-        keras.config.set_dtype_policy("float64")
+    with all_in_double_precision():
         yield
 
 

@@ -34,12 +34,12 @@ class Ledger:
     Attributes:
         facts: of each process, what `_KINDS` names, as numbers, and its number of rows.
         come: how many batches have come.
-        position: how many steps this pass over the data has had; -1 if it does not matter.
+        start: how many of them had come when this pass over the data began.
     """
 
     facts: tf.Variable
     come: tf.Variable
-    position: tf.Variable
+    start: tf.Variable
 
     @classmethod
     def make(cls, count: int, device: str, host: str) -> Ledger:
@@ -50,8 +50,8 @@ class Ledger:
                 facts = tf.Variable(zeros, trainable=False, name="facts")
             with tf.device(host):
                 come = tf.Variable(0, dtype=tf.int64, trainable=False, name="come")
-                position = tf.Variable(-1, dtype=tf.int64, trainable=False, name="position")
-        return cls(facts, come, position)
+                start = tf.Variable(0, dtype=tf.int64, trainable=False, name="start")
+        return cls(facts, come, start)
 
 
 class JointBatches:
@@ -76,10 +76,10 @@ class JointBatches:
         """How many batches have come to steps of this process; a thread may ask."""
         return int(self._ledger.come.numpy())
 
-    def begin(self, position: int) -> None:
-        """Notes how many steps this pass over the data has had."""
+    def begin(self, start: int) -> None:
+        """Notes how many batches had come when this pass over the data began."""
         if self.are_parts:
-            self._ledger.position.assign(position)
+            self._ledger.start.assign(start)
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[bool]:
@@ -121,7 +121,7 @@ class JointBatches:
         with tf.device(collectives.device):
             facts = [
                 tf.constant(name, tf.int64),
-                ledger.position.read_value(),
+                self._position(),
                 _digest_of_part(data) if self.are_parts else _digest(data),
                 tf.cast(_rows(data), tf.int64),
             ]
@@ -137,6 +137,12 @@ class JointBatches:
         # In eager mode the check is done already.
         with tf.control_dependencies([] if check is None else [check]):
             return map_tensors(tf.identity, data), tf.identity(every[:, -1])
+
+    def _position(self) -> Tensor:
+        """How many batches this pass has had; it is compared where they are parts."""
+        if not self.are_parts:
+            return tf.constant(-1, tf.int64)
+        return self._ledger.come.read_value() - self._ledger.start.read_value()
 
     def whole(self, data: Any) -> Any:
         """The whole batch, from this process's part: the rows of all processes in their order."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import process_script as script
 from support import spread_script
-from support.precision import double_precision
+from support.precision import all_in_double_precision
 from support.process_runs import running
 
 from keras_multigpu import make_parallel
@@ -35,9 +35,7 @@ def together(request, tmp_path_factory):
 
 @pytest.fixture
 def _double():
-    with double_precision():
-        keras.config.set_floatx("float64")
-        keras.config.set_dtype_policy("float64")
+    with all_in_double_precision():
         yield
 
 

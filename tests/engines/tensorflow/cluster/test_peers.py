@@ -274,13 +274,13 @@ def test_parts_that_do_not_fit_are_noticed(parts, others):
 def test_other_places_in_the_data_are_noticed(parts):
     """The epochs of one process are shorter."""
     for position, one in zip((2, 0), parts):
-        one.begin(position)
+        one.begin(one.arrived - position)
     with pytest.raises(tf.errors.InvalidArgumentError):
         together(parts, lambda one: one.check(tf.ones([2]), "s"))
     found = [one.differing() for one in parts]
     assert found[0] == (1, "passes", "step 3 of a pass") or found[1][2] == "step 1 of a pass"
     for one in parts:
-        one.begin(0)
+        one.begin(one.arrived)
 
 
 @pytest.mark.parametrize(
