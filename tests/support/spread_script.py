@@ -78,6 +78,9 @@ class Reads(keras.callbacks.Callback):
 
     seen = ()
 
+    def on_train_begin(self, logs=None):
+        self.seen = self.model.get_weights()  # slots are new here
+
     def on_train_batch_end(self, batch, logs=None):
         if batch == 1:
             self.seen = self.model.get_weights()
@@ -139,7 +142,7 @@ def train_with(shard, folder, number):
     return parallel
 
 
-def changing(model, path):
+def changing(model, path, reads=()):
     """Files of the last epoch, after which the weights change: averages, or the best ones."""
     averaged = keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5)
     model.compile(averaged, _squares)
@@ -152,13 +155,17 @@ def changing(model, path):
     stopping = keras.callbacks.EarlyStopping(**best, restore_best_weights=True)
     model.fit(*data(), epochs=5, callbacks=[file, stopping], **options)
     assert stopping.stopped_epoch
+    model.compile("adafactor", _squares)
+    model.fit(*data(), callbacks=[*reads], **options)
     return [*model.get_weights(), np.array(model.evaluate(*data(), verbose=0))]
 
 
 def train_changing(folder, number):
     """Process 0 writes, while process 1 goes on to where the weights change."""
     doubled()
-    found = changing(make_parallel(build(), shard="weights"), folder / "joined")
+    found = changing(
+        make_parallel(build(), shard="weights"), folder / "joined", [Reads()] if number else []
+    )
     np.savez(folder / f"changed {number}.npz", *found)
     compiled = make_parallel(build(), shard="optimizer")
     with pytest.raises(ValueError, match="use_ema=True"):

@@ -68,12 +68,8 @@ class JaxSteps(Steps):
 
     def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         check_no_distribution()
-        if self._readings is not None and getattr(self.model, "run_eagerly", False):
-            raise ValueError(
-                "With `shard` over several processes JAX must compile the steps: outside of "
-                "them no process can use a weight by itself. Received: run_eagerly=True. Leave "
-                "it out, or leave `shard` out."
-            )
+        if self._readings is not None:
+            _check_is_compiled(self.model)
         before = getattr(self.model, name)
         made = make(force)
         function = getattr(self.model, name)
@@ -302,6 +298,17 @@ class JaxSteps(Steps):
                 continue
             if self.where.can_read(value):
                 variable.assign(on_one_device(self.where.outputs(value)))
+
+
+def _check_is_compiled(model: Any) -> None:
+    """Raises a `ValueError` for steps that JAX does not compile."""
+    for option, value in (("run_eagerly", True), ("jit_compile", False)):
+        if getattr(model, option, not value) is value:
+            raise ValueError(
+                "With `shard` over several processes JAX must compile the steps: outside of "
+                f"them no process can use a weight by itself. Received: {option}={value}. Leave "
+                "it out, or leave `shard` out."
+            )
 
 
 def check_no_distribution() -> None:

@@ -136,6 +136,9 @@ class SpreadVariable(keras.Variable):
         else:
             self._value = jax.device_put(value, self.layout)
 
+    def __array__(self, dtype: Any = None) -> np.ndarray:
+        return np.asarray(self.value, dtype)  # older NumPy's own `__array__` takes no `None`
+
     def __repr__(self) -> str:
         return (
             f"<Variable path={self.path}, shape={self.shape}, dtype={self.dtype}, spread over the "

@@ -78,13 +78,14 @@ def test_one_template_is_spread_over_one_set_of_devices(rng):
         spread_variables.adopt(variable, _layout(count=2))
 
 
-def test_steps_that_are_not_compiled_are_refused():
+@pytest.mark.parametrize(("option", "value"), [("run_eagerly", True), ("jit_compile", False)])
+def test_steps_that_are_not_compiled_are_refused(option, value):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
     parallel = make_parallel(model, 2, shard="weights")
-    parallel.compile("sgd", "mse", run_eagerly=True)
+    parallel.compile("sgd", "mse", **{option: value})
     parallel.make_train_function()
     parallel._parallel_steps._readings = object()  # as with several processes
-    with pytest.raises(ValueError, match="JAX must compile the steps.* Received: run_eagerly=True"):
+    with pytest.raises(ValueError, match=f"must compile the steps.* Received: {option}="):
         parallel.make_train_function(force=True)
 
 
