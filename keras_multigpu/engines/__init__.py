@@ -44,7 +44,7 @@ from keras_multigpu.engines.shared import (
 )
 from keras_multigpu.engines.structures import take_apart
 from keras_multigpu.engines.templates import all_layers, own_steps
-from keras_multigpu.engines.values import Holding, Plan, Request, Result, Transfer
+from keras_multigpu.engines.values import Holding, Kept, Plan, Request, Result, Transfer
 
 __all__ = [
     "MEAN",
@@ -56,6 +56,7 @@ __all__ = [
     "DataRunner",
     "Engine",
     "Holding",
+    "Kept",
     "ModelRunner",
     "PlacingRunner",
     "Plan",

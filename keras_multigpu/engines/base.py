@@ -19,6 +19,7 @@ from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.values import (
     Call,
     Holding,
+    Kept,
     Plan,
     Request,
     Result,
@@ -320,11 +321,8 @@ class DataRunner(PlacingRunner):
 
     @classmethod
     @abc.abstractmethod
-    def fullest(cls, template: keras.Model, count: int, shard: str) -> tuple[float, float]:
-        """The shares of weights and slots that the fullest of `count` devices keeps with `shard`.
-
-        The devices need not be here.
-        """
+    def fullest(cls, template: keras.Model, count: int, shard: str) -> Kept:
+        """What the fullest of `count` devices keeps with `shard`; they need not be here."""
 
     @abc.abstractmethod
     def plan(self, call: Call, *, compiled: bool) -> Plan:

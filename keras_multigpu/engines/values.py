@@ -105,6 +105,20 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
+class Kept:
+    """What `shard` leaves on the fullest device.
+
+    Attributes:
+        weights, slots: the shares of all that it keeps.
+        tables: the weights that no step gathers: their rows are added up where they are.
+    """
+
+    weights: float
+    slots: float
+    tables: Sequence[keras.Variable] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Transfer:
     """A tensor that crosses from one device to another in a step.
 

@@ -29,16 +29,27 @@ _NONE = Traffic()
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A value of `shard`, and the shares that the fullest device keeps between steps."""
+    """A value of `shard`, and the shares that the fullest device keeps between steps.
+
+    `tables` are the bytes of weights that no step gathers, because their rows are added up where
+    they are, `table_gradients` those of their gradients that are dense. For each row of a batch
+    `sums` bytes of such sums cross.
+    """
 
     name: str
     weights: float
     slots: float
+    tables: int = 0
+    table_gradients: int = 0
+    sums: int = 0
 
-    @property
-    def kept(self) -> tuple[float, float]:
-        """The shares of the weights and of the slots within a step, which gathers the weights."""
-        return 1.0 + self.weights if self.weights < 1 else 1.0, self.slots
+    def memory(self, sizes: Sizes, rows: int) -> int | None:
+        """The bytes of the fullest device in a step, which gathers the other weights."""
+        kept = sizes.memory(rows, self.weights, self.slots)
+        if kept is None or self.weights == 1:
+            return kept
+        elsewhere = round((1 - self.weights) * self.table_gradients)
+        return kept + sizes.weights - self.tables - elsewhere
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,10 +130,13 @@ def _load_data(work: Workload, devices: int) -> Load:
         rows, total = work.batch_size, devices * work.batch_size
         if shard is None:
             return _load(work, rows, total)  # and needs nothing else
-    traffic = (_weights_traffic if shard is None else _shard_traffic)(work, devices)
+    if shard is None:
+        traffic = _weights_traffic(work, devices)
+    else:
+        traffic = _shard_traffic(work, shard, devices)
     if not work.by_compiler and not (work.by_driver and hosts > 1):
         traffic += _outputs_traffic(work, math.ceil(work.batch_size / hosts) - rows)
-    memory = sizes.memory(rows, *(shard.kept if shard else ()))
+    memory = sizes.memory(rows) if shard is None else shard.memory(sizes, rows)
     has_home = shard is None and not work.by_compiler
     if has_home and memory is not None and sizes.working is not None:
         memory += sizes.gradients  # the parts that the weights' home sends, and the sums
@@ -162,12 +176,15 @@ def _outputs_traffic(work: Workload, rows: int) -> Traffic:
     return Traffic(size, size, 2 if rows else 0)
 
 
-def _shard_traffic(work: Workload, devices: int) -> Traffic:
+def _shard_traffic(work: Workload, shard: Shard, devices: int) -> Traffic:
     """Gradients of P bytes are summed where their parts are, and weights are gathered.
 
-    A device sends P (n - 1) / n bytes each time.
+    A device sends P (n - 1) / n bytes each time. For the tables in P it rather sends the inputs of
+    its rows, and sums of the other devices' rows and their gradients.
     """
-    size = 2 * (devices - 1) / devices * work.sizes.gradients
+    looked_up = work.sizes.inputs + 2 * shard.sums if shard.sums else 0
+    total = 2 * (work.sizes.gradients - shard.tables) + work.batch_size * looked_up
+    size = (devices - 1) / devices * total
     copies = 2 * (devices - 1 if work.by_compiler else work.sizes.tensors)
     return Traffic(size, size, copies, duplex=work.by_compiler)
 

@@ -17,7 +17,7 @@ from keras_multigpu.graphs.graph import is_graph
 from keras_multigpu.reports.forms import describe_environment, read_bytes, show_bytes, show_seconds
 from keras_multigpu.reports.interconnect import Link, default_link, find_link
 from keras_multigpu.reports.loads import Shard, Workload, find_load
-from keras_multigpu.reports.models import random_state_kept
+from keras_multigpu.reports.models import random_state_kept, variables_bytes
 from keras_multigpu.reports.placement import find_cut
 from keras_multigpu.reports.plan_report import Choice, PlanReport
 from keras_multigpu.reports.prediction import Cut, Sizes, StepTime, predict
@@ -129,17 +129,31 @@ def plan(
 def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], list[str]]:
     """What this backend can spread, and why it leaves out the rest."""
     runner = engines.current().data_runner
-    found: dict[tuple[float, float], Shard] = {}
+    found: list[Shard] = []
     notes = []
     for name in SHARDS:
         request = engines.Request("data", model, choose_devices(None, None)[:1], {"shard": name})
         try:
             runner.check(request)
-            kept = runner.fullest(model, count, name)
-            found.setdefault(kept, Shard(name, *kept))
+            shard = _shard_of(name, runner.fullest(model, count, name))
+            if all(dataclasses.replace(one, name=name) != shard for one in found):
+                found.append(shard)
         except ValueError as error:
             notes.append(f"shard={name!r} is left out: {str(error).partition('. ')[0]}.")
-    return [None, *found.values()], notes
+    return [None, *found], notes
+
+
+def _shard_of(name: str, kept: engines.Kept) -> Shard:
+    """A value of `shard`, from what the fullest device keeps with it."""
+    tables = [one for one in kept.tables if one.trainable]
+    return Shard(
+        name,
+        kept.weights,
+        kept.slots,
+        tables=variables_bytes(tables),
+        table_gradients=variables_bytes(one for one in tables if not one.names_rows_once),
+        sums=sum(variables_bytes([one]) // one.shape[0] for one in tables),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pytest
 from keras import layers
 
 from keras_multigpu import engines, make_parallel, reports
+from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.reports import Cut, Link
 from keras_multigpu.reports.forms import read_bytes
 from keras_multigpu.reports.loads import Shard, Workload, find_load
@@ -82,13 +83,33 @@ def test_what_the_fullest_device_keeps():
     runner = engines.current().data_runner
     odd = keras.Sequential([keras.Input((1023,)), layers.Dense(1025), layers.Dense(1)])
     # JAX has no uneven shards, and 4 divides neither axis.
-    share = runner.fullest(odd, 4, "weights")[1]
+    share = runner.fullest(odd, 4, "weights").slots
     assert share > 0.99 if ON_JAX else share == pytest.approx(0.25, rel=0.05)
     even = keras.Sequential([keras.Input((512,)), *(layers.Dense(512) for _ in range(4))])
     for count in (2, 4):
-        weights, slots = runner.fullest(even, count, "weights")
-        assert weights == slots == pytest.approx(1 / count, rel=0.02)
-    assert runner.fullest(even, 4, "optimizer") == ((1.0, slots) if ON_JAX else (slots, slots))
+        kept = runner.fullest(even, count, "weights")
+        assert kept.weights == kept.slots == pytest.approx(1 / count, rel=0.02)
+    found = runner.fullest(even, 4, "optimizer")
+    assert (found.weights, found.slots) == (1.0 if ON_JAX else kept.slots, kept.slots)
+
+
+def test_tables_stay_where_they_are():
+    """Of a wide model, only the rows' indices and sums cross, and no device has the table."""
+    indices = keras.Input((8,), dtype="int32")
+    wide = keras.Model(indices, layers.Dense(4)(MultiHotDense(4, 2**17)(indices)))
+    wide.compile("adam", "mse")
+    given = {"memory": "1 GB", "link": LINK, "step_seconds": 0.01, "steps": 1}
+    rows = np.random.default_rng(7).integers(0, 2**17, (256, 8), "int32")
+    found = reports.plan(wide, 256, 2, inputs=rows, **given)
+    chosen = next(one for one in found.choices if (one.shard, one.parts) == ("weights", 1))
+    parallel = make_parallel(wide, 2, shard="weights")
+    parallel.compile("adam", "mse")
+    batch = (rows, np.ones((256, 4), "float32"))
+    table, memory = 4 * 4 * 2**17, reports.memory(parallel, batch).peak
+    # The update is counted in full, a copy of the table is not.
+    assert memory <= chosen.memory < memory + 1.8 * table
+    crossing = sum(reports.transfers(parallel, batch).bytes("training").values())
+    assert 0.5 * crossing < 2 * chosen.prediction.load.traffic.sent < 2 * crossing < 0.1 * table
 
 
 def test_a_cut_for_another_number_of_devices_changes_nothing():

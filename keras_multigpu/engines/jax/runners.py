@@ -18,9 +18,9 @@ from keras_multigpu.engines.jax.rows import spreading
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.shards import find_shards, is_spread, shard, shard_alike
 from keras_multigpu.engines.jax.state.slots import prepare, spread_slots
-from keras_multigpu.engines.jax.state.state_shards import StateShards, kept_share
+from keras_multigpu.engines.jax.state.state_shards import StateShards, kept_share, tables_by_rows
 from keras_multigpu.engines.shared import split_tensors
-from keras_multigpu.engines.values import Call, Plan, Request, Result
+from keras_multigpu.engines.values import Call, Kept, Plan, Request, Result
 
 
 @runtime_checkable
@@ -126,9 +126,11 @@ class RowsRunner(DataRunner):
         return step if self._parts is None else self._parts.kept(step)
 
     @classmethod
-    def fullest(cls, template: keras.Model, count: int, shard: str) -> tuple[float, float]:
+    def fullest(cls, template: keras.Model, count: int, shard: str) -> Kept:
         share = kept_share([one.shape for one in template.trainable_variables], count)
-        return share if shard == "weights" else 1.0, share
+        if shard != "weights":
+            return Kept(1.0, share)
+        return Kept(share, share, tables_by_rows(template.weights, count))
 
     @property
     def spreads_state(self) -> bool:

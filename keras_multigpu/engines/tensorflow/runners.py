@@ -18,9 +18,9 @@ from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, curr
 from keras_multigpu.engines.tensorflow.names import full_name, is_default
 from keras_multigpu.engines.tensorflow.replicas import Replicas
 from keras_multigpu.engines.tensorflow.weights.following import follow_gradients
-from keras_multigpu.engines.tensorflow.weights.homes import Homes, fullest_home
+from keras_multigpu.engines.tensorflow.weights.homes import Homes, fullest_home, tables_by_rows
 from keras_multigpu.engines.tensorflow.weights.placing import clip_by_member, place_updates
-from keras_multigpu.engines.values import Call, Plan, Request, Result, Tensor
+from keras_multigpu.engines.values import Call, Kept, Plan, Request, Result, Tensor
 
 # The graph of a trace that is never run. Functions that it calls are traced in other graphs, and
 # kept: in them batches are sliced.
@@ -83,9 +83,9 @@ class SliceRunner(DataRunner):
         return request.alone("shard") if peers_of(request.devices) else request
 
     @classmethod
-    def fullest(cls, template: keras.Model, count: int, shard: str) -> tuple[float, float]:
+    def fullest(cls, template: keras.Model, count: int, shard: str) -> Kept:
         share = fullest_home(template.weights, count)
-        return share, share
+        return Kept(share, share, tables_by_rows(template.weights, count))
 
     def lay_out(self) -> None:
         homes = self._homes

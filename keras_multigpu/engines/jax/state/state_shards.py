@@ -76,15 +76,14 @@ class StateShards:
         """
         return [
             self._gather(value)
-            if _is_traced(value)
-            and not (hasattr(variable, "names_rows_once") and self.is_by_rows(variable.shape))
+            if _is_traced(value) and not _is_table_by_rows(variable, self._factors)
             else value
             for value, variable in zip(values, variables, strict=True)
         ]
 
     def is_by_rows(self, shape: Sequence[int]) -> bool:
         """Whether variables of a shape are spread along their first axis, evenly."""
-        return len(_divide(shape, self._factors).get(0, ())) == len(self._factors)
+        return _is_by_rows(shape, self._factors)
 
     def kept(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """A training step whose new state is spread as the old one is."""
@@ -168,6 +167,20 @@ def kept_share(shapes: Sequence[Sequence[int]], count: int) -> float:
         whole += math.prod(shape)
         kept += math.prod(shape) // math.prod(factors[number] for number in used)
     return kept / max(1, whole)
+
+
+def tables_by_rows(weights: Iterable[keras.Variable], count: int) -> list[keras.Variable]:
+    """The tables whose rows `count` devices would add up where they are."""
+    factors = _prime_factors(count)
+    return [one for one in weights if count > 1 and _is_table_by_rows(one, factors)]
+
+
+def _is_table_by_rows(weight: keras.Variable, factors: Sequence[int]) -> bool:
+    return hasattr(weight, "names_rows_once") and _is_by_rows(weight.shape, factors)
+
+
+def _is_by_rows(shape: Sequence[int], factors: Sequence[int]) -> bool:
+    return len(_divide(shape, factors).get(0, ())) == len(factors)
 
 
 def _divide(shape: Sequence[int], factors: Sequence[int]) -> dict[int, list[int]]:

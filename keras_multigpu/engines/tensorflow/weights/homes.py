@@ -81,16 +81,25 @@ def fullest_home(weights: Iterable[keras.Variable], count: int) -> float:
     return max(loads.values()) / max(1, sum(loads.values()))
 
 
+def tables_by_rows(weights: Iterable[keras.Variable], count: int) -> list[keras.Variable]:
+    """The tables that `count` homes would look up where they are."""
+    return [one for one in unique(list(weights)) if count > 1 and _is_by_rows(one)]
+
+
+def _is_by_rows(weight: keras.Variable) -> bool:
+    return is_table(weight) and _bytes_of(weight) >= _LEAST_BY_ROWS
+
+
 def _find_homes(weights: Sequence[keras.Variable], before: Mapping[str, int]) -> dict[int, _Home]:
     """Chooses homes for weights: each, the largest first, where least is; divides large ones.
 
     `before` are the bytes that each device has already.
     """
     divided: dict[int, _Home] = {}
-    for weight in filter(is_table, weights):  # rows are looked up where they are
+    for weight in filter(_is_by_rows, weights):  # rows are looked up where they are
         devices = _turned([*before], len(divided))
         division = Division.even(tuple(weight.shape), devices, axis=0)
-        if division is not None and len(devices) > 1 and _bytes_of(weight) >= _LEAST_BY_ROWS:
+        if division is not None and len(devices) > 1:
             divided[id(weight)] = division
     while True:
         homes, loads = dict(divided), dict(before)
