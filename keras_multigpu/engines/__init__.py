@@ -22,17 +22,17 @@ except ModuleNotFoundError as error:
     ) from error
 
 from keras_multigpu.engines.attributes import set_attributes, with_attributes
-from keras_multigpu.engines.base import (
+from keras_multigpu.engines.base import Engine
+from keras_multigpu.engines.cluster.errors import ClusterError
+from keras_multigpu.engines.cluster.remote import Address
+from keras_multigpu.engines.kinds import MEAN, ROWS, SAME, combine
+from keras_multigpu.engines.runners import (
     DataRunner,
-    Engine,
     ModelRunner,
     PlacingRunner,
     Runner,
     TowerRunner,
 )
-from keras_multigpu.engines.errors import ClusterError
-from keras_multigpu.engines.kinds import MEAN, ROWS, SAME, combine
-from keras_multigpu.engines.remote import Address
 from keras_multigpu.engines.shared import (
     SEED_STEP,
     check_alike,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 import keras
@@ -113,6 +114,20 @@ def in_fresh_thread(function: Callable[[], Any]) -> None:
     thread.join()
     if errors:
         raise errors[0]
+
+
+def in_thread(call: Callable[[], Any]) -> futures.Future[Any]:
+    """Starts a call in a thread, because a backend may wait in it for ever."""
+    future: futures.Future[Any] = futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 class _AsksForTraining(keras.Layer):

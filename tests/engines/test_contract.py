@@ -12,7 +12,7 @@ import pytest
 import keras_multigpu
 from keras_multigpu import engines, list_devices, make_parallel
 from keras_multigpu.engines import base
-from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.cluster.remote import Address
 
 ENGINE = engines.current()
 CONTRACT = {

@@ -12,12 +12,12 @@ from jax.sharding import PartitionSpec
 
 from keras_multigpu.engines import templates
 from keras_multigpu.engines.attributes import get_mask, set_mask
-from keras_multigpu.engines.base import TowerRunner
 from keras_multigpu.engines.jax.placement import placement_on
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.shards import shard_alike
 from keras_multigpu.engines.jax.state.slots import prepare
 from keras_multigpu.engines.jax.state.stacked import StackedVariable, stack_all
+from keras_multigpu.engines.runners import TowerRunner
 from keras_multigpu.engines.shared import (
     SEED,
     SEED_STEP,

@@ -12,13 +12,13 @@ import jax
 import keras
 
 from keras_multigpu.engines.attributes import get_mask, set_mask
-from keras_multigpu.engines.base import DataRunner, ModelRunner
 from keras_multigpu.engines.jax.placement import Placement, placement_on
 from keras_multigpu.engines.jax.rows import spreading
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.shards import find_shards, is_spread, shard, shard_alike
 from keras_multigpu.engines.jax.state.slots import prepare, spread_slots
 from keras_multigpu.engines.jax.state.state_shards import StateShards, kept_share, tables_by_rows
+from keras_multigpu.engines.runners import DataRunner, ModelRunner
 from keras_multigpu.engines.shared import split_tensors
 from keras_multigpu.engines.values import Call, Kept, Plan, Request, Result
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.engines.base import Runner, Steps, TrainedModel
-from keras_multigpu.engines.calls import Call
-from keras_multigpu.engines.group import Group
+from keras_multigpu.engines.cluster.calls import Call
+from keras_multigpu.engines.cluster.group import Group
+from keras_multigpu.engines.cluster.joint import together, write_once, writing
 from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.cluster.parts import own_rows
 from keras_multigpu.engines.jax.cluster.readings import Readings
@@ -28,7 +28,7 @@ from keras_multigpu.engines.jax.runners import JaxRunner
 from keras_multigpu.engines.jax.spreading import spread
 from keras_multigpu.engines.jax.state.shards import is_spread
 from keras_multigpu.engines.jax.state.stacked import StackedVariable
-from keras_multigpu.engines.joint import together, write_once, writing
+from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
 
 
 class JaxSteps(Steps):

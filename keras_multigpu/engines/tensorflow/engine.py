@@ -9,9 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.base import Engine, TrainedModel
+from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.building import built_in
-from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.cluster.remote import Address
+from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster import processes

@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines import templates
-from keras_multigpu.engines.base import DataRunner, TowerRunner
 from keras_multigpu.engines.optimizers import claim
+from keras_multigpu.engines.runners import DataRunner, TowerRunner
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
 from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
 from keras_multigpu.engines.tensorflow.names import full_name, is_default

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.engines.base import ModelRunner
+from keras_multigpu.engines.runners import ModelRunner
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.tensorflow.names import full_name

@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines import joint
-from keras_multigpu.engines.base import Runner, Steps, TrainedModel
-from keras_multigpu.engines.calls import Call
-from keras_multigpu.engines.joint import digest_of, together, write_once
+from keras_multigpu.engines.cluster import joint
+from keras_multigpu.engines.cluster.calls import Call
+from keras_multigpu.engines.cluster.joint import digest_of, together, write_once
+from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
 from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group

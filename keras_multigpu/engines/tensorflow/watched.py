@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from keras_multigpu.engines.base import TrainedModel
-from keras_multigpu.engines.errors import ClusterError
+from keras_multigpu.engines.cluster.errors import ClusterError
+from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.names import local_name, short_name
 from keras_multigpu.engines.tensorflow.weights.divided import parts_of

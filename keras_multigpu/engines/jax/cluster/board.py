@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from keras_multigpu.engines.board import BEAT, under
+from keras_multigpu.engines.cluster.board import BEAT, under
 
 _BEATS = "beats/"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from keras_multigpu.engines import group
-from keras_multigpu.engines.board import BEAT, under
-from keras_multigpu.engines.calls import Call
+from keras_multigpu.engines.cluster import group
+from keras_multigpu.engines.cluster.board import BEAT, under
+from keras_multigpu.engines.cluster.calls import Call
 
 WEIGHTS, WEIGHTS_AND_SLOTS = -1, -2
 """What a process reads; negative, unlike checksums."""

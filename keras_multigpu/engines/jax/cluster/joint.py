@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from keras_multigpu.engines.cluster.joint import COMPARED, check_owners, digest_of
 from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.cluster import processes
 from keras_multigpu.engines.jax.cluster.group import Group
-from keras_multigpu.engines.joint import COMPARED, check_owners, digest_of
 
 # Always as many numbers: arrays of other sizes, in processes that compare different things, would
 # make gloo abort them.

@@ -11,9 +11,9 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 from jax.sharding import NamedSharding
 
+from keras_multigpu.engines.cluster.parts import NO_WHOLE_NUMBER, check_has_rows
 from keras_multigpu.engines.jax.cluster import joint
 from keras_multigpu.engines.jax.cluster.group import Group
-from keras_multigpu.engines.joint_parts import NO_WHOLE_NUMBER, check_has_rows
 
 
 def check(batch: Any) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 import jax
 import keras
 
-from keras_multigpu.engines.board import BEAT
-from keras_multigpu.engines.group import in_thread
+from keras_multigpu.engines.cluster.board import BEAT
+from keras_multigpu.engines.cluster.joint import describe_process
+from keras_multigpu.engines.cluster.remote import Address
+from keras_multigpu.engines.cluster.rendezvous import meet, not_joined
 from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.cluster.board import Board
 from keras_multigpu.engines.jax.cluster.group import Group
-from keras_multigpu.engines.joint import describe_process
-from keras_multigpu.engines.remote import Address
-from keras_multigpu.engines.rendezvous import meet, not_joined
+from keras_multigpu.engines.shared import in_thread
 
 # Extra seconds before JAX kills the process, so that our error comes first.
 _GRACE = 60

@@ -14,10 +14,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu.engines.cluster.joint import together
 from keras_multigpu.engines.jax.cluster import joint
 from keras_multigpu.engines.jax.cluster.group import WEIGHTS, WEIGHTS_AND_SLOTS, Group
 from keras_multigpu.engines.jax.cluster.spread_variables import SpreadVariable, gather, take_digests
-from keras_multigpu.engines.joint import together
 
 _TAKES_PART = -3  # beside `WEIGHTS` and `WEIGHTS_AND_SLOTS`: a process that does not read itself
 

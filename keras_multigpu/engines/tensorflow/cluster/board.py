@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any
 
-from keras_multigpu.engines.board import BEAT, under
+from keras_multigpu.engines.cluster.board import BEAT, under
 
 
 class SocketBoard:

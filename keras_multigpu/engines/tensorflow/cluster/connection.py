@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.errors import ClusterError
-from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.cluster.errors import ClusterError
+from keras_multigpu.engines.cluster.remote import Address
 from keras_multigpu.engines.tensorflow.cluster import runtime
 from keras_multigpu.engines.tensorflow.cluster.garbage import COLLECTOR
 from keras_multigpu.engines.tensorflow.cluster.health import Guard, Status, Watchdog

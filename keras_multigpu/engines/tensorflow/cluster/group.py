@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from keras_multigpu.engines import group
-from keras_multigpu.engines.board import BEAT
-from keras_multigpu.engines.errors import ClusterError
+from keras_multigpu.engines.cluster import group
+from keras_multigpu.engines.cluster.board import BEAT
+from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.tensorflow.cluster.runtime import abort_collectives
 
 

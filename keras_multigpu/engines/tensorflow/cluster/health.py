@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import grpc
 
-from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.cluster.remote import Address
 from keras_multigpu.engines.tensorflow.cluster import watchdog
 from keras_multigpu.engines.tensorflow.cluster.link import Link
 from keras_multigpu.engines.tensorflow.cluster.sockets import end_connections, hand_over

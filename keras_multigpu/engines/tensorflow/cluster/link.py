@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.remote import Address
+from keras_multigpu.engines.cluster.remote import Address
 from keras_multigpu.engines.tensorflow.cluster.sockets import bytes_moved, end_connections
 
 _LONGEST = 3.0  # times the patience with a silent link: how long this process may be too busy

@@ -18,11 +18,11 @@ from concurrent import futures
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.board import BEAT
-from keras_multigpu.engines.group import in_thread
-from keras_multigpu.engines.joint import check_owners, describe_process
-from keras_multigpu.engines.remote import Address, listening
-from keras_multigpu.engines.rendezvous import meet
+from keras_multigpu.engines.cluster.board import BEAT
+from keras_multigpu.engines.cluster.joint import check_owners, describe_process
+from keras_multigpu.engines.cluster.remote import Address, listening
+from keras_multigpu.engines.cluster.rendezvous import meet
+from keras_multigpu.engines.shared import in_thread
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster.board import SocketBoard
 from keras_multigpu.engines.tensorflow.cluster.collectives import Collectives

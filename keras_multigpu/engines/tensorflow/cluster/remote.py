@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow as tf
 
-from keras_multigpu.engines.errors import ClusterError
-from keras_multigpu.engines.remote import Address, Remote, check_free
+from keras_multigpu.engines.cluster.errors import ClusterError
+from keras_multigpu.engines.cluster.remote import Address, Remote, check_free
 from keras_multigpu.engines.tensorflow.cluster.connection import Connection
 from keras_multigpu.engines.tensorflow.cluster.health import Caller, Status
 from keras_multigpu.engines.tensorflow.cluster.runtime import (

@@ -14,8 +14,8 @@ import tensorflow as tf
 # is no public name either: without it, an operation waits for ever for a frozen process.
 from tensorflow.python.eager import context  # noqa: TID251
 
-from keras_multigpu.engines.errors import ClusterError
-from keras_multigpu.engines.remote import Address, cannot_listen, check_free
+from keras_multigpu.engines.cluster.errors import ClusterError
+from keras_multigpu.engines.cluster.remote import Address, cannot_listen, check_free
 from keras_multigpu.engines.tensorflow.cluster.sockets import listen_only_at
 from keras_multigpu.engines.tensorflow.names import LOCAL_JOB, REMOTE_JOB
 

@@ -1,50 +1,34 @@
-"""Processes that run the same steps, and how each notices a lost one."""
+"""Processes that make the same calls and steps, and what each tells the others of them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent import futures
-from typing import Any, ClassVar
 
-from keras_multigpu.engines.board import BEAT, Board
-from keras_multigpu.engines.calls import Call
-from keras_multigpu.engines.differences import DIFFERENCES, SAME_LENGTH
-from keras_multigpu.engines.errors import ClusterError
-
-_RESTART = (
-    "Start the script again in all processes: with `keras.callbacks.BackupAndRestore` it continues "
-    "from the last backup."
-)
-# After a network error, this many seconds of silence suffice to call a process lost.
-_SURELY_LOST = 4 * BEAT
+from keras_multigpu.engines.cluster.board import BEAT, Board
+from keras_multigpu.engines.cluster.calls import Call
+from keras_multigpu.engines.cluster.differences import DIFFERENCES, SAME_LENGTH
+from keras_multigpu.engines.cluster.errors import ClusterError
+from keras_multigpu.engines.cluster.members import RESTART, Members
 
 
-class Group:
+class Group(Members):
     """Processes that run the same script, as one of them sees them.
 
     Every wait ends: when the others have arrived, or with a `ClusterError` if one of them shows no
     sign of life for `timeout` seconds, has ended, has failed, or makes another call.
 
     Args:
-        board: what the processes write for each other.
-        number: this process's number.
-        names: how errors call each process: `"gpu7 (process 1, pid 4242)"`.
-        timeout: in seconds.
+        board, number, names, timeout: as in `Members`.
         data: what each process gives: `"same"`, the whole batch, or `"parts"`, its rows of it.
 
     Attributes:
-        number, names, timeout, data: the arguments.
-        broken: the error after which the processes don't compute together any more.
+        data: the argument.
     """
-
-    failures: ClassVar[tuple[type[Exception], ...]] = ()
-    """The backend's errors that a lost process may cause."""
 
     def __init__(
         self,
@@ -54,19 +38,13 @@ class Group:
         timeout: float,
         data: str = "same",
     ):
-        self.number, self.names, self.timeout, self.data = number, names, timeout, data
-        self._board = board
+        super().__init__(board, number, names, timeout)
+        self.data = data
         self._count = 0
         # Those that are open, each begun within the one before it: a callback of a `fit` may train
         # another model. The first stands for steps outside of any.
         self._calls = [Call(0, is_loop=False)]
         self._past: list[tuple[Call, int]] = []  # ended calls, and how many had begun by then
-        self.broken: ClusterError | None = None
-
-    @property
-    def is_writer(self) -> bool:
-        """Whether this process writes the files."""
-        return self.number == 0
 
     @property
     def call(self) -> Call:
@@ -150,34 +128,12 @@ class Group:
             return
         if isinstance(error, KeyboardInterrupt):
             # It strikes anywhere: what this process has begun to compute, others may not have.
-            self._break(self.number, f"It has stopped with {type(error).__name__}.", _RESTART)
+            self._break(self.number, f"It has stopped with {type(error).__name__}.", RESTART)
         kind = f"failures/{call.number}"
         call.written.append(f"{kind}/{self.number}")
         words = [f"{type(error).__name__}:", *str(error).split()]
         text = " ".join(words)[:300].rstrip(".:")
         self._board.write(f"{kind}/{self.number}", f"stopped with {text}")
-
-    def leave(self) -> None:
-        """Tells the others that this process ends.
-
-        Process 0 leaves last: it hosts the backend's coordination service, without which the
-        others would be ended.
-        """
-        self._board.write(f"ended/{self.number}", "ended")
-        awaited = range(len(self.names)) if self.number == 0 else [self.number]
-        while self._board.service_silence() < self.timeout:
-            ended = self._board.read("ended/", seconds=0.05)
-            if all(str(k) in ended or self._board.silence(k) > self.timeout for k in awaited):
-                break
-        if self.number == 0:
-            # After that they disconnect from the service, and their signs of life stop.
-            until = time.monotonic() + self.timeout
-            others = range(1, len(self.names))
-            while time.monotonic() < until and any(
-                self._board.silence(k) < 3 * BEAT for k in others
-            ):
-                time.sleep(BEAT / 4)
-        self._board.stop(self.timeout)
 
     def differs(self, number: int, what: str, mine: str = "") -> ClusterError:
         """The error for a process that differs from process 0 in its rows, weights, ...
@@ -208,48 +164,23 @@ class Group:
             more, call.coming = call.coming(), lambda: 0
             call.steps += more
 
-    @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Scope that raises a `ClusterError` if the backend's error comes from a lost process."""
-        try:
-            yield
-        except self.failures as error:
-            # It does not say whose connection broke. The lost process is the silent one.
-            if self.broken is not None:
-                raise self.broken from error
-            silence = min(self.timeout, _SURELY_LOST)
-            until = time.monotonic() + silence + 3 * BEAT
-            while time.monotonic() < until:
-                try:
-                    self.check(silence)
-                except ClusterError as lost:
-                    raise lost from error
-                time.sleep(BEAT / 4)
-            raise
-
     def check(self, silence: float | None = None) -> None:
         """Raises a `ClusterError` if a process is lost, by default after `timeout` of silence."""
-        silence = self.timeout if silence is None else silence
         calls, count = list(self._calls), self._count
         told = self._board.read("")
-        others = [number for number in range(len(self.names)) if number != self.number]
-        for number in others:
+        for number in self._others:
             # The reasons first: a process that has failed ends.
             if f"given up/{number}" in told:
                 raise self._given_up(number, *json.loads(told[f"given up/{number}"]))
             failures = [f"failures/{call.number}" for call in calls]
             for kind in (*failures, "ended"):
                 if f"{kind}/{number}" in told:
-                    raise self._break(number, f"It has {told[f'{kind}/{number}']}.", _RESTART)
+                    raise self._break(number, f"It has {told[f'{kind}/{number}']}.", RESTART)
             # A thread may check; what it has read must still be so.
             error = self._find_other_length(number, told, calls, count)
             if error is not None and (calls, count) == (self._calls, self._count):
                 raise self._break(number, *error)
-        if self._board.service_silence() > silence and self.number:
-            raise self._silent(0, self._board.service_silence())
-        for number in others:
-            if self._board.silence(number) > silence:
-                raise self._silent(number, self._board.silence(number))
+        self._check_signs(silence)
 
     def _find_other_length(
         self, number: int, told: dict[str, str], calls: list[Call], count: int
@@ -300,44 +231,10 @@ class Group:
                     stacklevel=4,
                 )
 
-    def _given_up(self, number: int, host: str, problem: str, cure: str) -> ClusterError:
-        """The error for what another process has stopped with."""
-        if host == self.names[self.number]:  # this process, which goes on all the same
-            return self._break(number, f"It has stopped with ClusterError: {host}: {problem}", cure)
-        return self._break(self.names.index(host), problem, cure)
-
     def attend(self) -> None:
         """Does what another process waits for meanwhile, if a backend has that."""
-
-    def _silent(self, number: int, seconds: float) -> ClusterError:
-        return self._break(
-            number,
-            "It has ended without a word, or the network is broken."
-            if seconds == math.inf
-            else f"It has given no sign of life for {seconds:.0f} seconds: it was killed or "
-            "frozen, or the network is broken.",
-            f"Check that host. {_RESTART}",
-        )
 
     def _other_length(self, steps: str, expected: str, how: str = "ended") -> tuple[str, str]:
         """What is wrong with a process that ends or leaves a call after other steps; the cure."""
         problem = f"It {how} a loop after {steps} steps, and others after {expected}."
         return problem, SAME_LENGTH[self.data]
-
-    def _break(self, number: int, problem: str, cure: str) -> ClusterError:
-        self.broken = ClusterError(self.names[number], problem, cure)
-        return self.broken
-
-
-def in_thread(call: Callable[[], Any]) -> futures.Future[Any]:
-    """Starts a call in a thread, because a backend may wait in it for ever."""
-    future: futures.Future[Any] = futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future

@@ -9,8 +9,8 @@ from support import process_script as script
 from support.boards import Told
 
 from keras_multigpu.cluster import ClusterError
-from keras_multigpu.engines import joint
-from keras_multigpu.engines.group import Group
+from keras_multigpu.engines.cluster import joint
+from keras_multigpu.engines.cluster.group import Group
 
 
 def group_of(told, number=0, **options):

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from keras_multigpu.engines.errors import ClusterError
+from keras_multigpu.engines.cluster.errors import ClusterError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from keras_multigpu.engines.errors import ClusterError
-from keras_multigpu.engines.remote import Address, listening
+from keras_multigpu.engines.cluster.errors import ClusterError
+from keras_multigpu.engines.cluster.remote import Address, listening
 
 Record = dict[str, str]
 # Process 0 says this first: another service at that address doesn't.

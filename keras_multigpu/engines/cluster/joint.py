@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from keras_multigpu.engines.calls import Call
-from keras_multigpu.engines.group import Group
+from keras_multigpu.engines.cluster.calls import Call
+from keras_multigpu.engines.cluster.group import Group
 
 COMPARED = 1024
 """How many elements of each array in a batch the processes compare."""

@@ -11,8 +11,8 @@ from support.worker_processes import free_port
 
 from keras_multigpu.cluster import ClusterError
 from keras_multigpu.engines import Address
-from keras_multigpu.engines.remote import check_free
-from keras_multigpu.engines.rendezvous import meet
+from keras_multigpu.engines.cluster.remote import check_free
+from keras_multigpu.engines.cluster.rendezvous import meet
 
 pytestmark = pytest.mark.backend_free
 EQUAL = ("num_processes", "version")

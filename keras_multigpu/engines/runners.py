@@ -1,0 +1,242 @@
+"""What a backend has to provide for each mode: a runner of the template's calls, and `Steps`.
+
+Modes talk to these classes only. What an engine may ask of a parallel model is in `TrainedModel`.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import keras
+
+from keras_multigpu.engines.values import Call, Kept, Plan, Request, Result
+
+
+class TrainedModel(Protocol):
+    """All that an engine may ask of a parallel model."""
+
+    template: keras.Model
+    name: str
+    devices: tuple[str, ...]
+    jit_compile: bool
+    run_eagerly: bool
+    steps_per_execution: int
+    optimizer: Any
+    variables: list[keras.Variable]
+    trainable_variables: list[keras.Variable]
+    """As `Steps.seen` gives them, like `non_trainable_variables`."""
+    non_trainable_variables: list[keras.Variable]
+    metrics_variables: list[keras.Variable]
+    train_function: Any
+    test_function: Any
+    predict_function: Any
+    train_step: Callable[..., Any]
+    predict_step: Callable[..., Any]
+    make_train_function: Callable[..., Any]
+    make_predict_function: Callable[..., Any]
+    train_on_batch: Callable[..., Any]
+    predict_on_batch: Callable[..., Any]
+    _parallel_steps: Any
+    """The engine's own `Steps`."""
+
+
+class Runner(abc.ABC):
+    """What the parallel models of a mode run on: one object for each model."""
+
+    @classmethod
+    @abc.abstractmethod
+    def check(cls, request: Request) -> None:
+        """Refuses templates, devices and options that this backend can't serve in this mode.
+
+        Raises:
+            ValueError: if the request can't be met.
+        """
+
+    @classmethod
+    def adapt(cls, request: Request) -> Request:
+        """The request of a file that another backend or machine wrote, changed to fit this one.
+
+        Warns:
+            UserWarning: if the file asks for an option that this backend does not have.
+        """
+        return request
+
+    @abc.abstractmethod
+    def retrace(self) -> None:
+        """Drops everything that was traced or planned: the template's layers may have changed."""
+
+
+class PlacingRunner(Runner):
+    """A runner that may keep weights, and the optimizer's slots, on different devices."""
+
+    @abc.abstractmethod
+    def lay_out(self) -> None:
+        """Decides what is where, and moves the weights of the built template there.
+
+        They are there when this returns, whatever scope the caller is in.
+        """
+
+    @abc.abstractmethod
+    def place(self) -> None:
+        """Moves the weights back to this model's devices, if another model has moved them."""
+
+    @abc.abstractmethod
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        """Has an optimizer keep and update each slot on the device of its variable."""
+
+    @property
+    @abc.abstractmethod
+    def placement(self) -> dict[str, Any]:
+        """Where the weights are: see `ModelParallel.placement` and `DataParallel.placement`."""
+
+
+class DataRunner(PlacingRunner):
+    """Runs slices of a batch, or a whole batch whose rows the compiler spreads.
+
+    With `sync_batch_norm` every `BatchNormalization` sees the whole batch; where the compiler
+    spreads the rows it always does. `wire_dtype` is the type in which weights and gradients cross.
+    `shard` says what is spread over the devices: `"optimizer"` (slots), `"weights"` (both), `None`.
+    """
+
+    @abc.abstractmethod
+    def __init__(
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        wire_dtype: str | None = None,
+        sync_batch_norm: bool = True,
+        shard: str | None = None,
+    ): ...
+
+    @classmethod
+    @abc.abstractmethod
+    def fullest(cls, template: keras.Model, count: int, shard: str) -> Kept:
+        """What the fullest of `count` devices keeps with `shard`; they need not be here."""
+
+    @abc.abstractmethod
+    def plan(self, call: Call, *, compiled: bool) -> Plan:
+        """Decides whether a call is sliced, and how the results are merged.
+
+        With `compiled`, XLA compiles each replica.
+        """
+
+    @abc.abstractmethod
+    def run(self, calls: Sequence[Call], sizes: Sequence[Any], plan: Plan) -> list[Result]:
+        """Calls the template on each slice, or on the one whole call of `plan.is_whole`.
+
+        Slices run without side effects; a whole call has them, and its result has only outputs.
+        Gradients flow back to the watched variables, summed over the replicas, and to the inputs.
+        Each replica draws different random numbers; the first draws the template's own. Results
+        arrive on the first device. `sizes` are the rows that belong to each slice: 0 for a slice
+        beyond the last row, which holds a copy of that row.
+        """
+
+    @abc.abstractmethod
+    def for_part(self, part: keras.Layer) -> DataRunner | None:
+        """A runner, on the same devices, of a part that a step of the template calls directly.
+
+        `None` if such calls stay as they are: on one device.
+        """
+
+    @abc.abstractmethod
+    def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Answers `stateless_call` of the parallel model, whose own method is `own`."""
+
+
+class TowerRunner(Runner):
+    """Runs several models on the same batch, each on its device.
+
+    The first model is the template. The others are the template again, or models built alike.
+    """
+
+    @abc.abstractmethod
+    def __init__(self, models: Sequence[keras.Model], devices: Sequence[str]): ...
+
+    @abc.abstractmethod
+    def run(self, call: Call, *, compiled: bool) -> list[Result]:
+        """Calls every model with the same arguments, otherwise as `DataRunner.run` calls slices."""
+
+    @abc.abstractmethod
+    def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
+        """Has an optimizer keep and update each slot on the device of its variable.
+
+        With `apart` the models are trained separately: gradients are clipped by the norm of one
+        model's gradients, not by the norm of all.
+        """
+
+
+class ModelRunner(PlacingRunner):
+    """Runs one model whose weights are on different devices.
+
+    `placement` maps layer names, or regular expressions, to device numbers; `None` lets the runner
+    choose.
+    """
+
+    @abc.abstractmethod
+    def __init__(
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        placement: Mapping[str, int] | None = None,
+    ): ...
+
+    @abc.abstractmethod
+    def run(self, call: Call, *, compiled: bool) -> Result:
+        """Calls the template across its devices; its state is assigned."""
+
+    @property
+    @abc.abstractmethod
+    def stages(self) -> Any:
+        """The parts of the graph, each on one device; `None` if there are none."""
+
+    @abc.abstractmethod
+    def least_bytes(self, rows: int) -> int | None:
+        """The bytes that the default placement sends in a training step; `None` if not known."""
+
+
+class Steps(abc.ABC):
+    """The hook around Keras's loops and step functions: one object for each parallel model."""
+
+    @abc.abstractmethod
+    def __init__(self, model: TrainedModel, runner: Runner): ...
+
+    @abc.abstractmethod
+    def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls Keras's `fit`, `evaluate` or `predict`."""
+
+    @abc.abstractmethod
+    def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls Keras's `train_on_batch`, `test_on_batch` or `predict_on_batch`."""
+
+    @abc.abstractmethod
+    def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
+        """Has Keras make a step function, which it keeps under `name` (`"train_function"`, ...)."""
+
+    @abc.abstractmethod
+    def around(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """What runs in place of `train_step`, `test_step` or `predict_step`, which is its name."""
+
+    @abc.abstractmethod
+    def begin_pass(self) -> None:
+        """Called when a pass over the data begins: an epoch, or an evaluation."""
+
+    @abc.abstractmethod
+    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        """The variables as a step sees them."""
+
+    @abc.abstractmethod
+    def using_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Scope for reading or setting weights outside a step: names the machine that failed."""
+
+    def reading_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Scope for reading all weights; where processes have parts, all take part."""
+        return self.using_weights()
+
+    @abc.abstractmethod
+    def writing(self) -> contextlib.AbstractContextManager[bool]:
+        """Scope for writing a file: yields True in the process that writes; the others wait."""
