@@ -16,13 +16,14 @@ from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.cluster.remote import Address, Remote
 from keras_multigpu.engines.jax import devices, placement, rows
+from keras_multigpu.engines.jax.checks import check_no_distribution
 from keras_multigpu.engines.jax.cluster import joint, processes
 from keras_multigpu.engines.jax.counting.memory import find_memory
 from keras_multigpu.engines.jax.counting.transfers import count_collectives, count_inputs
 from keras_multigpu.engines.jax.replicas import CommitteeRunner
 from keras_multigpu.engines.jax.runners import RowsRunner, ShardsRunner
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
-from keras_multigpu.engines.jax.steps import JaxSteps, check_no_distribution
+from keras_multigpu.engines.jax.steps import JaxSteps
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import split_tensors
 from keras_multigpu.engines.values import Call, Holding, Request, Tensor, Transfer

@@ -13,10 +13,12 @@ from keras_multigpu.engines.cluster.calls import Call
 from keras_multigpu.engines.cluster.group import Group
 from keras_multigpu.engines.cluster.joint import together, write_once, writing
 from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
+from keras_multigpu.engines.jax.checks import check_is_compiled, check_no_distribution
 from keras_multigpu.engines.jax.cluster.parts import own_rows
 from keras_multigpu.engines.jax.cluster.readings import Readings
 from keras_multigpu.engines.jax.cluster.spread_variables import arrays_of, lending
 from keras_multigpu.engines.jax.counting.compiled import CompiledStep, compile_step, state_of
+from keras_multigpu.engines.jax.lent import LentState
 from keras_multigpu.engines.jax.placement import (
     Placement,
     on_host,
@@ -27,7 +29,6 @@ from keras_multigpu.engines.jax.reading import read, reading
 from keras_multigpu.engines.jax.runners import JaxRunner
 from keras_multigpu.engines.jax.spreading import spread
 from keras_multigpu.engines.jax.state.shards import is_spread
-from keras_multigpu.engines.jax.state.stacked import StackedVariable
 from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
 
 
@@ -41,6 +42,7 @@ class JaxSteps(Steps):
     Attributes:
         is_running: whether a loop is running.
         call: the latest call that several processes have made together.
+        lent: the state in the latest step.
     """
 
     def __init__(self, model: TrainedModel, runner: Runner):
@@ -49,7 +51,7 @@ class JaxSteps(Steps):
         self.is_running = False
         self.call: Call | None = None
         self._runner: JaxRunner = runner
-        self._latest_state: Any = ()
+        self.lent = LentState(model)
         self._position = 0  # how many steps this pass over the data has had
         self._is_prepared = False  # whether what a loop's first call has made is spread
         group = runner.where.group
@@ -69,7 +71,7 @@ class JaxSteps(Steps):
     def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         check_no_distribution()
         if self._readings is not None:
-            _check_is_compiled(self.model)
+            check_is_compiled(self.model)
         before = getattr(self.model, name)
         made = make(force)
         function = getattr(self.model, name)
@@ -91,7 +93,7 @@ class JaxSteps(Steps):
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
             batches = PlacedBatches(self._resuming(iterator), where, undivided, next_step)
-            self._latest_state = state = arrays_of(state)
+            self.lent.latest = state = arrays_of(state)
             with where.together():
                 self._prepare()
                 if only_reads:
@@ -102,7 +104,7 @@ class JaxSteps(Steps):
                 where.finish((outputs, state))
                 if name == "predict_function":
                     outputs = self._own_rows(outputs, batches)
-            self._latest_state = state
+            self.lent.latest = state
             return outputs, state
 
         return step
@@ -175,21 +177,15 @@ class JaxSteps(Steps):
             with self._readings.whole(slots=True, wanted=is_mine):
                 yield is_mine
 
-    def current(self, variable: keras.Variable) -> Any:
-        """A variable's array, which a step has while Keras has removed it from the variable."""
-        if variable._value is not None:
-            return variable._value
-        return next(value for one, value in self._lent() if one is variable)
-
     def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._runner.spread(self._optimizer)
         if not self.is_running:
             self.begin_pass()
         self._is_prepared = False
         joint = together(self, "a step on one batch", is_loop=False)
-        with joint, self._lending(), self._kept():
+        with joint, self.lent.returned(), self._lending():
             result = step(*args, **kwargs)
-        self._latest_state = ()
+        self.lent.latest = ()
         if self._is_tied_elsewhere():
             self._bring_home()
         return result
@@ -200,7 +196,7 @@ class JaxSteps(Steps):
         self.is_running = True
         self.begin_pass()
         try:
-            with together(self, loop.__name__), self._lending(), self._kept():
+            with together(self, loop.__name__), self.lent.returned(), self._lending():
                 self._runner.spread(self._optimizer)
                 self._is_prepared = False
                 if self._readings is not None and self.call is not None:
@@ -209,7 +205,7 @@ class JaxSteps(Steps):
                 result = loop(*args, **kwargs)
             return result
         finally:
-            self.is_running, self._latest_state = False, ()
+            self.is_running, self.lent.latest = False, ()
             self._bring_home()
 
     def compile_step(self, batch: Any, training: bool) -> CompiledStep:
@@ -242,39 +238,6 @@ class JaxSteps(Steps):
                 self.group.resume(self.call)
             yield batch
 
-    @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Scope of steps after whose error the variables have the latest state."""
-        try:
-            yield
-        except BaseException:
-            self._restore()
-            raise
-
-    def _restore(self) -> None:
-        """Gives the variables the latest state again, after an error or an interruption.
-
-        Keras removes the state from them during the steps, so it would be lost.
-        """
-        pairs = list(self._lent())
-        self._latest_state = ()
-        for variable, value in pairs:
-            is_stacked = isinstance(variable, StackedVariable)
-            is_lent = variable.is_lent if is_stacked else variable._value is None
-            if is_lent and not value.is_deleted():
-                variable.assign(value)
-
-    def _lent(self) -> Iterator[tuple[keras.Variable, Any]]:
-        """The variables of the latest state, with their arrays in it."""
-        model, state = self.model, self._latest_state
-        lists = [model.trainable_variables, model.non_trainable_variables]
-        if len(state) == 4:
-            lists.append(model.optimizer.variables)
-        if len(state) > 2:
-            lists.append(model.metrics_variables)
-        for variables, values in zip(lists, state):
-            yield from zip(variables, values)
-
     def _is_tied_elsewhere(self) -> bool:
         """Whether the template's own optimizer or metrics are tied to other devices.
 
@@ -298,30 +261,3 @@ class JaxSteps(Steps):
                 continue
             if self.where.can_read(value):
                 variable.assign(on_one_device(self.where.outputs(value)))
-
-
-def _check_is_compiled(model: Any) -> None:
-    """Raises a `ValueError` for steps that JAX does not compile."""
-    for option, value in (("run_eagerly", True), ("jit_compile", False)):
-        if getattr(model, option, not value) is value:
-            raise ValueError(
-                "With `shard` over several processes JAX must compile the steps: outside of "
-                f"them no process can use a weight by itself. Received: {option}={value}. Leave "
-                "it out, or leave `shard` out."
-            )
-
-
-def check_no_distribution() -> None:
-    """Refuses a distribution set in Keras.
-
-    Raises:
-        ValueError: if there is one.
-    """
-    distribution = keras.distribution.distribution()
-    if distribution is not None:
-        raise ValueError(
-            "A parallel model puts its weights and batches on the devices itself, and a "
-            f"distribution of Keras's would do so too. Received: keras.distribution."
-            f"distribution()={distribution!r}. Call `keras.distribution.set_distribution(None)` "
-            "before the model is built, or train the template with the distribution."
-        )

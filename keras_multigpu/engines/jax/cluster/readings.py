@@ -26,7 +26,7 @@ class Readings:
     """Reads the spread state of a model.
 
     Args:
-        steps: the model's steps, whose `current` tells the value of each variable.
+        steps: the model's steps, whose `lent` tells the value of each variable.
         group: the processes.
     """
 
@@ -81,7 +81,7 @@ class Readings:
     ) -> list[tuple[SpreadVariable, np.ndarray | None]]:
         slots = WEIGHTS_AND_SLOTS in kinds
         return [
-            (one, gather(self._steps.current(one), one.layout, self._group, wanted))
+            (one, gather(self._steps.lent.current(one), one.layout, self._group, wanted))
             for one in self._variables(slots)
             if isinstance(one, SpreadVariable)
         ]

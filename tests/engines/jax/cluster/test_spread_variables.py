@@ -89,6 +89,30 @@ def test_steps_that_are_not_compiled_are_refused(option, value):
         parallel.make_train_function(force=True)
 
 
+def test_after_an_error_no_process_waits_for_others(monkeypatch):
+    """They may be anywhere. The variables get back what the step had of them."""
+    parallel = make_parallel(keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)]), 2)
+    steps, weights = parallel._parallel_steps, parallel.trainable_variables
+    before = parallel.get_weights()
+    for weight in weights:
+        spread_variables.adopt(weight, _layout(count=2))
+
+    def meet():
+        raise AssertionError("It waits.")
+
+    def step():
+        steps.lent.latest = [weight._value for weight in weights], []
+        for weight in weights:
+            weight._value = None
+        raise OSError("disk full")
+
+    monkeypatch.setattr(steps, "_lending", lambda: spread_variables.lending(meet))
+    with pytest.raises(OSError, match="disk full"):
+        steps.run_batch(step, (), {})
+    for weight, value in zip(weights, before, strict=True):
+        np.testing.assert_array_equal(weight._value, value)
+
+
 class Waits:
     """A group that counts its waits."""
 

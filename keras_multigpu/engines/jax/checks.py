@@ -1,0 +1,34 @@
+"""Settings under which a model's steps can't be made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+
+def check_is_compiled(model: Any) -> None:
+    """Raises a `ValueError` for steps that JAX does not compile."""
+    for option, value in (("run_eagerly", True), ("jit_compile", False)):
+        if getattr(model, option, not value) is value:
+            raise ValueError(
+                "With `shard` over several processes JAX must compile the steps: outside of "
+                f"them no process can use a weight by itself. Received: {option}={value}. Leave "
+                "it out, or leave `shard` out."
+            )
+
+
+def check_no_distribution() -> None:
+    """Refuses a distribution set in Keras.
+
+    Raises:
+        ValueError: if there is one.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        raise ValueError(
+            "A parallel model puts its weights and batches on the devices itself, and a "
+            f"distribution of Keras's would do so too. Received: keras.distribution."
+            f"distribution()={distribution!r}. Call `keras.distribution.set_distribution(None)` "
+            "before the model is built, or train the template with the distribution."
+        )
