@@ -21,12 +21,14 @@ from keras_multigpu.reports.forms import (
     show_seconds,
 )
 from keras_multigpu.reports.interconnect import Link, default_link, find_link
-from keras_multigpu.reports.loads import Workload, compare_designs, find_busiest, find_load
+from keras_multigpu.reports.loads import compare_designs, find_load
 from keras_multigpu.reports.placement import find_cut
 from keras_multigpu.reports.prediction import Cut, Load, Prediction, predict
 from keras_multigpu.reports.subject import Subject
 from keras_multigpu.reports.timing import Measured, measure_steps
+from keras_multigpu.reports.traffic import find_busiest
 from keras_multigpu.reports.transfers_report import TransfersReport
+from keras_multigpu.reports.workload import Workload
 
 _ONE_TIME = (
     "You gave the step time of one batch size, so all of it is taken to shrink with the rows. That "

@@ -1,86 +1,25 @@
-"""What each mode makes of a workload: who computes which rows, what crosses, what is kept where.
-
-Several hosts are driven in one of two designs. With `cluster.join` a process per host sums the
-gradients in a ring. With `cluster.connect` one driver sends the weights to each host and receives
-the gradients.
-"""
+"""What each mode makes of a workload: who computes which rows, what crosses, what is kept where."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_multigpu.reports.interconnect import Link
-from keras_multigpu.reports.prediction import (
-    Cut,
-    Load,
-    Prediction,
-    Sizes,
-    StepTime,
-    Traffic,
-    predict,
+from keras_multigpu.reports.prediction import Load, Prediction, Traffic, predict
+from keras_multigpu.reports.traffic import (
+    driver_between,
+    outputs_traffic,
+    ring_between,
+    shard_traffic,
+    weights_traffic,
 )
+from keras_multigpu.reports.workload import Workload
 
 ENOUGH = 1.1  # a design whose step takes this many times the other's is the wrong one
 _NONE = Traffic()
-
-
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """A value of `shard`, and the shares that the fullest device keeps between steps.
-
-    `tables` are the bytes of weights that no step gathers, because their rows are added up where
-    they are, `table_gradients` those of their gradients that are dense. For each row of a batch
-    `sums` bytes of such sums cross.
-    """
-
-    name: str
-    weights: float
-    slots: float
-    tables: int = 0
-    table_gradients: int = 0
-    sums: int = 0
-
-    def memory(self, sizes: Sizes, rows: int) -> int | None:
-        """The bytes of the fullest device in a step, which gathers the other weights."""
-        kept = sizes.memory(rows, self.weights, self.slots)
-        if kept is None or self.weights == 1:
-            return kept
-        elsewhere = round((1 - self.weights) * self.table_gradients)
-        return kept + sizes.weights - self.tables - elsewhere
-
-
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """What is trained, and on what.
-
-    `by_compiler` is `Engine.partitions`: then weights stay on the devices, gradients are summed in
-    a ring, and a batch that the devices don't divide is computed whole on each. `processors` is the
-    number of devices that the processors could keep busy, for virtual devices, which share them;
-    `None` if each device has its own. `cuts` are by number of devices; `shard` is for mode
-    `"data"`. `per_host` is the number of devices in a host; `None` if one host has them all. Each
-    host has a process that computes its rows, or with `by_driver` one process drives all.
-    """
-
-    step: StepTime
-    batch_size: int
-    sizes: Sizes
-    by_compiler: bool = False
-    processors: float | None = None
-    cuts: Mapping[int, Cut] = dataclasses.field(default_factory=dict)
-    per_host: int | None = None
-    by_driver: bool = False
-    shard: Shard | None = None
-
-    def hosts(self, devices: int) -> int:
-        """The number of hosts that have so many devices."""
-        return 1 if self.per_host is None else math.ceil(devices / self.per_host)
-
-    def in_host(self, devices: int) -> int:
-        """The number of devices in the fullest host, of so many."""
-        return devices if self.per_host is None else min(devices, self.per_host)
 
 
 def check_mode(mode: str) -> None:
@@ -131,11 +70,11 @@ def _load_data(work: Workload, devices: int) -> Load:
         if shard is None:
             return _load(work, rows, total)  # and needs nothing else
     if shard is None:
-        traffic = _weights_traffic(work, devices)
+        traffic = weights_traffic(work, devices)
     else:
-        traffic = _shard_traffic(work, shard, devices)
+        traffic = shard_traffic(work, shard, devices)
     if not work.by_compiler and not (work.by_driver and hosts > 1):
-        traffic += _outputs_traffic(work, math.ceil(work.batch_size / hosts) - rows)
+        traffic += outputs_traffic(work, math.ceil(work.batch_size / hosts) - rows)
     memory = sizes.memory(rows) if shard is None else shard.memory(sizes, rows)
     has_home = shard is None and not work.by_compiler
     if has_home and memory is not None and sizes.working is not None:
@@ -147,7 +86,7 @@ def _load_data(work: Workload, devices: int) -> Load:
 def _load_towers(work: Workload, devices: int, traffic: Traffic) -> Load:
     """The whole batch on each device, compared with as many batches on one device."""
     rows = work.batch_size
-    traffic += _outputs_traffic(work, rows * (devices - 1))
+    traffic += outputs_traffic(work, rows * (devices - 1))
     alone_s = devices * work.step.seconds(rows)
     return _load(work, rows, devices * rows, traffic=traffic, alone_s=alone_s)
 
@@ -164,105 +103,10 @@ def _load_model(work: Workload, devices: int) -> Load:
 
 LOADS: dict[str, Callable[[Workload, int], Load]] = {
     "data": _load_data,
-    "tower": lambda work, n: _load_towers(work, n, _weights_traffic(work, n)),
+    "tower": lambda work, n: _load_towers(work, n, weights_traffic(work, n)),
     "committee": lambda work, n: _load_towers(work, n, _NONE),  # with independent replicas
     "model": _load_model,
 }
-
-
-def _outputs_traffic(work: Workload, rows: int) -> Traffic:
-    """Outputs of rows on other devices, which are merged on one, and their gradients."""
-    size = rows * work.sizes.outputs
-    return Traffic(size, size, 2 if rows else 0)
-
-
-def _shard_traffic(work: Workload, shard: Shard, devices: int) -> Traffic:
-    """Gradients of P bytes are summed where their parts are, and weights are gathered.
-
-    A device sends P (n - 1) / n bytes each time. For the tables in P it rather sends the inputs of
-    its rows, and sums of the other devices' rows and their gradients.
-    """
-    looked_up = work.sizes.inputs + 2 * shard.sums if shard.sums else 0
-    total = 2 * (work.sizes.gradients - shard.tables) + work.batch_size * looked_up
-    size = (devices - 1) / devices * total
-    copies = 2 * (devices - 1 if work.by_compiler else work.sizes.tensors)
-    return Traffic(size, size, copies, duplex=work.by_compiler)
-
-
-def _weights_traffic(work: Workload, devices: int) -> Traffic:
-    """Weights and gradients within a host."""
-    return (ring_inside if work.by_compiler else hubs_inside)(work, devices)
-
-
-def ring_inside(work: Workload, devices: int) -> Traffic:
-    """A device's traffic where the host sums P bytes of gradients in a ring of g devices.
-
-    The gradients are scattered over the devices and gathered again: 2 P (g-1) / g bytes each way in
-    2 (g-1) rounds, which is optimal (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
-    for clusters of workstations", 2009).
-    """
-    count = work.in_host(devices)
-    size = 2 * (count - 1) / count * work.sizes.gradients
-    return Traffic(size, size, 2 * (count - 1), duplex=True)
-
-
-def ring_between(work: Workload, devices: int) -> Traffic:
-    """A host's traffic in a ring of h hosts: 2 P (h-1) / h bytes, which is less than 2 P.
-
-    Without a compiler (TensorFlow) P includes the outputs of all rows: every host computes the loss
-    of the whole batch.
-    """
-    hosts = work.hosts(devices)
-    summed = work.sizes.gradients
-    if not work.by_compiler:
-        summed += work.batch_size * work.sizes.outputs
-    size = 2 * (hosts - 1) / hosts * summed
-    return Traffic(size, size, 2 * (hosts - 1), duplex=True)
-
-
-def hubs_inside(work: Workload, devices: int) -> Traffic:
-    """A device's traffic where weights go out through hubs and gradients come back to them.
-
-    In the weights' host their device sends all of them once. It receives P (2n - 3) / (n - 1) bytes
-    of gradients (`docs/design.md`). In other hosts of one driver its weights arrive evenly spread
-    over the devices, which pass their parts on; gradients are summed the same way back.
-    """
-    count, sizes = work.in_host(devices), work.sizes
-    if count == 1:
-        return _NONE
-    if work.hosts(devices) == 1 or not work.by_driver:
-        back = (2 * count - 3) / (count - 1)
-        return Traffic(sizes.weights, back * sizes.gradients, (1 + back) * sizes.tensors)
-    part = (count - 1) / count
-    return Traffic(part * sizes.weights, part * sizes.gradients, 2 * part * sizes.tensors)
-
-
-def driver_between(work: Workload, devices: int) -> Traffic:
-    """The driver's traffic with all hosts; the driver is a separate machine.
-
-    Each host gets the weights once and its rows of the inputs. It returns the sum of its gradients
-    and its rows of the outputs, and gets the gradients of these. So the traffic grows with the
-    hosts.
-    """
-    hosts = work.hosts(devices)
-    if hosts < 2:
-        return _NONE
-    sizes, rows = work.sizes, work.batch_size
-    sent = hosts * sizes.weights + rows * (sizes.inputs + sizes.outputs)
-    received = hosts * sizes.gradients + rows * sizes.outputs
-    return Traffic(sent, received, 2 * hosts * sizes.tensors)
-
-
-def find_busiest(transfers: Iterable[Any], *, duplex: bool = False) -> Traffic:
-    """The busiest device's traffic, from the `engines.Transfer`s that were counted."""
-    found: dict[str, Traffic] = {}
-    for one in transfers:
-        size = one.bytes or 0
-        for name, sent in ((one.source, size), (one.target, 0)):
-            new = Traffic(sent, size - sent, one.copies)
-            found[name] = found.get(name, Traffic(duplex=duplex)) + new
-    sums = {(one.sent + one.received, name): one for name, one in found.items()}
-    return sums[max(sums)] if sums else Traffic(duplex=duplex)
 
 
 def predict_designs(

@@ -16,13 +16,14 @@ from keras_multigpu.devices import choose_devices
 from keras_multigpu.graphs.graph import is_graph
 from keras_multigpu.reports.forms import describe_environment, read_bytes, show_bytes, show_seconds
 from keras_multigpu.reports.interconnect import Link, default_link, find_link
-from keras_multigpu.reports.loads import Shard, Workload, find_load
+from keras_multigpu.reports.loads import find_load
 from keras_multigpu.reports.models import random_state_kept, variables_bytes
 from keras_multigpu.reports.placement import find_cut
 from keras_multigpu.reports.plan_report import Choice, PlanReport
 from keras_multigpu.reports.prediction import Cut, Sizes, StepTime, predict
 from keras_multigpu.reports.subject import Subject
 from keras_multigpu.reports.timing import measure_steps
+from keras_multigpu.reports.workload import Shard, Workload
 
 SHARDS = ("weights", "optimizer")
 _MOST_HALVINGS = 4  # of a batch, whose parts' gradients are accumulated

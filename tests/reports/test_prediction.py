@@ -8,8 +8,10 @@ import pytest
 from keras_multigpu.reports import Cut, Link
 from keras_multigpu.reports.advice_report import Advice, decide, describe
 from keras_multigpu.reports.forms import show_bytes, show_seconds
-from keras_multigpu.reports.loads import Workload, find_busiest, find_load
+from keras_multigpu.reports.loads import find_load
 from keras_multigpu.reports.prediction import Load, Sizes, StepTime, Traffic, predict
+from keras_multigpu.reports.traffic import find_busiest
+from keras_multigpu.reports.workload import Workload
 
 pytestmark = pytest.mark.backend_free
 
