@@ -21,8 +21,9 @@ from keras_multigpu.engines.jax.cluster import joint, processes
 from keras_multigpu.engines.jax.counting.memory import find_memory
 from keras_multigpu.engines.jax.counting.transfers import count_collectives, count_inputs
 from keras_multigpu.engines.jax.replicas import CommitteeRunner
-from keras_multigpu.engines.jax.runners import RowsRunner, ShardsRunner
+from keras_multigpu.engines.jax.runners import RowsRunner
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
+from keras_multigpu.engines.jax.stages import ShardsRunner
 from keras_multigpu.engines.jax.steps import JaxSteps
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import split_tensors

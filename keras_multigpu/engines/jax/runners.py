@@ -1,24 +1,23 @@
-"""Data mode and model mode on JAX: one program, which the compiler spreads over all devices."""
+"""Data mode on JAX: one program, whose rows the compiler spreads over all devices."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import jax
 import keras
 
 from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.jax.placement import Placement, placement_on
 from keras_multigpu.engines.jax.rows import spreading
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
-from keras_multigpu.engines.jax.state.shards import find_shards, is_spread, shard, shard_alike
-from keras_multigpu.engines.jax.state.slots import prepare, spread_slots
+from keras_multigpu.engines.jax.state.shards import spread_ids
+from keras_multigpu.engines.jax.state.slots import prepare
 from keras_multigpu.engines.jax.state.state_shards import StateShards, kept_share, tables_by_rows
-from keras_multigpu.engines.runners import DataRunner, ModelRunner
+from keras_multigpu.engines.runners import DataRunner
 from keras_multigpu.engines.shared import split_tensors
 from keras_multigpu.engines.values import Call, Kept, Plan, Request, Result
 
@@ -174,7 +173,7 @@ class RowsRunner(DataRunner):
             self._parts.put(optimizer.variables)
 
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
-        return set() if self._parts is None else _spread_ids(variables, optimizer)
+        return set() if self._parts is None else spread_ids(variables, optimizer)
 
     @contextlib.contextmanager
     def _rows_spread(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
@@ -183,108 +182,3 @@ class RowsRunner(DataRunner):
         is_spread = self._parts.is_by_rows if self._parts is not None else lambda shape: False
         with self.where.as_current(), spreading(is_spread):
             yield restore([set_mask(self.where.constrain(one), get_mask(one)) for one in tensors])
-
-
-class ShardsRunner(ModelRunner):
-    """Calls the template as it is, with the weights of large layers spread over the devices."""
-
-    def __init__(
-        self,
-        template: keras.Model,
-        devices: Sequence[str],
-        *,
-        placement: Mapping[str, int] | None = None,
-    ):
-        assert placement is None
-        self._template = template
-        self._devices = tuple(devices)
-        self._axes: dict[str, int] = {}
-        self.where = placement_on(self._devices, spread_rows=False)
-
-    @classmethod
-    def check(cls, request: Request) -> None:
-        placement = request.options.get("placement")
-        if placement is not None:
-            raise ValueError(
-                "`placement` must be None on the Keras backend 'jax', which runs one program on "
-                "all devices: a layer can't be on one of them, and large layers are spread over "
-                f"all. Received: placement={placement!r}. Leave it out, or use TensorFlow."
-            )
-        if request.template.built:
-            find_shards(request.template, len(request.devices))
-
-    @classmethod
-    def adapt(cls, request: Request) -> Request:
-        """Uses as many devices as the weights can be spread over."""
-        devices = request.devices
-        if request.template.built:
-            while len(devices) > 1 and not _can_spread(request.template, len(devices)):
-                devices = devices[:-1]
-        return dataclasses.replace(request, devices=devices)
-
-    @property
-    def spreads_state(self) -> bool:
-        return True
-
-    def lay_out(self) -> None:
-        self._axes = find_shards(self._template, len(self._devices))
-        in_fresh_thread(lambda: shard(self._template, self._axes, self._devices))
-
-    def place(self) -> None:
-        """Nothing: each loop spreads the weights when it begins."""
-
-    def run(self, call: Call, *, compiled: bool) -> Result:
-        args, kwargs = call
-        return Result(self._template(*args, **kwargs))
-
-    def place_updates(self, optimizer: keras.Optimizer) -> None:
-        prepare(optimizer, shard_alike)
-
-    @property
-    def placement(self) -> dict[str, int]:
-        return dict(self._axes)
-
-    @property
-    def stages(self) -> None:
-        return None
-
-    def least_bytes(self, rows: int) -> int | None:
-        return None  # the compiler decides what crosses
-
-    def retrace(self) -> None:
-        """JAX traces anew whenever Keras makes a step function."""
-
-    def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        return step
-
-    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
-        return variables
-
-    def spread(self, optimizer: Any) -> None:
-        if self._axes:
-            shard(self._template, self._axes, self._devices)
-            if optimizer is not None:
-                spread_slots(optimizer)
-
-    def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
-        return _spread_ids(variables, optimizer)
-
-
-def _spread_ids(variables: list[keras.Variable], optimizer: Any) -> set[int]:
-    """The `id`s of the variables that are spread, with arrays of their own."""
-    spread = [variable for variable in variables if is_spread(variable)]
-    # An optimizer may have set weights to its averages, and so share their arrays. Such weights
-    # get separate arrays, because a step of the template may donate the memory of its arrays.
-    shared = set() if optimizer is None else {id(slot._value) for slot in optimizer.variables}
-    for variable in spread:
-        if id(variable._value) in shared:
-            variable.assign(jax.numpy.copy(variable._value))
-    return set(map(id, spread))
-
-
-def _can_spread(template: keras.Model, count: int) -> bool:
-    try:
-        find_shards(template, count)
-    except ValueError:
-        return False
-    return True

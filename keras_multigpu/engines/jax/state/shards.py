@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import keras
@@ -114,3 +115,15 @@ def _axis(layer: keras.Layer, shape: Sequence[int], count: int) -> int | None:
     if wanted in divided:
         return wanted
     return max(divided, key=lambda axis: (shape[axis], axis), default=None)
+
+
+def spread_ids(variables: list[keras.Variable], optimizer: Any) -> set[int]:
+    """The `id`s of the variables that are spread, with arrays of their own."""
+    spread = [variable for variable in variables if is_spread(variable)]
+    # An optimizer may have set weights to its averages, and so share their arrays. Such weights
+    # get separate arrays, because a step of the template may donate the memory of its arrays.
+    shared = set() if optimizer is None else {id(slot._value) for slot in optimizer.variables}
+    for variable in spread:
+        if id(variable._value) in shared:
+            variable.assign(jax.numpy.copy(variable._value))
+    return set(map(id, spread))

@@ -1,0 +1,109 @@
+"""Model mode on JAX: one program, whose large weights the compiler spreads over all devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.scopes import in_fresh_thread
+from keras_multigpu.engines.jax.state.shards import find_shards, shard, shard_alike, spread_ids
+from keras_multigpu.engines.jax.state.slots import prepare, spread_slots
+from keras_multigpu.engines.runners import ModelRunner
+from keras_multigpu.engines.values import Call, Request, Result
+
+
+class ShardsRunner(ModelRunner):
+    """Calls the template as it is, with the weights of large layers spread over the devices."""
+
+    def __init__(
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        placement: Mapping[str, int] | None = None,
+    ):
+        assert placement is None
+        self._template = template
+        self._devices = tuple(devices)
+        self._axes: dict[str, int] = {}
+        self.where = placement_on(self._devices, spread_rows=False)
+
+    @classmethod
+    def check(cls, request: Request) -> None:
+        placement = request.options.get("placement")
+        if placement is not None:
+            raise ValueError(
+                "`placement` must be None on the Keras backend 'jax', which runs one program on "
+                "all devices: a layer can't be on one of them, and large layers are spread over "
+                f"all. Received: placement={placement!r}. Leave it out, or use TensorFlow."
+            )
+        if request.template.built:
+            find_shards(request.template, len(request.devices))
+
+    @classmethod
+    def adapt(cls, request: Request) -> Request:
+        """Uses as many devices as the weights can be spread over."""
+        devices = request.devices
+        if request.template.built:
+            while len(devices) > 1 and not _can_spread(request.template, len(devices)):
+                devices = devices[:-1]
+        return dataclasses.replace(request, devices=devices)
+
+    @property
+    def spreads_state(self) -> bool:
+        return True
+
+    def lay_out(self) -> None:
+        self._axes = find_shards(self._template, len(self._devices))
+        in_fresh_thread(lambda: shard(self._template, self._axes, self._devices))
+
+    def place(self) -> None:
+        """Nothing: each loop spreads the weights when it begins."""
+
+    def run(self, call: Call, *, compiled: bool) -> Result:
+        args, kwargs = call
+        return Result(self._template(*args, **kwargs))
+
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        prepare(optimizer, shard_alike)
+
+    @property
+    def placement(self) -> dict[str, int]:
+        return dict(self._axes)
+
+    @property
+    def stages(self) -> None:
+        return None
+
+    def least_bytes(self, rows: int) -> int | None:
+        return None  # the compiler decides what crosses
+
+    def retrace(self) -> None:
+        """JAX traces anew whenever Keras makes a step function."""
+
+    def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return step
+
+    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        return variables
+
+    def spread(self, optimizer: Any) -> None:
+        if self._axes:
+            shard(self._template, self._axes, self._devices)
+            if optimizer is not None:
+                spread_slots(optimizer)
+
+    def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
+        return spread_ids(variables, optimizer)
+
+
+def _can_spread(template: keras.Model, count: int) -> bool:
+    try:
+        find_shards(template, count)
+    except ValueError:
+        return False
+    return True
