@@ -73,8 +73,11 @@ def use_virtual_devices(n: int) -> None:
 def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[str, ...]:
     """The devices that a request names, or the first `n_gpus`; all if it says neither.
 
+    Of joined processes each gives as many, as far as it has them. One device is this process's own.
+
     Raises:
-        ValueError: if there are not so many, or a name is unknown or given twice.
+        ValueError: if there are not so many, a name is unknown or given twice, or a joined process
+            would have no device.
         TypeError: if `devices` is not a sequence of names.
     """
     if n_gpus is not None:
@@ -89,7 +92,38 @@ def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[s
         return pool
     if n_gpus > len(pool):
         raise ValueError(_too_many(n_gpus, len(gpus), len(cpus)))
-    return pool[:n_gpus]
+    if 1 < n_gpus < engine.num_processes:
+        raise ValueError(
+            "A model uses one device, or at least one of each process that has joined. Received: "
+            f"n_gpus={n_gpus}, in {engine.num_processes} processes. Leave `n_gpus` out to use "
+            "all, or name the devices of this process (`devices`)."
+        )
+    return _first_of_each(pool, n_gpus)
+
+
+def choose_again(mode: str, count: int) -> tuple[str, ...]:
+    """The devices for a model from a file, which it had `count` of; fewer if there are fewer.
+
+    Of joined processes, each has one at least in mode `"data"`; the other modes use this process's.
+    """
+    engine, pool = engines.current(), choose_devices(None, None)
+    if engine.num_processes > 1 and mode != "data":
+        pool = tuple(name for name in pool if not engine.host_of(name))
+        return pool[:count]
+    return _first_of_each(pool, max(count, engine.num_processes))
+
+
+def _first_of_each(pool: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """So many devices in the pool's order: of joined processes the first of each, the second."""
+    engine = engines.current()
+    if engine.num_processes == 1:
+        return pool[:count]
+    owners = [engine.host_of(name) for name in pool]
+    if count == 1:
+        return (pool[owners.index("")],)
+    ranks = [owners[:place].count(owner) for place, owner in enumerate(owners)]
+    chosen = sorted(range(len(pool)), key=lambda place: (ranks[place], place))[:count]
+    return tuple(pool[place] for place in sorted(chosen))
 
 
 def take_several(count: int | None, enough: int = 2) -> tuple[tuple[str, ...], str]:

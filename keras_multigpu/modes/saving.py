@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.devices import choose_devices
+from keras_multigpu.devices import choose_again
 from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.modes.building import build_parallel
 from keras_multigpu.modes.one_model import OneModel
@@ -111,7 +111,7 @@ class SavedModel(OneModel):
         template = options.pop("template")
         wanted = options.pop("num_devices")
         mode = cls._parallel_mode_class()
-        there = choose_devices(None, None)[:wanted]
+        there = choose_again(mode.mode, wanted)
         request = engines.Request(mode.mode, template, there, options)
         request = mode._parallel_adapt(mode._parallel_runner_class().adapt(request))
         devices = request.devices

@@ -13,6 +13,7 @@ from support.scripts import run_python
 
 import keras_multigpu
 from keras_multigpu import list_devices, make_parallel, parallel, use_virtual_devices
+from keras_multigpu.devices import choose_again, choose_devices
 from keras_multigpu.engines import Request
 
 pytestmark = pytest.mark.thin(4)
@@ -354,3 +355,25 @@ def test_options_that_several_processes_do_not_have():
     assert changed.options == {**options, "shard": None}
     changed.check_alone("wire_dtype", "shard")
     assert changed.alone("shard") is changed
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_joined_processes_give_devices_alike(own, monkeypatch):
+    """Whoever asks: each process must choose the same ones."""
+    engine = type(keras_multigpu.engines.current())
+    pool = tuple(f"cpu:{k}" for k in range(5))  # three of process 0, two of process 1
+    hosts = [f"host (process {k})" * (k != own) for k in (0, 0, 0, 1, 1)]
+    monkeypatch.setattr(engine, "num_processes", 2)
+    monkeypatch.setattr(engine, "list_devices", lambda self, kind: pool if kind == "cpu" else ())
+    monkeypatch.setattr(engine, "host_of", lambda self, name: hosts[pool.index(name)])
+    assert choose_devices(2, None) == ("cpu:0", "cpu:3")
+    assert choose_devices(3, None) == ("cpu:0", "cpu:1", "cpu:3")
+    assert choose_devices(1, None) == (("cpu:0",), ("cpu:3",))[own]
+    assert choose_devices(5, None) == choose_devices(None, None) == pool
+    # Of a file that was written on one device, and on more than there are.
+    assert choose_again("data", 1) == ("cpu:0", "cpu:3")
+    assert choose_again("data", 8) == pool
+    assert choose_again("tower", 2) == (("cpu:0", "cpu:1"), ("cpu:3", "cpu:4"))[own]
+    monkeypatch.setattr(engine, "num_processes", 3)
+    with pytest.raises(ValueError, match="Received: n_gpus=2, in 3 processes. Leave `n_gpus` out"):
+        choose_devices(2, None)

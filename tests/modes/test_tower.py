@@ -397,7 +397,7 @@ def test_on_fewer_devices(rng, tmp_path, monkeypatch):
     parallel.fit(x, y, verbose=0)
     parallel.save(tmp_path / "tower.keras")
     fewer = ("cpu:0", "cpu:1")
-    monkeypatch.setattr("keras_multigpu.modes.saving.choose_devices", lambda *_: fewer)
+    monkeypatch.setattr("keras_multigpu.modes.saving.choose_again", lambda *_: fewer)
     with pytest.warns(UserWarning, match="saved on 4 devices, and 2 are here.*several replicas"):
         loaded = keras.saving.load_model(tmp_path / "tower.keras")
     assert (loaded.devices, len(loaded.replicas)) == (fewer, 4)

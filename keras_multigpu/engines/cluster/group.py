@@ -212,7 +212,7 @@ class Group(Members):
         self._board.write(call.written[-1], value)
         begun = time.monotonic()
         due = begun + BEAT
-        is_told = False
+        is_told = longest < math.inf
         while True:
             found = self._board.read(prefix, seconds=BEAT / 4)
             if len(found) == len(self.names) or time.monotonic() > begun + longest:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import inspect
 import os
 import random
 import socket
+import types
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -108,14 +110,16 @@ def digest_of(arrays: Sequence[Any], count: int) -> int:
 
 
 def describe(model: keras.Model) -> str:
-    """A checksum of a model's layers, its optimizer and the shapes of its weights."""
+    """A checksum of a model's layers, what it was compiled with, and the shapes of its weights."""
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
     known = (
         type(model).__qualname__,
         [_settings(layer) for layer in model._flatten_layers()],
-        [(tuple(one.shape), str(one.dtype)) for one in variables],
+        [(tuple(one.shape), str(one.dtype), one.trainable) for one in variables],
         _settings(optimizer),
+        (model.run_eagerly, model.steps_per_execution),
+        _form_of_compiled(model),
     )
     return f"{type(model).__name__} of checksum {zlib.crc32(repr(known).encode()):08x}"
 
@@ -130,7 +134,40 @@ def _settings(part: Any) -> tuple[str, list[tuple[str, Any]]]:
             kept.append((name, repr(value)))
         elif callable(value) and hasattr(value, "__name__"):
             kept.append((name, value.__name__))
+        elif isinstance(value, (keras.Loss, keras.Optimizer)):
+            kept.append((name, repr(_form(value))))
     return type(part).__qualname__, kept
+
+
+def _form_of_compiled(model: keras.Model) -> Any:
+    """What a model's loss and metrics are, as far as all processes can compare it."""
+    # Keras keeps here what its own `compile` got.
+    config = getattr(getattr(model, "_compile_config", None), "config", {})
+    named = ("loss", "loss_weights", "metrics", "weighted_metrics")
+    return [(name, _form(config.get(name))) for name in named]
+
+
+def _form(value: Any) -> Any:
+    """A loss or a metric, or several: classes, names of functions, settings."""
+    if value is None or _is_plain(value):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_form(one) for one in value]
+    if isinstance(value, Mapping):
+        return [(key, _form(value[key])) for key in value]
+    if isinstance(value, functools.partial):
+        return _form(value.func), _form(value.args), _form(value.keywords)
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        own = [one for one in value.__code__.co_consts if isinstance(one, float)]
+        given = [one for one in (*cells, *(value.__defaults__ or ())) if _is_plain(one)]
+        return value.__name__, own, given
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if not hasattr(value, "__dict__"):
+        return type(value).__qualname__
+    given = vars(value).get("_fn_kwargs")  # of a function that Keras wraps
+    return _settings(value), _form(given)
 
 
 def _is_plain(value: Any) -> bool:

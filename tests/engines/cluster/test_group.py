@@ -1,5 +1,6 @@
 """How a group of processes begins and ends calls, and what it says of a lost one."""
 
+import functools
 import inspect
 import json
 
@@ -37,6 +38,55 @@ def test_another_model_is_noticed():
 
 def meeting_facts(model):
     return {"model": joint.describe(model)[-8:]}
+
+
+def _compiled(loss="mse", *, frozen=False, **options):
+    model = script.build()
+    model.layers[0].trainable = not frozen
+    model.compile("sgd", loss, **options)
+    return model
+
+
+def _loss(factor):
+    def loss(truth, predicted):
+        return factor * keras.ops.mean(keras.ops.square(truth - predicted), axis=-1)
+
+    return loss
+
+
+def _other_loss(truth, predicted):
+    return keras.ops.mean(keras.ops.abs(truth - predicted), axis=-1)
+
+
+COMPILED = {
+    "frozen": lambda: _compiled(frozen=True),
+    "eager": lambda: _compiled(run_eagerly=True),
+    "several": lambda: _compiled(steps_per_execution=2),
+    "name": lambda: _compiled("mae"),
+    "function": lambda: _compiled(_other_loss),
+    "constant": lambda: _compiled(_loss(2.0)),
+    "other constant": lambda: _compiled(_loss(1.0)),
+    "integer": lambda: _compiled(_loss(2)),
+    "settings": lambda: _compiled(keras.losses.Huber(2.0)),
+    "other settings": lambda: _compiled(keras.losses.Huber(1.0)),
+    "partial": lambda: _compiled(functools.partial(keras.losses.huber, delta=2.0)),
+    "weight": lambda: _compiled(loss_weights=2.0),
+    "metrics": lambda: _compiled(metrics=["mae", keras.metrics.AUC(num_thresholds=20)]),
+    "other metrics": lambda: _compiled(metrics=["mae", keras.metrics.AUC(num_thresholds=30)]),
+    "weighted": lambda: _compiled(weighted_metrics={"last": ["mae"]}),
+}
+
+
+def _described():
+    made = {"plain": _compiled, **COMPILED}
+    return {name: joint.describe(make()) for name, make in made.items()}
+
+
+def test_what_a_model_is_compiled_with_is_compared():
+    found = _described()
+    assert len(set(found.values())) == len(found)
+    keras.metrics.AUC()  # in one process alone: automatic names then differ
+    assert found == _described()
 
 
 def test_another_call_is_noticed():

@@ -189,7 +189,7 @@ def test_a_file_is_loaded_where_fewer_devices_divide_the_weights(rng, tmp_path, 
     before = parallel.predict(x, verbose=0)
     parallel.save(tmp_path / "model.keras")
     three = ("cpu:0", "cpu:1", "cpu:2")
-    monkeypatch.setattr("keras_multigpu.modes.saving.choose_devices", lambda *args: three)
+    monkeypatch.setattr("keras_multigpu.modes.saving.choose_again", lambda *args: three)
     with pytest.warns(UserWarning, match=r"on 4 devices, and 3 are here: .*, of which 2 can be"):
         loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.devices == three[:2]

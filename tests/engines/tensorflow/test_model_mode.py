@@ -253,7 +253,7 @@ def test_on_fewer_devices(rng, tmp_path, monkeypatch):
     parallel = make_parallel(_branches(), 4, mode="model", placement=placement)
     parallel.save(tmp_path / "model.keras")
     fewer = ("cpu:0", "cpu:1")
-    monkeypatch.setattr("keras_multigpu.modes.saving.choose_devices", lambda *_: fewer)
+    monkeypatch.setattr("keras_multigpu.modes.saving.choose_again", lambda *_: fewer)
     with pytest.warns(UserWarning, match="saved on 4 devices, and 2 are here"):
         again = keras.saving.load_model(tmp_path / "model.keras")
     assert set(again.placement.values()) == {0, 1}
