@@ -103,7 +103,7 @@ class Lookup:
 
     def forward(self, indices: Sequence[Tensor], weights: Sequence[Tensor] | None) -> list[Tensor]:
         """The sums of each replica's rows, on its device, from each replica's arguments."""
-        self._indices = indices
+        indices = self._indices = [self._checked(*one) for one in zip(self._devices, indices)]
         counts = list(map(_count, indices))
         parts = []
         for number, (home, part) in enumerate(zip(self._homes, self._table.parts)):
@@ -138,6 +138,25 @@ class Lookup:
                 added.append(tf.reshape(tf.add_n(list(one)), tf.shape(indices)))
         return by_parts, added
 
+    def _checked(self, device: str, indices: Tensor) -> Tensor:
+        """The indices; the step fails if the table has not all of their rows."""
+        width = self._table.division.shape[0]
+        with tf.device(device):
+            number = tf.cast(indices, tf.int64)
+            check = tf.debugging.Assert(
+                tf.reduce_all((number >= 0) & (number < width)),
+                [
+                    f"Indices must be from 0 to {width - 1}, the last row of "
+                    f"{self._table.variable.path!r}. Received: indices from",
+                    tf.reduce_min(number),
+                    "to",
+                    tf.reduce_max(number),
+                    "Give the layer the `width` of the encoder, or `padding` for what is no index.",
+                ],
+            )
+            with tf.control_dependencies([check]):
+                return tf.identity(indices)
+
     def _find_own(
         self, number: int, indices: Sequence[Tensor], weights: Sequence[Tensor] | None
     ) -> _Own:
@@ -146,13 +165,7 @@ class Lookup:
         dtype = tf.int64 if is_large or indices[0].dtype == tf.uint32 else tf.int32
         flat = tf.concat([tf.reshape(tf.cast(one, dtype), [-1]) for one in indices], 0)
         rows = flat - tf.constant(division.start_of(number), dtype)
-        # What is in no part goes to the first or the last one, where TensorFlow's own check is.
-        is_own = tf.fill(tf.shape(rows), value=True)
-        if number > 0:
-            is_own &= rows >= 0
-        if number < len(division.sizes) - 1:
-            is_own &= rows < division.sizes[number]
-        places = tf.where(is_own)[:, 0]
+        places = tf.where((rows >= 0) & (rows < division.sizes[number]))[:, 0]
         given = (
             None if weights is None else tf.concat([tf.reshape(one, [-1]) for one in weights], 0)
         )
