@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from keras_multigpu.engines.cluster import joint
 from keras_multigpu.engines.cluster.calls import Call
-from keras_multigpu.engines.cluster.joint import digest_of, together, write_once
+from keras_multigpu.engines.cluster.descriptions import digest_of
+from keras_multigpu.engines.cluster.joint import together, write_once
 from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
 from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.cluster import processes

@@ -11,6 +11,7 @@ from support.boards import Told
 
 from keras_multigpu.cluster import ClusterError
 from keras_multigpu.engines.cluster import joint
+from keras_multigpu.engines.cluster.descriptions import describe, describe_compiled
 from keras_multigpu.engines.cluster.group import Group
 
 
@@ -37,7 +38,7 @@ def test_another_model_is_noticed():
 
 
 def meeting_facts(model):
-    return {"model": joint.describe(model)[-8:]}
+    return {"model": describe(model)[-8:]}
 
 
 def _compiled(loss="mse", *, frozen=False, **options):
@@ -78,8 +79,8 @@ COMPILED = {
 
 
 def _described():
-    made = {"plain": _compiled, **COMPILED}
-    return {name: joint.describe(make()) for name, make in made.items()}
+    models = {name: make() for name, make in {"plain": _compiled, **COMPILED}.items()}
+    return {name: (describe(model), describe_compiled(model)) for name, model in models.items()}
 
 
 def test_what_a_model_is_compiled_with_is_compared():
@@ -388,6 +389,7 @@ class Steps:
 @pytest.fixture
 def described(monkeypatch):
     monkeypatch.setattr(joint, "describe", lambda model: "a model")
+    monkeypatch.setattr(joint, "describe_compiled", lambda model: "a compilation")
     model = type("Model", (), {"devices": ("cpu:0", "cpu:1")})
     monkeypatch.setattr(Steps, "model", model)
 

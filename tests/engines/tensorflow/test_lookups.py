@@ -349,7 +349,8 @@ def test_an_index_of_no_row_is_an_error(index, weighted):
     parallel.compile(adam(), "mse", jit_compile=False)
     x, y = _data()
     x[3, 2] = index
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Indices must be from 0 to .*the last row of .*Received: indices from"):
+    told = f"Indices must be from 0 to {WIDTH - 1}, the last row of .*Received: indices from"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=told):
         parallel.fit(x, y, verbose=0)
 
 

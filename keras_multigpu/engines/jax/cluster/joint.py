@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.cluster.joint import COMPARED, check_owners, digest_of
+from keras_multigpu.engines.cluster.descriptions import COMPARED, digest_of
+from keras_multigpu.engines.cluster.joint import check_owners
 from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.cluster import processes
 from keras_multigpu.engines.jax.cluster.group import Group

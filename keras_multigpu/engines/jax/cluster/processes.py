@@ -14,7 +14,7 @@ import jax
 import keras
 
 from keras_multigpu.engines.cluster.board import BEAT
-from keras_multigpu.engines.cluster.joint import describe_process
+from keras_multigpu.engines.cluster.descriptions import describe_process
 from keras_multigpu.engines.cluster.remote import Address
 from keras_multigpu.engines.cluster.rendezvous import meet, not_joined
 from keras_multigpu.engines.jax import devices

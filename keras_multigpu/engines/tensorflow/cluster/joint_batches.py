@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.cluster.joint import COMPARED
+from keras_multigpu.engines.cluster.descriptions import COMPARED
 from keras_multigpu.engines.cluster.parts import NO_WHOLE_NUMBER, check_has_rows
 from keras_multigpu.engines.shared import count_rows, is_array
 from keras_multigpu.engines.tensorflow.cluster.collectives import can_cross

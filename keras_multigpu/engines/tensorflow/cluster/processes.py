@@ -19,7 +19,8 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.cluster.board import BEAT
-from keras_multigpu.engines.cluster.joint import check_owners, describe_process
+from keras_multigpu.engines.cluster.descriptions import describe_process
+from keras_multigpu.engines.cluster.joint import check_owners
 from keras_multigpu.engines.cluster.remote import Address, listening
 from keras_multigpu.engines.cluster.rendezvous import meet
 from keras_multigpu.engines.shared import in_thread
