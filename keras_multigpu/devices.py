@@ -114,7 +114,7 @@ def choose_again(mode: str, count: int) -> tuple[str, ...]:
 
 
 def _first_of_each(pool: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """So many devices in the pool's order: of joined processes the first of each, the second."""
+    """The first `count` devices; of joined processes the first of each, then the second of each."""
     engine = engines.current()
     if engine.num_processes == 1:
         return pool[:count]

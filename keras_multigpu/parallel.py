@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import functools
 import inspect
@@ -20,6 +19,7 @@ from keras_multigpu.modes import (
     ParallelModel,
     TowerParallel,
     build_parallel,
+    making_template,
 )
 
 Mode = Literal["data", "tower", "model"]
@@ -204,18 +204,19 @@ def _check(
                 f"{_find_cure(name, value, known)}"
             )
     chosen = choose_devices(n_gpus, devices)
-    template = _made_by(model, mode, options) if is_function else model
+    template = _made_by(model, mode, chosen, options) if is_function else model
     return engines.Request(mode, template, chosen, options)
 
 
-def _made_by(make: Callable[[], Any], mode: str, options: dict[str, Any]) -> Any:
-    """The template that a function makes: in the host's memory if its weights will be moved."""
+def _made_by(
+    make: Callable[[], Any], mode: str, devices: Sequence[str], options: dict[str, Any]
+) -> Any:
+    """The template that a function makes."""
     _MODES[mode]._parallel_check(options)  # before what may take long
-    moves = mode == "model" or options.get("shard") is not None
-    with engines.current().on_host() if moves else contextlib.nullcontext():
+    with making_template(_MODES[mode], devices, options) as is_moved:
         template = make()
     _check_template(template)
-    if moves and not template.built:
+    if is_moved and not template.built:
         raise ValueError(
             "A function whose model is spread over the devices must return a built model, whose "
             f"weights exist. Received: {template.name!r}, which is not built. Give it an input "

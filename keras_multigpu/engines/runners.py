@@ -64,6 +64,11 @@ class Runner(abc.ABC):
         """
         return request
 
+    @classmethod
+    def moves_weights(cls, devices: Sequence[str], options: Mapping[str, Any]) -> bool:
+        """Whether the template's weights are moved, so that they need not fit where it is made."""
+        return False
+
     @abc.abstractmethod
     def retrace(self) -> None:
         """Drops everything that was traced or planned: the template's layers may have changed."""
@@ -111,6 +116,11 @@ class DataRunner(PlacingRunner):
         sync_batch_norm: bool = True,
         shard: str | None = None,
     ): ...
+
+    @classmethod
+    def moves_weights(cls, devices: Sequence[str], options: Mapping[str, Any]) -> bool:
+        """With `shard` they are."""
+        return options.get("shard") is not None
 
     @classmethod
     @abc.abstractmethod
@@ -184,6 +194,11 @@ class ModelRunner(PlacingRunner):
         *,
         placement: Mapping[str, int] | None = None,
     ): ...
+
+    @classmethod
+    def moves_weights(cls, devices: Sequence[str], options: Mapping[str, Any]) -> bool:
+        """They always are."""
+        return True
 
     @abc.abstractmethod
     def run(self, call: Call, *, compiled: bool) -> Result:

@@ -1,9 +1,16 @@
 """One parallel model per mode."""
 
 from keras_multigpu.modes.base import ParallelModel
-from keras_multigpu.modes.building import build_parallel
+from keras_multigpu.modes.building import build_parallel, making_template
 from keras_multigpu.modes.data import DataParallel
 from keras_multigpu.modes.model import ModelParallel
 from keras_multigpu.modes.tower import TowerParallel
 
-__all__ = ["DataParallel", "ModelParallel", "ParallelModel", "TowerParallel", "build_parallel"]
+__all__ = [
+    "DataParallel",
+    "ModelParallel",
+    "ParallelModel",
+    "TowerParallel",
+    "build_parallel",
+    "making_template",
+]

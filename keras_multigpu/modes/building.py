@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 
+from keras_multigpu import engines
 from keras_multigpu.engines import Request
 from keras_multigpu.modes.checks import check
 from keras_multigpu.modes.classes import parallel_class
@@ -27,6 +30,19 @@ def build_parallel(
     if template.compiled and parallel._parallel_keeps_outputs():
         compile_like(parallel, template)
     return parallel
+
+
+@contextlib.contextmanager
+def making_template(
+    mode: Any, devices: Sequence[str], options: Mapping[str, Any]
+) -> Iterator[bool]:
+    """Scope in which a template is made: in the host's memory if its weights will be moved.
+
+    Yields whether they will.
+    """
+    is_moved = mode._parallel_runner_class().moves_weights(devices, options)
+    with engines.current().on_host() if is_moved else contextlib.nullcontext():
+        yield is_moved
 
 
 def compile_like(model: keras.Model, compiled: keras.Model) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import functools
 import os
 import pathlib
 import socket
@@ -17,7 +18,7 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.devices import choose_again
 from keras_multigpu.graphs.costs import variables_bytes
-from keras_multigpu.modes.building import build_parallel
+from keras_multigpu.modes.building import build_parallel, making_template
 from keras_multigpu.modes.one_model import OneModel
 
 
@@ -104,14 +105,17 @@ class SavedModel(OneModel):
         Warns:
             UserWarning: if there are fewer devices than when it was saved.
         """
-        options = keras.saving.deserialize_keras_object(
-            copy.deepcopy(config),  # Keras empties the dictionary that it deserializes
-            custom_objects=custom_objects,
+        make = functools.partial(
+            keras.saving.deserialize_keras_object, custom_objects=custom_objects
         )
+        options = copy.deepcopy(config)  # Keras empties the dictionary that it deserializes
         template = options.pop("template")
+        options = make(options)
         wanted = options.pop("num_devices")
         mode = cls._parallel_mode_class()
         there = choose_again(mode.mode, wanted)
+        with making_template(mode, there, options):
+            template = make(template)
         request = engines.Request(mode.mode, template, there, options)
         request = mode._parallel_adapt(mode._parallel_runner_class().adapt(request))
         devices = request.devices

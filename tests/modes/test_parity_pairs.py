@@ -1,7 +1,6 @@
 """Models x optimizers x heads x inputs: pairs of them in a training, against one device.
 
-On TensorFlow every pair of two of them; on JAX every pair of heads and inputs, each model and each
-optimizer several times.
+On TensorFlow every pair of two of them; on JAX every pair of models, heads and inputs.
 
 Weights, the optimizer's slots, logs, metrics and other state are compared, in float64.
 """
@@ -169,15 +168,14 @@ def _met(row):
 
 
 def _table():
-    """On JAX fewer pairs: it spreads one program, whatever is in it."""
+    """On JAX no pairs of models and optimizers: it spreads one program, whatever is in it."""
     models, optimizers, heads, inputs = map(list, (MODELS, OPTIMIZERS, HEADS, INPUTS))
     if _ON_TENSORFLOW:
         return covering(models, optimizers, heads, inputs)
-    rows = enumerate(itertools.product(heads, inputs))
+    rows = covering(models, heads, inputs)
     return [
-        # Each model meets other inputs each time.
-        (models[(k + k // len(inputs)) % len(models)], optimizers[k % len(optimizers)], *row)
-        for k, row in rows
+        (model, optimizers[number % len(optimizers)], head, values)
+        for number, (model, head, values) in enumerate(rows)
     ]
 
 
@@ -225,10 +223,10 @@ def _double_precision(monkeypatch):
 
 def test_every_pair_is_in_the_table():
     columns = (MODELS, OPTIMIZERS, HEADS, INPUTS)
-    covered = range(4) if _ON_TENSORFLOW else (2, 3)
+    covered = range(4) if _ON_TENSORFLOW else (0, 2, 3)
     for a, b in itertools.combinations(covered, 2):
         assert {(row[a], row[b]) for row in TABLE} == set(itertools.product(columns[a], columns[b]))
-    assert [{row[place] for row in TABLE} for place in (0, 1)] == [set(MODELS), set(OPTIMIZERS)]
+    assert {row[1] for row in TABLE} == set(OPTIMIZERS)
     assert len(TABLE) < 110
 
 

@@ -1,6 +1,7 @@
 """What make_parallel and the devices refuse, and what they say."""
 
 import ast
+import contextlib
 import functools
 import inspect
 import pathlib
@@ -12,7 +13,7 @@ from support.parity import difference
 from support.scripts import run_python
 
 import keras_multigpu
-from keras_multigpu import list_devices, make_parallel, parallel, use_virtual_devices
+from keras_multigpu import engines, list_devices, make_parallel, parallel, use_virtual_devices
 from keras_multigpu.devices import choose_again, choose_devices
 from keras_multigpu.engines import Request
 
@@ -327,6 +328,33 @@ def test_constants_that_build_makes_outlive_it(way, by_a_call, rng):
         model.fit(x, y, verbose=0)
         results.append(model.get_weights())
     assert difference(*results) < 2e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "model"}, {"shard": "weights"}], ids=str)
+def test_weights_that_are_moved_are_made_in_the_hosts_memory(options, tmp_path, monkeypatch):
+    on_host, is_inside, noted = engines.current().on_host, [False], []
+
+    @contextlib.contextmanager
+    def noting():
+        is_inside[0] = True
+        with on_host():
+            yield
+        is_inside[0] = False
+
+    class Noted(keras.layers.Dense):
+        def build(self, shape):
+            noted.append(is_inside[0])
+            super().build(shape)
+
+    def make():
+        return keras.Sequential([keras.Input((3,)), Noted(4), Noted(1)])
+
+    monkeypatch.setattr(engines.current(), "on_host", noting)
+    parallel = make_parallel(make, 2, **options)
+    parallel.save(tmp_path / "some.keras")
+    loaded = keras.saving.load_model(tmp_path / "some.keras", custom_objects={"Noted": Noted})
+    assert difference(parallel.get_weights(), loaded.get_weights()) == 0
+    assert noted == [bool(options)] * 4
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "tower"}, {"shard": "weights"}], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -102,11 +103,11 @@ def _form(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_form(one) for one in value]
     if isinstance(value, Mapping):
-        return [(key, _form(value[key])) for key in value]
+        return sorted((repr(key), repr(_form(value[key]))) for key in value)
     if isinstance(value, functools.partial):
         return _form(value.func), _form(value.args), _form(value.keywords)
     if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        cells = _cells(value)
         own = [one for one in value.__code__.co_consts if isinstance(one, float)]
         given = [one for one in (*cells, *(value.__defaults__ or ())) if _is_plain(one)]
         return value.__name__, own, given
@@ -116,6 +117,15 @@ def _form(value: Any) -> Any:
         return type(value).__qualname__
     given = vars(value).get("_fn_kwargs")  # of a function that Keras wraps
     return _settings(value), _form(given)
+
+
+def _cells(function: types.FunctionType) -> list[Any]:
+    """What a function knows from the functions around it."""
+    found = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # no value yet
+            found.append(cell.cell_contents)
+    return found
 
 
 def _is_plain(value: Any) -> bool:

@@ -28,7 +28,7 @@ from keras_multigpu.engines.jax.placement import (
 from keras_multigpu.engines.jax.reading import read, reading
 from keras_multigpu.engines.jax.runners import JaxRunner
 from keras_multigpu.engines.jax.spreading import spread
-from keras_multigpu.engines.jax.state.shards import is_spread
+from keras_multigpu.engines.jax.state.parted import is_spread
 from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -81,6 +81,10 @@ class SliceRunner(DataRunner):
     @classmethod
     def adapt(cls, request: Request) -> Request:
         return request.alone("shard") if peers_of(request.devices) else request
+
+    @classmethod
+    def moves_weights(cls, devices: Sequence[str], options: Mapping[str, Any]) -> bool:
+        return super().moves_weights(devices, options) and not peers_of(devices)
 
     @classmethod
     def fullest(cls, template: keras.Model, count: int, shard: str) -> Kept:

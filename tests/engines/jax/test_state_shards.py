@@ -202,3 +202,26 @@ def test_a_look_at_a_step_leaves_the_state_in_parts(rng):
     slots = parallel.optimizer.variables[2:3]
     reports.transfers(parallel, (x, y))
     assert _parts([*parallel.variables[:1], *slots]) == [16 * 64 // 4] * 2
+
+
+@pytest.mark.parametrize("way", [{"shard": "weights"}, {"shard": "optimizer"}, {"mode": "model"}])
+def test_what_a_file_gives_is_spread_at_once(way, rng, tmp_path):
+    """No device has a whole model while a file is read, or when the template gets new weights."""
+    parallel = _compile(make_parallel(_model(), 2, **way))
+    parallel.fit(*_data(rng), verbose=0)
+    parallel.save(tmp_path / "some.keras")
+    loaded = keras.saving.load_model(tmp_path / "some.keras")
+
+    def matrices(model):
+        return [one for one in (*model.variables, *model.optimizer.variables) if len(one.shape) > 1]
+
+    parts = _parts(matrices(loaded))
+    assert sum(parts) < sum(np.size(one) for one in matrices(loaded))
+    assert parts == _parts(matrices(parallel))
+    assert difference(variables(parallel), variables(loaded)) == 0
+    weights = [2 * one for one in parallel.get_weights()]
+    loaded.template.set_weights(weights)
+    assert _parts(matrices(loaded)) == parts
+    assert difference(loaded.get_weights(), weights) == 0
+    with pytest.raises(ValueError, match="shape"):
+        loaded.get_layer("wide").kernel.assign(np.ones((3, 3)))

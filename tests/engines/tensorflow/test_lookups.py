@@ -1,6 +1,7 @@
 """Tables whose rows are spread: indices and sums cross, and the numbers are one device's."""
 
 import functools
+from contextlib import nullcontext
 
 import keras
 import numpy as np
@@ -82,6 +83,10 @@ def _sent(parallel, kinds=("weights", "gradients", "activations", "other"), data
     """What crosses in a training step, and the number of tensors whose size is not known."""
     found = [one for one in transfers(parallel, data or _data()).training if one.kind in kinds]
     return sum(one.bytes or 0 for one in found), sum(one.bytes is None for one in found)
+
+
+def _sent_whole(why):
+    return pytest.warns(UserWarning, match=f"'table/kernel' .* to each of them whole: {why}")
 
 
 adam = functools.partial(optimizers.Adam, 0.02)
@@ -237,7 +242,8 @@ def test_a_kernel_that_is_also_read_whole_is_gathered(how, compiled, lookups):
         joined = layers.Concatenate()([Tied(table, how)(table(i)), other(i)])
         return keras.Model(i, layers.Dense(2)(joined))
 
-    parallel = _same(build, adam, 3, jit_compile=compiled)
+    with _sent_whole("the model reads more of it than sums of rows"):
+        parallel = _same(build, adam, 3, jit_compile=compiled)
     assert set(lookups) == {3}  # of the other table
     assert division_of(parallel.get_layer("table").kernel) is not None
 
@@ -265,15 +271,18 @@ class Inside(layers.Layer):
 
 # Predictions recompute nothing, so that these (of 4 and of 3 rows) look up.
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "count"), [("branch", 0), ("function", 0), ("remat", 2)])
-def test_where_a_step_can_not_be_cut_the_table_is_gathered(how, count, lookups):
+@pytest.mark.parametrize(
+    ("how", "count", "why"), [("branch", 0, "X"), ("function", 0, "X"), ("remat", 2, "X")]
+)
+def test_where_a_step_can_not_be_cut_the_table_is_gathered(how, count, why, lookups):
     def build():
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((ONES,), dtype="int32"), Inside(how)])
         model.add(layers.Dense(2))
         return model
 
-    _same(build, adam, 3, jit_compile=False)
+    with _sent_whole(why):
+        _same(build, adam, 3, jit_compile=False)
     assert len(lookups) == count
 
 
@@ -292,7 +301,8 @@ def test_layers_after_which_a_call_can_not_be_cut(lookups):
         x = MultiHotDense(4, WIDTH, name="table")(i)
         return keras.Model(i, layers.Dense(2)(Silu()(i, x)))
 
-    _same(build, adam, 3)
+    with _sent_whole("XXX"):
+        _same(build, adam, 3)
     assert set(lookups) <= {3}
 
 
@@ -374,7 +384,9 @@ def test_derivatives_outside_of_fit():
         with tf.GradientTape() as tape:
             value = loss()
         later = tape.gradient(value, model.trainable_weights)
-        both = [one for part in penalty() for one in part]
+        twice = _sent_whole("a gradient of a gradient is taken") if found else nullcontext()
+        with twice:
+            both = [one for part in penalty() for one in part]
         found.append([tf.convert_to_tensor(one).numpy() for one in (*both, *later)])
     assert difference(*found) < 1e-12
 

@@ -15,6 +15,7 @@ import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.state.parted import is_spread, put
 
 # A weight with a smaller share of the model than this is copied to every device.
 _LEAST_SHARE = 0.01
@@ -69,24 +70,13 @@ def shard(model: keras.Model, axes: dict[str, int], names: Sequence[str]) -> Non
         axis = axes.get(weights[id(variable)])
         if axis is not None:
             wanted = NamedSharding(mesh, PartitionSpec(*[None] * axis, "devices"))
-            _put(variable, wanted)
+            put(variable, wanted)
 
 
 def shard_alike(slot: keras.Variable, reference: keras.Variable) -> None:
     """Spreads an optimizer's slot like its variable."""
     if is_spread(reference) and slot.shape == reference.shape:
-        _put(slot, reference._value.sharding)
-
-
-def _put(variable: keras.Variable, wanted: NamedSharding) -> None:
-    if not variable._value.sharding.is_equivalent_to(wanted, len(variable.shape)):
-        variable.assign(jax.device_put(variable._value, wanted))
-
-
-def is_spread(variable: keras.Variable) -> bool:
-    """Whether each device has only a part of a variable."""
-    value = variable._value
-    return isinstance(value, jax.Array) and not value.sharding.is_fully_replicated
+        put(slot, reference._value.sharding)
 
 
 def _names(model: keras.Model) -> dict[int, str]:

@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from keras_multigpu.engines.jax.cluster.spread_variables import adopt, check_spread
 from keras_multigpu.engines.jax.counting.transfers import GATHERED
 from keras_multigpu.engines.jax.placement import on_one_device, placement_on
+from keras_multigpu.engines.jax.state.parted import put
 from keras_multigpu.engines.values import Tensor
 
 # Variables with fewer elements stay whole: sending them costs more than keeping them.
@@ -111,13 +112,13 @@ class StateShards:
         for variable in variables if self._group is not None else ():
             check_spread(variable, self.sharding(variable.shape))  # before any is spread
         for variable in variables:
-            value, wanted = variable._value, self.sharding(variable.shape)
+            wanted = self.sharding(variable.shape)
             if wanted == self._whole:
                 continue
             if self._group is not None:
                 adopt(variable, wanted)
-            elif not value.sharding.is_equivalent_to(wanted, value.ndim):
-                variable.assign(jax.device_put(value, wanted))
+            else:
+                put(variable, wanted)
 
     def release(self, template: keras.Model) -> None:
         """Unties the template's own optimizer and metrics from devices other than the weights'."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -17,7 +18,8 @@ class UnsentTables:
     """Tables that are spread by rows, and not sent to the replicas.
 
     A replica takes no rows of them, so nothing but lookups may use them. What else does is found
-    out when the call is traced; then it is traced again, with the table sent.
+    out when the call is traced; then it is traced again, with the table sent, and a warning says
+    so: the table is to fit into the memory of every device.
 
     Args:
         variables: those of the template.
@@ -32,16 +34,34 @@ class UnsentTables:
         self.look_up: LookUp | None = None
         self._read: set[int] = set()
 
-    def send_all(self) -> None:
-        """Sends them all."""
-        self.unsent = {}
+    def send_all(self, why: str) -> None:
+        """Sends them all.
+
+        Warns:
+            UserWarning: of each.
+        """
+        self._send(set(self.unsent), why)
 
     def send_read(self) -> bool:
-        """Sends those of which a trace has read more than rows; returns whether there are any."""
+        """Sends those of which a trace has read more than rows; returns whether there are any.
+
+        Warns:
+            UserWarning: of each.
+        """
         read = self._read & self.unsent.keys()
-        self.unsent = {key: one for key, one in self.unsent.items() if key not in read}
+        self._send(read, "the model reads more of it than sums of rows")
         self._read.clear()
         return bool(read)
+
+    def _send(self, keys: Collection[int], why: str) -> None:
+        for key in keys:
+            table = self.unsent[key]
+            warnings.warn(
+                f"The table {table.path!r} of shape {tuple(table.shape)} is spread over the "
+                f"devices by rows, but it is sent to each of them whole: {why}.",
+                stacklevel=2,
+            )
+        self.unsent = {key: one for key, one in self.unsent.items() if key not in keys}
 
     def spec_of(self, variable: keras.Variable) -> tf.TensorSpec:
         """What a traced function takes for a variable."""

@@ -101,8 +101,9 @@ class Trace:
         self._touches_rows = order == 1 and not compiled
         self.arguments, self._restore = split_call(call)
         self.variables = unique(template.variables)
-        # The tables' rows have no second derivatives.
-        self.tables = UnsentTables(self.variables if with_tables and order < 2 else [])
+        self.tables = UnsentTables(self.variables if with_tables else [])
+        if order > 1:
+            self.tables.send_all("a gradient of a gradient is taken, and sums of rows have none")
 
     @functools.cached_property
     def forward(self) -> Any:
@@ -115,12 +116,14 @@ class Trace:
         while self.tables.unsent:
             try:
                 forward = self._trace_forward()
-            except Exception:  # anything: whole tables need no cut; what else fails, fails again
-                self.tables.send_all()
+            except Exception as error:  # anything: what needs no cut to fail, fails again
+                self.tables.send_all(f"the call can't be cut where it is used ({error})")
                 break
             functions = [one.function for one in self.cut.segments] if self.cut else [forward]
-            if any(types_without_gradient(one, []) for one in functions):
-                self.tables.send_all()
+            unknown = set().union(*(types_without_gradient(one, []) for one in functions))
+            if unknown:
+                known = ", ".join(sorted(unknown))
+                self.tables.send_all(f"the model has operations without a gradient ({known})")
             elif not self.tables.send_read():
                 return forward
         self.compiled = compiled

@@ -87,10 +87,10 @@ def test_joining_too_late():
 @pytest.mark.slow
 def test_attacks():
     """Attacks that no other test makes, once: all end in time, and leave nothing broken."""
-    names = ("garbage", "restarted", "interrupted", "both_interrupted", "slow_link")
-    for row in attack_all(1, names):
+    names = ("stopped_for_a_second", "garbage", "restarted", "interrupted", "both_interrupted")
+    for row in attack_all(1, (*names, "slow_link", "large"), gigabytes=0.125):
         assert not row.broken, str(row)
         (outcome,) = row.outcomes
         assert "exit status" not in outcome, str(row)
         assert outcome.count("second fit: ClusterError") == 2 * ("interrupted" in row.attack)
-        assert row.longest < 60, str(row)
+        assert row.longest < 60 or row.attack == "large", str(row)

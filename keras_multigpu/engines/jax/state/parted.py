@@ -1,0 +1,51 @@
+"""Variables that are spread over the devices of one process, and stay so when a file is read."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import NamedSharding
+
+from keras_multigpu.engines.shared import active_scope
+
+
+def is_spread(variable: keras.Variable) -> bool:
+    """Whether each device has only a part of a variable."""
+    value = variable._value
+    return isinstance(value, jax.Array) and not value.sharding.is_fully_replicated
+
+
+def put(variable: keras.Variable, wanted: NamedSharding) -> None:
+    """Spreads a variable, unless it is spread like this."""
+    if not isinstance(variable, PartedVariable):
+        kind: Any = type(variable)
+        variable.__class__ = _parted_class(kind)
+    if not variable._value.sharding.is_equivalent_to(wanted, len(variable.shape)):
+        variable.assign(jax.device_put(variable._value, wanted))
+
+
+class PartedVariable(keras.Variable):
+    """A spread variable, which spreads the arrays of the host that are assigned to it.
+
+    So no device needs room for a whole model while a file is read. It is not made, but adopted:
+    Keras has made the variable.
+    """
+
+    def assign(self, value: Any) -> Any:
+        """Assigns a value, as Keras does."""
+        is_of_host = hasattr(value, "__array__") and not isinstance(
+            value, (jax.Array, keras.Variable)
+        )
+        is_whole = is_of_host and np.shape(value) == tuple(self.shape)
+        if is_whole and active_scope() is None and is_spread(self):
+            value = jax.device_put(np.asarray(value), self._value.sharding)
+        return super().assign(value)
+
+
+@functools.cache
+def _parted_class(cls: type[keras.Variable]) -> type[keras.Variable]:
+    return type(cls.__name__, (PartedVariable, cls), {})
