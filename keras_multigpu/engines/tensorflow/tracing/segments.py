@@ -195,7 +195,7 @@ class Cut:
                 if "_gradient_op_type" in operation.node_def.attr:
                     raise HiddenStateError(
                         f"{operation.name!r} has a custom gradient and uses a tensor from before "
-                        "a `BatchNormalization` that it does not follow"
+                        "the place where the call is cut, which it does not follow"
                     )
 
     def _inside(self, result: Any) -> Tensor:

@@ -49,7 +49,8 @@ class UnsentTables:
             UserWarning: of each.
         """
         read = self._read & self.unsent.keys()
-        self._send(read, "the model reads more of it than sums of rows")
+        why = "the model uses it in a loop, a branch or a function, or not for sums of rows only"
+        self._send(read, why)
         self._read.clear()
         return bool(read)
 

@@ -117,7 +117,7 @@ class Trace:
             try:
                 forward = self._trace_forward()
             except Exception as error:  # anything: what needs no cut to fail, fails again
-                self.tables.send_all(f"the call can't be cut where it is used ({error})")
+                self.tables.send_all(f"the call can't be cut there ({error})")
                 break
             functions = [one.function for one in self.cut.segments] if self.cut else [forward]
             unknown = set().union(*(types_without_gradient(one, []) for one in functions))
