@@ -65,6 +65,20 @@ class Placement:
         self.is_of_rows = spread
         self.group = joint.group_of(self.mesh)
         self.copies = Copies(self._put_on_all)
+        on_processors = self.mesh.devices.flat[0].platform == "cpu"
+        self._joins_processors = on_processors and jax.distributed.is_initialized()
+
+    def sum_part(self, value: Tensor, axis: int = 0) -> Tensor:
+        """In a function on each device: the device's part, along an axis, of the devices' sum.
+
+        On processors of joined processes without a reduce-scatter, whose sums of arrays of several
+        MB are wrong there, every now and then (jax-ml/jax#40830). As many bytes cross.
+        """
+        if not self._joins_processors:
+            return jax.lax.psum_scatter(value, "devices", scatter_dimension=axis, tiled=True)
+        parts = jax.lax.all_to_all(value, "devices", axis, axis, tiled=True)
+        shape = (*parts.shape[:axis], self.count, -1, *parts.shape[axis + 1 :])
+        return parts.reshape(shape).sum(axis)
 
     def of_rows(self, tensor: Any) -> NamedSharding:
         """The sharding of a tensor of a batch: its first axis is the rows.

@@ -68,7 +68,7 @@ def _sum_of_parts(
         used = is_here.astype(part.dtype) * (given[0] if given else 1)
         used = jnp.where(is_valid, used, jnp.nan)  # as `jnp.take` gives
         total = _sum(part.astype(_wide(part)), jnp.where(is_here, own, 0), used, None)
-        return jax.lax.psum_scatter(total, "devices", tiled=True).astype(part.dtype)
+        return place.sum_part(total).astype(part.dtype)
 
     batch = (indices,) if weights is None else (indices, weights)
     rows = PartitionSpec("devices")

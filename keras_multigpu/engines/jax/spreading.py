@@ -192,10 +192,7 @@ class _Spreader:
             made = equation.primitive.bind(*parts, **params)
             made = made if equation.primitive.multiple_results else [made]
             if scatter is not None:
-                return [
-                    jax.lax.psum_scatter(part, _AXIS, scatter_dimension=scatter, tiled=True)
-                    for part in made
-                ]
+                return [self._place.sum_part(part, scatter) for part in made]
             return [jax.lax.psum(part, _AXIS) for part in made] if is_sum else list(made)
 
         mapped = jax.shard_map(
