@@ -91,7 +91,8 @@ class SavedModel(OneModel):
         """
         if _is_in_legacy_format():
             raise _legacy_error(f"the parallel model {self.name!r} for a file of HDF5")
-        template = keras.saving.serialize_keras_object(self.template)
+        with _without_compiling(self.template):
+            template = keras.saving.serialize_keras_object(self.template)
         return {
             "template": template,
             "num_devices": len(self._parallel_devices),
@@ -151,6 +152,22 @@ class SavedModel(OneModel):
     def load_own_variables(self, store: Any) -> None:
         """Reads the variables that the template holds outside its layers."""
         self.template.load_own_variables(store)
+
+
+@contextlib.contextmanager
+def _without_compiling(template: keras.Model) -> Iterator[None]:
+    """Scope in which Keras does not ask a template how it is compiled, unless it is.
+
+    A `get_compile_config` of the user's may need what `compile` of the parallel model has set.
+    """
+    if template.compiled or "get_compile_config" in vars(template):
+        yield
+        return
+    vars(template)["get_compile_config"] = lambda: None
+    try:
+        yield
+    finally:
+        del vars(template)["get_compile_config"]
 
 
 def _legacy_error(received: str) -> ValueError:

@@ -258,6 +258,41 @@ def test_a_template_compiled_with_what_cannot_be_copied():
     assert told[0].filename == __file__
 
 
+@keras.saving.register_keras_serializable("tests")
+class OwnConfig(keras.Sequential):
+    """Has a `compile` of its own, and says how it was compiled."""
+
+    def compile(self, aside=None, **kwargs):
+        super().compile(**kwargs)
+        self.aside = aside
+
+    def get_compile_config(self):
+        serialize = keras.saving.serialize_keras_object
+        return {"aside": serialize(self.aside), "optimizer": serialize(self.optimizer)}
+
+    def compile_from_config(self, config):
+        given = {key: keras.saving.deserialize_keras_object(one) for key, one in config.items()}
+        self.compile(**given, loss="mse")
+        self.optimizer.build(self.trainable_variables)
+
+
+def test_a_compile_that_says_how_the_model_was_compiled(rng, tmp_path):
+    template = OwnConfig([keras.Input((3,)), layers.Dense(4), layers.Dense(1)])
+    parallel = make_parallel(template, 2)
+    parallel.compile(optimizer="adam", loss="mse", aside=keras.optimizers.SGD(0.25))
+    x, y = rng.normal(size=(5, 3)), rng.normal(size=(5, 1))
+    parallel.fit(x, y, verbose=0)
+    parallel.save(tmp_path / "own.keras")
+    loaded = keras.saving.load_model(tmp_path / "own.keras")
+    assert float(loaded.aside.learning_rate) == 0.25
+    for model in (parallel, loaded):
+        model.fit(x, y, verbose=0)
+    assert difference(variables(parallel), variables(loaded)) < 1e-6
+    assert not template.compiled
+    with pytest.raises(AttributeError, match="'optimizer'"):
+        template.get_compile_config()  # the user's again
+
+
 def test_the_legacy_format_is_refused(tmp_path):
     parallel = make_parallel(_functional(), 2)
     with pytest.raises(ValueError, match=r"legacy HDF5 format.*model.h5.*model.template.save"):

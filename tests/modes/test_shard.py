@@ -195,3 +195,31 @@ def test_mixed_precision_trains_like_plain_data_mode():
         _train(parallel, optimizers.SGD(0.1))
         trained.append(variables(parallel))
     assert difference(*trained) < 2e-3
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "weights"])
+def test_layers_that_are_built_in_a_step(shard):
+    """`build` only marks the model as built. Its weights are moved before the next loop."""
+
+    class Late(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = layers.Dense(8, "tanh"), layers.Dense(3)
+
+        def call(self, x):
+            return self.last(self.first(x))
+
+    x, y = np.ones((7, 5)), np.ones((7, 3))
+    found = []
+    for n in (None, 4):
+        keras.utils.set_random_seed(1)
+        model = Late()
+        with pytest.warns(UserWarning, match="does not have a `build\\(\\)` method"):
+            model.build((None, 5))
+        if n:
+            model = make_parallel(model, n, shard=shard)
+        model.compile(optimizers.Adam(0.1), "mse")
+        for _ in range(3):
+            model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+            found.append(model.get_weights())
+    assert difference(found[:3], found[3:]) < 1e-6

@@ -188,7 +188,11 @@ class TensorFlowSteps(Steps):
         """Calls a step; leaves out the slicing in a trace that TensorFlow drops."""
         is_new, self._is_new = self._is_new, False
         if not is_new or tf.executing_eagerly() or not self._lacks_slots():
-            return step(*args, **kwargs)
+            result = step(*args, **kwargs)
+            # A layer may be built in the step, and its variables be moved before the next loop.
+            for one in self._model.variables:
+                self._traced_with.setdefault(id(one), (one, one._value))
+            return result
         # TensorFlow drops a first trace that makes variables (slots, metrics), and traces
         # again. So it need not slice, and makes a variable even if the step makes none.
         try:
@@ -216,10 +220,7 @@ class TensorFlowSteps(Steps):
             yield is_writer
 
     def _drop_stale(self) -> None:
-        """Drops functions that were traced with variables that have moved since.
-
-        A layer may be built during `fit`; its variables are new, not moved.
-        """
+        """Drops functions that were traced with variables that have moved since."""
         before, model = self._traced_with, self._model
         now = {id(variable): (variable, variable._value) for variable in model.variables}
         self._traced_with = now

@@ -225,3 +225,20 @@ def test_what_a_file_gives_is_spread_at_once(way, rng, tmp_path):
     assert difference(loaded.get_weights(), weights) == 0
     with pytest.raises(ValueError, match="shape"):
         loaded.get_layer("wide").kernel.assign(np.ones((3, 3)))
+
+
+@pytest.mark.parametrize(("n", "spread_first"), [(3, True), (2, True), (2, False)])
+def test_a_template_of_models_that_spread_other_weights(n, spread_first, rng):
+    """What one model spreads over its devices, another leaves on one: all compute at any time."""
+    dense = [layers.Dense(64), layers.Dense(64), layers.Dense(3)]
+    template = keras.Sequential([keras.Input((64,)), *dense])
+    ways = [(4, {"shard": "weights"}), (n, {"mode": "model"})]
+    parallel = [make_parallel(template, k, **way) for k, way in ways[:: 1 if spread_first else -1]]
+    x, y = rng.normal(size=(8, 64)), rng.normal(size=(8, 3))
+    for trained in (*parallel, template):
+        trained.compile("adam", "mse")
+        trained.fit(x, y, verbose=0)
+        expected = trained.predict(x, verbose=0)
+        for model in (template, *parallel, template, *parallel[::-1]):
+            assert difference(model.predict(x, verbose=0), expected) < 1e-5
+            assert difference(np.asarray(model(x)), expected) < 1e-5

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import keras
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
+from keras_multigpu.engines.jax.placement import on_one_device
 from keras_multigpu.engines.shared import active_scope
 
 
@@ -26,6 +28,17 @@ def put(variable: keras.Variable, wanted: NamedSharding) -> None:
         variable.__class__ = _parted_class(kind)
     if not variable._value.sharding.is_equivalent_to(wanted, len(variable.shape)):
         variable.assign(jax.device_put(variable._value, wanted))
+
+
+def release(variables: Iterable[keras.Variable], mesh: Mesh) -> None:
+    """Unties variables from other devices than a mesh's, over which another model spread them."""
+    here = set(mesh.devices.flat)
+    for variable in variables:
+        value = variable._value
+        if value is None or value.is_deleted() or not value.committed:
+            continue
+        if value.sharding.device_set != here:
+            variable.assign(on_one_device(value))
 
 
 class PartedVariable(keras.Variable):

@@ -15,7 +15,7 @@ import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax.placement import placement_on
-from keras_multigpu.engines.jax.state.parted import is_spread, put
+from keras_multigpu.engines.jax.state.parted import is_spread, put, release
 
 # A weight with a smaller share of the model than this is copied to every device.
 _LEAST_SHARE = 0.01
@@ -71,6 +71,8 @@ def shard(model: keras.Model, axes: dict[str, int], names: Sequence[str]) -> Non
         if axis is not None:
             wanted = NamedSharding(mesh, PartitionSpec(*[None] * axis, "devices"))
             put(variable, wanted)
+        else:
+            release([variable], mesh)
 
 
 def shard_alike(slot: keras.Variable, reference: keras.Variable) -> None:

@@ -20,8 +20,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax.cluster.spread_variables import adopt, check_spread
 from keras_multigpu.engines.jax.counting.transfers import GATHERED
-from keras_multigpu.engines.jax.placement import on_one_device, placement_on
-from keras_multigpu.engines.jax.state.parted import put
+from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.state.parted import put, release
 from keras_multigpu.engines.values import Tensor
 
 # Variables with fewer elements stay whole: sending them costs more than keeping them.
@@ -114,8 +114,8 @@ class StateShards:
         for variable in variables:
             wanted = self.sharding(variable.shape)
             if wanted == self._whole:
-                continue
-            if self._group is not None:
+                release([variable] if self._group is None else [], self._mesh)
+            elif self._group is not None:
                 adopt(variable, wanted)
             else:
                 put(variable, wanted)
@@ -123,13 +123,8 @@ class StateShards:
     def release(self, template: keras.Model) -> None:
         """Unties the template's own optimizer and metrics from devices other than the weights'."""
         optimizer = getattr(template, "optimizer", None)
-        here = set(self._mesh.devices.flat)
-        for variable in [*template.metrics_variables, *getattr(optimizer, "variables", ())]:
-            value = variable._value
-            if value is None or value.is_deleted() or not value.committed:
-                continue
-            if value.sharding.device_set != here:
-                variable.assign(on_one_device(value))
+        others = [*template.metrics_variables, *getattr(optimizer, "variables", ())]
+        release(others, self._mesh)
 
     def warn_of_whole(self, variables: Iterable[keras.Variable]) -> None:
         """Names large variables of which a device keeps more than its part.
