@@ -294,13 +294,13 @@ def test_a_run_that_is_ended_keeps_its_counts(tmp_path):
     assert lane.next_index() == 2
 
 
-def test_half_a_minute_of_models_shows_no_difference(tmp_path):
+def test_eight_models_show_no_difference(tmp_path):
     folder = Path(__file__).parent.parent
-    command = [sys.executable, "-W", "ignore", "-m", "support.fuzz", "--seconds", "30"]
+    command = [sys.executable, "-W", "ignore", "-m", "support.fuzz", "--models", "8"]
     command += ["--seed", "20", "--shrink", "30", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     counts = drive.count(tmp_path)
     scripts = "\n".join(path.read_text() for path in tmp_path.glob("*.small.py"))
     assert done.returncode == 0, done.stdout + done.stderr + scripts
-    # How many there are depends on the machine's other work.
-    assert counts["equal"] >= max(1, 0.6 * sum(counts.values())), counts
+    assert sum(counts.values()) == 8
+    assert counts["equal"] >= 4, done.stdout  # Keras itself refuses some of what is drawn

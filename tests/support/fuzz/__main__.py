@@ -13,7 +13,8 @@ from . import drive
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.support.fuzz")
-    parser.add_argument("--seconds", type=float, default=600.0, help="how long")
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long at most")
+    parser.add_argument("--models", type=int, help="how many models of each seed, if not all")
     parser.add_argument("--seed", type=int, default=1, help="the first process's seed")
     parser.add_argument("--modes", default="data", help="of make_parallel: data,tower,model")
     parser.add_argument("--processes", type=int, default=1, help="how many, each with a seed")
@@ -36,7 +37,7 @@ def main() -> int:
     if given.work is None and given.only is None:
         print(f"seeds {given.seed} to {given.seed + given.processes - 1}, into {given.out}")
         lanes = [
-            drive.Lane(given.seed + number, given.modes, given.out, given.shrink)
+            drive.Lane(given.seed + number, given.modes, given.out, given.shrink, given.models)
             for number in range(given.processes)
         ]
         drive.drive(given.seconds, lanes)

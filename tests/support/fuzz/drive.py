@@ -1,4 +1,4 @@
-"""Runs cases for a fixed time in processes that may crash, and counts the outcomes."""
+"""Runs cases in processes that may crash, and counts the outcomes."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Lane:
     modes: str
     out: Path
     shrink: float
+    models: int | None = None
     first: int = 0
     process: subprocess.Popen | None = None
 
@@ -37,6 +38,7 @@ class Lane:
         """Starts a process on the cases that follow the last one that began."""
         self.first = max(self.first, self.next_index())
         last = self.first - self.first % _CHUNK + _CHUNK
+        last = last if self.models is None else min(last, self.models)
         command = [sys.executable, "-m", str(__package__), "--work", str(self.first), str(last)]
         command += ["--seed", str(self.seed), "--modes", self.modes, "--out", str(self.out)]
         command += ["--seconds", str(seconds), "--shrink", str(self.shrink)]
@@ -52,6 +54,10 @@ class Lane:
         """The case that follows the last one that began."""
         records = read(self.path)
         return records[-1]["index"] + 1 if records else 0
+
+    def is_done(self) -> bool:
+        """Whether all its models have been drawn and compared."""
+        return self.models is not None and self.process is None and self.next_index() >= self.models
 
     def watch(self) -> None:
         """Notes if the process has ended or hangs in the middle of a case."""
@@ -89,15 +95,15 @@ def read(path: Path) -> list[dict]:
 
 
 def drive(seconds: float, lanes: list[Lane]) -> None:
-    """Runs the cases of some seeds, each in separate processes, until the time is over."""
+    """Runs the cases of some seeds, each in separate processes, until they or the time are over."""
     for lane in lanes:
         lane.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
     try:
-        while time.monotonic() < end:
+        while time.monotonic() < end and not all(lane.is_done() for lane in lanes):
             for lane in lanes:
                 lane.watch()
-                if lane.process is None:
+                if lane.process is None and not lane.is_done():
                     lane.start(end - time.monotonic())
             time.sleep(1.0)
         _wait(lanes)
