@@ -14,7 +14,7 @@ from . import drive
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.support.fuzz")
     parser.add_argument("--seconds", type=float, default=600.0, help="how long at most")
-    parser.add_argument("--models", type=int, help="how many models of each seed, if not all")
+    parser.add_argument("--models", type=int, help="how many of each seed at most")
     parser.add_argument("--seed", type=int, default=1, help="the first process's seed")
     parser.add_argument("--modes", default="data", help="of make_parallel: data,tower,model")
     parser.add_argument("--processes", type=int, default=1, help="how many, each with a seed")

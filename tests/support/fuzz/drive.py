@@ -95,7 +95,7 @@ def read(path: Path) -> list[dict]:
 
 
 def drive(seconds: float, lanes: list[Lane]) -> None:
-    """Runs the cases of some seeds, each in separate processes, until they or the time are over."""
+    """Runs the cases of some seeds, until enough are compared or the time is over."""
     for lane in lanes:
         lane.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
