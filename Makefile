@@ -20,11 +20,12 @@ test: installed lint
 	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
 
 # What `make test` leaves out: the site, exhaustive tables, notebooks, long waits. About 40 minutes.
-# In two halves, because TensorFlow and JAX keep much of what a process has compiled.
+# In two halves: TensorFlow and JAX keep much of what a process has compiled, and only the second
+# half waits for other processes, while a third worker can compute.
 test-all: installed docs
 	for backend in tensorflow jax; do \
 	  KERAS_BACKEND=$$backend $(PYTEST) -m slow tests/modes && \
-	  KERAS_BACKEND=$$backend $(PYTEST) -m slow --ignore tests/modes || exit 1; \
+	  KERAS_BACKEND=$$backend $(PYTEST) -n 3 -m slow --ignore tests/modes || exit 1; \
 	done
 
 # The core tests on the lowest versions that pyproject.toml declares. Old packages warn.

@@ -50,8 +50,8 @@ class Outcome:
 class Plain:
     """A case's plain model: trained once for all modes that it is compared with.
 
-    On TensorFlow it runs eagerly, which is faster, unless there are trials. With several outputs,
-    Keras's own logs are others if it runs eagerly.
+    On TensorFlow it runs eagerly, which is faster for a few steps. With several outputs, Keras's own
+    logs are others if it runs eagerly.
 
     Raises:
         Exception: whatever Keras raises.
@@ -62,7 +62,7 @@ class Plain:
         keras.config.set_dtype_policy(case.floatx)
         self.names = draw.namespace()
         self._trials: list[dict[str, Any]] = []
-        self.is_eager = not catalogue.ON_JAX and not case.trials and len(case.heads) == 1
+        self.is_eager = not catalogue.ON_JAX and len(case.heads) == 1
         with _quiet():
             exec(compile(program.definitions(case), case.name, "exec"), self.names)
             self.training = trainings.plain(self.names, eager=self.is_eager)
