@@ -50,8 +50,8 @@ class Outcome:
 class Plain:
     """A case's plain model: trained once for all modes that it is compared with.
 
-    On TensorFlow it runs eagerly, which is faster for a few steps. With several outputs, Keras's own
-    logs are others if it runs eagerly.
+    On TensorFlow it runs eagerly, which is faster for a few steps. With several outputs, Keras's
+    own logs are others if it runs eagerly.
 
     Raises:
         Exception: whatever Keras raises.
