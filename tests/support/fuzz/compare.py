@@ -9,10 +9,8 @@ import keras
 import numpy as np
 
 # The effect of the order of sums in a few well-conditioned steps: relative, and for zeros.
-# Keras's losses on JAX compute in float32 at times, rounded as XLA compiles them.
-_ON_JAX = keras.backend.backend() == "jax"
-CLOSE = {"float64": 5e-7 if _ON_JAX else 1e-9, "float32": 1e-4}
-TINY = {"float64": 1e-12 if _ON_JAX else 1e-13, "float32": 1e-6}
+CLOSE = {"float64": 1e-9, "float32": 1e-4}
+TINY = {"float64": 1e-13, "float32": 1e-6}
 
 
 @dataclasses.dataclass(frozen=True)
