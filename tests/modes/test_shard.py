@@ -129,6 +129,29 @@ def test_options_of_compile(option, shard):
     assert difference(variables(plain), variables(parallel)) < LIMIT
 
 
+@every_shard
+@pytest.mark.usefixtures("_double")
+def test_a_step_that_runs_eagerly_with_weights_that_not_all_devices_divide(shard):
+    plain, parallel = (
+        keras.Sequential(
+            [
+                keras.Input((5,)),
+                layers.Dense(6, "tanh"),
+                layers.BatchNormalization(),
+                layers.Dense(2),
+            ]
+        )
+        for _ in range(2)
+    )
+    parallel.set_weights(plain.get_weights())
+    parallel = make_parallel(parallel, 4, shard=shard)
+    x, y = _data(8)
+    for model in (plain, parallel):
+        model.compile(optimizers.Lamb(0.02, use_ema=True), "mse", run_eagerly=True)
+        model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    assert difference(variables(plain), variables(parallel)) < LIMIT
+
+
 @pytest.mark.slow
 @every_shard
 @pytest.mark.usefixtures("_double")

@@ -42,7 +42,7 @@ class StateShards:
         self._factors = _prime_factors(len(names))
         self._axes = tuple(f"part{number}" for number in range(len(self._factors)))
         place = placement_on(tuple(names))
-        self._group, line = place.group, place.mesh
+        self._group, line, self._on_line = place.group, place.mesh, place.replicated
         # One mesh for all: a step that is given arrays of two, JAX may be unable to compile.
         self._mesh = Mesh(line.devices.reshape(self._factors), self._axes)
         self._whole = NamedSharding(self._mesh, PartitionSpec())
@@ -87,20 +87,27 @@ class StateShards:
         return _is_by_rows(shape, self._factors)
 
     def kept(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """A training step whose new state is spread as the old one is."""
+        """A training step whose new state is spread as the old one is.
+
+        A step that is not compiled gets whole copies: JAX can't always run a single operation on
+        arrays of two meshes, one of which is spread along several axes.
+        """
 
         @functools.wraps(step)
         def kept_step(state: Any, batch: Any) -> Any:
+            is_compiled = any(map(_is_traced, jax.tree.leaves(state)))
+            state = state if is_compiled else jax.device_put(state, self._on_line)
             outputs, new = step(state, batch)
             # `evaluate` and `predict` have no optimizer, and change no weight.
             if not isinstance(new, tuple) or len(new) != 4:
                 return outputs, new
-            weights = self._part_of if self.of_weights else self._whole_of
+            part = self._part_of if is_compiled else self._put_part
+            weights = part if self.of_weights else self._whole_of
             trained, others, slots, metrics = new
             return outputs, (
                 jax.tree.map(weights, trained),
                 jax.tree.map(weights, others),
-                jax.tree.map(self._part_of, slots),
+                jax.tree.map(part, slots),
                 metrics,
             )
 
@@ -152,6 +159,9 @@ class StateShards:
 
     def _part_of(self, value: Tensor) -> Tensor:
         return _constrain(value, self.sharding(np.shape(value)))
+
+    def _put_part(self, value: Tensor) -> Tensor:
+        return jax.device_put(value, self.sharding(np.shape(value)))
 
 
 def kept_share(shapes: Sequence[Sequence[int]], count: int) -> float:
