@@ -103,9 +103,9 @@ class Recomputed(layers.Layer):
         self.inner.build(shape)
 
     def call(self, x):
-        # A new method each time: JAX keeps what it traced of `self.inner`, with that trace's
-        # weights, and plain Keras then does not train them.
-        return keras.remat(self.inner.__call__)(x)
+        # A new function each time: JAX keeps what it traced of `self.inner`, and of its methods,
+        # with that trace's weights, and plain Keras then does not train them.
+        return keras.remat(lambda x: self.inner(x))(x)
 
 
 class Stopped(layers.Layer):
