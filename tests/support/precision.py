@@ -1,6 +1,7 @@
 """The scope of tests that compare in float64."""
 
 import contextlib
+from unittest import mock
 
 import keras
 
@@ -13,6 +14,21 @@ def double_precision():
 
     # In older versions it is experimental.
     return (jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64)(True)
+
+
+@contextlib.contextmanager
+def means_in_double_precision():
+    """Scope in which Keras's `mean` and `var` of float64 on JAX don't compute in float32."""
+    from keras.src.backend.common import dtypes  # noqa: TID251
+
+    of_keras = dtypes._lattice_result_type
+
+    def result_type(*args):
+        return "float64" if "float64" in map(str, args) else of_keras(*args)
+
+    is_jax = keras.backend.backend() == "jax"
+    with mock.patch.object(dtypes, "_lattice_result_type", result_type if is_jax else of_keras):
+        yield
 
 
 @contextlib.contextmanager

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import keras
 
 import keras_multigpu
 
+from ..precision import means_in_double_precision  # noqa: TID252 - the root is tests, or above
 from . import draw, run, scripts, settings, shrink
 from .case import Case
+
+_WHOLE_PROCESS = contextlib.ExitStack()
 
 
 def prepare(optimizes_graphs: bool = True) -> None:
@@ -26,7 +30,7 @@ def prepare(optimizes_graphs: bool = True) -> None:
         from keras_multigpu.engines.jax.state import state_shards
 
         jax.config.update("jax_enable_x64", True)
-        _compute_means_in_float64()
+        _WHOLE_PROCESS.enter_context(means_in_double_precision())
         state_shards._LEAST = 3  # `shard` spreads small weights too, but no seeds
     else:
         import tensorflow as tf
@@ -42,18 +46,6 @@ def prepare(optimizes_graphs: bool = True) -> None:
     gc.collect()
     gc.freeze()  # keeps the collector from scanning all imported modules again and again
     gc.disable()
-
-
-def _compute_means_in_float64() -> None:
-    """On JAX, Keras's `mean` and `var` of float64 compute in float32: its rounding hides faults."""
-    from keras.src.backend.common import dtypes  # noqa: TID251
-
-    of_keras = dtypes._lattice_result_type
-
-    def result_type(*args: Any) -> str:
-        return "float64" if "float64" in map(str, args) else of_keras(*args)
-
-    dtypes._lattice_result_type = result_type
 
 
 def work(
