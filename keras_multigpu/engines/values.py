@@ -74,11 +74,14 @@ class Result:
         losses: the tensors given to `add_loss`, in order; for models with separate weights also
             the penalties of the weights' regularizers.
         updates: pairs of a variable that the call assigned and its new value.
+        is_random: whether the outputs may depend on random numbers. A call may draw some and not
+            use them.
     """
 
     outputs: Any
     losses: list[Tensor] = dataclasses.field(default_factory=list)
     updates: list[tuple[keras.Variable, Tensor]] = dataclasses.field(default_factory=list)
+    is_random: bool = True
 
 
 @dataclasses.dataclass

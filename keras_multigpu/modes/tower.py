@@ -10,7 +10,6 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_choice, positive_integer
-from keras_multigpu.engines.shared import SEED
 from keras_multigpu.graphs.costs import row_bytes
 from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
@@ -174,8 +173,9 @@ class TowerParallel(OwnLosses):
 
     def _parallel_are_equal(self, results: Sequence[engines.Result]) -> bool:
         """Whether all replicas' outputs are equal: the same weights, and no random numbers."""
-        drawn = (variable.name == SEED for result in results for variable, _ in result.updates)
-        return not self._parallel_clones and not any(drawn)
+        if len(results) == 1:
+            return True
+        return not self._parallel_clones and not any(result.is_random for result in results)
 
     def _parallel_assign_updates(self, results: Sequence[engines.Result]) -> None:
         """Sets shared state to the mean over the replicas; counters and seeds to the first one's.

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines import templates
+from keras_multigpu.engines.attributes import get_attributes
 from keras_multigpu.engines.optimizers import claim
 from keras_multigpu.engines.runners import DataRunner, TowerRunner
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
 from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
 from keras_multigpu.engines.tensorflow.names import full_name, is_default
 from keras_multigpu.engines.tensorflow.replicas import Replicas
+from keras_multigpu.engines.tensorflow.results import tensors_of
 from keras_multigpu.engines.tensorflow.weights.following import follow_gradients
 from keras_multigpu.engines.tensorflow.weights.homes import Homes, fullest_home, tables_by_rows
 from keras_multigpu.engines.tensorflow.weights.placing import clip_by_member, place_updates
@@ -200,7 +204,12 @@ class CommitteeRunner(TowerRunner):
 
     def run(self, call: Call, *, compiled: bool) -> list[Result]:
         count = len(self._models)
-        return self._replicas.run([call] * count, [1] * count, compiled=compiled)
+        results = self._replicas.run([call] * count, [1] * count, compiled=compiled)
+        if not tf.executing_eagerly():
+            return results
+        first, *others = (result.outputs for result in results)
+        are_equal = all(_are_equal(first, other) for other in others)
+        return [dataclasses.replace(result, is_random=not are_equal) for result in results]
 
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
         place_updates(optimizer)
@@ -219,3 +228,13 @@ def _other_rows(tensors: Sequence[Tensor]) -> str | None:
     if len(counts) < 2:
         return None
     return f"its arguments have different numbers of rows, {', '.join(map(str, sorted(counts)))}"
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Whether the values of two replicas' outputs are equal, and of what Keras attached to them."""
+    values = [
+        [tensors_of((leaf, get_attributes(leaf))) for leaf in keras.tree.flatten(outputs)]
+        for outputs in (first, second)
+    ]
+    pairs = zip(tf.nest.flatten(values[0]), tf.nest.flatten(values[1]))
+    return all(np.array_equal(one, other) for one, other in pairs)

@@ -42,6 +42,11 @@ def find_lost(forward: Any, weights: Iterable[Tensor]) -> str | None:
     return next(_lost(forward, weights), None)
 
 
+def depends_on(results: Iterable[Tensor], argument: Tensor) -> bool:
+    """Whether tensors depend on an argument of their graph; a function's results on all of its."""
+    return argument.op in ancestors(results)
+
+
 def layer_of(name: str) -> str:
     """The layer of an operation, from the operation's name."""
     scope = name.rpartition("/")[0]

@@ -17,7 +17,12 @@ import tensorflow as tf
 from keras_multigpu.engines.attributes import get_attributes, set_attributes
 from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.structures import take_apart
-from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult, split_call
+from keras_multigpu.engines.tensorflow.results import (
+    Arguments,
+    LocalResult,
+    split_call,
+    tensors_of,
+)
 from keras_multigpu.engines.tensorflow.tensors import (
     CONSTANT,
     floats,
@@ -32,7 +37,7 @@ from keras_multigpu.engines.tensorflow.tracing.functions import (
     types_without_gradient,
 )
 from keras_multigpu.engines.tensorflow.tracing.heads import apply_activations, take_off_activations
-from keras_multigpu.engines.tensorflow.tracing.inspection import find_lost
+from keras_multigpu.engines.tensorflow.tracing.inspection import depends_on, find_lost
 from keras_multigpu.engines.tensorflow.tracing.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.tracing.segments import Cut
 from keras_multigpu.engines.tensorflow.tracing.sync import Exchange, synchronized
@@ -214,6 +219,16 @@ class Trace:
             used = [result for result, one_is_used in zip(results, is_used) if one_is_used]
             self._reached[is_used] = reached_inputs(self.forward, used)
         return self._reached[is_used]
+
+    @functools.cached_property
+    def is_random(self) -> bool:
+        """Whether the outputs depend on the replica's number, and so on its random numbers."""
+        # By place: the state, the call, then the number.
+        before = [self.variables, self.arguments]
+        place = sum(len(tf.nest.flatten(one, expand_composites=True)) for one in before)
+        traced = self.forward.structured_outputs
+        results = tensors_of((traced["outputs"], traced["attributes"]))
+        return depends_on(results, self.forward.inputs[place])
 
     def _trace_call(self, apart: bool) -> Any:
         if not (self.layers or self.tables.unsent):
