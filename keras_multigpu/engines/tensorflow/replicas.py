@@ -231,8 +231,7 @@ class Replicas:
             if self._has_own_weights and not self._may_share(variable, own):
                 raise state_of_none(variable)
             updates.append((own.get(id(variable), variable), value))
-        is_random = not is_slice and not tf.executing_eagerly() and trace.is_random
-        return Result(whole, losses, updates, is_random)
+        return Result(whole, losses, updates, is_slice or trace.is_random)
 
     def _may_share(self, variable: keras.Variable, own: dict[int, keras.Variable]) -> bool:
         """Whether each replica has its own version of a variable, or all may share it."""

@@ -205,8 +205,10 @@ class CommitteeRunner(TowerRunner):
     def run(self, call: Call, *, compiled: bool) -> list[Result]:
         count = len(self._models)
         results = self._replicas.run([call] * count, [1] * count, compiled=compiled)
-        if not tf.executing_eagerly():
+        has_one_model = len({id(model) for model in self._models}) == 1
+        if not (tf.executing_eagerly() and has_one_model and results[0].is_random):
             return results
+        # Numbers were drawn; only the values tell whether the outputs depend on them.
         first, *others = (result.outputs for result in results)
         are_equal = all(_are_equal(first, other) for other in others)
         return [dataclasses.replace(result, is_random=not are_equal) for result in results]

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.attributes import get_attributes, set_attributes
-from keras_multigpu.engines.shared import unique
+from keras_multigpu.engines.shared import SEED, unique
 from keras_multigpu.engines.structures import take_apart
 from keras_multigpu.engines.tensorflow.results import (
     Arguments,
@@ -222,7 +222,12 @@ class Trace:
 
     @functools.cached_property
     def is_random(self) -> bool:
-        """Whether the outputs depend on the replica's number, and so on its random numbers."""
+        """Whether the outputs depend on the replica's number, and so on its random numbers.
+
+        An eager call has no graph that tells: whether it drew any.
+        """
+        if tf.executing_eagerly():
+            return any(variable.name == SEED for variable in self.assigned.values())
         # By place: the state, the call, then the number.
         before = [self.variables, self.arguments]
         place = sum(len(tf.nest.flatten(one, expand_composites=True)) for one in before)
