@@ -9,8 +9,7 @@ from typing import Any
 from . import catalogue, inputs, optimizers
 from .case import Case, Head, Trial
 
-# `fit` takes longer to start, and TensorFlow's loops take longer than its tracing of small models.
-_TRIALS = {"train": 24, "fit": 8} if catalogue.ON_JAX else {"train": 2, "fit": 1}
+_TRIALS = {"train": 2, "fit": 1}  # whose loops take almost as long as small models' compilation
 _SIZES = [(7, 4), (7, 4), (9, 8), (5, 3), (3, 2), (8, 4), (4, 1)]  # rows, and rows of a batch
 
 
@@ -41,7 +40,7 @@ def draw_training(rng: random.Random, case: Case) -> Case:
     actions = [rng.choice(["fit", "train"])]
     if found["feeding"] != "arrays":
         actions = ["fit"]
-    more = [action for action in ("evaluate", "predict") if rng.random() < 0.2]
+    more = [action for action in ("evaluate", "predict") if rng.random() < 0.1]
     if found["feeding"] == "generator" or "Ragged" in case.sources[0].data:
         more = []
     found["actions"] = (*actions, *more)

@@ -5,6 +5,7 @@ The arguments themselves are found by introspection. Values are Python text.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
 from typing import Any
@@ -237,6 +238,7 @@ _ALWAYS = {
 }
 
 
+@functools.cache
 def classes(module: Any, base: type | None = None) -> dict[str, type]:
     """The classes that a module of Keras exports, each by its own name."""
     found = {name: getattr(module, name) for name in sorted(dir(module))}
