@@ -30,7 +30,7 @@ REASONS = {
 }
 _TENSORFLOW_ONLY = {"StringLookup", "TextVectorization", "HashedCrossing", "Hashing"}
 _UNTRACED = [f"Adaptive{how}Pooling{rank}D" for how in ("Average", "Max") for rank in (1, 2, 3)]
-# Drawn for one of ten: tracing them takes minutes, as long as a hundred other models.
+# Drawn for one of a hundred: tracing them takes minutes, as long as a hundred other models.
 SLOW = {"AugMix", "Equalization", "RandAugment"} if ON_JAX else set()
 _ANY = ("vector", "sequence", "image")
 _KINDS = {

@@ -50,7 +50,7 @@ def draw_case(seed: int, index: int, modes: tuple[str, ...] = ("data",), layer: 
     reason = ""
     for _ in range(_ATTEMPTS):
         name = layer or rng.choice(catalogue.drawable())
-        if not layer and name in catalogue.SLOW and rng.random() < 0.9:
+        if not layer and name in catalogue.SLOW and rng.random() < 0.99:
             continue
         try:
             with warnings.catch_warnings():

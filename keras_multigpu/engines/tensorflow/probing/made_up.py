@@ -20,6 +20,7 @@ class Settings:
         axis: the length of unknown axes.
         high: integers are below this.
         scale: the size of floating-point numbers.
+        growth: by how much they are larger in the second half of the rows.
         positive: make no negative numbers.
         device: where to compute.
     """
@@ -28,6 +29,7 @@ class Settings:
     axis: int = 32
     high: int = 8
     scale: float = 1.0
+    growth: float = 1.0
     positive: bool = False
     device: str = "cpu:0"
 
@@ -88,6 +90,8 @@ def _values(
         return tf.cast(_with_holes(integers, rng), dtype)
     numbers = rng.normal(size=shape) * settings.scale
     numbers = np.abs(numbers) + 0.05 * settings.scale if settings.positive else numbers
+    if shape and settings.growth != 1.0:
+        numbers[shape[0] - shape[0] // 2 :] *= settings.growth
     if len(shape) == 3 and not settings.positive:  # zero time steps, for `Masking` layers
         numbers = _with_holes(numbers, rng)
     return tf.cast(numbers, dtype)

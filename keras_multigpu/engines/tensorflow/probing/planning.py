@@ -107,10 +107,8 @@ def _settings(template: keras.Model) -> str:
 
 
 def _check(trace: Trace) -> None:
-    forward = trace.forward
-    tensors = [len(tf.nest.flatten(trace.arguments, expand_composites=True)), len(trace.variables)]
-    weights = trace.weights_of(forward.inputs)
-    _raise(find_obstacle(forward, forward.inputs[sum(tensors)], weights))
+    weights = trace.weights_of(trace.forward.inputs)
+    _raise(find_obstacle(trace.forward, trace.number, weights))
 
 
 def _raise(reason: str | None) -> None:

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.engines.kinds import ROWS, find_kinds
+from keras_multigpu.engines.kinds import MAXIMUM, MINIMUM, ROWS, SAME, find_kinds
 from keras_multigpu.engines.shared import in_fresh_thread
+from keras_multigpu.engines.tensorflow.probing.batchwide import BatchWide
 from keras_multigpu.engines.tensorflow.probing.made_up import Settings, make_up, perturb, take_part
 from keras_multigpu.engines.tensorflow.probing.stilled import Stilled
+from keras_multigpu.engines.tensorflow.results import tensors_of
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, message_of
 from keras_multigpu.engines.tensorflow.tracing.inspection import layer_of
 from keras_multigpu.engines.tensorflow.tracing.trace import Trace
@@ -28,9 +30,11 @@ from keras_multigpu.engines.values import Tensor
 
 _AXES = (32, 16, 64, 128)
 _HIGHS = (8, 2, 1)
-# More rows and scales to try: on few rows and small numbers a rule may fit by chance, or because
-# a threshold is not reached.
-_MORE = ((9, 30.0), (3, 1000.0))
+# More to try: on few rows and small numbers a rule may fit by chance, or because a threshold is
+# not reached, or reached by all parts of a batch.
+_MORE = ({"rows": 9, "scale": 30.0}, {"rows": 3, "scale": 1000.0}, {"rows": 4, "growth": 1000.0})
+# If numbers of the whole batch may make a choice: it is another one in the second part.
+_SIZES = [{"rows": 4, "scale": scale, "growth": 1000.0} for scale in (1e-6, 1e-3, 1e3, 1e6)]
 
 
 class ProbeError(Exception):
@@ -63,6 +67,7 @@ class Probe:
         self._rng = np.random.default_rng(0)
         self._settings = Settings()
         self._every: list[Tried] = []
+        self._wide = BatchWide(trace.forward.graph, trace.batch)
         operations = trace.forward.graph.get_operations()
         halves = (tf.float16, tf.bfloat16)
         self._is_half = any(one.dtype in halves for op in operations for one in op.outputs)
@@ -74,10 +79,10 @@ class Probe:
             ProbeError: if the template can't be called on made-up rows.
         """
         self._every = [self._try(self._candidates())]
-        for rows, scale in _MORE:
-            first = dataclasses.replace(self._settings, rows=rows, scale=scale)
+        first = self._settings
+        for more in [*_MORE, *(_SIZES if self._is_batch_wide() else ())]:
             try:
-                self._every.append(self._try([first]))
+                self._every.append(self._try([dataclasses.replace(first, **more)]))
             except ProbeError:
                 continue  # such numbers overflow, or the row count is fixed
         made = self._trace.forward.structured_outputs
@@ -85,7 +90,24 @@ class Probe:
         for tried, place in itertools.product(self._every, places):
             if ROWS not in self._kinds(place, tried):
                 return self._first_dependence(tried) or self._without_rows(place)
-        return None
+        return next((told for place in places if (told := self._reached(place))), None)
+
+    def _is_batch_wide(self) -> bool:
+        """Whether outputs, or losses and states that are no sums, have numbers of all rows."""
+        made, wide = self._trace.forward.structured_outputs, self._wide
+        results = tensors_of((made["outputs"], made["attributes"]))
+        numbers = tensors_of((made["losses"], made["updates"]))
+        return any(map(wide.maker, results)) or any(map(wide.is_curved, numbers))
+
+    def _reached(self, place: int) -> str | None:
+        """Why a result may depend on other rows, beyond what the made-up rows have shown."""
+        maker = self._wide.maker(self._trace.forward.outputs[place])
+        if maker is None:
+            return None
+        return (
+            f"in {layer_of(maker.name)} the rows of a batch may depend on each other, by its "
+            f"{maker.type}"
+        )
 
     def find_rules(self) -> tuple[list[set[str]], dict[str, set[str]]]:
         """The rules that fit each loss, and those that fit each assigned state."""
@@ -101,6 +123,11 @@ class Probe:
             before = [None] * len(losses) + [known.get(int(key), others[key]) for key in updates]
             found = [self._kinds(place, tried, start) for place, start in zip(places, before)]
             kinds = [one & two for one, two in zip(found, kinds or found)]
+        for number, place in enumerate(places):
+            if self._wide.is_curved(forward.outputs[place]):
+                # If it is the same in all parts of all batches, no rule has been tried.
+                is_tried = SAME not in kinds[number]
+                kinds[number] &= {MAXIMUM, MINIMUM} if is_tried else set()
         return kinds[: len(losses)], dict(zip(updates, kinds[len(losses) :]))
 
     def gradients(
@@ -189,7 +216,7 @@ class Probe:
         devices = ("cpu:0", "gpu:0") if tf.config.list_physical_devices("GPU") else ("cpu:0",)
         choices = itertools.product(devices, (3, *sorted(inner)[:4]), axes, highs, (False, True))
         for device, rows, axis, high, positive in choices:
-            yield Settings(rows, axis, high, 1.0, positive, device)
+            yield Settings(rows, axis, high, positive=positive, device=device)
 
     def _calls(self, settings: Settings) -> list[Any]:
         tensors, attributes = self._trace.arguments

@@ -228,12 +228,20 @@ class Trace:
         """
         if tf.executing_eagerly():
             return any(variable.name == SEED for variable in self.assigned.values())
-        # By place: the state, the call, then the number.
-        before = [self.variables, self.arguments]
-        place = sum(len(tf.nest.flatten(one, expand_composites=True)) for one in before)
         traced = self.forward.structured_outputs
         results = tensors_of((traced["outputs"], traced["attributes"]))
-        return depends_on(results, self.forward.inputs[place])
+        return depends_on(results, self.number)
+
+    @property
+    def batch(self) -> list[Tensor]:
+        """The call's arguments in the traced graph: they follow the state."""
+        count = len(tf.nest.flatten(self.arguments, expand_composites=True))
+        return self.forward.inputs[len(self.variables) :][:count]
+
+    @property
+    def number(self) -> Tensor:
+        """The replica's number in the traced graph: it follows the call's arguments."""
+        return self.forward.inputs[len(self.variables) + len(self.batch)]
 
     def _trace_call(self, apart: bool) -> Any:
         if not (self.layers or self.tables.unsent):
