@@ -149,7 +149,7 @@ def _difference_in_trial(case: Case, plain: Plain, number: int, result: Any) -> 
     """What a difference in a trial is: a new model with the trial's data shows it, too, or not."""
     fresh = case.fresh(number)
     outcome = run(fresh)
-    if outcome.kind in BAD:
+    if outcome.kind in (*BAD, RANDOM):
         return dataclasses.replace(outcome, shown=fresh)
     found = []
     with _quiet():
