@@ -1,6 +1,7 @@
 """The fuzzer draws all there is, tells faults from rounding, and finds none in this library."""
 
 import contextlib
+import functools
 import subprocess
 import sys
 import warnings
@@ -215,6 +216,72 @@ def test_chaos_is_counted_apart(instead):
     linear = Make("layers.Dense", (("units", "3"),))
     instead(_scaled(1 + 1e-15))
     assert run.run(_CASE.having(trunk=(Part((linear,)), Part((steep,))))).kind == run.NOISE
+
+
+def test_random_numbers_may_show_with_one_seed_only(monkeypatch):
+    monkeypatch.setattr(trainings, "plain", lambda names, eager, reseeded: reseeded)
+    case = _CASE.having(mode="tower")
+    assert run._draws(case, {}, lambda seed: {"loss": float(seed == 2)})
+    assert not run._draws(case, {}, lambda seed: {"loss": 1.0})
+
+
+def test_random_numbers_that_only_a_trial_uses_are_random():
+    ones = Make("layers.Dense", (("", "8"), ("kernel_initializer", "'ones'")))
+    large = Make("Apply", (("", "lambda x: ops.where(ops.abs(x) > 1.2, x, 0.0)"),))
+    dropout = Make("layers.Dropout", (("", "0.5"),))
+    case = _CASE.having(
+        sources=(Source("keras.Input((1,))", "np.ones((rows, 1))"),),
+        trunk=(Part((ones,)), Part((large,)), Part((dropout,))),
+        mode="tower",
+        trials=(Trial(("np.ones((rows, 1))",), 1, 7),),
+    )
+    outcome = run.run(case)
+    assert (outcome.kind, outcome.trials) == (run.RANDOM, 0)
+    assert outcome.detail.startswith("trial 0: ")
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's gradient of `max`")
+def test_a_gradient_that_fusions_lose_is_counted_apart(monkeypatch):
+    import jax
+    from keras.src.backend.jax import trainer  # noqa: TID251
+
+    as_users = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
+    monkeypatch.setattr(trainer, "jit", functools.partial(jax.jit, compiler_options=as_users))
+    convolution = (
+        ("kernel_size", "3"),
+        ("dilation_rate", "2"),
+        ("bias_regularizer", "keras.regularizers.L1L2(0.1, 0.1)"),
+        ("depthwise_constraint", "'max_norm'"),
+    )
+    makes = [
+        Make("Stopped"),
+        Make("layers.DepthwiseConv2D", convolution),
+        Make("Experts"),
+        Make("Experts"),
+        Make("layers.GlobalMaxPooling2D"),
+    ]
+    sigmoid = Make("layers.Dense", (("", "3"), ("activation", "'sigmoid'")))
+    tversky = Make("keras.losses.Tversky", (("reduction", "'mean'"),))
+    ftrl = (
+        ("learning_rate", "0.1"),
+        ("l1_regularization_strength", "0.01"),
+        ("use_ema", "True"),
+        ("weight_decay", "0.01"),
+    )
+    case = _CASE.having(
+        sources=(Source("keras.Input((6, 6, 2))", "np.round(rng.normal(size=(rows, 6, 6, 2)))"),),
+        trunk=tuple(Part((make,)) for make in makes),
+        heads=(Head((Part((sigmoid,)),), "rng.integers(0, 2, size=(rows, 3))", tversky),),
+        wiring="sequential",
+        optimizer=Make("keras.optimizers.Ftrl", ftrl),
+        settings=(("jit_compile", "True"),),
+        rows=5,
+        batch=3,
+        mode="model",
+    )
+    outcome = run.run(case)
+    # Equal where XLA has other fusions.
+    assert outcome.kind in (run.FUSED, run.EQUAL), outcome.detail
 
 
 def test_nan_in_other_places_is_a_difference(instead):

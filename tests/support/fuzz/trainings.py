@@ -79,7 +79,7 @@ def plain(
     disturbed: int = 0,
     outputs: int = 0,
     scale: float = 1.0,
-    reseeded: bool = False,
+    reseeded: int = 0,
 ) -> Training:
     """Trains the model without this library.
 
@@ -89,7 +89,7 @@ def plain(
         disturbed: if not 0, the seed by which weights and data change in their last digits.
         outputs: if not 0, the seed by which outputs change in their last digit.
         scale: the size of losses and gradients until the optimizer divides them by it.
-        reseeded: whether random layers get other seeds.
+        reseeded: what is added to the seeds of random layers.
     """
     start()
     model = names["build"]()
@@ -97,7 +97,7 @@ def plain(
         model.set_weights(rounding.disturb(model.get_weights(), disturbed))
     for variable in model.variables if reseeded else ():
         if "seed_generator" in variable.path:
-            variable.assign(variable + 17)
+            variable.assign(variable + reseeded)
     if outputs:
         rounding.disturb_outputs(model, outputs)
     original = model.compile
