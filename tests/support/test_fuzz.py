@@ -25,7 +25,7 @@ from support.fuzz import (
     worker,
 )
 from support.fuzz.case import Case, Head, Make, Part, Source, Trial
-from support.precision import double_precision, means_in_double_precision
+from support.precision import double_precision, keras_in_double_precision
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ _CASE = Case(
 
 @pytest.fixture(autouse=True)
 def _double_precision():
-    with double_precision(), means_in_double_precision():
+    with double_precision(), keras_in_double_precision():
         yield
 
 

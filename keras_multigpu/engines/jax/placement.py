@@ -38,7 +38,7 @@ class Placement:
     """A mesh of a model's devices, and the shardings on it.
 
     Rows are spread if the number of devices divides them, because JAX has no uneven shards;
-    otherwise each device gets the whole batch. (With rows spread over some devices and copied to
+    otherwise each device gets the whole batch. So it does on processors if it would get one row. (With rows spread over some devices and copied to
     the others, XLA computes wrong gradients of depthwise convolutions.)
 
     Args:
@@ -66,6 +66,10 @@ class Placement:
         self.group = joint.group_of(self.mesh)
         self.copies = Copies(self._put_on_all)
         on_processors = self.mesh.devices.flat[0].platform == "cpu"
+        # On processors XLA's gradients of maxima are wrong for a single row, on one device, too: it
+        # computes the row twice, rounds it in two ways, and does not find the maximum again
+        # (jax-ml/jax#40564 is its like).
+        self._least_rows = 2 * self.count if on_processors and self.count > 1 else 0
         self._joins_processors = on_processors and jax.distributed.is_initialized()
 
     def sum_part(self, value: Tensor, axis: int = 0) -> Tensor:
@@ -87,7 +91,9 @@ class Placement:
         """
         if not self.is_of_rows or isinstance(tensor, JAXSparse) or not np.ndim(tensor):
             return self.replicated
-        return self.replicated if np.shape(tensor)[0] % self.count else self.sharded
+        rows = np.shape(tensor)[0]
+        is_spread = not rows % self.count and rows >= self._least_rows
+        return self.sharded if is_spread else self.replicated
 
     def spread_rows(self, batch: Any) -> int:
         """The number of rows of a batch to spread; 0 if each device gets them all."""

@@ -153,8 +153,8 @@ def _difference_in_trial(case: Case, plain: Plain, number: int, result: Any) -> 
         return dataclasses.replace(outcome, shown=fresh)
     found = []
     with _quiet():
-        for seed in (0, 1, 2, 3):
-            training = trainings.plain(plain.names, eager=False, disturbed=seed)
+        for how in ({}, *trainings.disturbances(case)):
+            training = trainings.plain(plain.names, eager=False, **how)
             for earlier in range(number):
                 training.trial(earlier, plain.begin)
             found.append(training.trial(number, plain.begin))
