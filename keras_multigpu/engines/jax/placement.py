@@ -46,8 +46,12 @@ class Placement:
         spread: whether to spread the rows of a batch; otherwise each device gets all.
 
     Attributes:
-        mesh: the devices.
-        count: how many there are.
+        mesh: the devices, with an axis for each prime factor of their number. All that a step gets
+            is on it: JAX describes a result that XLA has spread by the mesh of the first argument,
+            and fails if XLA has spread it over a part of an axis.
+        factors: the lengths of the mesh's axes.
+        axes: the mesh's axes; all devices, in a sharding or in a sum over them.
+        count: how many devices there are.
         is_of_rows: whether the rows of a batch are spread.
         replicated: a copy on each device.
         sharded: a part of the first axis on each device.
@@ -56,12 +60,15 @@ class Placement:
     """
 
     def __init__(self, names: tuple[str, ...], spread: bool):
-        self.mesh = Mesh(np.array([devices.find(name) for name in names]), ("devices",))
+        self.factors = prime_factors(len(names))
+        self.axes = tuple(f"part{number}" for number in range(len(self.factors)))
+        found = np.array([devices.find(name) for name in names]).reshape(self.factors)
+        self.mesh = Mesh(found, self.axes)
         own = [device for device in self.mesh.local_devices if device.platform == "cpu"]
         threads.warn_of_few_threads(len(own))
         self.count = len(names)
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
-        self.sharded = NamedSharding(self.mesh, PartitionSpec("devices"))
+        self.sharded = NamedSharding(self.mesh, PartitionSpec(self.axes))
         self.is_of_rows = spread
         self.group = joint.group_of(self.mesh)
         self.copies = Copies(self._put_on_all)
@@ -79,8 +86,8 @@ class Placement:
         MB are wrong there, every now and then (jax-ml/jax#40830). As many bytes cross.
         """
         if not self._joins_processors:
-            return jax.lax.psum_scatter(value, "devices", scatter_dimension=axis, tiled=True)
-        parts = jax.lax.all_to_all(value, "devices", axis, axis, tiled=True)
+            return jax.lax.psum_scatter(value, self.axes, scatter_dimension=axis, tiled=True)
+        parts = jax.lax.all_to_all(value, self.axes, axis, axis, tiled=True)
         shape = (*parts.shape[:axis], self.count, -1, *parts.shape[axis + 1 :])
         return parts.reshape(shape).sum(axis)
 
@@ -189,6 +196,18 @@ class Placement:
         if not isinstance(tensor, jax.core.Tracer):
             return tensor  # eager operations run where their operands are
         return jax.lax.with_sharding_constraint(tensor, self.of_rows(tensor))
+
+
+def prime_factors(number: int) -> list[int]:
+    """The prime factors of a number, the largest first; `[1]` for 1."""
+    factors: list[int] = []
+    divisor = 2
+    while number > 1:
+        while not number % divisor:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors[::-1] or [1]
 
 
 def on_one_device(value: jax.Array) -> jax.Array:

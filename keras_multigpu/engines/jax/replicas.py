@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,11 @@ from keras_multigpu.engines.shared import (
     unique,
 )
 from keras_multigpu.engines.values import Call, Request, Result, Tensor
+
+# The runner whose parallel model's `stateless_call` is running.
+_in_stateless_call: contextvars.ContextVar[CommitteeRunner | None] = contextvars.ContextVar(
+    "_in_stateless_call", default=None
+)
 
 
 class CommitteeRunner(TowerRunner):
@@ -123,6 +129,14 @@ class CommitteeRunner(TowerRunner):
             for number in range(len(self.models))
         ]
 
+    def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        # The template's would not do: it hides which variables are assigned.
+        token = _in_stateless_call.set(self)
+        try:
+            return own(*args, **kwargs)
+        finally:
+            _in_stateless_call.reset(token)
+
     def _values(self) -> tuple[list[Any], list[Any]]:
         """The template's variables with values: separate ones, stacked; and shared ones.
 
@@ -164,11 +178,11 @@ class CommitteeRunner(TowerRunner):
         for part, mask in zip(keras.tree.flatten((args, kwargs)), masks):
             set_mask(part, mask)
         with _Scope(state_mapping=state, collect_losses=True) as scope:
-            outputs = self.template(*args, **kwargs)
-            losses = list(scope.losses)
-            if self._has_own_weights:
+            outputs = self._outputs(args, kwargs)
+            losses = self.template.losses
+            if not self._has_own_weights:  # the parallel model adds penalties of shared weights
                 weights = self.template.trainable_weights
-                losses += [v.regularizer(v.value) for v in weights if v.regularizer is not None]
+                losses = losses[: len(losses) - sum(v.regularizer is not None for v in weights)]
         if self._has_own_weights:
             known = {id(variable) for variable, _ in state}
             known |= {id(variable) for variable in self.template.metrics_variables}
@@ -180,6 +194,16 @@ class CommitteeRunner(TowerRunner):
         after = [(variable, scope.get_current_value(variable)) for variable, _ in state]
         changed = [pair for pair, (_, before) in zip(after, state) if pair[1] is not before]
         return (tensors, [value for _, value in changed]), rebuild, [v for v, _ in changed]
+
+    def _outputs(self, args: Any, kwargs: Any) -> Any:
+        """Calls the template: as `stateless_call` would, within that of the parallel model."""
+        template = self.template
+        if _in_stateless_call.get() is not self:
+            return template(*args, **kwargs)
+        template._clear_losses()  # of an earlier trace, which Keras would confuse with new ones
+        is_quantized = template.dtype_policy.quantization_mode is not None
+        call = template.quantized_call if is_quantized else template.call
+        return template.rematerialized_call(call, *args, **kwargs)(*args, **kwargs)
 
     def _result(self, number: int, rebuilt: Any, updates: list[Any]) -> Result:
         outputs, masks, losses = rebuilt
