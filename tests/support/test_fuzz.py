@@ -147,6 +147,14 @@ def test_trials_train_the_same_model_with_other_data(instead):
     assert [plain.names["TRIALS"][number]()["X"].shape[0] for number in range(3)] == [3, 7, 4]
 
 
+@pytest.mark.skipif(not catalogue.ON_JAX, reason="on TensorFlow a trace draws once for all steps")
+def test_trials_of_a_model_that_draws_by_pythons_random_numbers():
+    draws = Make("layers.Lambda", (("", "lambda x: x * __import__('random').random()"),))
+    case = _CASE.having(trunk=(Part((draws,)),), settings=(("run_eagerly", "True"),))
+    outcome = run.run(case.having(trials=_OTHERS))
+    assert (outcome.kind, outcome.trials) == (run.EQUAL, 3)
+
+
 def test_a_difference_in_a_later_training_is_found(instead, tmp_path):
     instead(_broken_later)
     outcome = run.run(_CASE.having(trials=_OTHERS))

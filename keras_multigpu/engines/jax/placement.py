@@ -38,8 +38,9 @@ class Placement:
     """A mesh of a model's devices, and the shardings on it.
 
     Rows are spread if the number of devices divides them, because JAX has no uneven shards;
-    otherwise each device gets the whole batch. So it does on processors if it would get one row. (With rows spread over some devices and copied to
-    the others, XLA computes wrong gradients of depthwise convolutions.)
+    otherwise each device gets the whole batch. (With rows spread over some devices and copied to
+    the others, XLA computes wrong gradients of depthwise convolutions.) On processors no device
+    gets a single row.
 
     Args:
         names: the devices' names.

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import keras
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from keras_multigpu.engines import templates
 from keras_multigpu.engines.attributes import get_mask, set_mask
+from keras_multigpu.engines.jax.mapped import map_devices
 from keras_multigpu.engines.jax.placement import placement_on
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.shards import shard_alike
@@ -36,7 +36,7 @@ _in_stateless_call: contextvars.ContextVar[CommitteeRunner | None] = contextvars
 
 
 class CommitteeRunner(TowerRunner):
-    """Runs replicas of the template in one `jax.shard_map`, with their weights stacked.
+    """Runs replicas of the template on their devices, with their weights stacked.
 
     The number of devices in use divides the number of replicas: JAX has no uneven shards.
 
@@ -114,13 +114,8 @@ class CommitteeRunner(TowerRunner):
                 rows.append(row)
             return jax.tree.map(lambda *parts: jax.numpy.stack(parts), *rows)
 
-        results, updates = jax.shard_map(
-            on_each_device,
-            mesh=self.where.mesh,
-            in_specs=(self.where.sharded.spec, PartitionSpec(), PartitionSpec()),
-            out_specs=self.where.sharded.spec,
-            check_vma=False,  # loops in a model start from constants, equal on all devices
-        )(*self._place([value for _, value in own], [value for _, value in shared], inputs))
+        given = self._place([value for _, value in own], [value for _, value in shared], inputs)
+        results, updates = map_devices(on_each_device, self.where, *given)
         ((rebuild, assigned),) = made
         return [
             self._result(

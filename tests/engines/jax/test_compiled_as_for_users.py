@@ -2,7 +2,7 @@
 
 from support.scripts import run_python
 
-_MAXIMA = '''
+_MAXIMA = """
 import keras
 import numpy as np
 from keras import layers, ops
@@ -37,7 +37,7 @@ for n in (2, 3, 4):
         model.fit(x, y, batch_size=n, shuffle=False, verbose=0)
         found.append(model.get_weights())
     print("apart by", max(float(abs(a - b).max()) for a, b in zip(*found)))
-'''
+"""
 
 
 def test_gradients_of_maxima_with_a_row_for_each_device(tmp_path):

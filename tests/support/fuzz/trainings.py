@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import keras
@@ -27,12 +28,14 @@ class Training:
         begin: the weights and the optimizer's state after it, from which the trials start.
     """
 
-    def __init__(self, names: dict[str, Any], model: keras.Model, disturbed: int = 0):
+    def __init__(
+        self, names: dict[str, Any], model: keras.Model, disturbed: int = 0, seed: int = 4
+    ):
         self._names, self._model, self._disturbed = names, model, disturbed
         x = rounding.disturb(names["X"], disturbed) if disturbed else names["X"]
         with rounding.replaced(names, X=x):
             # Not before each trial: TensorFlow then optimizes all functions again.
-            keras.utils.set_random_seed(4)
+            keras.utils.set_random_seed(seed)
             self.result = self._results("use")
         self.begin = [np.asarray(variable) for variable in self._variables()]
 
@@ -41,6 +44,9 @@ class Training:
 
         The step is not compiled again, so a trial takes milliseconds.
         """
+        # `AugMix` chooses its operations by Python's random numbers, which other models have drawn
+        # since; on JAX in each step, because Keras does not compile a model with this layer.
+        random.seed(number)
         rng = np.random.default_rng(number)
         trained = {id(variable) for variable in self._model.trainable_variables}
         for variable, value in zip(self._variables(), begin, strict=True):
@@ -89,7 +95,7 @@ def plain(
         disturbed: if not 0, the seed by which weights and data change in their last digits.
         outputs: if not 0, the seed by which outputs change in their last digit.
         scale: the size of losses and gradients until the optimizer divides them by it.
-        reseeded: whether random layers get other seeds.
+        reseeded: whether random layers, and Python, get other seeds.
     """
     start()
     model = names["build"]()
@@ -109,7 +115,7 @@ def plain(
             model.optimizer.loss_scale_factor = scale * (model.optimizer.loss_scale_factor or 1.0)
 
     model.compile = compiled
-    return Training(names, model, disturbed)
+    return Training(names, model, disturbed, seed=21 if reseeded else 4)
 
 
 def parallel(case: Case, names: dict[str, Any]) -> Training:

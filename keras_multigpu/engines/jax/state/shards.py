@@ -98,11 +98,8 @@ def _kernel(layer: keras.Layer) -> keras.Variable | None:
 
 
 def _axis(layer: keras.Layer, shape: Sequence[int], count: int) -> int | None:
-    """The axis of a kernel to spread; `None` if the devices divide no axis.
-
-    Not into single rows or columns: see `Placement`.
-    """
-    divided = [axis for axis, length in enumerate(shape) if length > count and not length % count]
+    """The axis of a kernel to spread; `None` if the devices divide no axis."""
+    divided = [axis for axis, length in enumerate(shape) if length % count == 0]
     if isinstance(layer, keras.layers.Embedding):
         wanted: int | None = 1
     else:
