@@ -73,6 +73,15 @@ class Runner(abc.ABC):
     def retrace(self) -> None:
         """Drops everything that was traced or planned: the template's layers may have changed."""
 
+    def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Answers `stateless_call` of the parallel model, whose own method is `own`.
+
+        Keras's trainer may step by this method, which calls a model's `call`, not its `__call__`.
+        The template is then called in the same way: a layer within one that is not being called
+        drops the losses of its earlier calls, for example.
+        """
+        return own(*args, **kwargs)
+
 
 class PlacingRunner(Runner):
     """A runner that may keep weights, and the optimizer's slots, on different devices."""
@@ -151,10 +160,6 @@ class DataRunner(PlacingRunner):
 
         `None` if such calls stay as they are: on one device.
         """
-
-    @abc.abstractmethod
-    def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Answers `stateless_call` of the parallel model, whose own method is `own`."""
 
 
 class TowerRunner(Runner):

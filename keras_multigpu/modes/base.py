@@ -103,6 +103,11 @@ class ParallelModel(SavedModel):
             # Not `super()`: the replicas call the `__call__` of the template's own class.
             return keras.Model.__call__(self, *args, **kwargs)
 
+    def stateless_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model with given values of its variables, as Keras does."""
+        own = self._parallel_inherited("stateless_call")
+        return self._parallel_runner.stateless_call(own, args, kwargs)
+
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Creates the variables that a call with these arguments needs."""
         engines.current().build(self.template, (args, kwargs), [self.template])

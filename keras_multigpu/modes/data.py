@@ -107,4 +107,4 @@ class DataParallel(PlacedModel):
     def stateless_call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model with given values of its variables, as Keras does."""
         with self._parallel_parts.at_rest():
-            return self._parallel_runner.stateless_call(super().stateless_call, args, kwargs)
+            return super().stateless_call(*args, **kwargs)

@@ -166,6 +166,12 @@ class MixedModel(ParallelModel):
             return self._parallel_inherited("predict_step")(*args)
         return keras.Model.predict_step(self, *args)
 
+    def stateless_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model with given values of its variables, as Keras does."""
+        if self._parallel_latest.unmixed:  # in training, which a model's `call` may not know of
+            return self._parallel_inherited("stateless_call")(*args, **kwargs)
+        return super().stateless_call(*args, **kwargs)
+
     def predict_replicas(self, x: Any, *, training: bool = False, **kwargs: Any) -> list[Any]:
         """Predicts with every replica separately.
 

@@ -1,7 +1,12 @@
 """Losses that a parallel model adds in place of its replicas'."""
 
 import keras
+import numpy as np
+import pytest
+from keras import layers
+from support.parity import difference
 
+from keras_multigpu import make_parallel
 from keras_multigpu.modes.losses import add_losses
 
 
@@ -13,3 +18,43 @@ def test_a_loss_with_the_id_of_one_that_is_gone_is_counted_once():
     with keras.StatelessScope(collect_losses=True):
         add_losses(model, [loss])
         assert [float(one) for one in model.losses] == [1.0]
+
+
+class Adds(layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+def _twice():
+    """Calls layers that add losses twice, one of them in a model of its own."""
+    x, y = keras.Input((64,)), keras.Input((64,))
+    first = layers.Dense(64, activity_regularizer="l1", kernel_regularizer="l2")
+    second = layers.Dense(64, activity_regularizer="l2", kernel_regularizer="l2")
+    adds, inner = Adds(), keras.Model(x, second(second(x)))
+    return keras.Model(y, inner(inner(adds(first(adds(first(y)))))))
+
+
+MODES = [
+    ("data", {}),
+    ("tower", {}),
+    ("tower", {"replicas": "independent", "num_replicas": 1}),
+    ("model", {}),
+]
+
+
+@pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
+def test_layers_are_called_as_keras_calls_them_in_a_step(mode, options):
+    """On JAX its step calls a model's `call`: there only a layer's last call adds its losses."""
+    rng = np.random.default_rng(1)
+    x, y = (rng.normal(size=(8, 64)).astype("float32") for _ in range(2))
+    numbers = []
+    for is_parallel in (False, True):
+        keras.utils.set_random_seed(1)
+        model = make_parallel(_twice(), 2, mode=mode, **options) if is_parallel else _twice()
+        model.compile("adam", "mse")
+        history = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+        logs = history["loss"], model.evaluate(x, y, verbose=0)
+        model(x)
+        numbers.append([*logs, float(sum(model.losses)), *model.get_weights()])
+    assert difference(*numbers) < 1e-4

@@ -131,6 +131,24 @@ def test_options_of_compile(option, shard):
 
 @every_shard
 @pytest.mark.usefixtures("_double")
+def test_a_state_that_the_compiler_spreads_over_some_devices(shard):
+    """A metric's, after a weight of whose last axis two devices have a half each."""
+    plain, parallel = (
+        keras.Sequential([keras.Input((5,)), *map(layers.Dense, (1, 3, 2))]) for _ in range(2)
+    )
+    parallel.set_weights(plain.get_weights())
+    parallel = make_parallel(parallel, 4, shard=shard)
+    x, y = _data(7)
+    for model in (plain, parallel):
+        model.compile(optimizers.Adam(0.02), "mse", weighted_metrics=[keras.metrics.R2Score()])
+        model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    assert difference(variables(plain), variables(parallel)) < LIMIT
+    logs = [model.evaluate(x, y, batch_size=4, verbose=0) for model in (plain, parallel)]
+    assert difference(*logs) < LIMIT
+
+
+@every_shard
+@pytest.mark.usefixtures("_double")
 def test_a_step_that_runs_eagerly_with_weights_that_not_all_devices_divide(shard):
     plain, parallel = (
         keras.Sequential(

@@ -20,8 +20,8 @@ SHARDS = ("optimizer", "weights")
 
 def sums_are_right(place, axis):
     """Whether all processes get their parts of sums of 16 MB, again and again."""
-    rows = PartitionSpec("devices")
-    part = PartitionSpec(*[None] * axis, "devices")
+    rows = PartitionSpec(place.axes)
+    part = PartitionSpec(*[None] * axis, place.axes)
     mapped = jax.shard_map(
         lambda value: place.sum_part(value[0], axis),
         mesh=place.mesh,

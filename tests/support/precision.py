@@ -1,6 +1,7 @@
 """The scope of tests that compare in float64."""
 
 import contextlib
+import types
 from unittest import mock
 
 import keras
@@ -17,18 +18,33 @@ def double_precision():
 
 
 @contextlib.contextmanager
-def means_in_double_precision():
-    """Scope in which Keras's `mean` and `var` of float64 on JAX don't compute in float32."""
+def keras_in_double_precision():
+    """Scope in which Keras's `mean`, `var` and attention of float64 on JAX don't use float32."""
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    import jax
+    from jax import numpy as jnp
     from keras.src.backend.common import dtypes  # noqa: TID251
+    from keras.src.backend.jax import nn  # noqa: TID251
 
     of_keras = dtypes._lattice_result_type
 
     def result_type(*args):
         return "float64" if "float64" in map(str, args) else of_keras(*args)
 
-    is_jax = keras.backend.backend() == "jax"
-    with mock.patch.object(dtypes, "_lattice_result_type", result_type if is_jax else of_keras):
-        yield
+    wide = types.SimpleNamespace(**{**vars(jnp), "float32": jnp.float64})
+    # JAX's own attention has its softmax in float32; without it, Keras takes Keras's.
+    attention = jax.nn.dot_product_attention
+    del jax.nn.dot_product_attention
+    try:
+        with (
+            mock.patch.object(dtypes, "_lattice_result_type", result_type),
+            mock.patch.object(nn, "jnp", wide),
+        ):
+            yield
+    finally:
+        jax.nn.dot_product_attention = attention
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from support.fuzz import (
     worker,
 )
 from support.fuzz.case import Case, Head, Make, Part, Source, Trial
-from support.precision import double_precision, means_in_double_precision
+from support.precision import double_precision, keras_in_double_precision
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ _CASE = Case(
 
 @pytest.fixture(autouse=True)
 def _double_precision():
-    with double_precision(), means_in_double_precision():
+    with double_precision(), keras_in_double_precision():
         yield
 
 
@@ -146,6 +146,14 @@ def test_trials_train_the_same_model_with_other_data(instead):
     losses = [result["fit"]["loss"][0] for result in results]
     assert len(set(losses)) == 4
     assert [plain.names["TRIALS"][number]()["X"].shape[0] for number in range(3)] == [3, 7, 4]
+
+
+@pytest.mark.skipif(not catalogue.ON_JAX, reason="on TensorFlow a trace draws once for all steps")
+def test_trials_of_a_model_that_draws_by_pythons_random_numbers():
+    draws = Make("layers.Lambda", (("", "lambda x: x * __import__('random').random()"),))
+    case = _CASE.having(trunk=(Part((draws,)),), settings=(("run_eagerly", "True"),))
+    outcome = run.run(case.having(trials=_OTHERS))
+    assert (outcome.kind, outcome.trials) == (run.EQUAL, 3)
 
 
 def test_a_difference_in_a_later_training_is_found(instead, tmp_path):

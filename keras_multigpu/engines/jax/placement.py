@@ -39,15 +39,20 @@ class Placement:
 
     Rows are spread if the number of devices divides them, because JAX has no uneven shards;
     otherwise each device gets the whole batch. (With rows spread over some devices and copied to
-    the others, XLA computes wrong gradients of depthwise convolutions.)
+    the others, XLA computes wrong gradients of depthwise convolutions.) On processors no device
+    gets a single row.
 
     Args:
         names: the devices' names.
         spread: whether to spread the rows of a batch; otherwise each device gets all.
 
     Attributes:
-        mesh: the devices.
-        count: how many there are.
+        mesh: the devices, with an axis for each prime factor of their number. All that a step gets
+            is on it: JAX describes a result that XLA has spread by the mesh of the first argument,
+            and fails if XLA has spread it over a part of an axis.
+        factors: the lengths of the mesh's axes.
+        axes: the mesh's axes; all devices, in a sharding or in a sum over them.
+        count: how many devices there are.
         is_of_rows: whether the rows of a batch are spread.
         replicated: a copy on each device.
         sharded: a part of the first axis on each device.
@@ -56,16 +61,23 @@ class Placement:
     """
 
     def __init__(self, names: tuple[str, ...], spread: bool):
-        self.mesh = Mesh(np.array([devices.find(name) for name in names]), ("devices",))
+        self.factors = prime_factors(len(names))
+        self.axes = tuple(f"part{number}" for number in range(len(self.factors)))
+        found = np.array([devices.find(name) for name in names]).reshape(self.factors)
+        self.mesh = Mesh(found, self.axes)
         own = [device for device in self.mesh.local_devices if device.platform == "cpu"]
         threads.warn_of_few_threads(len(own))
         self.count = len(names)
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
-        self.sharded = NamedSharding(self.mesh, PartitionSpec("devices"))
+        self.sharded = NamedSharding(self.mesh, PartitionSpec(self.axes))
         self.is_of_rows = spread
         self.group = joint.group_of(self.mesh)
         self.copies = Copies(self._put_on_all)
         on_processors = self.mesh.devices.flat[0].platform == "cpu"
+        # On processors XLA's gradients of maxima are wrong for a single row, on one device, too: it
+        # computes the row twice, rounds it in two ways, and does not find the maximum again
+        # (jax-ml/jax#40564 is its like).
+        self._least_rows = 2 * self.count if on_processors and self.count > 1 else 0
         self._joins_processors = on_processors and jax.distributed.is_initialized()
 
     def sum_part(self, value: Tensor, axis: int = 0) -> Tensor:
@@ -75,8 +87,8 @@ class Placement:
         MB are wrong there, every now and then (jax-ml/jax#40830). As many bytes cross.
         """
         if not self._joins_processors:
-            return jax.lax.psum_scatter(value, "devices", scatter_dimension=axis, tiled=True)
-        parts = jax.lax.all_to_all(value, "devices", axis, axis, tiled=True)
+            return jax.lax.psum_scatter(value, self.axes, scatter_dimension=axis, tiled=True)
+        parts = jax.lax.all_to_all(value, self.axes, axis, axis, tiled=True)
         shape = (*parts.shape[:axis], self.count, -1, *parts.shape[axis + 1 :])
         return parts.reshape(shape).sum(axis)
 
@@ -87,7 +99,9 @@ class Placement:
         """
         if not self.is_of_rows or isinstance(tensor, JAXSparse) or not np.ndim(tensor):
             return self.replicated
-        return self.replicated if np.shape(tensor)[0] % self.count else self.sharded
+        rows = np.shape(tensor)[0]
+        is_spread = not rows % self.count and rows >= self._least_rows
+        return self.sharded if is_spread else self.replicated
 
     def spread_rows(self, batch: Any) -> int:
         """The number of rows of a batch to spread; 0 if each device gets them all."""
@@ -183,6 +197,18 @@ class Placement:
         if not isinstance(tensor, jax.core.Tracer):
             return tensor  # eager operations run where their operands are
         return jax.lax.with_sharding_constraint(tensor, self.of_rows(tensor))
+
+
+def prime_factors(number: int) -> list[int]:
+    """The prime factors of a number, the largest first; `[1]` for 1."""
+    factors: list[int] = []
+    divisor = 2
+    while number > 1:
+        while not number % divisor:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors[::-1] or [1]
 
 
 def on_one_device(value: jax.Array) -> jax.Array:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import keras
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from keras_multigpu.engines import templates
 from keras_multigpu.engines.attributes import get_mask, set_mask
+from keras_multigpu.engines.jax.mapped import map_devices
 from keras_multigpu.engines.jax.placement import placement_on
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.shards import shard_alike
@@ -28,9 +29,14 @@ from keras_multigpu.engines.shared import (
 )
 from keras_multigpu.engines.values import Call, Request, Result, Tensor
 
+# The runner whose parallel model's `stateless_call` is running.
+_in_stateless_call: contextvars.ContextVar[CommitteeRunner | None] = contextvars.ContextVar(
+    "_in_stateless_call", default=None
+)
+
 
 class CommitteeRunner(TowerRunner):
-    """Runs replicas of the template in one `jax.shard_map`, with their weights stacked.
+    """Runs replicas of the template on their devices, with their weights stacked.
 
     The number of devices in use divides the number of replicas: JAX has no uneven shards.
 
@@ -108,13 +114,8 @@ class CommitteeRunner(TowerRunner):
                 rows.append(row)
             return jax.tree.map(lambda *parts: jax.numpy.stack(parts), *rows)
 
-        results, updates = jax.shard_map(
-            on_each_device,
-            mesh=self.where.mesh,
-            in_specs=(self.where.sharded.spec, PartitionSpec(), PartitionSpec()),
-            out_specs=self.where.sharded.spec,
-            check_vma=False,  # loops in a model start from constants, equal on all devices
-        )(*self._place([value for _, value in own], [value for _, value in shared], inputs))
+        given = self._place([value for _, value in own], [value for _, value in shared], inputs)
+        results, updates = map_devices(on_each_device, self.where, *given)
         ((rebuild, assigned),) = made
         return [
             self._result(
@@ -122,6 +123,14 @@ class CommitteeRunner(TowerRunner):
             )
             for number in range(len(self.models))
         ]
+
+    def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        # The template's would not do: it hides which variables are assigned.
+        token = _in_stateless_call.set(self)
+        try:
+            return own(*args, **kwargs)
+        finally:
+            _in_stateless_call.reset(token)
 
     def _values(self) -> tuple[list[Any], list[Any]]:
         """The template's variables with values: separate ones, stacked; and shared ones.
@@ -164,11 +173,11 @@ class CommitteeRunner(TowerRunner):
         for part, mask in zip(keras.tree.flatten((args, kwargs)), masks):
             set_mask(part, mask)
         with _Scope(state_mapping=state, collect_losses=True) as scope:
-            outputs = self.template(*args, **kwargs)
-            losses = list(scope.losses)
-            if self._has_own_weights:
+            outputs = self._outputs(args, kwargs)
+            losses = self.template.losses
+            if not self._has_own_weights:  # the parallel model adds penalties of shared weights
                 weights = self.template.trainable_weights
-                losses += [v.regularizer(v.value) for v in weights if v.regularizer is not None]
+                losses = losses[: len(losses) - sum(v.regularizer is not None for v in weights)]
         if self._has_own_weights:
             known = {id(variable) for variable, _ in state}
             known |= {id(variable) for variable in self.template.metrics_variables}
@@ -180,6 +189,16 @@ class CommitteeRunner(TowerRunner):
         after = [(variable, scope.get_current_value(variable)) for variable, _ in state]
         changed = [pair for pair, (_, before) in zip(after, state) if pair[1] is not before]
         return (tensors, [value for _, value in changed]), rebuild, [v for v, _ in changed]
+
+    def _outputs(self, args: Any, kwargs: Any) -> Any:
+        """Calls the template: as `stateless_call` would, within that of the parallel model."""
+        template = self.template
+        if _in_stateless_call.get() is not self:
+            return template(*args, **kwargs)
+        template._clear_losses()  # of an earlier trace, which Keras would confuse with new ones
+        is_quantized = template.dtype_policy.quantization_mode is not None
+        call = template.quantized_call if is_quantized else template.call
+        return template.rematerialized_call(call, *args, **kwargs)(*args, **kwargs)
 
     def _result(self, number: int, rebuilt: Any, updates: list[Any]) -> Result:
         outputs, masks, losses = rebuilt

@@ -58,12 +58,12 @@ def _sum_of_parts(
     width = table.shape[0]
 
     def on_each_device(part: Tensor, *batch: Tensor) -> Tensor:
-        numbers, *given = (jax.lax.all_gather(one, "devices", tiled=True) for one in batch)
+        numbers, *given = (jax.lax.all_gather(one, place.axes, tiled=True) for one in batch)
         if jnp.iinfo(numbers.dtype).bits < 32:  # which may not hold the width
             numbers = numbers.astype("int32")
         numbers = jnp.where(numbers < 0, numbers + width, numbers)
         is_valid = (numbers >= 0) & (numbers < width)
-        own = numbers - jax.lax.axis_index("devices") * part.shape[0]
+        own = numbers - jax.lax.axis_index(place.axes) * part.shape[0]
         is_here = (own >= 0) & (own < part.shape[0])
         used = is_here.astype(part.dtype) * (given[0] if given else 1)
         used = jnp.where(is_valid, used, jnp.nan)  # as `jnp.take` gives
@@ -71,7 +71,7 @@ def _sum_of_parts(
         return place.sum_part(total).astype(part.dtype)
 
     batch = (indices,) if weights is None else (indices, weights)
-    rows = PartitionSpec("devices")
+    rows = PartitionSpec(place.axes)
     return jax.shard_map(
         on_each_device,
         mesh=place.mesh,
@@ -108,7 +108,7 @@ def _on_devices(place: Placement, *parts: Any) -> tuple[Tensor, Tensor | None]:
 
     def gradients(*parts: Any) -> tuple[Tensor, Tensor | None]:
         by_table, by_weights = _gradients(*parts)
-        return jax.lax.psum(by_table, "devices"), by_weights
+        return jax.lax.psum(by_table, place.axes), by_weights
 
     everywhere, of_rows = place.replicated.spec, place.sharded.spec
     return jax.shard_map(

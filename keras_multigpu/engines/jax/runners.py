@@ -106,8 +106,6 @@ class RowsRunner(DataRunner):
         return RowsRunner(part, self._devices, shard=self._shard)
 
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        # Keras's trainer calls this method, which calls `call`, not `__call__`; the template's does
-        # the same, as on one device.
         values, inputs = args[:2], args[2:]
         if self._parts is not None:
             lists = self._template.trainable_variables, self._template.non_trainable_variables

@@ -19,7 +19,6 @@ from jax.sharding import PartitionSpec
 
 from keras_multigpu.engines.jax.placement import Placement
 
-_AXIS = "devices"
 # How many of the last axes an operation uses; the other axes are independent problems.
 _LAST_AXES = {
     "cholesky": 2,
@@ -193,18 +192,21 @@ class _Spreader:
             made = made if equation.primitive.multiple_results else [made]
             if scatter is not None:
                 return [self._place.sum_part(part, scatter) for part in made]
-            return [jax.lax.psum(part, _AXIS) for part in made] if is_sum else list(made)
+            return [jax.lax.psum(part, self._place.axes) for part in made] if is_sum else list(made)
 
         mapped = jax.shard_map(
             on_each_device,
             mesh=self._place.mesh,
-            in_specs=tuple(map(_spec, axes)),
-            out_specs=list(map(_spec, results)),
+            in_specs=tuple(map(self._spec, axes)),
+            out_specs=list(map(self._spec, results)),
             check_vma=False,
         )
         operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
         (made,) = jax.make_jaxpr(mapped)(*operands).jaxpr.eqns
         return equation.replace(primitive=made.primitive, params=made.params, effects=made.effects)
+
+    def _spec(self, axis: int | None) -> PartitionSpec:
+        return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, self._place.axes)
 
 
 def find_scattered(jaxpr: Any) -> dict[int, int]:
@@ -253,7 +255,3 @@ def _is_zero(source: Any, producers: dict[Any, int], jaxpr: Any) -> bool:
         return False
     constant = equation.invars[0]
     return isinstance(constant, core.Literal) and not np.any(constant.val)
-
-
-def _spec(axis: int | None) -> PartitionSpec:
-    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, _AXIS)

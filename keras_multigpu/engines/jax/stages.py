@@ -68,6 +68,9 @@ class ShardsRunner(ModelRunner):
         args, kwargs = call
         return Result(self._template(*args, **kwargs))
 
+    def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return self._template.stateless_call(*args, **kwargs)
+
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         prepare(optimizer, shard_alike)
 

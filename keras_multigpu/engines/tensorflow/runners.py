@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -166,9 +166,6 @@ class SliceRunner(DataRunner):
         runner = SliceRunner(part, self._names, **self._options)
         runner._is_part = True
         return runner
-
-    def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return own(*args, **kwargs)
 
     def retrace(self) -> None:
         self._replicas.retrace()

@@ -59,9 +59,17 @@ def test_each_device_is_given_its_slice(rows, shard, way):
 def test_several_steps_in_one_execution():
     parallel = make_parallel(Watched(), 4)
     parallel.compile("sgd", "mse", run_eagerly=True, steps_per_execution=3)
-    parallel.fit(np.zeros((28, 3)), np.zeros((28, 2)), batch_size=8, verbose=0)
+    parallel.fit(np.zeros((44, 3)), np.zeros((44, 2)), batch_size=12, verbose=0)
     firsts = [_shard_shapes(data[0])[0] for _, data in parallel.template.seen]
-    assert firsts == [(2, 3), (2, 3), (2, 3), (1, 3)]
+    assert firsts == [(3, 3), (3, 3), (3, 3), (2, 3)]
+
+
+def test_no_processor_gets_a_single_row():
+    parallel = make_parallel(Watched(), 4)
+    parallel.compile("sgd", "mse", run_eagerly=True)
+    parallel.fit(np.zeros((12, 3)), np.zeros((12, 2)), batch_size=8, verbose=0)
+    firsts = [_shard_shapes(data[0])[0] for _, data in parallel.template.seen]
+    assert firsts == [(2, 3), (4, 3)]
 
 
 def _compiled_step(parallel, x, y):

@@ -77,6 +77,23 @@ def test_each_device_keeps_its_part(shard, rng):
     assert make_parallel(_model(), 4).placement == {}
 
 
+@pytest.mark.parametrize("shard", SHARDS)
+def test_weights_that_are_cut_along_two_axes_only(shard, rng):
+    """No axis of 34 can be cut for 4 devices: each is cut for 2."""
+    results = []
+    x, y = rng.normal(size=(12, 34)), rng.normal(size=(12, 34))
+    for n in (0, 4):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((34,)), layers.Dense(34), layers.Dense(34)])
+        model = make_parallel(model, n, shard=shard) if n else model
+        model.compile("adam", "mse")
+        losses = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
+        steps = [model.train_on_batch(x, y), model.test_on_batch(x, y), model.evaluate(x, y)]
+        results.append([losses, steps, model.predict(x), variables(model)])
+    assert difference(*results) < 2e-5
+    assert set(model.placement.values()) == {(34 * 34 // 4,) * 4, (34,) * 4}
+
+
 def test_lengths_that_the_devices_do_not_divide():
     parts = state_shards.StateShards([f"cpu:{number}" for number in range(4)], "weights")
     assert parts.share((1023, 4)) == (1023,) * 4

@@ -136,3 +136,64 @@ def test_what_a_callback_has_set_is_kept_when_it_raises(rng):
     with pytest.raises(KeyboardInterrupt):
         parallel.fit(x, y, verbose=0, callbacks=[Stop()])
     assert all(not weight.any() for weight in parallel.get_weights())
+
+
+class Scaled(layers.Layer):
+    """Reads values in Python where nothing is traced; traced only to build the model."""
+
+    def call(self, x):
+        return x if isinstance(x, jax.core.Tracer) else x / float(keras.ops.max(x))
+
+
+def _images(rng, rows=6):
+    return rng.uniform(size=(rows, 6, 6, 3)), rng.uniform(size=(rows, 2))
+
+
+def _read_as_values(first):
+    keras.utils.set_random_seed(1)
+    rest = [layers.GlobalAveragePooling2D(), layers.BatchNormalization(), layers.Dense(2)]
+    return keras.Sequential([keras.Input((6, 6, 3)), first(), *rest])
+
+
+@pytest.mark.parametrize(
+    ("first", "options"),
+    [
+        (Scaled, {"n_gpus": 4}),
+        (Scaled, {"n_gpus": 2, "num_replicas": 4}),
+        # One replica draws the template's random numbers.
+        (lambda: layers.RandomCrop(4, 4, seed=1), {"n_gpus": 2, "num_replicas": 1}),
+    ],
+    ids=["layer", "two on a device", "RandomCrop"],
+)
+def test_layers_that_read_values_where_nothing_is_compiled(first, options, rng):
+    x, y = _images(rng)
+    numbers = []
+    for is_parallel in (False, True):
+        model = _read_as_values(first)
+        model = make_parallel(model, mode="tower", **options) if is_parallel else model
+        model.compile("adam", "mse", run_eagerly=True)
+        history = model.fit(x, y, batch_size=3, shuffle=False, verbose=0).history
+        numbers.append([history["loss"], *model.get_weights()])
+    assert difference(*numbers) < 1e-5
+
+
+def test_committees_learn_the_same_compiled_and_not(rng):
+    x, y = _images(rng)
+    numbers = []
+    for is_eager in (False, True):
+        model = _read_as_values(lambda: layers.Rescaling(0.5))
+        model = make_parallel(model, 2, mode="tower", replicas="independent", num_replicas=4)
+        model.compile("adam", "mse", run_eagerly=is_eager)
+        history = model.fit(x, y, batch_size=3, shuffle=False, verbose=0).history
+        members = model.predict_replicas(x, verbose=0)
+        numbers.append([history["loss"], members, *model.get_weights()])
+    assert difference(*numbers) < 1e-5
+    assert difference(members[0], members[3]) > 1e-3
+
+
+def test_replicas_crop_differently(rng):
+    x, _ = _images(rng)
+    model = keras.Sequential([keras.Input((6, 6, 3)), layers.RandomCrop(4, 4, seed=1)])
+    parts = make_parallel(model, 4, mode="tower").predict_replicas(x, training=True, verbose=0)
+    assert {part.shape for part in parts} == {(6, 4, 4, 3)}
+    assert len({part.tobytes() for part in parts}) > 1

@@ -159,7 +159,8 @@ def _difference_in_trial(case: Case, plain: Plain, number: int, result: Any) -> 
 
     with _quiet():
         first, *others = (
-            take(trainings.plain(plain.names, eager=False, disturbed=seed)) for seed in range(4)
+            take(trainings.plain(plain.names, eager=False, **how))
+            for how in ({}, *trainings.disturbances(case))
         )
         judged = _judge(first, others, result)
         if judged.kind == DIFFERENT and _draws(case, plain.names, take):

@@ -15,7 +15,7 @@ import keras
 
 import keras_multigpu
 
-from ..precision import means_in_double_precision  # noqa: TID252 - the root is tests, or above
+from ..precision import keras_in_double_precision  # noqa: TID252 - the root is tests, or above
 from . import draw, run, scripts, settings, shrink
 from .case import Case
 
@@ -30,7 +30,7 @@ def prepare(optimizes_graphs: bool = True) -> None:
         from keras_multigpu.engines.jax.state import state_shards
 
         jax.config.update("jax_enable_x64", True)
-        _WHOLE_PROCESS.enter_context(means_in_double_precision())
+        _WHOLE_PROCESS.enter_context(keras_in_double_precision())
         state_shards._LEAST = 3  # `shard` spreads small weights too, but no seeds
     else:
         import tensorflow as tf

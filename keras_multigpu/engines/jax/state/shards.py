@@ -64,15 +64,15 @@ def find_shards(model: keras.Model, count: int) -> dict[str, int]:
 
 def shard(model: keras.Model, axes: dict[str, int], names: Sequence[str]) -> None:
     """Spreads a built model's weights over devices, along the axes from `find_shards`."""
-    mesh = placement_on(tuple(names)).mesh
+    place = placement_on(tuple(names))
     weights = _names(model)
     for variable in model.variables:
         axis = axes.get(weights[id(variable)])
         if axis is not None:
-            wanted = NamedSharding(mesh, PartitionSpec(*[None] * axis, "devices"))
+            wanted = NamedSharding(place.mesh, PartitionSpec(*[None] * axis, place.axes))
             put(variable, wanted)
         else:
-            release([variable], mesh)
+            release([variable], place.mesh)
 
 
 def shard_alike(slot: keras.Variable, reference: keras.Variable) -> None:

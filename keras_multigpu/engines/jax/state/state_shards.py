@@ -16,11 +16,11 @@ from typing import Any
 import jax
 import keras
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax.cluster.spread_variables import adopt, check_spread
 from keras_multigpu.engines.jax.counting.transfers import GATHERED
-from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.placement import placement_on, prime_factors
 from keras_multigpu.engines.jax.state.parted import put, release
 from keras_multigpu.engines.values import Tensor
 
@@ -39,13 +39,9 @@ class StateShards:
     """
 
     def __init__(self, names: Sequence[str], shard: str):
-        self._factors = _prime_factors(len(names))
-        self._axes = tuple(f"part{number}" for number in range(len(self._factors)))
         place = placement_on(tuple(names))
-        self._group, line, self._on_line = place.group, place.mesh, place.replicated
-        # One mesh for all: a step that is given arrays of two, JAX may be unable to compile.
-        self._mesh = Mesh(line.devices.reshape(self._factors), self._axes)
-        self._whole = NamedSharding(self._mesh, PartitionSpec())
+        self._factors, self._axes = place.factors, place.axes
+        self._group, self._mesh, self._whole = place.group, place.mesh, place.replicated
         self.of_weights = shard == "weights"
         self._gather = jax.custom_vjp(self._whole_of)
         self._gather.defvjp(
@@ -89,21 +85,25 @@ class StateShards:
     def kept(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """A training step whose new state is spread as the old one is.
 
-        A step that is not compiled gets whole copies: JAX can't always run a single operation on
-        arrays of two meshes, one of which is spread along several axes.
+        A step that is not compiled gets whole copies, which each of its operations would otherwise
+        have to gather.
         """
 
         @functools.wraps(step)
         def kept_step(state: Any, batch: Any) -> Any:
             is_compiled = any(map(_is_traced, jax.tree.leaves(state)))
-            state = state if is_compiled else jax.device_put(state, self._on_line)
+            state = state if is_compiled else jax.device_put(state, self._whole)
             outputs, new = step(state, batch)
-            # `evaluate` and `predict` have no optimizer, and change no weight.
-            if not isinstance(new, tuple) or len(new) != 4:
+            if not isinstance(new, tuple) or len(new) < 3:  # of `predict`
                 return outputs, new
+            # Else XLA may spread a metric's state, too, which one of several processes can't read.
+            metrics = jax.tree.map(lambda value: _constrain(value, self._whole), new[-1])
+            # `evaluate` has no optimizer, and changes no weight.
+            if len(new) != 4:
+                return outputs, (*new[:-1], metrics)
             part = self._part_of if is_compiled else self._put_part
             weights = part if self.of_weights else self._whole_of
-            trained, others, slots, metrics = new
+            trained, others, slots, _ = new
             return outputs, (
                 jax.tree.map(weights, trained),
                 jax.tree.map(weights, others),
@@ -166,7 +166,7 @@ class StateShards:
 
 def kept_share(shapes: Sequence[Sequence[int]], count: int) -> float:
     """The share of variables of some shapes that each of `count` devices keeps."""
-    factors = _prime_factors(count)
+    factors = prime_factors(count)
     kept = whole = 0
     for shape in shapes:
         used = [number for parts in _divide(shape, factors).values() for number in parts]
@@ -177,7 +177,7 @@ def kept_share(shapes: Sequence[Sequence[int]], count: int) -> float:
 
 def tables_by_rows(weights: Iterable[keras.Variable], count: int) -> list[keras.Variable]:
     """The tables whose rows `count` devices would add up where they are."""
-    factors = _prime_factors(count)
+    factors = prime_factors(count)
     return [one for one in weights if count > 1 and _is_table_by_rows(one, factors)]
 
 
@@ -212,15 +212,3 @@ def _constrain(value: Tensor, sharding: NamedSharding) -> Tensor:
 
 def _is_traced(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
-
-
-def _prime_factors(number: int) -> list[int]:
-    """The prime factors of a number, the largest first; `[1]` for 1."""
-    factors: list[int] = []
-    divisor = 2
-    while number > 1:
-        while not number % divisor:
-            factors.append(divisor)
-            number //= divisor
-        divisor += 1
-    return factors[::-1] or [1]
