@@ -17,6 +17,7 @@ from support.fuzz import (
     heads,
     optimizers,
     program,
+    rounding,
     run,
     scripts,
     settings,
@@ -224,6 +225,22 @@ def test_chaos_is_counted_apart(instead):
     linear = Make("layers.Dense", (("units", "3"),))
     instead(_scaled(1 + 1e-15))
     assert run.run(_CASE.having(trunk=(Part((linear,)), Part((steep,))))).kind == run.NOISE
+
+
+def test_outputs_are_disturbed_in_their_last_digit_and_keep_their_logits():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    rng = np.random.default_rng(0)
+    y = np.arange(8) % 3
+    for scale in (1.0, 1e4):  # probabilities of 1e4 are clipped, so that a loss of them is small
+        x = scale * rng.normal(size=(8, 4))
+        expected = float(model.compute_loss(x, y, model(x)))
+        original = model.compute_loss
+        rounding.disturb_outputs(model, 1)
+        disturbed = float(model.compute_loss(x, y, model(x)))
+        model.compute_loss = original
+        assert abs(disturbed - expected) < 1e-5 * expected
+    assert catalogue.ON_JAX or expected > 100  # JAX's arrays outside of a step take no attributes
 
 
 def test_random_numbers_may_show_with_one_seed_only(monkeypatch):
