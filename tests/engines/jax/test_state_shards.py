@@ -94,6 +94,22 @@ def test_weights_that_are_cut_along_two_axes_only(shard, rng):
     assert set(model.placement.values()) == {(34 * 34 // 4,) * 4, (34,) * 4}
 
 
+@pytest.mark.parametrize("shard", SHARDS)
+def test_a_depthwise_convolution_beside_a_weight_of_which_devices_have_copies(shard, small, rng):
+    """Four devices divide no axis of (2, 3): XLA's compiler must not compute with its halves."""
+    results = []
+    x, y = rng.normal(size=(9, 6, 6, 2)), rng.normal(size=(9, 3))
+    for n in (0, 4):
+        keras.utils.set_random_seed(1)
+        inner = [layers.DepthwiseConv2D(1), layers.GlobalAveragePooling2D(), layers.Dense(3)]
+        model = keras.Sequential([keras.Input((6, 6, 2)), *inner])
+        model = make_parallel(model, n, shard=shard) if n else model
+        model.compile("adam", "mse")
+        losses = model.fit(x, y, batch_size=5, shuffle=False, verbose=0).history
+        results.append([losses, variables(model)])
+    assert difference(*results) < 2e-5
+
+
 def test_lengths_that_the_devices_do_not_divide():
     parts = state_shards.StateShards([f"cpu:{number}" for number in range(4)], "weights")
     assert parts.share((1023, 4)) == (1023,) * 4

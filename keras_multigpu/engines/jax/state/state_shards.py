@@ -46,7 +46,7 @@ class StateShards:
         self._gather = jax.custom_vjp(self._whole_of)
         self._gather.defvjp(
             lambda weight: (self._whole_of(weight), None),
-            lambda _, gradient: (self._part_of(gradient),),
+            lambda _, gradient: (self._part_of_gradient(gradient),),
         )
 
     def sharding(self, shape: Sequence[int]) -> NamedSharding:
@@ -159,6 +159,16 @@ class StateShards:
 
     def _part_of(self, value: Tensor) -> Tensor:
         return _constrain(value, self.sharding(np.shape(value)))
+
+    def _part_of_gradient(self, gradient: Tensor) -> Tensor:
+        """The devices' parts of a gradient; a whole one in between if parts have copies.
+
+        Else XLA would compute with such parts, and dies of a depthwise convolution among it.
+        """
+        shape = np.shape(gradient)
+        has_copies = self.share(shape)[0] * self._mesh.size > math.prod(shape)
+        whole = _constrain(gradient, self._whole) if has_copies else gradient
+        return self._part_of(whole)
 
     def _put_part(self, value: Tensor) -> Tensor:
         return jax.device_put(value, self.sharding(np.shape(value)))
