@@ -192,6 +192,15 @@ class Placement:
         finally:
             _current.reset(token)
 
+    @contextlib.contextmanager
+    def as_on_gpus(self) -> Iterator[None]:
+        """Scope in which processors get single rows, too: for programs that are only looked at."""
+        before, self._least_rows = self._least_rows, 0
+        try:
+            yield
+        finally:
+            self._least_rows = before
+
     def constrain(self, tensor: Tensor) -> Tensor:
         """Marks the rows of a traced tensor for the compiler to spread."""
         if not isinstance(tensor, jax.core.Tracer):

@@ -218,9 +218,10 @@ class JaxSteps(Steps):
         with self._lending():
             state = self.where.put_state(arrays_of(state_of(model, training)))
         data = batch if training else batch[:1]
-        data = self.where.put_batch(data, self.where.compare(data))
         step = model.train_step if training else model.predict_step
-        return compile_step(step, state, data, training)
+        with self.where.as_on_gpus():
+            data = self.where.put_batch(data, self.where.compare(data))
+            return compile_step(step, state, data, training)
 
     @property
     def _optimizer(self) -> Any:
