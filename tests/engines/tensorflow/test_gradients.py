@@ -112,3 +112,68 @@ def test_operations_without_a_gradient_after_a_weight(rng):
             outputs = parallel(x)
     with pytest.raises(LookupError, match="AdjustHue"):
         tape.gradient(outputs, x)
+
+
+class Chained(keras.Model):
+    """Returns what its last layer takes, and what it gives."""
+
+    def __init__(self, stops=False):
+        super().__init__()
+        self.stops = stops
+        self.hidden = layers.Dense(4, "tanh", name="hidden")
+        self.head = layers.Dense(2)
+
+    def call(self, inputs):
+        hidden = self.hidden(inputs)
+        return hidden, self.head(tf.stop_gradient(hidden) if self.stops else hidden)
+
+
+def _chained(**options):
+    keras.utils.set_random_seed(3)
+    model = Chained(**options)
+    model(tf.zeros((2, 6)))
+    return model
+
+
+def _of_one_output_by_another(model, x):
+    with tf.GradientTape() as tape:
+        hidden, result = model(x)
+        total = tf.reduce_sum(result**2)
+    return tape.gradient(total, hidden)
+
+
+def _of_a_penalty(model, x):
+    """The penalty is on a gradient of one output by another."""
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            hidden, result = model(x)
+            total = tf.reduce_sum(result**2)
+        penalty = tf.reduce_sum(tape.gradient(total, hidden) ** 2)
+    return outer.gradient(penalty, model.trainable_weights)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "wrap"),
+    [
+        (_of_one_output_by_another, lambda function: function),
+        (_of_a_penalty, tf.function),
+        pytest.param(_of_a_penalty, lambda function: function, marks=pytest.mark.slow),
+    ],
+    ids=["eager", "penalty", "eager-penalty"],
+)
+def test_the_gradient_of_one_output_by_another(gradient, wrap, rng):
+    x = tf.constant(rng.normal(size=(7, 6)), tf.float32)
+    expected = gradient(_chained(), x)
+    parallel = make_parallel(_chained(), 3)
+    with pytest.warns(UserWarning, match="an output is computed from another one, .*hidden"):
+        found = wrap(gradient)(parallel, x)
+    assert difference(tf.nest.flatten(expected), tf.nest.flatten(found)) < 1e-5
+
+
+def test_outputs_without_gradients_by_others_are_sliced(rng):
+    """Warnings are errors here."""
+    x = tf.constant(rng.normal(size=(7, 6)), tf.float32)
+    for plain in (_chained(stops=True), _chained()):
+        parallel = make_parallel(plain, 3)
+        parallel(x)  # no tape
+    assert _of_one_output_by_another(make_parallel(_chained(stops=True), 3), x) is None

@@ -16,8 +16,12 @@ from keras_multigpu.engines.shared import SEED, is_training
 from keras_multigpu.engines.structures import take_apart
 from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.tensorflow.probing.probe import DependenceError, Probe, ProbeError
-from keras_multigpu.engines.tensorflow.tensors import for_any_rows, is_float
-from keras_multigpu.engines.tensorflow.tracing.inspection import find_obstacle, layer_of
+from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, is_float
+from keras_multigpu.engines.tensorflow.tracing.inspection import (
+    find_chained,
+    find_obstacle,
+    layer_of,
+)
 from keras_multigpu.engines.tensorflow.tracing.sync import of_no_rows, replaced_statistics
 from keras_multigpu.engines.tensorflow.tracing.trace import Trace
 from keras_multigpu.engines.tensorflow.weights.sums import ONCE
@@ -42,6 +46,8 @@ def make_plan(trace: Trace) -> Plan:
         # `BatchNormalization` mixes rows, and is handled separately.
         tried = _without_statistics(trace)
         _check(tried)
+        if trace.order > 1:
+            _raise(find_chained(floats(tried.forward.structured_outputs["outputs"])))
         try:
             probe = Probe(tried)
             _raise(probe.find_dependence())

@@ -47,6 +47,22 @@ def depends_on(results: Iterable[Tensor], argument: Tensor) -> bool:
     return argument.op in ancestors(results)
 
 
+def find_chained(results: Iterable[Tensor]) -> str | None:
+    """Why a gradient of one result by another is lost if the graph is called, or `None`."""
+    made = [_before_identity(one) for one in results if one.dtype.is_floating]
+    for place, one in enumerate(made):
+        others = {id(other) for other in [*made[:place], *made[place + 1 :]]}
+        found = next((it for it in _differentiable_makers(one) if id(it) in others), None)
+        if found is not None:
+            return (
+                f"an output is computed from another one, that of {layer_of(found.name)}, and only "
+                "one device knows the gradient of one by the other, which the active tapes may ask "
+                "for (if you take gradients by weights and inputs only, take them in a "
+                "`tf.function`, by a tape that is not persistent)"
+            )
+    return None
+
+
 def layer_of(name: str) -> str:
     """The layer of an operation, from the operation's name."""
     scope = name.rpartition("/")[0]
@@ -190,6 +206,26 @@ def _functions_of(attributes: Any) -> list[str]:
     values = attributes.values()
     every = [one for value in values for one in (value.func, *value.list.func)]
     return [one.name for one in every if one.name]
+
+
+def _before_identity(tensor: Tensor) -> Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _differentiable_makers(result: Tensor) -> Iterator[Tensor]:
+    """A tensor, and those that it has a gradient by."""
+    seen, waiting = {id(result)}, [result]
+    while waiting:
+        tensor = waiting.pop()
+        yield tensor
+        if tensor.op.type in ("StopGradient", "PreventGradient"):
+            continue
+        for one in tensor.op.inputs:
+            if one.dtype.is_floating and id(one) not in seen:
+                seen.add(id(one))
+                waiting.append(one)
 
 
 def _behind_casts(operation: Any) -> Any:
