@@ -161,7 +161,7 @@ def _to_head(
     choices = ["layers.Flatten()"] if is_static else []
     if rank in (3, 4, 5):
         choices += [f"layers.Global{how}Pooling{rank - 2}D()" for how in ("Average", "Max")]
-    if rank == 3:
+    if rank == 3 and rng.random() < 0.2:  # a recurrent layer takes three times as long as others
         choices += ["layers.LSTM(3)"]
     if not choices:
         raise UndrawableError(f"ends in {x.shape}")
