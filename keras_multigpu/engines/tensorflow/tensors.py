@@ -102,6 +102,11 @@ def has_gradient(kind: str) -> bool:
     return kind in gradient_registry.list() or kind.endswith("Call")
 
 
+def gradient_rule(operation: Any) -> Any:
+    """A custom gradient's function of the operation and the gradients by its outputs."""
+    return gradient_registry.lookup(operation.get_attr("_gradient_op_type").decode())
+
+
 def knows_gradient(name: str) -> bool:
     """Whether a gradient of a name is registered."""
     return name in gradient_registry.list()

@@ -15,6 +15,7 @@ RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(22, 6)).astype("float32")
 LOUD = ROWS * np.where(np.arange(22) % 5 == 3, 1000.0, 0.1).astype("float32")[:, None]
 TARGETS = RNG.normal(size=(22, 2)).astype("float32")
+STATE = tf.Variable(1.0, trainable=False)
 
 
 class Counts(layers.Layer):
@@ -143,13 +144,18 @@ def test_means_sums_and_extremes_stay_sliced(loss):
     assert not compare(lambda: Adds(loss), ROWS)
 
 
+def chosen(first, second):
+    """A branch that a state chooses."""
+    return tf.cond(STATE > 2.0, first, second)
+
+
 def wide(function):
     """What `BatchWide` finds in a function of rows."""
     traced = tf.function(function).get_concrete_function(tf.TensorSpec([None, 6]))
-    found = BatchWide(traced.graph, traced.inputs)
+    found = BatchWide.of_call(traced.graph, traced.inputs)
     (output,) = traced.outputs
     made = [output.op.inputs[0], output] if output.op.type == "Identity" else [output]
-    return found.maker(made[0]), found.is_curved(made[0])
+    return found.traits(made[0])
 
 
 @pytest.mark.parametrize(
@@ -168,8 +174,98 @@ def wide(function):
         (lambda x: x - tf.reduce_mean(x, axis=0), "Mean", False),
         (lambda x: tf.where(tf.reduce_any(x > 3), x, 2 * x), "Any", True),
         (lambda x: tf.square(x - x[0]), "StridedSlice", True),
+        (lambda x: tf.reduce_sum(tf.cast(x > 1, tf.int32)) > 2, "Greater", True),
+        (lambda x: tf.cond(x[0, 0] > 1, lambda: x, lambda: 2 * x), "StridedSlice", True),
+        (lambda x: chosen(lambda: x - tf.reduce_mean(x, 0), lambda: x), "Mean", False),
+        (lambda x: chosen(lambda: tf.reduce_sum(x), lambda: 0.0), "Sum", False),
+        (lambda x: chosen(lambda: tf.reduce_mean(x, 1), lambda: x[:, 0]), None, False),
+        (lambda x: tf.function(lambda y: y - tf.reduce_max(y))(x), "Max", False),
+        (lambda x: tf.map_fn(lambda row: row / tf.reduce_max(row), x), None, False),
     ],
 )
 def test_numbers_of_a_batch_are_found(function, maker, is_curved):
-    found, curved = wide(function)
-    assert (found.type if found else None, curved) == (maker, is_curved)
+    found = wide(function)
+    assert (found.maker.type if found.maker else None, found.is_curved) == (maker, is_curved)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_stepped"),
+    [
+        (lambda n: n, False),
+        (lambda n: 1.0 / n, False),
+        (lambda n: 1.0 / tf.maximum(n, 1.0), False),
+        (lambda n: tf.where(n > 0, 1.0 / n, 0.0), False),
+        (lambda n: tf.where(n > 8, 1.0, 0.0), True),
+        (lambda n: n % 2, True),
+        (lambda n: tf.nn.relu(n - 4.0), True),
+        (lambda n: tf.minimum(n, 64.0), True),
+    ],
+)
+def test_steps_in_the_number_of_rows_are_found(function, is_stepped):
+    found = wide(lambda x: function(tf.cast(tf.shape(x)[0], tf.float32)))
+    assert found.is_stepped == is_stepped
+    features = wide(lambda x: tf.reduce_sum(x) * function(tf.cast(tf.shape(x)[1], tf.float32)))
+    assert not features.is_stepped
+
+
+class Changes(layers.Layer):
+    """Changes its state by a function of the state and the rows."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.state = self.add_weight((), "zeros", trainable=False, name="state")
+
+    def call(self, x, training=None):
+        if training:
+            self.state.assign(self.function(self.state, x))
+        return x
+
+
+def number_of_rows(x):
+    return ops.cast(ops.shape(x)[0], x.dtype)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda state, x: state + ops.where(number_of_rows(x) > 4, 1.0, 0.0),
+        lambda state, x: state + number_of_rows(x) % 2,
+        lambda state, x: state + ops.cast(ops.sum(ops.cast(x > 1.8, "int32")) >= 2, "float32"),
+    ],
+)
+def test_states_that_count_batches_by_their_rows(function):
+    (text,) = compare(lambda: Changes(function), ROWS)
+    assert "neither a mean, a sum nor an extreme" in text
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda state, x: state + number_of_rows(x),
+        lambda state, x: 0.9 * state + 0.1 * ops.sum(x) / ops.maximum(number_of_rows(x), 1.0),
+        lambda state, x: state + ops.cast(ops.sum(ops.cast(x > 1.8, "int32")), "float32"),
+    ],
+)
+def test_states_that_count_rows_stay_sliced(function):
+    assert not compare(lambda: Changes(function), ROWS)
+
+
+class Warms(layers.Layer):
+    """Begins to change the rows after three steps."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.step = self.add_weight((), "zeros", trainable=False, name="step")
+
+    def call(self, x, training=None):
+        if training:
+            self.step.assign(self.step + 1)
+        return ops.cond(self.step > 3, lambda: self.function(x), lambda: x)
+
+
+def test_rows_that_see_each_other_in_a_branch_that_is_taken_later():
+    found = compare(lambda: Warms(lambda x: x - ops.mean(x, axis=0)), ROWS)
+    assert any("may depend on each other, by its Mean" in text for text in found)
+    assert not compare(lambda: Warms(lambda x: x - ops.mean(x, axis=-1, keepdims=True)), ROWS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +16,11 @@ from keras_multigpu.engines.attributes import get_attributes
 from keras_multigpu.engines.shared import SEED, is_training
 from keras_multigpu.engines.structures import take_apart
 from keras_multigpu.engines.templates import all_layers
+from keras_multigpu.engines.tensorflow.probing.backward import Backward
 from keras_multigpu.engines.tensorflow.probing.probe import DependenceError, Probe, ProbeError
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, is_float
 from keras_multigpu.engines.tensorflow.tracing.inspection import (
+    draws_numbers,
     find_chained,
     find_obstacle,
     layer_of,
@@ -28,6 +31,9 @@ from keras_multigpu.engines.tensorflow.weights.sums import ONCE
 from keras_multigpu.engines.values import Call, Plan
 
 _PREFERRED = (kinds.SAME, kinds.MEAN, kinds.SUM, kinds.MAXIMUM, kinds.MINIMUM)
+
+# Of made-up gradients of results: a custom gradient may have a threshold.
+_SCALES = (1.0, 1e-4, 1e4)
 
 # Operations whose gradient has rows, and those that may contain one.
 _TAKING_ROWS = ("Gather", "Segment", "Call", "While", "If")
@@ -54,6 +60,7 @@ def make_plan(trace: Trace) -> Plan:
             _find_rules(plan, probe, tried)
             if trace.order:
                 trace.gradient_rules.update(_gradient_rules(probe, tried))
+                _check_custom_gradients(probe, tried)
         except ProbeError as error:
             plan.doubt = str(error)
             losses = tried.forward.structured_outputs["losses"]
@@ -201,6 +208,26 @@ def _gradient_rules(probe: Probe, tried: Trace) -> dict[int, str]:
             raise _ObstacleError(f"the variable {variable.path!r} {what}, which slices can't make")
         rules[id(variable)] = rule
     return rules
+
+
+def _check_custom_gradients(probe: Probe, tried: Trace) -> None:
+    """Raises if a gradient is no sum over the rows, or one of a row depends on other rows."""
+    backward = Backward(tried.forward.graph, probe.wide)
+    _raise(backward.reason)
+    is_random = draws_numbers(tried.forward.graph)  # others in the parts than in the whole
+    if backward.doubtful is None or is_random:
+        return
+    every = enumerate(tried.variables)
+    places = [place for place, v in every if v.trainable and is_float(v._value)]
+    for scale in _SCALES:
+        rules = itertools.chain([kinds.SUM] * len(places), itertools.repeat(kinds.ROWS))
+        for rule, tries in zip(rules, probe.gradients(places, scale, with_batch=True)):
+            for whole, parts, counts in tries:
+                if not isinstance(whole, tf.Tensor):
+                    continue  # rows of a table are judged by their rules
+                start = np.zeros(whole.shape)  # parts may be much larger than their sum
+                if rule not in kinds.find_kinds(whole, parts, counts, start, probe.is_half):
+                    raise _ObstacleError(backward.told())
 
 
 def _is_special(variable: keras.Variable, place: int, tried: Trace) -> bool:

@@ -67,10 +67,10 @@ class Probe:
         self._rng = np.random.default_rng(0)
         self._settings = Settings()
         self._every: list[Tried] = []
-        self._wide = BatchWide(trace.forward.graph, trace.batch)
+        self.wide = BatchWide.of_call(trace.forward.graph, trace.batch)
         operations = trace.forward.graph.get_operations()
         halves = (tf.float16, tf.bfloat16)
-        self._is_half = any(one.dtype in halves for op in operations for one in op.outputs)
+        self.is_half = any(one.dtype in halves for op in operations for one in op.outputs)
 
     def find_dependence(self) -> str | None:
         """Why the rows of the outputs depend on each other, or `None`.
@@ -94,14 +94,16 @@ class Probe:
 
     def _is_batch_wide(self) -> bool:
         """Whether outputs, or losses and states that are no sums, have numbers of all rows."""
-        made, wide = self._trace.forward.structured_outputs, self._wide
+        made, wide = self._trace.forward.structured_outputs, self.wide
         results = tensors_of((made["outputs"], made["attributes"]))
         numbers = tensors_of((made["losses"], made["updates"]))
-        return any(map(wide.maker, results)) or any(map(wide.is_curved, numbers))
+        return any(wide.traits(one).maker for one in results) or any(
+            wide.traits(one).is_curved for one in numbers
+        )
 
     def _reached(self, place: int) -> str | None:
         """Why a result may depend on other rows, beyond what the made-up rows have shown."""
-        maker = self._wide.maker(self._trace.forward.outputs[place])
+        maker = self.wide.traits(self._trace.forward.outputs[place]).maker
         if maker is None:
             return None
         return (
@@ -124,23 +126,29 @@ class Probe:
             found = [self._kinds(place, tried, start) for place, start in zip(places, before)]
             kinds = [one & two for one, two in zip(found, kinds or found)]
         for number, place in enumerate(places):
-            if self._wide.is_curved(forward.outputs[place]):
+            traits = self.wide.traits(forward.outputs[place])
+            if traits.is_curved or traits.is_stepped:
                 # If it is the same in all parts of all batches, no rule has been tried.
                 is_tried = SAME not in kinds[number]
-                kinds[number] &= {MAXIMUM, MINIMUM} if is_tried else set()
+                may_be = traits.is_extreme and not traits.is_stepped and is_tried
+                kinds[number] &= {MAXIMUM, MINIMUM} if may_be else set()
         return kinds[: len(losses)], dict(zip(updates, kinds[len(losses) :]))
 
     def gradients(
-        self, places: Sequence[int]
+        self, places: Sequence[int], scale: float = 1.0, with_batch: bool = False
     ) -> Iterator[list[tuple[Any, list[Any], tuple[int, int]]]]:
-        """Each variable's gradients in every try: on all rows, on the two parts; the row counts."""
+        """Each variable's gradients in every try: on all rows, on the two parts; the row counts.
+
+        Made-up gradients of the results are about as large as `scale`. With `with_batch` come the
+        gradients by the call's arguments, too.
+        """
         forward = self._trace.forward
         structured = forward.structured_outputs
         results = floats((structured["outputs"], structured["attributes"]))
         found: list[list[Any]] = [[] for _ in self._every]
 
         def differentiate(state: list[Tensor], call: Any, upstream: list[Tensor]) -> list[Any]:
-            sources = [state[place] for place in places]
+            sources = [state[place] for place in places] + (floats(call) if with_batch else [])
             with tf.GradientTape() as tape:
                 tape.watch(sources)
                 made = forward(state, call, tf.constant(0), tf.constant(1.0))
@@ -154,21 +162,23 @@ class Probe:
                 [for_any_rows(result) for result in results],
             )
             for tried, gradients in zip(self._every, found):
-                for call, upstream in zip(tried.calls, self._upstream(tried, results)):
+                for call, upstream in zip(tried.calls, self._upstream(tried, results, scale)):
                     with tf.device(self._settings.device):
                         gradients.append(function(list(tried.state), call, upstream))
 
         in_fresh_thread(run)  # in `init_scope` no tape would record
-        for number in range(len(places)):
+        for number in range(len(found[0][0])):
             yield [
                 (gradients[0][number], [one[number] for one in gradients[1:]], tried.counts)
                 for tried, gradients in zip(self._every, found)
             ]
 
-    def _upstream(self, tried: Tried, results: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    def _upstream(
+        self, tried: Tried, results: Sequence[Tensor], scale: float
+    ) -> Iterator[list[Tensor]]:
         """Made-up gradients of the results of all rows and of the two parts, equal row by row."""
         at = _places(self._trace.forward, results)
-        whole = [self._rng.normal(size=tried.results[0][place].shape) for place in at]
+        whole = [scale * self._rng.normal(size=tried.results[0][place].shape) for place in at]
         for number, made in enumerate(tried.results):
             start = tried.counts[0] if number == 2 else 0
             yield [
@@ -178,7 +188,7 @@ class Probe:
 
     def _kinds(self, place: int, tried: Tried, before: Any = None) -> set[str]:
         whole, *parts = (values[place] for values in tried.results)
-        return find_kinds(whole, parts, tried.counts, before, self._is_half)
+        return find_kinds(whole, parts, tried.counts, before, self.is_half)
 
     def _try(self, choices: Iterable[Settings]) -> Tried:
         """Calls the template on the first made-up rows that it accepts."""
@@ -245,7 +255,7 @@ class Probe:
         """The layer in which rows first depend on each other."""
         for name, *values in self._stilled.trace_rows(tried.state, tried.calls):
             whole, *parts = values
-            if ROWS not in find_kinds(whole, parts, tried.counts, None, self._is_half):
+            if ROWS not in find_kinds(whole, parts, tried.counts, None, self.is_half):
                 return f"in {layer_of(name)} the rows of a batch depend on each other"
         return None
 

@@ -7,6 +7,7 @@ begins with its layer's, so messages can name the layer.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -112,6 +113,13 @@ def _told(kind: str, name: str) -> str:
         f"{layer_of(name)} changes a state of TensorFlow's by {kind}, once for each device (keep "
         "it in a variable of Keras's: `add_weight`)"
     )
+
+
+def draws_numbers(graph: Any) -> bool:
+    """Whether a graph, or a function that it calls, draws random numbers by Keras's seeds."""
+    definition = graph.as_graph_def()
+    bodies = (body.node_def for body in definition.library.function)
+    return any(_DRAW.fullmatch(one.op) for one in itertools.chain(definition.node, *bodies))
 
 
 def _fixed_draws(graph: Any, number: Tensor) -> Iterator[str]:

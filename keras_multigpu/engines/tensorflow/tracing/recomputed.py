@@ -32,7 +32,8 @@ def recompute_grad(function: Callable[..., Any]) -> Any:
         if not isinstance(scope, (ReplicaScope, _Reading, _Again)):
             return plain(*args, **kwargs)
         if isinstance(scope, ReplicaScope) and not scope.is_differentiated:
-            return function(*args, **kwargs)
+            # Like TensorFlow's, without what Keras attached to the results, such as a mask.
+            return _identity(function(*args, **kwargs))
         return _run(scope, functools.partial(function, **kwargs), args)
 
     return recomputed
@@ -63,7 +64,7 @@ def _run(scope: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any
     return _recompute_grad(explicit)(*weights.values(), *args)
 
 
-def _identity(tensor: Tensor) -> Tensor:
+def _identity(tensor: Any) -> Any:
     return tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
 
 
