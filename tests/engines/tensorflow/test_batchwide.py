@@ -269,3 +269,39 @@ def test_rows_that_see_each_other_in_a_branch_that_is_taken_later():
     found = compare(lambda: Warms(lambda x: x - ops.mean(x, axis=0)), ROWS)
     assert any("may depend on each other, by its Mean" in text for text in found)
     assert not compare(lambda: Warms(lambda x: x - ops.mean(x, axis=-1, keepdims=True)), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: tf.map_fn(lambda row: 2 * row, x), False),
+        (lambda x: tf.while_loop(lambda y: tf.reduce_any(y > 1), lambda y: (y - 1,), [x])[0], True),
+        (lambda x: ops.fori_loop(0, tf.cast(x[0, 0], tf.int32), lambda k, y: y * 0.9, x), True),
+        (lambda x: ops.fori_loop(0, 3, lambda k, y: y * 0.9, x), False),
+    ],
+    ids=["rows", "while", "count", "constant"],
+)
+def test_loops_whose_length_the_rows_say(function, expected):
+    traced = tf.function(function).get_concrete_function(tf.TensorSpec([None, 6]))
+    assert BatchWide.of_call(traced.graph, traced.inputs).loops_by_rows == expected
+
+
+def test_a_loop_that_large_numbers_would_keep_running():
+    """It subtracts one from each row until none is larger: made-up rows must not be huge."""
+
+    def reduced(x):
+        return tf.while_loop(
+            lambda y: tf.reduce_any(y > 1.0), lambda y: (tf.where(y > 1.0, y - 1.0, y),), [x]
+        )[0]
+
+    assert not compare(lambda: layers.Lambda(reduced), ROWS, tolerance=1e-4)
+
+
+def test_outputs_with_two_rows_for_each():
+    inputs = keras.Input((6,))
+    twice = layers.Lambda(lambda x: ops.repeat(x, 2, axis=0), output_shape=(3,))
+    model = keras.Model(inputs, twice(layers.Dense(3)(inputs)))
+    expected = model.predict(ROWS, batch_size=11, verbose=0)
+    with pytest.warns(UserWarning, match="runs on 'cpu:0' alone"):
+        results = make_parallel(model, 3).predict(ROWS, batch_size=11, verbose=0)
+    np.testing.assert_array_equal(results, expected)

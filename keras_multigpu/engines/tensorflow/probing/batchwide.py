@@ -78,9 +78,13 @@ class BatchWide:
     Args:
         graph: the graph, traced for any number of rows.
         given: what is known of its arguments, by their `id`.
+
+    Attributes:
+        loops_by_rows: whether the values of rows say how long a loop runs.
     """
 
     def __init__(self, graph: Any, given: Mapping[int, Traits]):
+        self.loops_by_rows = False
         self._traits = dict(given)
         for operation in graph.get_operations():
             found = self._follow(operation)
@@ -96,6 +100,13 @@ class BatchWide:
         """What is known of a tensor."""
         return self._traits.get(id(tensor), _NONE)
 
+    def takes_single_row(self, operation: Any) -> bool:
+        """Whether an operation of a loop takes a row from a list of rows."""
+        if operation.type != "TensorListGetItem":
+            return False
+        (item,) = operation.outputs
+        return self.traits(item).of_rows and not has_rows(item)
+
     def _follow(self, operation: Any) -> Sequence[Traits]:
         """What is known of an operation's outputs."""
         given = [self.traits(one) for one in operation.inputs]
@@ -108,7 +119,7 @@ class BatchWide:
         if operation.type == "IdentityN":
             return given
         bodies = bodies_of(operation)
-        found = _after_bodies(operation, bodies, given) if bodies else None
+        found = self._after_bodies(operation, bodies, given) if bodies else None
         if found is not None:
             return found
         if operation.type == "StridedSlice" and _is_of_another_axis(operation):
@@ -121,6 +132,41 @@ class BatchWide:
         is_stepped = every.is_stepped or (every.of_size and _has_steps(operation))
         known = dataclasses.replace(every, is_curved=is_curved, is_stepped=is_stepped)
         return [_of_output(one, known, operation) for one in operation.outputs]
+
+    def _after_bodies(
+        self, operation: Any, bodies: Sequence[Any], given: list[Traits]
+    ) -> list[Traits] | None:
+        """What is known of the results of branches, a function or a loop; `None`: nothing is."""
+        if operation.type.endswith("While"):
+            condition, body = bodies
+            return self._after_loop(condition, body, given)
+        chosen = given[: len(given) - len(bodies[0].inputs)]
+        choice = dataclasses.replace(sum_of(chosen), of_size=False)
+        if choice.of_rows:
+            choice |= Traits(maker=operation, is_curved=True)
+        results = [choice] * len(operation.outputs)
+        for body in bodies:
+            inner = self._within(body, given[len(chosen) :])
+            results = [one | inner.traits(end) for one, end in zip(results, body.outputs)]
+        return results
+
+    def _after_loop(self, condition: Any, body: Any, given: list[Traits]) -> list[Traits] | None:
+        """What is known of a loop's results; `None` if it takes single rows, like numbers."""
+        while True:
+            inner = self._within(body, given)
+            results = [one | inner.traits(end) for one, end in zip(given, body.outputs)]
+            if results == given:
+                break
+            given = results
+        ends = self._within(condition, given)
+        self.loops_by_rows |= any(ends.traits(one).of_rows for one in condition.outputs)
+        return None if any(map(inner.takes_single_row, body.get_operations())) else results
+
+    def _within(self, body: Any, given: Sequence[Traits]) -> BatchWide:
+        pairs = zip(body.inputs, given)
+        found = BatchWide(body, {id(one): traits for one, traits in pairs})
+        self.loops_by_rows |= found.loops_by_rows
+        return found
 
 
 def sum_of(every: Sequence[Traits]) -> Traits:
@@ -153,41 +199,6 @@ def _of_output(output: Tensor, known: Traits, operation: Any) -> Traits:
         is_curved=known.is_curved or is_choice,
         of_size=False,
     )
-
-
-def _after_bodies(
-    operation: Any, bodies: Sequence[Any], given: list[Traits]
-) -> list[Traits] | None:
-    """What is known of the results of branches, a function or a loop; `None` if it is unknown."""
-    if operation.type.endswith("While"):
-        return _after_loop(bodies[0], given)
-    chosen = given[: len(given) - len(bodies[0].inputs)]
-    choice = dataclasses.replace(sum_of(chosen), of_size=False)
-    if choice.of_rows:
-        choice |= Traits(maker=operation, is_curved=True)
-    results = [choice] * len(operation.outputs)
-    for body in bodies:
-        inner = _within(body, given[len(chosen) :])
-        results = [one | inner.traits(end) for one, end in zip(results, body.outputs)]
-    return results
-
-
-def _after_loop(body: Any, given: list[Traits]) -> list[Traits] | None:
-    """What is known of a loop's results; `None` if it takes single rows: they look like numbers."""
-    while True:
-        inner = _within(body, given)
-        for operation in body.get_operations():
-            item = operation.outputs[0] if operation.type == "TensorListGetItem" else None
-            if item is not None and inner.traits(item).of_rows and not has_rows(item):
-                return None
-        results = [one | inner.traits(end) for one, end in zip(given, body.outputs)]
-        if results == given:
-            return results
-        given = results
-
-
-def _within(body: Any, given: Sequence[Traits]) -> BatchWide:
-    return BatchWide(body, {id(one): traits for one, traits in zip(body.inputs, given)})
 
 
 def _is_linear(operation: Any, given: Sequence[Traits]) -> bool:

@@ -80,7 +80,7 @@ class Probe:
         """
         self._every = [self._try(self._candidates())]
         first = self._settings
-        for more in [*_MORE, *(_SIZES if self._is_batch_wide() else ())]:
+        for more in self._more():
             try:
                 self._every.append(self._try([dataclasses.replace(first, **more)]))
             except ProbeError:
@@ -88,9 +88,15 @@ class Probe:
         made = self._trace.forward.structured_outputs
         places = _places(self._trace.forward, (made["outputs"], made["attributes"]))
         for tried, place in itertools.product(self._every, places):
-            if ROWS not in self._kinds(place, tried):
+            if ROWS not in self._kinds(place, tried) or self._has_other_rows(place, tried):
                 return self._first_dependence(tried) or self._without_rows(place)
         return next((told for place in places if (told := self._reached(place))), None)
+
+    def _more(self) -> list[dict[str, Any]]:
+        """Settings to try after the first."""
+        if self.wide.loops_by_rows:  # which may run for as long as numbers are large
+            return [_MORE[0]]
+        return [*_MORE, *(_SIZES if self._is_batch_wide() else ())]
 
     def _is_batch_wide(self) -> bool:
         """Whether outputs, or losses and states that are no sums, have numbers of all rows."""
@@ -189,6 +195,10 @@ class Probe:
     def _kinds(self, place: int, tried: Tried, before: Any = None) -> set[str]:
         whole, *parts = (values[place] for values in tried.results)
         return find_kinds(whole, parts, tried.counts, before, self.is_half)
+
+    def _has_other_rows(self, place: int, tried: Tried) -> bool:
+        """Whether an output has another number of rows than the batch: two for each, say."""
+        return tried.results[0][place].shape[0] != sum(tried.counts)
 
     def _try(self, choices: Iterable[Settings]) -> Tried:
         """Calls the template on the first made-up rows that it accepts."""

@@ -14,7 +14,7 @@ from keras_multigpu.engines.values import Tensor
 _BODIES = {
     **{kind + "If": ("then_branch", "else_branch") for kind in ("", "Stateless")},
     **{kind + "Case": ("branches",) for kind in ("", "Stateless")},
-    **{kind + "While": ("body",) for kind in ("", "Stateless")},
+    **{kind + "While": ("cond", "body") for kind in ("", "Stateless")},
     **{kind + "PartitionedCall": ("f",) for kind in ("", "Stateful")},
 }
 
@@ -66,7 +66,7 @@ def reached_inputs(function: Any, results: Sequence[Tensor]) -> list[bool]:
 
 
 def bodies_of(operation: Any) -> list[Any]:
-    """The graphs of a conditional's branches, of a loop's body, or of a function that is called."""
+    """The graphs of a conditional's branches, a loop's condition and body, or a called function."""
     names = [operation.get_attr(name) for name in _BODIES.get(operation.type, ())]
     flat = [one for name in names for one in (name if isinstance(name, list) else [name])]
     found = [operation.graph._get_function(one.name) for one in flat]
