@@ -29,6 +29,14 @@ def own_steps(template: keras.Model) -> list[str]:
     ]
 
 
+def forget_losses(template: keras.Model) -> None:
+    """Forgets the losses of an earlier trace.
+
+    Keras finds a layer's losses by their `id`, which a new one of another layer may have by chance.
+    """
+    template._clear_losses()
+
+
 def input_of_fixed_rows(layer: keras.Layer) -> keras.KerasTensor | None:
     """A symbolic input of a model whose batch size is fixed, or `None`."""
     inputs = keras.tree.flatten(getattr(layer, "inputs", None))

@@ -58,3 +58,32 @@ def test_layers_are_called_as_keras_calls_them_in_a_step(mode, options):
         model(x)
         numbers.append([*logs, float(sum(model.losses)), *model.get_weights()])
     assert difference(*numbers) < 1e-4
+
+
+class Watches(keras.Model):
+    """Notes whether layers still know losses of an earlier trace when a new one begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = layers.Dense(64, activity_regularizer="l1")
+        self.adds, self.last = Adds(), layers.Dense(3, activity_regularizer="l2")
+        self.were_known = []
+
+    def call(self, x):
+        self.were_known.append(any(one._loss_ids for one in self._flatten_layers()))
+        return self.last(self.adds(self.first(x)))
+
+
+@pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
+def test_a_trace_begins_without_the_losses_of_an_earlier_one(mode, options):
+    """Keras finds losses by their `id`, which one of another layer may have by chance."""
+    model = Watches()
+    model(np.zeros((2, 64), "float32"))
+    if mode == "model" and keras.backend.backend() == "tensorflow":
+        pytest.skip("stages are parts of functional models")
+    parallel = make_parallel(model, 2, mode=mode, **options)
+    parallel.compile("sgd", "mse")
+    for rows in (4, 6, 8):
+        parallel.train_on_batch(np.ones((rows, 64), "float32"), np.ones((rows, 3), "float32"))
+    assert len(model.were_known) > 3
+    assert not any(model.were_known[1:])

@@ -27,6 +27,7 @@ from keras_multigpu.engines.shared import (
     state_of_none,
     unique,
 )
+from keras_multigpu.engines.templates import forget_losses
 from keras_multigpu.engines.values import Call, Request, Result, Tensor
 
 # The runner whose parallel model's `stateless_call` is running.
@@ -195,7 +196,7 @@ class CommitteeRunner(TowerRunner):
         template = self.template
         if _in_stateless_call.get() is not self:
             return template(*args, **kwargs)
-        template._clear_losses()  # of an earlier trace, which Keras would confuse with new ones
+        forget_losses(template)
         is_quantized = template.dtype_policy.quantization_mode is not None
         call = template.quantized_call if is_quantized else template.call
         return template.rematerialized_call(call, *args, **kwargs)(*args, **kwargs)

@@ -19,6 +19,7 @@ from keras_multigpu.engines.jax.state.slots import prepare
 from keras_multigpu.engines.jax.state.state_shards import StateShards, kept_share, tables_by_rows
 from keras_multigpu.engines.runners import DataRunner
 from keras_multigpu.engines.shared import split_tensors
+from keras_multigpu.engines.templates import forget_losses
 from keras_multigpu.engines.values import Call, Kept, Plan, Request, Result
 
 
@@ -110,6 +111,7 @@ class RowsRunner(DataRunner):
         if self._parts is not None:
             lists = self._template.trainable_variables, self._template.non_trainable_variables
             values = [self._parts.gathered(*pair) for pair in zip(values, lists)]
+        forget_losses(self._template)
         with self._rows_spread(inputs, kwargs) as (inputs, kwargs):
             return self._template.stateless_call(*values, *inputs, **kwargs)
 

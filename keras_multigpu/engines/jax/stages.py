@@ -13,6 +13,7 @@ from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.shards import find_shards, shard, shard_alike, spread_ids
 from keras_multigpu.engines.jax.state.slots import prepare, spread_slots
 from keras_multigpu.engines.runners import ModelRunner
+from keras_multigpu.engines.templates import forget_losses
 from keras_multigpu.engines.values import Call, Request, Result
 
 
@@ -69,6 +70,7 @@ class ShardsRunner(ModelRunner):
         return Result(self._template(*args, **kwargs))
 
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        forget_losses(self._template)
         return self._template.stateless_call(*args, **kwargs)
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:

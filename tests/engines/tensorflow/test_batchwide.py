@@ -305,3 +305,37 @@ def test_outputs_with_two_rows_for_each():
     with pytest.warns(UserWarning, match="runs on 'cpu:0' alone"):
         results = make_parallel(model, 3).predict(ROWS, batch_size=11, verbose=0)
     np.testing.assert_array_equal(results, expected)
+
+
+def longest(x):
+    """The largest number of positive features: 0, 1 or 2."""
+    return ops.max(ops.sum(ops.cast(x[:, :2] > 0, "int32"), axis=1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * ops.cast(longest(x), x.dtype),
+        lambda x: x * ops.cast(ops.shape(tf.sequence_mask(longest(x)))[0], x.dtype),
+        lambda x: ops.fori_loop(0, longest(x), lambda k, y: y * 0.9, x),
+        lambda x: x * ops.cast(tf.shape(x[:, : longest(x)])[1], x.dtype),
+    ],
+    ids=["number", "shape", "loop", "slice"],
+)
+def test_small_counts_of_the_whole_batch(function, seed):
+    def layer():
+        keras.utils.set_random_seed(seed)
+        return keras.Sequential([layers.Dense(5, "tanh"), layers.Lambda(function)])
+
+    assert compare(layer, ROWS)
+
+
+def test_batches_that_are_cut_to_their_longest_row_stay_sliced():
+    def cut(x):
+        lengths = ops.sum(ops.cast(x > 0, "int32"), axis=1)
+        mask = tf.sequence_mask(lengths, 6, x.dtype)
+        kept = ops.max(lengths)
+        return ops.sum((x * mask)[:, :kept], axis=1, keepdims=True)
+
+    assert not compare(lambda: layers.Lambda(cut), ROWS)

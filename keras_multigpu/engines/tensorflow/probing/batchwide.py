@@ -44,6 +44,7 @@ class Traits:
         maker: the operation that made the number of all rows that it has, or `None`.
         is_extreme: whether that number is an extreme, and the only one.
         is_curved: whether it is no linear function of such numbers: no sum or mean over rows then.
+        has_count: whether it has an integer of all rows: their largest length, say.
         of_size: whether it is computed from the number of rows.
         is_stepped: whether it is another one for some numbers of rows only.
     """
@@ -52,6 +53,7 @@ class Traits:
     maker: Any = None
     is_extreme: bool = False
     is_curved: bool = False
+    has_count: bool = False
     of_size: bool = False
     is_stepped: bool = False
 
@@ -63,6 +65,7 @@ class Traits:
             one.maker,
             one.is_extreme and (not both or (other.is_extreme and self.maker is other.maker)),
             self.is_curved or other.is_curved,
+            self.has_count or other.has_count,
             self.of_size or other.of_size,
             self.is_stepped or other.is_stepped,
         )
@@ -187,7 +190,8 @@ def _of_output(output: Tensor, known: Traits, operation: Any) -> Traits:
         return dataclasses.replace(known, of_size=False, is_stepped=False)
     if not known.of_rows:
         return known
-    # Integers are sizes, as a rule.
+    if output.dtype.is_integer:  # they are sizes, as a rule, and seldom have an effect
+        return dataclasses.replace(known, has_count=True, of_size=False)
     is_number = output.dtype.is_floating or output.dtype == tf.bool
     if not is_number or known.maker:
         return dataclasses.replace(known, of_size=False)

@@ -36,6 +36,9 @@ _MORE = ({"rows": 9, "scale": 30.0}, {"rows": 3, "scale": 1000.0}, {"rows": 4, "
 # If numbers of the whole batch may make a choice: it is another one in the second part.
 _SIZES = [{"rows": 4, "scale": scale, "growth": 1000.0} for scale in (1e-6, 1e-3, 1e3, 1e6)]
 
+# If a count may make a choice: it is often the same in both parts, but not in six pairs of rows.
+_COUNTS = [{"rows": 2, "scale": scale} for scale in (1.0, 1.0, 1.0, 1.0, 30.0, 30.0)]
+
 
 class ProbeError(Exception):
     """The template could not be called on made-up rows."""
@@ -94,9 +97,13 @@ class Probe:
 
     def _more(self) -> list[dict[str, Any]]:
         """Settings to try after the first."""
+        made = self._trace.forward.structured_outputs
+        results = tensors_of((made["outputs"], made["attributes"]))
+        has_count = any(self.wide.traits(one).has_count for one in results)
         if self.wide.loops_by_rows:  # which may run for as long as numbers are large
-            return [_MORE[0]]
-        return [*_MORE, *(_SIZES if self._is_batch_wide() else ())]
+            return [_MORE[0], *_COUNTS]
+        sizes = _SIZES if self._is_batch_wide() else []
+        return [*_MORE, *sizes, *(_COUNTS if has_count else [])]
 
     def _is_batch_wide(self) -> bool:
         """Whether outputs, or losses and states that are no sums, have numbers of all rows."""
