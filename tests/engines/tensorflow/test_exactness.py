@@ -489,7 +489,7 @@ class Features(keras.Model):
 
     def call(self, x):
         hidden = self.hidden(x * self.raw)
-        return hidden, self.out(hidden)
+        return tf.stop_gradient(hidden), self.out(hidden)
 
 
 @pytest.mark.parametrize("in_function", [False, True])

@@ -218,7 +218,7 @@ def _check_custom_gradients(probe: Probe, tried: Trace) -> None:
     if backward.doubtful is None or is_random:
         return
     every = enumerate(tried.variables)
-    places = [place for place, v in every if v.trainable and is_float(v._value)]
+    places = [place for place, v in every if _is_summed(v)]
     for scale in _SCALES:
         rules = itertools.chain([kinds.SUM] * len(places), itertools.repeat(kinds.ROWS))
         for rule, tries in zip(rules, probe.gradients(places, scale, with_batch=True)):
@@ -228,6 +228,11 @@ def _check_custom_gradients(probe: Probe, tried: Trace) -> None:
                 start = np.zeros(whole.shape)  # parts may be much larger than their sum
                 if rule not in kinds.find_kinds(whole, parts, counts, start, probe.is_half):
                     raise _ObstacleError(backward.told())
+
+
+def _is_summed(variable: keras.Variable) -> bool:
+    is_overwritten = variable.overwrite_with_gradient
+    return variable.trainable and not is_overwritten and is_float(variable._value)
 
 
 def _is_special(variable: keras.Variable, place: int, tried: Trace) -> bool:
