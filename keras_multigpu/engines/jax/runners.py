@@ -110,7 +110,9 @@ class RowsRunner(DataRunner):
         values, inputs = args[:2], args[2:]
         if self._parts is not None:
             lists = self._template.trainable_variables, self._template.non_trainable_variables
-            values = [self._parts.gathered(*pair) for pair in zip(values, lists)]
+            are_spread = self.where.spread_rows((inputs, kwargs)) > 0
+            pairs = zip(values, lists)
+            values = [self._parts.gathered(*pair, are_spread) for pair in pairs]
         forget_losses(self._template)
         with self._rows_spread(inputs, kwargs) as (inputs, kwargs):
             return self._template.stateless_call(*values, *inputs, **kwargs)

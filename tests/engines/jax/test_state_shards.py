@@ -110,6 +110,24 @@ def test_a_depthwise_convolution_beside_a_weight_of_which_devices_have_copies(sh
     assert difference(*results) < 2e-5
 
 
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("rows", [1, 6])
+def test_a_grouped_convolution_after_a_transposed_one(shard, rows, rng):
+    """XLA must not compute with the parts of the first kernel's gradient: they are wrong."""
+    results = []
+    x, y = rng.normal(size=(rows, 4, 4, 16)), rng.normal(size=(rows, 2))
+    for n in (0, 3):
+        keras.utils.set_random_seed(1)
+        convolutions = [layers.Conv2DTranspose(24, 3, strides=2), layers.Conv2D(32, 3, groups=4)]
+        inner = [*convolutions, layers.GlobalAveragePooling2D(), layers.Dense(2)]
+        model = keras.Sequential([keras.Input((4, 4, 16)), *inner])
+        model = make_parallel(model, n, shard=shard) if n else model
+        model.compile("sgd", "mse")
+        losses = [model.train_on_batch(x, y) for _ in range(3)]
+        results.append([losses, variables(model)])
+    assert difference(*results) < 2e-5
+
+
 def test_lengths_that_the_devices_do_not_divide():
     parts = state_shards.StateShards([f"cpu:{number}" for number in range(4)], "weights")
     assert parts.share((1023, 4)) == (1023,) * 4

@@ -43,11 +43,7 @@ class StateShards:
         self._factors, self._axes = place.factors, place.axes
         self._group, self._mesh, self._whole = place.group, place.mesh, place.replicated
         self.of_weights = shard == "weights"
-        self._gather = jax.custom_vjp(self._whole_of)
-        self._gather.defvjp(
-            lambda weight: (self._whole_of(weight), None),
-            lambda _, gradient: (self._part_of_gradient(gradient),),
-        )
+        self._gathers = [self._gathering(are_spread) for are_spread in (False, True)]
 
     def sharding(self, shape: Sequence[int]) -> NamedSharding:
         """How a variable of a shape is spread; a copy on each device if it can't be, or is small.
@@ -66,13 +62,17 @@ class StateShards:
         """How many elements of a variable of a shape each device keeps."""
         return (math.prod(self.sharding(shape).shard_shape(tuple(shape))),) * self._mesh.size
 
-    def gathered(self, values: Sequence[Tensor], variables: Sequence[keras.Variable]) -> list[Any]:
+    def gathered(
+        self, values: Sequence[Tensor], variables: Sequence[keras.Variable], are_spread: bool
+    ) -> list[Any]:
         """Weights for computing in a traced step: whole; their gradients are spread.
 
-        Tables of which a step adds up rows stay spread by rows: `sum_rows` asks for `is_by_rows`.
+        `are_spread` tells whether the rows of the batch are, too. Tables of which a step adds up
+        rows stay spread by rows: `sum_rows` asks for `is_by_rows`.
         """
+        gather = self._gathers[are_spread]
         return [
-            self._gather(value)
+            gather(value)
             if _is_traced(value) and not _is_table_by_rows(variable, self._factors)
             else value
             for value, variable in zip(values, variables, strict=True)
@@ -160,15 +160,21 @@ class StateShards:
     def _part_of(self, value: Tensor) -> Tensor:
         return _constrain(value, self.sharding(np.shape(value)))
 
-    def _part_of_gradient(self, gradient: Tensor) -> Tensor:
-        """The devices' parts of a gradient; a whole one in between if parts have copies.
+    def _gathering(self, are_spread: bool) -> Callable[[Tensor], Tensor]:
+        """A function that makes a weight whole, and its gradient the devices' parts of it."""
 
-        Else XLA would compute with such parts, and dies of a depthwise convolution among it.
-        """
-        shape = np.shape(gradient)
-        has_copies = self.share(shape)[0] * self._mesh.size > math.prod(shape)
-        whole = _constrain(gradient, self._whole) if has_copies else gradient
-        return self._part_of(whole)
+        def backward(_: None, gradient: Tensor) -> tuple[Tensor]:
+            shape = np.shape(gradient)
+            has_copies = self.share(shape)[0] * self._mesh.size > math.prod(shape)
+            # First whole, if each device computes that anyway, or parts have copies. Else XLA would
+            # compute the convolutions before it with such parts, too. With transposed and grouped
+            # ones it then gets wrong numbers, and with depthwise ones it dies.
+            is_whole = has_copies or not are_spread
+            return (self._part_of(_constrain(gradient, self._whole) if is_whole else gradient),)
+
+        gather = jax.custom_vjp(self._whole_of)
+        gather.defvjp(lambda weight: (self._whole_of(weight), None), backward)
+        return gather
 
     def _put_part(self, value: Tensor) -> Tensor:
         return jax.device_put(value, self.sharding(np.shape(value)))
