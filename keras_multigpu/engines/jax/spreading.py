@@ -40,15 +40,20 @@ def spread(
 ) -> Callable[[Any, Any], Any]:
     """Keras's step, with the operations spread that XLA would not; unchanged if not compiled.
 
-    With `scatters`, sums over the rows stay in parts where only parts are needed.
+    With `scatters`, for a state that is spread, too, sums over the rows stay in parts where only
+    parts are needed.
     """
 
     def spread_step(state: Any, batch: Any) -> Any:
         rows = place.spread_rows(batch)
+        # If only the state is spread, XLA must not compute grouped convolutions with its parts.
+        spreader = _Spreader(place, rows, scatters) if rows else _Whole(place, 0, False)
         leaves, given = jax.tree.flatten((state, batch))
         is_compiled = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
         # With several processes a step stays as it is, unless only parts of its sums are needed.
-        if not rows or not is_compiled or (place.group is not None and not scatters):
+        is_alone = place.group is None
+        is_needed = (scatters or is_alone) if rows else (scatters and is_alone)
+        if not is_needed or not is_compiled:
             return step(state, batch)
         structure: list[Any] = []
 
@@ -58,7 +63,7 @@ def spread(
             return results
 
         traced = jax.make_jaxpr(flat_step)(*leaves)
-        spread_out = traced.replace(jaxpr=_Spreader(place, rows, scatters).spread(traced.jaxpr))
+        spread_out = traced.replace(jaxpr=spreader.spread(traced.jaxpr))
         return structure[0].unflatten(core.jaxpr_as_fun(spread_out)(*leaves))
 
     return spread_step
@@ -207,6 +212,23 @@ class _Spreader:
 
     def _spec(self, axis: int | None) -> PartitionSpec:
         return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, self._place.axes)
+
+
+class _Whole(_Spreader):
+    """Wraps grouped convolutions, and their gradients, so that each device computes all of them.
+
+    XLA's partitioner would divide their channels as those of layers before them are, and ends the
+    process, or gets wrong numbers.
+    """
+
+    def _equation(self, equation: Any) -> Any:
+        params = equation.params
+        if equation.primitive.name == "conv_general_dilated":
+            is_grouped = max(params["feature_group_count"], params["batch_group_count"]) > 1
+            return self._mapped(equation, [None, None], [None]) if is_grouped else equation
+        if equation.primitive.name == "shard_map":
+            return equation
+        return equation.replace(params={key: self._inner(part) for key, part in params.items()})
 
 
 def find_scattered(jaxpr: Any) -> dict[int, int]:

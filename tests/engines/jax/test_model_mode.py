@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 from support.cases import CASES, build_equal, compile_case
 from support.parity import difference, take, variables
+from support.scripts import run_python
 
 from keras_multigpu import make_parallel, reports
 
@@ -194,3 +195,35 @@ def test_a_file_is_loaded_where_fewer_devices_divide_the_weights(rng, tmp_path, 
         loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.devices == three[:2]
     assert difference(before, loaded.predict(x, verbose=0)) < 1e-6
+
+
+_GROUPED = """
+import keras
+import numpy as np
+from keras import layers
+
+from keras_multigpu import make_parallel, use_virtual_devices
+
+use_virtual_devices(8)
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(8, 8, 8, 64)), rng.normal(size=(8, 2))
+found = []
+for is_parallel in (False, True):
+    keras.utils.set_random_seed(1)
+    inner = [layers.Dense(24), layers.Conv2D(32, 3, groups=4), layers.GlobalAveragePooling2D()]
+    model = keras.Sequential([keras.Input((8, 8, 64)), *inner, layers.Dense(2)])
+    model = make_parallel(model, 8, mode="model") if is_parallel else model
+    model.compile("sgd", "mse")
+    model.train_on_batch(x, y)
+    found.append([*model.get_weights(), model.predict(x, verbose=0)])
+print("apart by", max(float(abs(a - b).max()) for a, b in zip(*found)))
+"""
+
+
+def test_a_grouped_convolution_after_a_layer_that_eight_devices_spread(tmp_path):
+    """XLA's compiler ends the process if it divides the channels as those of the layer."""
+    path = tmp_path / "grouped.py"
+    path.write_text(_GROUPED, encoding="utf-8")
+    done = run_python(path)
+    assert "apart by" in done.stdout, done.stderr
+    assert float(done.stdout.split()[-1]) < 1e-5

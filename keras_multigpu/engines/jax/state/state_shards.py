@@ -164,13 +164,11 @@ class StateShards:
         """A function that makes a weight whole, and its gradient the devices' parts of it."""
 
         def backward(_: None, gradient: Tensor) -> tuple[Tensor]:
-            shape = np.shape(gradient)
-            has_copies = self.share(shape)[0] * self._mesh.size > math.prod(shape)
-            # First whole, if each device computes that anyway, or parts have copies. Else XLA would
-            # compute the convolutions before it with such parts, too. With transposed and grouped
-            # ones it then gets wrong numbers, and with depthwise ones it dies.
-            is_whole = has_copies or not are_spread
-            return (self._part_of(_constrain(gradient, self._whole) if is_whole else gradient),)
+            # Whole before, if each device computes it anyway. Else XLA computes the convolutions
+            # before it with parts, gets wrong numbers with transposed ones, and dies of depthwise
+            # ones beside parts of which devices have copies.
+            whole = gradient if are_spread else _constrain(gradient, self._whole)
+            return (self._part_of(whole),)
 
         gather = jax.custom_vjp(self._whole_of)
         gather.defvjp(lambda weight: (self._whole_of(weight), None), backward)
