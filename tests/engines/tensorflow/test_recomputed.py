@@ -285,3 +285,31 @@ def test_outside_of_replicas_nothing_changes():
         tape.watch(x)
         y = double(x)
     assert (float(y), float(tape.gradient(y, x))) == (6, 2)
+
+
+@pytest.mark.parametrize("mode", ["data", "tower", "model"])
+@pytest.mark.filterwarnings("ignore:.*destroy the mask information")
+def test_a_mask_after_a_recomputed_function(mode, rng):
+    """TensorFlow's `recompute_grad` drops it, also where no gradient is taken."""
+
+    class Recomputes(layers.Layer):
+        def build(self, shape):
+            self.inner = layers.Dense(3)
+            self.inner.build(shape)
+
+        def call(self, x):
+            return keras.remat(lambda given: self.inner(given))(x)
+
+    def build():
+        keras.utils.set_random_seed(3)
+        tokens = keras.Input((5,), dtype="int32")
+        x = Recomputes()(layers.Embedding(12, 4, mask_zero=True)(tokens))
+        return keras.Model(tokens, layers.Dense(1)(x))
+
+    x, y = rng.integers(0, 2, (7, 5)), rng.normal(size=(7, 5, 1))
+    losses = []
+    for is_parallel in (False, True):
+        model = make_parallel(build(), 2, mode=mode) if is_parallel else build()
+        model.compile("sgd", "mse", run_eagerly=True)
+        losses.append(model.evaluate(x, y, verbose=0))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
