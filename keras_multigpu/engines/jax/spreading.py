@@ -46,8 +46,6 @@ def spread(
 
     def spread_step(state: Any, batch: Any) -> Any:
         rows = place.spread_rows(batch)
-        # If only the state is spread, XLA must not compute grouped convolutions with its parts.
-        spreader = _Spreader(place, rows, scatters) if rows else _Whole(place, 0, False)
         leaves, given = jax.tree.flatten((state, batch))
         is_compiled = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
         # With several processes a step stays as it is, unless only parts of its sums are needed.
@@ -62,6 +60,8 @@ def spread(
             structure[:] = [made]
             return results
 
+        # If only the state is spread, XLA must not compute grouped convolutions with its parts.
+        spreader = _Spreader(place, rows, scatters) if rows else _Whole(place, 0, False)
         traced = jax.make_jaxpr(flat_step)(*leaves)
         spread_out = traced.replace(jaxpr=spreader.spread(traced.jaxpr))
         return structure[0].unflatten(core.jaxpr_as_fun(spread_out)(*leaves))
@@ -72,7 +72,7 @@ def spread(
 class _Spreader:
     """Wraps operations of a traced step in `shard_map`.
 
-    `rows` is the batch's number of rows, a multiple of the number of devices.
+    `rows` is the batch's number of rows, a multiple of the number of devices; 0 if each gets all.
     """
 
     def __init__(self, place: Placement, rows: int, scatters: bool):
@@ -171,7 +171,7 @@ class _Spreader:
 
     def _counts_rows(self, length: int) -> bool:
         """Whether an axis may hold the batch's rows, or several parts of each row."""
-        return length > 0 and length % self._rows == 0
+        return self._rows > 0 and length > 0 and length % self._rows == 0
 
     def _mapped(
         self,
@@ -221,14 +221,10 @@ class _Whole(_Spreader):
     process, or gets wrong numbers.
     """
 
-    def _equation(self, equation: Any) -> Any:
+    def _convolution(self, equation: Any) -> Any:
         params = equation.params
-        if equation.primitive.name == "conv_general_dilated":
-            is_grouped = max(params["feature_group_count"], params["batch_group_count"]) > 1
-            return self._mapped(equation, [None, None], [None]) if is_grouped else equation
-        if equation.primitive.name == "shard_map":
-            return equation
-        return equation.replace(params={key: self._inner(part) for key, part in params.items()})
+        is_grouped = max(params["feature_group_count"], params["batch_group_count"]) > 1
+        return self._mapped(equation, [None, None], [None]) if is_grouped else equation
 
 
 def find_scattered(jaxpr: Any) -> dict[int, int]:

@@ -18,18 +18,25 @@ TARGETS = RNG.normal(size=(22, 2)).astype("float32")
 STATE = tf.Variable(1.0, trainable=False)
 
 
-class Counts(layers.Layer):
-    """Counts the batches that fulfil a condition."""
+class Changes(layers.Layer):
+    """Changes its state by a function of the state and the rows."""
 
-    def __init__(self, condition):
+    def __init__(self, function):
         super().__init__()
-        self.condition = condition
-        self.state = self.add_weight((), "zeros", trainable=False, name="count")
+        self.function = function
+        self.state = self.add_weight((), "zeros", trainable=False, name="state")
 
     def call(self, x, training=None):
         if training:
-            self.state.assign(ops.where(self.condition(x), self.state + 1, self.state))
+            self.state.assign(self.function(self.state, x))
         return x
+
+
+class Counts(Changes):
+    """Counts the batches that fulfil a condition."""
+
+    def __init__(self, condition):
+        super().__init__(lambda state, x: ops.where(condition(x), state + 1, state))
 
 
 class Balances(layers.Layer):
@@ -206,20 +213,6 @@ def test_steps_in_the_number_of_rows_are_found(function, is_stepped):
     assert found.is_stepped == is_stepped
     features = wide(lambda x: tf.reduce_sum(x) * function(tf.cast(tf.shape(x)[1], tf.float32)))
     assert not features.is_stepped
-
-
-class Changes(layers.Layer):
-    """Changes its state by a function of the state and the rows."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-        self.state = self.add_weight((), "zeros", trainable=False, name="state")
-
-    def call(self, x, training=None):
-        if training:
-            self.state.assign(self.function(self.state, x))
-        return x
 
 
 def number_of_rows(x):

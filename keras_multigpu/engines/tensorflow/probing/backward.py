@@ -10,12 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.probing.batchwide import (
-    ROWS,
-    BatchWide,
-    Traits,
-    has_rows,
-)
+from keras_multigpu.engines.tensorflow.probing.batchwide import ROWS, BatchWide, Traits, has_rows
 from keras_multigpu.engines.tensorflow.tensors import gradient_rule, is_float
 from keras_multigpu.engines.tensorflow.tracing.functions import bodies_of
 from keras_multigpu.engines.tensorflow.tracing.inspection import layer_of

@@ -214,9 +214,8 @@ def _check_custom_gradients(probe: Probe, tried: Trace) -> None:
     """Raises if a gradient is no sum over the rows, or one of a row depends on other rows."""
     backward = Backward(tried.forward.graph, probe.wide)
     _raise(backward.reason)
-    is_random = draws_numbers(tried.forward.graph)  # others in the parts than in the whole
-    if backward.doubtful is None or is_random:
-        return
+    if backward.doubtful is None or draws_numbers(tried.forward.graph):
+        return  # random numbers of parts are others than those of the whole
     every = enumerate(tried.variables)
     places = [place for place, v in every if _is_summed(v)]
     for scale in _SCALES:

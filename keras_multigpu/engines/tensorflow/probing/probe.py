@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.kinds import MAXIMUM, MINIMUM, ROWS, SAME, find_kinds
 from keras_multigpu.engines.shared import in_fresh_thread
-from keras_multigpu.engines.tensorflow.probing.batchwide import BatchWide
+from keras_multigpu.engines.tensorflow.probing.batchwide import BatchWide, sum_of
 from keras_multigpu.engines.tensorflow.probing.made_up import Settings, make_up, perturb, take_part
 from keras_multigpu.engines.tensorflow.probing.stilled import Stilled
 from keras_multigpu.engines.tensorflow.results import tensors_of
@@ -96,23 +96,19 @@ class Probe:
         return next((told for place in places if (told := self._reached(place))), None)
 
     def _more(self) -> list[dict[str, Any]]:
-        """Settings to try after the first."""
+        """Settings to try after the first: more of them if the results have numbers of all rows."""
         made = self._trace.forward.structured_outputs
-        results = tensors_of((made["outputs"], made["attributes"]))
-        has_count = any(self.wide.traits(one).has_count for one in results)
+        of_rows, of_batch = (
+            sum_of([self.wide.traits(one) for one in tensors_of(results)])
+            for results in (
+                (made["outputs"], made["attributes"]),
+                (made["losses"], made["updates"]),
+            )
+        )
         if self.wide.loops_by_rows:  # which may run for as long as numbers are large
             return [_MORE[0], *_COUNTS]
-        sizes = _SIZES if self._is_batch_wide() else []
-        return [*_MORE, *sizes, *(_COUNTS if has_count else [])]
-
-    def _is_batch_wide(self) -> bool:
-        """Whether outputs, or losses and states that are no sums, have numbers of all rows."""
-        made, wide = self._trace.forward.structured_outputs, self.wide
-        results = tensors_of((made["outputs"], made["attributes"]))
-        numbers = tensors_of((made["losses"], made["updates"]))
-        return any(wide.traits(one).maker for one in results) or any(
-            wide.traits(one).is_curved for one in numbers
-        )
+        sizes = _SIZES if of_rows.maker or of_batch.is_curved else []
+        return [*_MORE, *sizes, *(_COUNTS if of_rows.has_count else [])]
 
     def _reached(self, place: int) -> str | None:
         """Why a result may depend on other rows, beyond what the made-up rows have shown."""
