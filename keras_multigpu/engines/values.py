@@ -94,6 +94,7 @@ class Plan:
         doubt: why slices may give other numbers than one device.
         losses: the rule that merges each loss of the slices.
         updates: the rule that merges each assigned state, by the `id` of the variable.
+        rows_for_each: the rows of each output for a row of the batch, `None` if they vary.
         trace: what the engine traced for the call.
         finish: makes the outputs of the call from the merged outputs of the slices.
     """
@@ -103,6 +104,7 @@ class Plan:
     doubt: str | None = None
     losses: Sequence[str] = ()
     updates: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    rows_for_each: Sequence[int | None] = ()
     trace: Any = None
     finish: Callable[[Any], Any] = lambda outputs: outputs
 

@@ -70,6 +70,37 @@ def test_every_form_of_data(form):
     assert len(outputs[0]) == ROWS
 
 
+def _aligned(values):
+    """A copy of an array where TensorFlow takes its memory as that of a tensor."""
+    memory = np.empty(values.nbytes + 64, "uint8")
+    begin = -memory.ctypes.data % 64
+    copied = memory[begin : begin + values.nbytes].view(values.dtype).reshape(values.shape)
+    copied[:] = values
+    return copied
+
+
+@pytest.mark.parametrize("mode", ["data", "tower", "model"])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_the_arrays_of_a_generator_are_left_as_they_are(mode, dtype):
+    """A first operation could compute in the memory of its slice."""
+    x = _aligned(np.arange(8 * 32).reshape(8, 32).astype(dtype))
+    before = x.copy()
+
+    def batches():
+        while True:
+            yield x, np.zeros((8, 1))
+
+    inputs = keras.Input((32,), dtype=dtype)
+    changed = layers.Lambda(lambda one: one + 1, output_shape=(32,))(inputs)
+    outputs = layers.Dense(1)(layers.Rescaling(1e-3)(changed))
+    model = make_parallel(keras.Model(inputs, outputs), 2, mode=mode)
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(batches(), steps_per_epoch=4, shuffle=False, verbose=0)
+    model.evaluate(batches(), steps=4, verbose=0)
+    model.predict(batches(), steps=4, verbose=0)
+    np.testing.assert_array_equal(x, before)
+
+
 def test_no_batch_is_drawn_and_dropped():
     drawn = []
 

@@ -290,14 +290,41 @@ def test_a_loop_that_large_numbers_would_keep_running():
     assert not compare(lambda: layers.Lambda(reduced), ROWS, tolerance=1e-4)
 
 
-def test_outputs_with_two_rows_for_each():
-    inputs = keras.Input((6,))
-    twice = layers.Lambda(lambda x: ops.repeat(x, 2, axis=0), output_shape=(3,))
-    model = keras.Model(inputs, twice(layers.Dense(3)(inputs)))
-    expected = model.predict(ROWS, batch_size=11, verbose=0)
-    with pytest.warns(UserWarning, match="runs on 'cpu:0' alone"):
-        results = make_parallel(model, 3).predict(ROWS, batch_size=11, verbose=0)
-    np.testing.assert_array_equal(results, expected)
+@pytest.mark.parametrize(
+    ("function", "batch"),
+    [
+        (lambda x: ops.repeat(x, 2, axis=0), 11),
+        (lambda x: ops.reshape(x, (-1, 2)), 3),
+        (lambda x: tf.boolean_mask(x, x[:, 0] > -1e8), 11),
+    ],
+    ids=["repeated", "halved", "chosen"],
+)
+def test_outputs_with_other_numbers_of_rows(function, batch):
+    """Twice as many as the batch, or as many as their values say."""
+    x = np.where(np.arange(22)[:, None] % 7 == 3, -1e12, ROWS)
+
+    def run(n):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,))
+        changed = layers.Lambda(function)
+        outputs = layers.Dense(1)(layers.Activation("tanh")(changed(layers.Dense(4)(inputs))))
+        model = keras.Model(inputs, [outputs, changed(inputs)])
+        if n:
+            model = make_parallel(model, n)
+        rows = []
+        tf.function(lambda: rows.extend(one.shape[0] for one in model(x[:batch])))()
+        loss = [lambda y, p: ops.reshape(ops.mean(ops.square(p)), (1,)), None]
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        logs = model.fit(x, [x[:, :1], x], batch_size=batch, shuffle=False, verbose=0).history
+        return rows, [logs["loss"], *model.predict(x, batch_size=batch, verbose=0)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        rows, found = run(3)
+    known, expected = run(None)
+    assert rows == known
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
 def longest(x):

@@ -57,6 +57,7 @@ def make_plan(trace: Trace) -> Plan:
         try:
             probe = Probe(tried)
             _raise(probe.find_dependence())
+            plan.rows_for_each = probe.rows_for_each()
             _find_rules(plan, probe, tried)
             if trace.order:
                 trace.gradient_rules.update(_gradient_rules(probe, tried))
@@ -77,11 +78,10 @@ def with_trace(plan: Plan, trace: Trace) -> Plan:
     def finish(outputs: Any) -> Any:
         """Merged outputs as they would be on one device, with what losses look for."""
         tensors, _ = take_apart(outputs)
-        must_stay = tf.executing_eagerly() or plan.doubt
-        rows = None if must_stay else _known_rows(plan.trace)
-        for tensor in tensors:
-            if rows is not None and isinstance(tensor, tf.Tensor) and tensor.shape.rank:
-                tensor.set_shape([rows, *tensor.shape[1:]])
+        rows = None if tf.executing_eagerly() else _known_rows(plan.trace)
+        for tensor, each in zip(tensors, plan.rows_for_each):
+            if rows is not None and each and isinstance(tensor, tf.Tensor):
+                tensor.set_shape([rows * each, *tensor.shape[1:]])
         return plan.trace.activate(tensors)
 
     plan.finish = finish

@@ -23,7 +23,7 @@ from keras_multigpu.engines.tensorflow.probing.made_up import Settings, make_up,
 from keras_multigpu.engines.tensorflow.probing.stilled import Stilled
 from keras_multigpu.engines.tensorflow.results import tensors_of
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, message_of
-from keras_multigpu.engines.tensorflow.tracing.inspection import layer_of
+from keras_multigpu.engines.tensorflow.tracing.inspection import counts_rows, layer_of
 from keras_multigpu.engines.tensorflow.tracing.trace import Trace
 from keras_multigpu.engines.tensorflow.weights.reading import stored
 from keras_multigpu.engines.values import Tensor
@@ -91,7 +91,7 @@ class Probe:
         made = self._trace.forward.structured_outputs
         places = _places(self._trace.forward, (made["outputs"], made["attributes"]))
         for tried, place in itertools.product(self._every, places):
-            if ROWS not in self._kinds(place, tried) or self._has_other_rows(place, tried):
+            if ROWS not in self._kinds(place, tried):
                 return self._first_dependence(tried) or self._without_rows(place)
         return next((told for place in places if (told := self._reached(place))), None)
 
@@ -119,6 +119,18 @@ class Probe:
             f"in {layer_of(maker.name)} the rows of a batch may depend on each other, by its "
             f"{maker.type}"
         )
+
+    def rows_for_each(self) -> list[int | None]:
+        """How many rows each output has for a row of the batch; `None` if their number varies."""
+        forward = self._trace.forward
+        places = _places(forward, forward.structured_outputs["outputs"])
+        if counts_rows(forward.graph):
+            return [None] * len(places)
+        every = [
+            {divmod(tried.results[0][place].shape[0], sum(tried.counts)) for tried in self._every}
+            for place in places
+        ]
+        return [min(each)[0] if len(each) == 1 and not min(each)[1] else None for each in every]
 
     def find_rules(self) -> tuple[list[set[str]], dict[str, set[str]]]:
         """The rules that fit each loss, and those that fit each assigned state."""
@@ -198,10 +210,6 @@ class Probe:
     def _kinds(self, place: int, tried: Tried, before: Any = None) -> set[str]:
         whole, *parts = (values[place] for values in tried.results)
         return find_kinds(whole, parts, tried.counts, before, self.is_half)
-
-    def _has_other_rows(self, place: int, tried: Tried) -> bool:
-        """Whether an output has another number of rows than the batch: two for each, say."""
-        return tried.results[0][place].shape[0] != sum(tried.counts)
 
     def _try(self, choices: Iterable[Settings]) -> Tried:
         """Calls the template on the first made-up rows that it accepts."""

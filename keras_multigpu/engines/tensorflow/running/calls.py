@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.names import first, full_name
 from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult
 from keras_multigpu.engines.tensorflow.running.cut_runs import CutRun
 from keras_multigpu.engines.tensorflow.running.runs import Run, WholeRun
@@ -83,6 +84,8 @@ class ReplicaCalls:
         for number, (device, state) in enumerate(zip(exchange.devices, states)):
             with tf.device(device):
                 call = map_tensors(hide, substitute(self._calls[number], given))
+                if not tf.executing_eagerly():
+                    call = map_tensors(_with_own_memory, call)
                 size = tf.cast(self._sizes[number], tf.float32)
                 place = tf.constant(self._numbers[number])
                 arguments.append((list(state.values()), call, place, size))
@@ -140,6 +143,19 @@ class ReplicaCalls:
         for result in self._with_gradients:
             forget_gradient(result)
         self._with_gradients.clear()
+
+
+def _with_own_memory(tensor: Tensor) -> Tensor:
+    """A slice, or a copy of it where it would stay in the host's memory.
+
+    TensorFlow may compute in the memory of a slice that nothing else needs. Of a batch from
+    `tf.data.Dataset.from_generator`, that is the memory of the array which the generator has.
+    """
+    is_on_host = tensor.dtype == tf.int32 or ":CPU:" in tensor.device
+    if not is_on_host or tensor.shape.rank == 0:
+        return tensor
+    with tf.device(full_name(first("cpu"))):
+        return tf.roll(tensor, 0, 0)
 
 
 def _note_use(result: Tensor, place: int, used: set[int]) -> Tensor:

@@ -29,6 +29,8 @@ _STATE_IN_BODIES = re.compile(
 )
 _DRAW = re.compile(r"Stateless(Random|Truncated|Parameterized|Multinomial|Shuffle).*")
 
+_COUNTING = re.compile("(DynamicPartition|NonMaxSuppression|Ragged|Set|Unique|Where).*")
+
 
 def find_obstacle(forward: Any, number: Tensor, weights: Iterable[Tensor]) -> str | None:
     """Why a template's batch can't be sliced, or `None`; `weights` are those that may train."""
@@ -117,9 +119,18 @@ def _told(kind: str, name: str) -> str:
 
 def draws_numbers(graph: Any) -> bool:
     """Whether a graph, or a function that it calls, draws random numbers by Keras's seeds."""
+    return _has_any(graph, _DRAW)
+
+
+def counts_rows(graph: Any) -> bool:
+    """Whether values in a graph, or in a function that it calls, say how many rows there are."""
+    return _has_any(graph, _COUNTING)
+
+
+def _has_any(graph: Any, kinds: re.Pattern[str]) -> bool:
     definition = graph.as_graph_def()
     bodies = (body.node_def for body in definition.library.function)
-    return any(_DRAW.fullmatch(one.op) for one in itertools.chain(definition.node, *bodies))
+    return any(kinds.fullmatch(one.op) for one in itertools.chain(definition.node, *bodies))
 
 
 def _fixed_draws(graph: Any, number: Tensor) -> Iterator[str]:
