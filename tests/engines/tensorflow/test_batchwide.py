@@ -327,6 +327,33 @@ def test_outputs_with_other_numbers_of_rows(function, batch):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
+def test_a_custom_gradient_of_outputs_with_two_rows_for_each():
+    """It is tried on made-up rows, because it looks at their number."""
+
+    @tf.custom_gradient
+    def bounded(x):
+        def backward(upstream):
+            rows = ops.cast(ops.shape(upstream)[0], upstream.dtype)
+            return tf.clip_by_value(upstream, -1e-3, 1e-3) * (rows / rows)
+
+        return x, backward
+
+    def train(n):
+        keras.utils.set_random_seed(0)
+        halved = layers.Lambda(lambda x: ops.reshape(bounded(x), (-1, 3)))
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(6), halved])
+        model = make_parallel(model, n) if n else model
+        model.compile("adam", lambda y, p: ops.reshape(ops.mean(ops.square(p - 1.0)), (1,)))
+        model.fit(ROWS, ROWS, batch_size=7, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        found = train(3)
+    for one, other in zip(found, train(None)):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def longest(x):
     """The largest number of positive features: 0, 1 or 2."""
     return ops.max(ops.sum(ops.cast(x[:, :2] > 0, "int32"), axis=1))

@@ -17,7 +17,8 @@ from keras_multigpu.engines.shared import SEED, is_training
 from keras_multigpu.engines.structures import take_apart
 from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.tensorflow.probing.backward import Backward
-from keras_multigpu.engines.tensorflow.probing.probe import DependenceError, Probe, ProbeError
+from keras_multigpu.engines.tensorflow.probing.probe import Probe
+from keras_multigpu.engines.tensorflow.probing.tries import DependenceError, ProbeError
 from keras_multigpu.engines.tensorflow.tensors import floats, for_any_rows, is_float
 from keras_multigpu.engines.tensorflow.tracing.inspection import (
     draws_numbers,
