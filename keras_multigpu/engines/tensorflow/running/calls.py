@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -83,9 +84,8 @@ class ReplicaCalls:
         arguments, watched, asked = [], [], iter(self._asked)
         for number, (device, state) in enumerate(zip(exchange.devices, states)):
             with tf.device(device):
-                call = map_tensors(hide, substitute(self._calls[number], given))
-                if not tf.executing_eagerly():
-                    call = map_tensors(_with_own_memory, call)
+                own = functools.partial(_with_own_memory, device=device)
+                call = map_tensors(hide, map_tensors(own, substitute(self._calls[number], given)))
                 size = tf.cast(self._sizes[number], tf.float32)
                 place = tf.constant(self._numbers[number])
                 arguments.append((list(state.values()), call, place, size))
@@ -145,14 +145,14 @@ class ReplicaCalls:
         self._with_gradients.clear()
 
 
-def _with_own_memory(tensor: Tensor) -> Tensor:
-    """A slice, or a copy of it where it would stay in the host's memory.
+def _with_own_memory(tensor: Tensor, device: str) -> Tensor:
+    """A slice, or a copy of it where it stays in the host's memory.
 
     TensorFlow may compute in the memory of a slice that nothing else needs. Of a batch from
     `tf.data.Dataset.from_generator`, that is the memory of the array which the generator has.
     """
-    is_on_host = tensor.dtype == tf.int32 or ":CPU:" in tensor.device
-    if not is_on_host or tensor.shape.rank == 0:
+    is_on_host = ":CPU:" in device or tensor.dtype == tf.int32
+    if tf.executing_eagerly() or not is_on_host or tensor.shape.rank == 0:
         return tensor
     with tf.device(full_name(first("cpu"))):
         return tf.roll(tensor, 0, 0)
