@@ -26,11 +26,12 @@ class Gap:
 
 
 def arrays(result: dict[str, Any]) -> dict[str, np.ndarray]:
-    """All numbers of a result, by their place in it."""
+    """All numbers of a result, by their place in it; float32 and wider."""
     found = {}
     for name, part in result.items():
         for place, leaf in _leaves(part, name):
-            found[place] = np.asarray(leaf, "float64")
+            array = np.asarray(leaf)
+            found[place] = array if array.dtype == "float32" else array.astype("float64")
     return found
 
 
@@ -59,6 +60,8 @@ def _gap(place: str, one: np.ndarray, other: np.ndarray) -> Gap | None:
     size = float(np.abs(one - other).max(initial=0.0))
     scale = float(np.abs(one).max(initial=0.0))
     close = CLOSE[keras.config.floatx()] * scale + TINY[keras.config.floatx()]
+    if one.dtype == "float32":  # of a state, say, in a model of float64: a sum's order shows
+        close = max(close, 4 * float(np.finfo("float32").eps) * scale)
     return Gap(place, size, scale) if size > close else None
 
 
