@@ -22,11 +22,13 @@ class Backward:
     Attributes:
         doubtful: an operation whose gradient only trials can judge, or `None`.
         reason: why gradients of rows may depend on other rows, or `None`.
+        sees_places: whether the places of rows, or their number, may have an effect.
     """
 
     def __init__(self, graph: Any, wide: BatchWide):
         self.doubtful: Any = None
         self.reason: str | None = None
+        self.sees_places = False
         for operation, is_inner in _custom(graph, is_inner=False):
             try:
                 if is_inner or self._is_doubtful(operation, wide):
@@ -40,7 +42,10 @@ class Backward:
         upstream = (one for one in graph.inputs if id(one) not in given)
         given |= {id(one): _upstream(end, wide) for one, end in zip(upstream, operation.outputs)}
         found = BatchWide(graph, given)
-        is_doubtful = any(_is_number_of_rows(one, found) for one in graph.get_operations())
+        self.sees_places |= found.sees_places
+        is_doubtful = found.sees_places or any(
+            _is_number_of_rows(one, found) for one in graph.get_operations()
+        )
         for one, gradient in zip(operation.inputs, results):
             traits = [found.traits(part) for part in _parts(gradient)]
             maker = next((it.maker for it in traits if it.maker), None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.probing.places import sees_places
 from keras_multigpu.engines.tensorflow.tracing.functions import bodies_of
 from keras_multigpu.engines.values import Tensor
 
@@ -84,10 +85,12 @@ class BatchWide:
 
     Attributes:
         loops_by_rows: whether the values of rows say how long a loop runs.
+        sees_places: whether the places of rows, or their number, may have an effect.
     """
 
     def __init__(self, graph: Any, given: Mapping[int, Traits]):
         self.loops_by_rows = False
+        self.sees_places = False
         self._traits = dict(given)
         for operation in graph.get_operations():
             found = self._follow(operation)
@@ -116,6 +119,8 @@ class BatchWide:
         every = sum_of(given)
         if every == _NONE:
             return ()
+        self.sees_places |= every.of_rows and sees_places(operation)
+        self.sees_places |= every.of_size and _is_of_number(operation)
         if operation.type in _OF_SIZES:
             is_size = operation.type in _SIZES and every.of_rows
             return [Traits(of_size=True) if is_size else _NONE for _ in operation.outputs]
@@ -169,6 +174,7 @@ class BatchWide:
         pairs = zip(body.inputs, given)
         found = BatchWide(body, {id(one): traits for one, traits in pairs})
         self.loops_by_rows |= found.loops_by_rows
+        self.sees_places |= found.sees_places
         return found
 
 
@@ -214,6 +220,12 @@ def _is_linear(operation: Any, given: Sequence[Traits]) -> bool:
     if operation.type in _QUOTIENTS:
         return not of_rows[1]
     return operation.type in _LINEAR
+
+
+def _is_of_number(operation: Any) -> bool:
+    """Whether an operation on a number of rows makes it more than a part of a shape."""
+    is_factor = operation.type == "Cast" and operation.outputs[0].dtype.is_floating
+    return is_factor or operation.type == "Range" or _has_steps(operation)
 
 
 def _has_steps(operation: Any) -> bool:

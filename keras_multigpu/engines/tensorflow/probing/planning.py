@@ -57,12 +57,14 @@ def make_plan(trace: Trace) -> Plan:
             _raise(find_chained(floats(tried.forward.structured_outputs["outputs"])))
         try:
             probe = Probe(tried)
-            _raise(probe.find_dependence())
+            backward = Backward(tried.forward.graph, probe.wide) if trace.order else None
+            sees_places = probe.wide.sees_places or bool(backward and backward.sees_places)
+            _raise(probe.find_dependence(sees_places))
             plan.rows_for_each = probe.rows_for_each()
             _find_rules(plan, probe, tried)
-            if trace.order:
+            if backward is not None:
                 trace.gradient_rules.update(_gradient_rules(probe, tried))
-                _check_custom_gradients(probe, tried)
+                _check_custom_gradients(backward, probe, tried)
         except ProbeError as error:
             plan.doubt = str(error)
             losses = tried.forward.structured_outputs["losses"]
@@ -211,9 +213,8 @@ def _gradient_rules(probe: Probe, tried: Trace) -> dict[int, str]:
     return rules
 
 
-def _check_custom_gradients(probe: Probe, tried: Trace) -> None:
+def _check_custom_gradients(backward: Backward, probe: Probe, tried: Trace) -> None:
     """Raises if a gradient is no sum over the rows, or one of a row depends on other rows."""
-    backward = Backward(tried.forward.graph, probe.wide)
     _raise(backward.reason)
     if backward.doubtful is None or draws_numbers(tried.forward.graph):
         return  # random numbers of parts are others than those of the whole

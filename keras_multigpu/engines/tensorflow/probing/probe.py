@@ -7,7 +7,6 @@ losses, assigned states and gradients of table rows are merged by the rule that 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,19 +36,23 @@ class Probe:
         halves = (tf.float16, tf.bfloat16)
         self.is_half = any(one.dtype in halves for op in operations for one in op.outputs)
 
-    def find_dependence(self) -> str | None:
+    def find_dependence(self, sees_places: bool) -> str | None:
         """Why the rows of the outputs depend on each other, or `None`.
+
+        Args:
+            sees_places: whether the places of rows may have an effect.
 
         Raises:
             ProbeError: if the template can't be called on made-up rows.
             DependenceError: if it can be called on them, and not on a part of them.
         """
-        self._tries.run(self.wide)
+        self._tries.run(self.wide, sees_places)
         made = self._trace.forward.structured_outputs
         places = _places(self._trace.forward, (made["outputs"], made["attributes"]))
-        for tried, place in itertools.product(self._tries.every, places):
-            if ROWS not in self._kinds(place, tried):
-                return self._first_dependence(tried) or self._without_rows(place)
+        for place in places:
+            without = next(self._tries_without_rows(place), None)
+            if without is not None:
+                return self._first_dependence(without) or self._without_rows(place)
         return next((told for place in places if (told := self._reached(place))), None)
 
     def _reached(self, place: int) -> str | None:
@@ -83,14 +86,17 @@ class Probe:
         losses = forward.structured_outputs["losses"]
         updates = forward.structured_outputs["updates"]
         places = _places(forward, [*losses, *updates.values()])
-        kinds: list[set[str]] = []
-        for tried in self._tries.every:
+        with tf.init_scope():
+            others = {key: stored(self._trace.assigned[key]) for key in updates}
+
+        def fitting(tried: Tried) -> list[set[str]]:
             known = dict(zip(map(id, self._trace.variables), tried.state))
-            with tf.init_scope():
-                others = {key: stored(self._trace.assigned[key]) for key in updates}
             before = [None] * len(losses) + [known.get(int(key), others[key]) for key in updates]
-            found = [self._kinds(place, tried, start) for place, start in zip(places, before)]
-            kinds = [one & two for one, two in zip(found, kinds or found)]
+            return [self._kinds(place, tried, start) for place, start in zip(places, before)]
+
+        kinds = [set.intersection(*found) for found in zip(*map(fitting, self._tries.few))]
+        many = [set.union(*found) for found in zip(*map(fitting, self._tries.many))]
+        kinds = [one & two for one, two in zip(kinds, many or kinds)]
         for number, place in enumerate(places):
             traits = self.wide.traits(forward.outputs[place])
             if traits.is_curved or traits.is_stepped:
@@ -155,6 +161,12 @@ class Probe:
     def _kinds(self, place: int, tried: Tried, before: Any = None) -> set[str]:
         whole, *parts = (values[place] for values in tried.results)
         return find_kinds(whole, parts, tried.counts, before, self.is_half)
+
+    def _tries_without_rows(self, place: int) -> Iterator[Tried]:
+        """The tries that show that a result's rows depend on each other."""
+        yield from (one for one in self._tries.few if ROWS not in self._kinds(place, one))
+        if all(ROWS not in self._kinds(place, one) for one in self._tries.many):
+            yield from self._tries.many
 
     def _without_rows(self, place: int) -> str:
         operation = self._trace.forward.outputs[place].op

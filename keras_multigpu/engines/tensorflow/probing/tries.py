@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.probing.batchwide import BatchWide, sum_of
 from keras_multigpu.engines.tensorflow.probing.made_up import Settings, make_up, perturb, take_part
+from keras_multigpu.engines.tensorflow.probing.places import row_size
 from keras_multigpu.engines.tensorflow.probing.stilled import Stilled
 from keras_multigpu.engines.tensorflow.results import tensors_of
 from keras_multigpu.engines.tensorflow.tensors import message_of
@@ -33,6 +34,10 @@ _SIZES = [{"rows": 4, "scale": scale, "growth": 1000.0} for scale in (1e-6, 1e-3
 
 # If a count may make a choice: it is often the same in both parts, but not in six pairs of rows.
 _COUNTS = [{"rows": 2, "scale": scale} for scale in (1.0, 1.0, 1.0, 1.0, 30.0, 30.0)]
+# If the places of rows may have an effect: as many rows as cost little, in numbers computed.
+_BUDGET, _FEWEST, _MOST, _FEW = 4_000_000, 16, 480, 7
+# Rows that a model takes if it takes no three: in groups, say.
+_GROUPED = 60
 
 
 class ProbeError(Exception):
@@ -48,12 +53,14 @@ class Tried:
     """A template's results on made-up rows and on two parts of them.
 
     Attributes:
+        settings: those of the made-up rows.
         counts: the row counts of the two parts.
         state: the values of the template's variables.
         calls: the arguments of the three calls: all rows, and the two parts.
         results: the traced function's outputs in each call.
     """
 
+    settings: Settings
     counts: tuple[int, int]
     state: list[Tensor]
     calls: list[Any]
@@ -66,7 +73,9 @@ class Tries:
     Attributes:
         stilled: the traced function, without random numbers.
         device: where such rows can be computed.
-        every: the tries, once they have run.
+        few: the tries on a few rows, once they have run.
+        many: those on many rows. What only one of these shows is rounding: of many numbers some
+            are so close to a step that rounding decides.
     """
 
     def __init__(self, trace: Trace, rng: np.random.Generator):
@@ -74,26 +83,44 @@ class Tries:
         self._rng = rng
         self._settings = Settings()
         self.stilled = Stilled(trace.forward)
-        self.every: list[Tried] = []
+        self.few: list[Tried] = []
+        self.many: list[Tried] = []
 
     @property
     def device(self) -> str:
         return self._settings.device
 
-    def run(self, wide: BatchWide) -> None:
-        """Tries the template on some rows; on more if results have numbers of the whole batch.
+    @property
+    def every(self) -> list[Tried]:
+        return [*self.few, *self.many]
+
+    def run(self, wide: BatchWide, sees_places: bool) -> None:
+        """Tries the template on some rows.
+
+        More often if results have numbers of the whole batch, by `wide`; on many rows if their
+        places or number may have an effect.
 
         Raises:
             ProbeError: if the template can't be called on made-up rows.
             DependenceError: if it can be called on them, and not on a part of them.
         """
-        self.every = [self._try(self._candidates())]
+        self.few = [self._try(self._candidates())]
         first = self._settings
-        for more in self._more(wide):
+        self.few += self._try_all([dataclasses.replace(first, **more) for more in self._more(wide)])
+        if sees_places:
+            rows = _BUDGET // row_size(self._trace.forward.graph, first.axis)
+            rows = min(max(rows, _FEWEST), _MOST) // first.rows * first.rows
+            self.many = self._try_all([dataclasses.replace(first, rows=rows)] * 2)
+
+    def _try_all(self, choices: Iterable[Settings]) -> list[Tried]:
+        found = []
+        for settings in choices:
             try:
-                self.every.append(self._try([dataclasses.replace(first, **more)]))
+                found.append(self._try([settings]))
             except ProbeError:
                 continue  # such numbers overflow, or the row count is fixed
+        self._settings = self.few[0].settings
+        return found
 
     def _more(self, wide: BatchWide) -> list[dict[str, Any]]:
         """Settings to try after the first: more of them if the results have numbers of all rows."""
@@ -131,7 +158,7 @@ class Tries:
                 raise DependenceError(text) from error
             if all(np.all(np.isfinite(one)) for one in whole if one.dtype.kind == "f"):
                 self._settings = settings
-                return Tried(counts, state, calls, results)
+                return Tried(settings, counts, state, calls, results)
             problem = problem or ProbeError("it gave numbers that are not finite")
         raise ProbeError(_first_line(problem))
 
@@ -144,7 +171,10 @@ class Tries:
         highs = _HIGHS if any(one.dtype.is_integer for one in tensors) else _HIGHS[:1]
         # Operations traced on a host with GPUs (cuDNN's recurrent layers) may run only there.
         devices = ("cpu:0", "gpu:0") if tf.config.list_physical_devices("GPU") else ("cpu:0",)
-        choices = itertools.product(devices, (3, *sorted(inner)[:4]), axes, highs, (False, True))
+        own = {one.shape[0] for one in tensors if one.shape.rank and one.shape[0] is not None}
+        known = [rows for rows in sorted(own) if 3 < rows <= _MOST]
+        counts = dict.fromkeys((3, *sorted(inner)[:4], *known[:1], _GROUPED))
+        choices = itertools.product(devices, counts, axes, highs, (False, True))
         for device, rows, axis, high, positive in choices:
             yield Settings(rows, axis, high, positive=positive, device=device)
 
@@ -167,8 +197,12 @@ class Tries:
 
 
 def _parts(rows: int) -> tuple[int, int]:
-    """The row counts of two parts: 2 and 1 for three rows."""
-    return rows - rows // 2, rows // 2
+    """The row counts of two parts: 2 and 1 for three rows.
+
+    Of many, the second has a few only: too few for what begins with a number of rows.
+    """
+    second = min(rows // 2, _FEW)
+    return rows - second, second
 
 
 def _first_line(error: Exception | None) -> str:
