@@ -72,7 +72,6 @@ class Tries:
 
     Attributes:
         stilled: the traced function, without random numbers.
-        device: where such rows can be computed.
         few: the tries on a few rows, once they have run.
         many: those on many rows. What only one of these shows is rounding: of many numbers some
             are so close to a step that rounding decides.
@@ -81,14 +80,14 @@ class Tries:
     def __init__(self, trace: Trace, rng: np.random.Generator):
         self._trace = trace
         self._rng = rng
-        self._settings = Settings()
         self.stilled = Stilled(trace.forward)
         self.few: list[Tried] = []
         self.many: list[Tried] = []
 
     @property
     def device(self) -> str:
-        return self._settings.device
+        """Where such rows can be computed."""
+        return self.few[0].settings.device
 
     @property
     def every(self) -> list[Tried]:
@@ -105,11 +104,11 @@ class Tries:
             DependenceError: if it can be called on them, and not on a part of them.
         """
         self.few = [self._try(self._candidates())]
-        first = self._settings
+        first = self.few[0].settings
         self.few += self._try_all([dataclasses.replace(first, **more) for more in self._more(wide)])
         if sees_places:
             rows = _BUDGET // row_size(self._trace.forward.graph, first.axis)
-            rows = min(max(rows, _FEWEST), _MOST) // first.rows * first.rows
+            rows = min(max(rows, _FEWEST, first.rows), _MOST) // first.rows * first.rows
             self.many = self._try_all([dataclasses.replace(first, rows=rows)] * 2)
 
     def _try_all(self, choices: Iterable[Settings]) -> list[Tried]:
@@ -119,7 +118,6 @@ class Tries:
                 found.append(self._try([settings]))
             except ProbeError:
                 continue  # such numbers overflow, or the row count is fixed
-        self._settings = self.few[0].settings
         return found
 
     def _more(self, wide: BatchWide) -> list[dict[str, Any]]:
@@ -157,7 +155,6 @@ class Tries:
                 text = f"a part of a batch fails alone ({_first_line(error)})"
                 raise DependenceError(text) from error
             if all(np.all(np.isfinite(one)) for one in whole if one.dtype.kind == "f"):
-                self._settings = settings
                 return Tried(settings, counts, state, calls, results)
             problem = problem or ProbeError("it gave numbers that are not finite")
         raise ProbeError(_first_line(problem))
