@@ -156,6 +156,12 @@ def test_losses_and_states_of_places():
     assert "sums" in text
 
 
+def checked(x):
+    """Has an operation without a result."""
+    tf.raw_ops.Assert(condition=tf.reduce_all(x < 1e9), data=[x])
+    return x * 2
+
+
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
@@ -167,6 +173,7 @@ def test_losses_and_states_of_places():
         (lambda x: tf.concat([x, x], axis=-1), False),
         (lambda x: tf.matmul(x, tf.ones((8, 8))), False),
         (lambda x: tf.math.top_k(x, 2).values, False),
+        (checked, False),
         (lambda x: tf.cumsum(x), True),
         (lambda x: tf.roll(x, 1, 0), True),
         (lambda x: x[1:], True),

@@ -45,7 +45,7 @@ def sees_places(operation: Any) -> bool:
         return axes[:1] == [None] and _is_of_some_rows(operation)
     if kind == "Slice":
         return axes[:1] == [None] and tf.get_static_value(operation.inputs[2][0]) != -1
-    ends = _axes(operation.outputs[0])
+    ends = _axes(operation.outputs[0]) if operation.outputs else []
     if kind in _MOVING:
         is_moved = axes[:1] == [None] != ends[:1] and None in ends
         return is_moved and not (kind == "Transpose" and len(axes) > 2)  # recurrent layers do so
