@@ -95,7 +95,7 @@ class Probe:
             return [self._kinds(place, tried, start) for place, start in zip(places, before)]
 
         kinds = [set.intersection(*found) for found in zip(*map(fitting, self._tries.few))]
-        many = [set.union(*found) for found in zip(*map(fitting, self._tries.many))]
+        many = [set.union(*found) for found in zip(*map(fitting, self._summable()))]
         kinds = [one & two for one, two in zip(kinds, many or kinds)]
         for number, place in enumerate(places):
             traits = self.wide.traits(forward.outputs[place])
@@ -117,7 +117,8 @@ class Probe:
         forward = self._trace.forward
         structured = forward.structured_outputs
         results = floats((structured["outputs"], structured["attributes"]))
-        found: list[list[Any]] = [[] for _ in self._tries.every]
+        tries = self._tries.few + self._summable()
+        found: list[list[Any]] = [[] for _ in tries]
 
         def differentiate(state: list[Tensor], call: Any, upstream: list[Tensor]) -> list[Any]:
             sources = [state[place] for place in places] + (floats(call) if with_batch else [])
@@ -133,7 +134,7 @@ class Probe:
                 tf.nest.map_structure(for_any_rows, self._trace.arguments),
                 [for_any_rows(result) for result in results],
             )
-            for tried, gradients in zip(self._tries.every, found):
+            for tried, gradients in zip(tries, found):
                 for call, upstream in zip(tried.calls, self._upstream(tried, results, scale)):
                     with tf.device(self._tries.device):
                         gradients.append(function(list(tried.state), call, upstream))
@@ -142,8 +143,12 @@ class Probe:
         for number in range(len(found[0][0])):
             yield [
                 (gradients[0][number], [one[number] for one in gradients[1:]], tried.counts)
-                for tried, gradients in zip(self._tries.every, found)
+                for tried, gradients in zip(tries, found)
             ]
+
+    def _summable(self) -> list[Tried]:
+        """The tries on many rows, unless their sums are mostly rounding."""
+        return [] if self.is_half else self._tries.many
 
     def _upstream(
         self, tried: Tried, results: Sequence[Tensor], scale: float
