@@ -43,9 +43,7 @@ class Backward:
         given |= {id(one): _upstream(end, wide) for one, end in zip(upstream, operation.outputs)}
         found = BatchWide(graph, given)
         self.sees_places |= found.sees_places
-        is_doubtful = found.sees_places or any(
-            _is_number_of_rows(one, found) for one in graph.get_operations()
-        )
+        is_doubtful = found.sees_places  # a factor of the number of rows, say, as means have it
         for one, gradient in zip(operation.inputs, results):
             traits = [found.traits(part) for part in _parts(gradient)]
             maker = next((it.maker for it in traits if it.maker), None)
@@ -93,11 +91,6 @@ def _upstream(output: Any, wide: BatchWide) -> Traits:
 def _parts(gradient: Any) -> list[Any]:
     flat = tf.nest.flatten(gradient, expand_composites=True)
     return [one for one in flat if is_float(one)]
-
-
-def _is_number_of_rows(operation: Any, found: BatchWide) -> bool:
-    """Whether an operation makes a factor of a batch's size, as gradients of means do."""
-    return operation.type == "Cast" and found.traits(operation.outputs[0]).of_size
 
 
 def _told(operation: Any, maker: Any = None) -> str:

@@ -44,7 +44,8 @@ def sees_places(operation: Any) -> bool:
     if kind == "StridedSlice":
         return axes[:1] == [None] and _is_of_some_rows(operation)
     if kind == "Slice":
-        return axes[:1] == [None] and tf.get_static_value(operation.inputs[2][0]) != -1
+        sizes = tf.get_static_value(operation.inputs[2])
+        return axes[:1] == [None] and (sizes is None or sizes[0] != -1)
     ends = _axes(operation.outputs[0]) if operation.outputs else []
     if kind in _MOVING:
         is_moved = axes[:1] == [None] != ends[:1] and None in ends
