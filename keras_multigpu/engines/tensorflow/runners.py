@@ -56,6 +56,7 @@ class SliceRunner(DataRunner):
         self.template = template
         self._homes = Homes(devices) if shard is not None else None
         self._is_part = False
+        self._noted: tuple[Any, str | None] = (None, None)  # an input, and why its rows are fixed
         self._options: dict[str, Any] = {
             "wire_dtype": wire_dtype,
             "sync_batch_norm": sync_batch_norm,
@@ -77,8 +78,8 @@ class SliceRunner(DataRunner):
     @classmethod
     def check(cls, request: Request) -> None:
         if len(request.devices) > 1:
-            templates.check_any_batch_size(request.template)
             templates.check_stateless(request.template)
+            templates.check_any_batch_size(request.template)
         if peers_of(request.devices):
             request.check_alone("shard")
 
@@ -175,9 +176,11 @@ class SliceRunner(DataRunner):
 
         A step calls parts with what it likes, also with tensors that are the same for all rows.
         """
-        fixed = templates.input_of_fixed_rows(self.template)
-        if fixed is not None:
-            return f"its input {fixed.name!r} has the fixed batch_shape={tuple(fixed.shape)}"
+        noted = templates.input_of_noted_rows(self.template)
+        if noted is not self._noted[0]:
+            self._noted = noted, templates.fixed_rows(self.template)
+        if self._noted[1] is not None:
+            return self._noted[1]
         counts = {tensor.shape[0] for tensor in tensors if len(tensor.shape)}
         if None in counts and len(counts) > 1:
             known = ", ".join(map(str, sorted(counts - {None})))
