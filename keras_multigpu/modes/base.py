@@ -12,7 +12,7 @@ from keras_multigpu import engines
 from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.modes.one_model import calling, computing
 from keras_multigpu.modes.saving import SavedModel
-from keras_multigpu.modes.symbolic import warn_of_building
+from keras_multigpu.modes.symbolic import CalledOutputs, is_read_by_keras
 from keras_multigpu.progress import with_first_told
 
 _OF_TOWERS = ("predict_replicas", "disagreement", "replicas", "clones", "mix", "loss_of")
@@ -45,6 +45,7 @@ class ParallelModel(SavedModel):
         super().__init__(template)
         self._parallel_devices = tuple(devices)
         self._parallel_options = dict(options)
+        self._parallel_called = CalledOutputs()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -118,13 +119,19 @@ class ParallelModel(SavedModel):
 
     @property
     def output(self) -> Any:
-        """The template's symbolic outputs; a model built on them is not parallel."""
-        return warn_of_building(self, "output", super().output)
+        """The symbolic outputs, of a call of this model on its symbolic inputs."""
+        if is_read_by_keras("output"):
+            return super().output
+        return self._parallel_called.of(self, self._parallel_described_outputs())
 
     @property
     def outputs(self) -> Any:
-        """The template's symbolic outputs as a list; a model built on them is not parallel."""
-        return warn_of_building(self, "outputs", self.template.outputs)
+        """The symbolic outputs as a list, of a call of this model on its symbolic inputs."""
+        described = self._parallel_described_outputs()
+        if is_read_by_keras("outputs"):
+            return described
+        made = self._parallel_called.of(self, described)
+        return made if made is described else keras.tree.flatten(made)
 
     @outputs.setter
     def outputs(self, value: Any) -> None:
@@ -134,6 +141,10 @@ class ParallelModel(SavedModel):
     def layers(self) -> list[keras.Layer]:
         """The template's layers."""
         return self.template.layers
+
+    def _parallel_described_outputs(self) -> Any:
+        """The list of symbolic outputs by which Keras describes the model."""
+        return self.template.outputs
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """The template's symbolic outputs."""

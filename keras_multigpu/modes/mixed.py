@@ -112,15 +112,10 @@ class MixedModel(ParallelModel):
         before, after = self.template.outputs, self.outputs
         return [one.shape for one in before] == [one.shape for one in after]
 
-    @property
-    def outputs(self) -> list[keras.KerasTensor]:
+    def _parallel_described_outputs(self) -> list[keras.KerasTensor]:
         """The mix's symbolic outputs, if the template has symbolic outputs."""
         self.template.outputs  # noqa: B018  the template's error where there are none
         return keras.tree.flatten(self._parallel_latest.symbolic_outputs)
-
-    @outputs.setter
-    def outputs(self, value: Any) -> None:
-        self.template.outputs = value  # as in the other modes
 
     @property
     def output_names(self) -> list[str] | None:
