@@ -39,6 +39,7 @@ from keras_multigpu.engines.shared import (
     count_rows,
     is_array,
     is_training,
+    reason_of,
     split_tensors,
     value_of,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "is_array",
     "is_training",
     "own_steps",
+    "reason_of",
     "set_attributes",
     "split_tensors",
     "take_apart",

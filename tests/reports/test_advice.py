@@ -320,7 +320,7 @@ def test_speed_processors_and_overlap():
     assert found.compute_s == pytest.approx(0.004)
     assert found.transfer_s == 0
     assert advice.settings["speed"] == "4 times that of the device here"
-    assert advice.settings["processors"] == "those of 1 devices"
+    assert advice.settings["processors"] == "those of 1 device"
     assert advice.settings["overlap"] == "100% of the copies hidden"
 
 
@@ -400,6 +400,11 @@ def test_the_link_of_this_machine(monkeypatch):
         ({"model": keras.Sequential([keras.layers.Dense(1)])}, r"`model` must be built"),
         ({"batch_size": 0}, r"`batch_size` must be a positive integer. Received: batch_size=0"),
         ({"n_gpus": (2, 2)}, r"`n_gpus` must be a sequence.*Received: n_gpus=\(2, 2\)"),
+        ({"modes": ()}, r"sequence of one mode or more. Received: modes=\(\). Give `modes=\('data"),
+        (
+            {"modes": "model"},
+            r"one mode or more. Received: modes='model'. Give `modes=\('model',\)`",
+        ),
         ({"modes": ("fast",)}, r"`modes` must be of 'data'.*Received: mode='fast'"),
         ({"link": "isdn"}, r"`link` must be one of.*Received: link='isdn'"),
         ({"step_seconds": 0}, r"`step_seconds` must be a finite number, above 0.*step_seconds=0"),
