@@ -230,7 +230,7 @@ class Steps:
         arrays = keras.tree.flatten(self._batch)
         self._rows = len(arrays[0])
         size = sum(np.asarray(part).nbytes for part in arrays)
-        self._most = max(2, _MOST_BYTES // max(size, 1))  # batches in memory
+        self._most = _MOST_BYTES // max(size, 1)  # batches in memory
 
     def warm_up(self, least: int) -> int:
         """Traces and compiles; returns how many steps a round takes, `least` or more."""
@@ -241,11 +241,12 @@ class Steps:
     def time(self, steps: int) -> tuple[float, float]:
         """The mean step of a `fit` in seconds, and the processor's seconds in it."""
         self._training.model._parallel_place()
-        batches = min(steps + 1, self._most)  # the first of an epoch is not timed
+        first = self._training.model.steps_per_execution  # of an epoch: these are not timed
+        batches = max(min(steps + first, self._most), first + 1)
         x, y = keras.tree.map_structure(
             lambda part: np.concatenate([keras.ops.convert_to_numpy(part)] * batches), self._batch
         )
-        epochs = -(-steps // (batches - 1))
+        epochs = -(-steps // (batches - first))
         _, watch = self._training.fit(x, y=y, batch_size=self._rows, epochs=epochs)
         assert watch.step_seconds is not None
         assert watch.step_cpu_seconds is not None
