@@ -136,10 +136,6 @@ class MixedModel(ParallelModel):
     def _parallel_mix_outputs(self, outputs: list[Any], features: Any) -> Any:
         return _call_mix(self._parallel_mix, outputs, features)
 
-    def _run_through_graph(self, *args: Any, **kwargs: Any) -> Any:
-        """Copies the template's graph for `keras.models.clone_model`, without the mix."""
-        return self.template._run_through_graph(*args, **kwargs)
-
     @property
     def trainable(self) -> bool:
         """Whether the template is trainable, or the mix has trainable weights."""

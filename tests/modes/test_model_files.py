@@ -200,7 +200,7 @@ def test_configuration(build, rng):
     assert config == kept
     assert other.devices == parallel.devices
     assert other.predict(x, verbose=0) is not None
-    cloned = keras.models.clone_model(parallel)
+    cloned = keras.models.clone_model(parallel.template)
     cloned(np.zeros((1, 6), "float32"))
     cloned.set_weights(parallel.get_weights())
     assert difference(cloned.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-6

@@ -525,7 +525,8 @@ def _sequential():
 def test_clones(build, mode, options):
     template = build()
     for parallel in (make_parallel(template, 2, mode=mode, **options),):
-        cloned = keras.models.clone_model(parallel)
+        with pytest.warns(UserWarning, match="the clone is a plain model, and runs on one device"):
+            cloned = keras.models.clone_model(parallel)
         assert type(cloned) is type(template)
         assert [one.shape for one in cloned.weights] == [one.shape for one in template.weights]
         assert not {id(one) for one in cloned.weights} & {id(one) for one in template.weights}

@@ -17,6 +17,7 @@ from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.cluster.joint import together, write_once
 from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
 from keras_multigpu.engines.shared import unchanged
+from keras_multigpu.engines.tensorflow.checks import check_no_strategy
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
@@ -90,6 +91,7 @@ class TensorFlowSteps(Steps):
 
     def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         self._drop_stale()
+        check_no_strategy(self._model)
         if self._is_one_device:
             return make(force)
         before = getattr(self._model, name)
