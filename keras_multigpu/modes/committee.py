@@ -57,7 +57,7 @@ def _copy_fixed(template: keras.Model, model: keras.Model) -> None:
     """Copies the template's values that gradients don't train to a clone."""
     for variable, own in zip(template.variables, model.variables):
         if not variable.trainable and "seed_generator" not in variable.path:
-            own.assign(variable)
+            own.assign(keras.ops.copy(variable))  # JAX donates a variable's array
 
 
 def follow(template: keras.Model, model: keras.Model) -> None:

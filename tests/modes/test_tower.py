@@ -238,6 +238,19 @@ def test_replicas_begin_apart_and_share_what_is_fixed(rng):
     assert not parallel.trainable_variables
 
 
+def test_the_template_is_trained_alone_beside_replicas_on_its_device(rng):
+    """Each has its copy of what is fixed: on JAX a step takes over the memory of its model's."""
+    x, y = _data(rng)
+    template = _regressor()
+    template.layers[2].trainable = False
+    parallel = _committee(1, template, num_replicas=3)
+    for model in (template, parallel):
+        model.compile("sgd", "mse")
+        model.fit(x, y, verbose=0)
+    second = parallel.replicas[1].layers[2].get_weights()
+    assert difference(second, template.layers[2].get_weights()) == 0
+
+
 def test_each_shared_replica_draws_its_own_numbers():
     template = keras.Sequential([keras.Input((50,)), layers.Dropout(0.5, seed=1)])
     parallel = make_parallel(template, 3, mode="tower")

@@ -142,7 +142,7 @@ class JaxSteps(Steps):
 
     def around(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
         runner = self._runner
-        return reading(spread(runner.around(step), self.where, runner.spreads_state))
+        return reading(spread(runner.around(step), self.where, runner.spreads_state), name)
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return self._runner.seen(variables)
