@@ -402,6 +402,31 @@ def test_whole_models_are_loaded_in_safe_mode(replicas, mix, rng, tmp_path):
     assert difference(variables(parallel), variables(loaded)) < 1e-5
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_weights_loaded_before_a_training(wrapped, rng, tmp_path):
+    """The optimizer has no state yet. Keras warns, and loads the rest."""
+    x, y = _data(rng)
+    loss_of = "mix" if wrapped else "replicas"
+    trained, built, fresh = models = [_committee(3, loss_of=loss_of) for _ in range(3)]
+    for model in models:
+        adam = keras.optimizers.Adam(0.01)
+        model.compile(keras.optimizers.LossScaleOptimizer(adam) if wrapped else adam, "mse")
+    trained.fit(x, y, verbose=0)
+    trained.save_weights(tmp_path / "tower.weights.h5")
+    text = r"Skipping variable loading for optimizer '\w+', because it has \d+ variables"
+    with pytest.warns(UserWarning, match=text + ".*the saved optimizer has"):
+        fresh.load_weights(tmp_path / "tower.weights.h5")
+    built.optimizer.build(built.trainable_variables)
+    built.load_weights(tmp_path / "tower.weights.h5")
+    assert difference(trained.get_weights(), fresh.get_weights()) == 0
+    outputs = [model.predict_replicas(x, verbose=0) for model in models]
+    assert difference(*outputs[:2]) == difference(*outputs[1:]) == 0
+    logs = [model.train_on_batch(x, y) for model in (trained, built)]
+    assert difference(*logs) < 1e-5
+    assert difference(variables(trained), variables(built)) < 1e-5
+    assert fresh.train_on_batch(x, y) == pytest.approx(logs[0], abs=1e-5)
+
+
 @pytest.mark.slow
 def test_on_fewer_devices(rng, tmp_path, monkeypatch):
     x, y = _data(rng)
