@@ -34,6 +34,7 @@ from keras_multigpu.engines.runners import (
     TowerRunner,
 )
 from keras_multigpu.engines.shared import (
+    SEED,
     SEED_STEP,
     check_alike,
     count_rows,
@@ -50,6 +51,7 @@ __all__ = [
     "MEAN",
     "ROWS",
     "SAME",
+    "SEED",
     "SEED_STEP",
     "Address",
     "ClusterError",
