@@ -149,7 +149,8 @@ class JaxSteps(Steps):
         return reading(spread_step, name)
 
     def _look_at_tables(self, jaxpr: Any, rows: int) -> None:
-        self._tables.look(jaxpr, self.model.trainable_variables, self.where.count, rows)
+        if self.lent.latest:  # to a step that runs, not one that is only compiled for a report
+            self._tables.look(jaxpr, self.model.trainable_variables, self.where.count, rows)
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return self._runner.seen(variables)
