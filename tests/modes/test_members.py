@@ -36,8 +36,10 @@ class Nested(keras.Model):
 
     def build(self, shape):
         init = keras.initializers.RandomNormal(seed=5)
+        square = keras.initializers.Orthogonal(seed=6)
         rows = layers.LSTM(4, kernel_initializer=init, recurrent_initializer=init, seed=7)
-        self.inner = keras.Sequential([_dense(6, 1), layers.Reshape((3, 2)), rows])
+        first = layers.Dense(6, kernel_initializer=square, bias_initializer=init)
+        self.inner = keras.Sequential([first, layers.Reshape((3, 2)), rows])
         self.inner.build(shape)
         self.norm, self.noise = layers.BatchNormalization(), layers.GaussianNoise(0.5, seed=11)
         self.norm.build((None, 4))
