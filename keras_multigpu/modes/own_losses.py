@@ -69,13 +69,19 @@ class OwnLosses(MixedModel):
             latest.is_in_step, latest.mixed, latest.outputs = False, None, []
 
     @property
+    def _parallel_shows_mix_loss(self) -> bool:
+        # A step that is set on an instance may be the template's, which has no such metric.
+        is_set = not {"train_step", "test_step"}.isdisjoint(vars(self.template))
+        return self.compiled and self.loss_of == "replicas" and not is_set
+
+    @property
     def metrics(self) -> list[keras.Metric]:
         """The metrics; where the replicas' own losses are reported, the mix's loss is beside them.
 
         Keras's metrics see the mix.
         """
         metrics = super().metrics
-        if not self.compiled or self.loss_of == "mix":
+        if not self._parallel_shows_mix_loss:
             return metrics
         return [*metrics[:1], self._parallel_latest.mix_loss, *metrics[1:]]
 
@@ -102,9 +108,10 @@ class OwnLosses(MixedModel):
             own_loss(x, y, self._parallel_own_outputs(one, x), sample_weight, training)
             for one in latest.outputs
         ]
-        with _kept(self.metrics_variables):
-            mix_loss = own_loss(x, y, y_pred, sample_weight, training)
-        latest.mix_loss.update_state(mix_loss, engines.count_rows(_first((x, y_pred))))
+        if self._parallel_shows_mix_loss:
+            with _kept(self.metrics_variables):
+                mix_loss = own_loss(x, y, y_pred, sample_weight, training)
+            latest.mix_loss.update_state(mix_loss, engines.count_rows(_first((x, y_pred))))
         return mean_of_apart(*losses) if self._parallel_trained_apart else sum(losses) / len(losses)
 
     def _parallel_own_outputs(self, outputs: Any, features: Any) -> Any:
