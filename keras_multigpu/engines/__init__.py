@@ -29,6 +29,7 @@ from keras_multigpu.engines.runners import (
     TowerRunner,
 )
 from keras_multigpu.engines.shared import (
+    SEED,
     SEED_STEP,
     check_alike,
     count_rows,
@@ -46,6 +47,7 @@ __all__ = [
     "MEAN",
     "ROWS",
     "SAME",
+    "SEED",
     "SEED_STEP",
     "Address",
     "ClusterError",

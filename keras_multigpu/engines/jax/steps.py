@@ -29,6 +29,7 @@ from keras_multigpu.engines.jax.reading import read, reading
 from keras_multigpu.engines.jax.runners import JaxRunner
 from keras_multigpu.engines.jax.spreading import spread
 from keras_multigpu.engines.jax.state.parted import is_spread
+from keras_multigpu.engines.jax.tables import WholeTables
 from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
 
 
@@ -56,6 +57,7 @@ class JaxSteps(Steps):
         self._is_prepared = False  # whether what a loop's first call has made is spread
         group = runner.where.group
         self._readings = Readings(self, group) if group and runner.spreads_state else None
+        self._tables = WholeTables()
         weakref.finalize(model, runner.where.copies.clear)
 
     @property
@@ -142,7 +144,13 @@ class JaxSteps(Steps):
 
     def around(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
         runner = self._runner
-        return reading(spread(runner.around(step), self.where, runner.spreads_state))
+        look = self._look_at_tables if name == "train_step" else (lambda jaxpr, rows: None)
+        spread_step = spread(runner.around(step), self.where, runner.spreads_state, look)
+        return reading(spread_step, name)
+
+    def _look_at_tables(self, jaxpr: Any, rows: int) -> None:
+        if self.lent.latest:  # to a step that runs, not one that is only compiled for a report
+            self._tables.look(jaxpr, self.model.trainable_variables, self.where.count, rows)
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return self._runner.seen(variables)
