@@ -144,5 +144,5 @@ class Places:
             self._noticed = number, now
         seconds = now - self._noticed[1]
         if self._number == min(here):
-            return len(here) == self._count or seconds > _PATIENCE
-        return seconds > 2 * _PATIENCE
+            return len(here) == self._count or seconds >= _PATIENCE
+        return seconds >= 2 * _PATIENCE

@@ -118,7 +118,7 @@ def stops_within_an_epoch(odd):
     fit(build(), callbacks=[callback] if odd else [])
 
 
-@way("It is at the end of `fit`, after 6 steps")
+@way("It is at the end of `fit`, after 12 steps")
 def stops_early_by_a_value_of_its_own(odd):
     class Local(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -172,7 +172,7 @@ def begins_at_a_later_epoch(odd):
     fit(build(), initial_epoch=1 if odd else 0)
 
 
-@way("It is at the beginning of a step on one batch|It is at ")
+@way("It is at the beginning of single steps|It is at ")
 def more_single_steps(odd):
     model = build()
     for rows in list(batches())[: 5 if odd else 3]:
@@ -269,7 +269,7 @@ def evaluates_another_model_after_a_batch(odd):
     fit(model, callbacks=[callback] if odd else [])
 
 
-@way("It is at the beginning of a step on one batch within `fit`, after 12 steps")
+@way("It is at the beginning of single steps within `fit`, after 12 steps")
 def trains_another_model_on_a_batch(odd):
     model, other = build(), build()
     call = lambda _: other.train_on_batch(*_few())  # noqa: E731
@@ -289,7 +289,7 @@ def predicts_instead(odd):
     model.predict(x, verbose=0) if odd else model.evaluate(x, y, verbose=0)
 
 
-@way("Its call is a step on one batch. In process . it is `fit`")
+@way("Its call is single steps. In process . it is `fit`")
 def trains_on_a_batch_before(odd):
     model = build()
     if odd:
@@ -466,7 +466,7 @@ def sample_weights(odd):
 @way("Its rows and those of process . differ at step 1")
 def another_type(odd):
     x, y = numbers()
-    fit(build(), x.astype("float64" if odd else "float32"), y.astype("int32"), batch_size=BATCH)
+    fit(build(), np.round(x).astype("int32" if odd else "float32"), y, batch_size=BATCH)
 
 
 # Another state
@@ -668,7 +668,7 @@ def parts_validated(odd):
 @way("Its part of a batch does not fit", data="parts")
 def parts_of_another_type(odd):
     x, y = _part(odd)
-    fit(build(), x.astype("float64" if odd else "float32"), y, batch_size=BATCH)
+    fit(build(), np.round(x).astype("int32" if odd else "float32"), y, batch_size=BATCH)
 
 
 @way(STATE, data="parts")

@@ -64,7 +64,7 @@ class Samples:
         optimizer = getattr(self._model, "optimizer", None)
         if not isinstance(optimizer, keras.Optimizer):
             return []
-        variables = [one for one in optimizer.variables if not one.shape]
+        variables = [one for one in optimizer.variables if not len(one.shape)]
         counters = [one for one in variables if not keras.backend.is_float_dtype(one.dtype)]
         rate = ("learning_rate", keras.ops.convert_to_tensor(optimizer.learning_rate))
         return [rate, *((one.path, one._value) for one in counters)]
@@ -95,8 +95,10 @@ def _sample(weights: list[tf.Variable], turn: Tensor) -> Tensor:
             terms, owners = tf.concat(pieces, axis=0) * signs, np.repeat(range(len(sizes)), sizes)
             both = tf.stack([terms, _ROUNDING * tf.abs(terms)], axis=1)
             sums.append(tf.math.unsorted_segment_sum(both, owners, len(sizes)))
+    if not sums:
+        return tf.zeros([0, 2], tf.float64)
     order = [place for places in by_device.values() for place in places]
-    return tf.gather(tf.concat(sums, axis=0), np.argsort(order)) if sums else tf.zeros([0, 2])
+    return tf.gather(tf.concat(sums, axis=0), np.argsort(order))
 
 
 def _some(weight: tf.Variable, turn: Tensor) -> Tensor:
@@ -105,8 +107,8 @@ def _some(weight: tf.Variable, turn: Tensor) -> Tensor:
     if weight.shape.rank > 1 and weight.shape[0] >= _TAKEN:
         # A table after a sparse update would be copied if it were read as a whole.
         count = weight.shape[0]
-        taken = max(1, _TAKEN * count // size) if size else 0
-        rows = (turn + tf.range(taken, dtype=tf.int64) * (count // max(1, taken))) % count
+        taken = max(1, _TAKEN * count // max(1, size))
+        rows = (turn + tf.range(taken, dtype=tf.int64) * -(-count // taken)) % count
         return tf.reshape(tf.gather(weight, rows), [taken * size // count])
     step = max(1, size // _TAKEN)
     start, count = turn % step, size // step
