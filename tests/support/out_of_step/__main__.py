@@ -4,7 +4,6 @@ import argparse
 import atexit
 import os
 import pathlib
-import re
 import shutil
 import signal
 import sys
@@ -14,6 +13,7 @@ import traceback
 
 import keras
 from support.out_of_step.process import run
+from support.out_of_step.verdicts import brief, judge
 from support.out_of_step.ways import WAYS
 from support.worker_processes import free_port
 
@@ -36,12 +36,12 @@ def main():
                 outcome, seconds, texts = attempt(way, odd, count)
                 told = " / ".join(dict.fromkeys(map(brief, texts)))
                 print(f"| {way} | {count} | {odd} | {outcome} | {seconds:.0f} | {told} |")
-                if chosen.show or outcome in ("hang", "bad"):
+                if chosen.show or outcome in ("hang", "bad", "split"):
                     print("\n".join(f"--- {k}\n{text}" for k, text in enumerate(texts)))
                 sys.stdout.flush()
                 outcomes.append(outcome)
     print({one: outcomes.count(one) for one in sorted(set(outcomes))})
-    return int(bool({"hang", "silent", "bad"} & set(outcomes)))
+    return int(not set(outcomes) <= {"right", "other"})
 
 
 def attempt(way, odd, count):
@@ -63,44 +63,6 @@ def attempt(way, odd, count):
     texts = [file.read_text() for file in files]
     shutil.rmtree(folder)
     return ("hang" if left else judge(way, odd, texts)), seconds, texts
-
-
-def judge(way, odd, texts):
-    """What came of a way.
-
-    `right`: all name the odd process; `other`: all name another one, and say in what they differ;
-    `bad`: they say something else; `silent`: one says nothing.
-    """
-    _, expected, own, _ = WAYS[way]
-    ends = [re.findall(r"^ends with (.*)$", text, re.MULTILINE) for text in texts]
-    if expected is None:
-        return "right" if all(end == ["nothing"] for end in ends) else "bad"
-    outcomes = set()
-    for number, end in enumerate(ends):
-        if number == odd and own == "-":
-            continue
-        text = end[-1] if end else ""
-        if number == odd and own is not None and re.match(own or "nothing", text):
-            continue
-        if not text or text == "nothing":
-            outcomes.add("silent")
-            continue
-        named = re.match(rf"ClusterError: .* \(process (\d+), pid \d+\): (?:{expected})", text)
-        if named is None:
-            named = re.match(r"ClusterError: .* \(process (\d+), pid \d+\): (?:It|Its) .*", text)
-            is_odd = named is not None and int(named[1]) == odd
-            outcomes.add("bad" if named is None or is_odd else f"other {named[1]}")
-        else:
-            outcomes.add("right" if int(named[1]) == odd else f"other {named[1]}")
-    if len(outcomes) == 1:
-        return outcomes.pop().split()[0]
-    return next((one for one in ("silent", "bad") if one in outcomes), "split")
-
-
-def brief(text):
-    """The last word of a process, without its cure."""
-    end = (re.findall(r"^ends with (.*)$", text, re.MULTILINE) or ["-"])[-1]
-    return re.sub(r"(?<=ClusterError: )\S+ |, pid \d+", "", end)[:190].replace("|", "/")
 
 
 def _start(file, *arguments):
