@@ -6,6 +6,7 @@ import json
 
 import keras
 import pytest
+from keras.optimizers.schedules import ExponentialDecay
 from support import process_script as script
 from support.boards import Told
 
@@ -44,10 +45,15 @@ def meeting_facts(model):
     return {"model": describe(model)[-8:]}
 
 
-def _compiled(loss="mse", *, frozen=False, **options):
-    model = script.build()
-    model.layers[0].trainable = not frozen
-    model.compile("sgd", loss, **options)
+def _compiled(loss="mse", *, frozen=False, rate=0.01, policy="float32", **options):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = script.build()
+        model.layers[0].trainable = not frozen
+        model.compile(keras.optimizers.SGD(rate), loss, **options)
+    finally:
+        keras.config.set_dtype_policy(before)
     return model
 
 
@@ -65,6 +71,10 @@ def _other_loss(truth, predicted):
 COMPILED = {
     "frozen": lambda: _compiled(frozen=True),
     "eager": lambda: _compiled(run_eagerly=True),
+    "otherwise": lambda: _compiled(jit_compile=not _compiled().jit_compile),
+    "schedule": lambda: _compiled(rate=ExponentialDecay(0.01, 10, 0.9)),
+    "other schedule": lambda: _compiled(rate=ExponentialDecay(0.01, 20, 0.9)),
+    "half precision": lambda: _compiled(policy="mixed_bfloat16"),
     "several": lambda: _compiled(steps_per_execution=2),
     "name": lambda: _compiled("mae"),
     "function": lambda: _compiled(_other_loss),
@@ -255,6 +265,36 @@ def test_of_three_the_lost_one_is_named_by_all():
         first.check()
 
 
+def test_all_adopt_the_verdict_on_one_that_is_out_of_step():
+    """Also the one that it names."""
+    names = ("a (process 0)", "b (process 1)")
+    board = Told(loops__1__1=FIT, places__1=at_end(1))
+    first, second = (Group(board, number, names, timeout=5.0) for number in (0, 1))
+    begin(first, "fit")
+    with pytest.raises(ClusterError) as seen, first.places.at("step", first.here("step 1")):
+        first.check()
+    first.fail(seen.value)
+    with pytest.raises(ClusterError) as told:
+        second.check()
+    assert str(told.value) == str(seen.value)
+    assert told.value.host == names[1]
+
+
+def test_of_three_the_one_that_differs_from_most_is_named():
+    names = ("a (process 0)", "b (process 1)", "c (process 2)")
+    other = json.dumps({"call": "`fit`", "model": "A"})
+    told = Told(loops__1__1=other, loops__1__2=other)
+    with pytest.raises(
+        ClusterError, match=r"^a \(process 0\): Its model is B. In process 1 it is A"
+    ):
+        begin(Group(told, 0, names, timeout=5.0), "fit", {"model": "B"})
+    told.entries.update({"weights 1/1/1": "2", "weights 1/1/2": "2"})
+    group = Group(told, 0, names, timeout=5.0)
+    begin(group, "fit", {"model": "A"})
+    assert group.differing("weights", "1") == (0, 1)
+    assert "Its weights and those of process 1 differ" in str(group.differs(0, 1, "weights"))
+
+
 def test_the_first_process_leaves_when_the_others_are_silent():
     """They have said that they end, but still need its service until they have disconnected."""
     told = Told(ended__1="ended")
@@ -295,6 +335,12 @@ def test_other_weights_are_noticed():
             ("train_step", "test_step"),
             "(process 1): It makes another step than process 0 at step 1: its is 'test_step', and "
             "that of process 0 is 'train_step'. Make the same steps in all processes",
+        ),
+        (
+            "values",
+            ("learning_rate=0.1", "learning_rate=0.2"),
+            "Its state and that of process 0 differ at step 1: its is learning_rate=0.2, and that "
+            "of process 0 is learning_rate=0.1. Change weights, learning rates and other settings",
         ),
         (
             "passes",

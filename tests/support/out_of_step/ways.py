@@ -143,7 +143,7 @@ def fewer_steps_in_an_epoch(odd):
     fit(build(), steps_per_epoch=4 if odd else 6)
 
 
-@way("It is at |Its rows and those")
+@way("It is at |Its rows and those|It makes another step")
 def fewer_rows(odd):
     x, y = numbers()
     rows = 32 if odd else 48
