@@ -42,7 +42,7 @@ class Group(Members):
     ):
         super().__init__(board, number, names, timeout)
         self.data = data
-        self.places = Places(board, number, len(names))
+        self.places = Places(board, number, len(names), timeout)
         self._count = 0
         # Those that are open, each begun within the one before it: a callback of a `fit` may train
         # another model. The first stands for steps outside of any.

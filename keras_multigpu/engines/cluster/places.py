@@ -8,14 +8,11 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from keras_multigpu.engines.cluster.board import BEAT, Board, under
+from keras_multigpu.engines.cluster.board import Board, under
 
 STEP, END = "step", "end"
 """So begin the kinds of operations that begin a step, or end a call."""
 _PLACES = "places/"
-# Seconds for which the first process at different operations waits for the places of all others.
-# The others leave the verdict to it, so that all name the same process.
-_PATIENCE = 5 * BEAT
 
 
 class Place(NamedTuple):
@@ -53,10 +50,12 @@ class Places:
         board: what the processes write for each other.
         number: this process's number.
         count: how many processes there are.
+        timeout: seconds in which one is named that waits elsewhere, even if others are still on
+            their way.
     """
 
-    def __init__(self, board: Board, number: int, count: int):
-        self._board, self._number, self._count = board, number, count
+    def __init__(self, board: Board, number: int, count: int, timeout: float):
+        self._board, self._number, self._count, self._timeout = board, number, count, timeout
         self._made = 0
         self._where: Callable[[], Place | None] = lambda: None
         self._is_aside = False
@@ -138,11 +137,15 @@ class Places:
         return place
 
     def _may_judge(self, here: Mapping[int, Place]) -> bool:
-        """Whether this process is to name one of those that are at different operations."""
+        """Whether this process is to name one of those that are at different operations.
+
+        The first of them does so, when it knows where all are, or after half the time. The others
+        leave it to that one, so that all name the same process.
+        """
         number, now = here[self._number].number, time.monotonic()
         if self._noticed is None or self._noticed[0] != number:
             self._noticed = number, now
         seconds = now - self._noticed[1]
         if self._number == min(here):
-            return len(here) == self._count or seconds >= _PATIENCE
-        return seconds >= 2 * _PATIENCE
+            return len(here) == self._count or seconds >= self._timeout / 2
+        return seconds >= self._timeout

@@ -2,11 +2,11 @@
 
 import contextlib
 import json
+import time
 
 import pytest
 from support.boards import Told
 
-from keras_multigpu.engines.cluster import places as module
 from keras_multigpu.engines.cluster.places import END, STEP, Places, odd_one
 
 STEPS, ENDS, BEGINS = f"{STEP} on [0]", f"{END}/1/", "loops/2/"
@@ -27,7 +27,7 @@ def board_with(**others):
 
 def test_a_process_at_another_operation_is_found():
     board = board_with(_1=(0, *AT_END))
-    places = Places(board, 0, 2)
+    places = Places(board, 0, 2, 60.0)
     assert places.find_odd(board.entries) is None  # this one is at none
     with places.at(STEPS, "step 5 of `fit`"):
         assert places.find_odd(board.entries) == (
@@ -41,7 +41,7 @@ def test_a_process_at_another_operation_is_found():
 def test_a_process_that_comes_late_is_none(other):
     """What it has written stays true: of the same operation, or of an earlier or later one."""
     board = board_with(_1=other)
-    places = Places(board, 0, 2)
+    places = Places(board, 0, 2, 60.0)
     for _ in range(2):
         with places.at(STEPS, "a step"):
             assert places.find_odd(board.entries) is None
@@ -61,36 +61,43 @@ def test_a_process_that_comes_late_is_none(other):
         ((STEPS, ENDS, STEPS, ENDS), 1),
     ],
 )
-def test_all_name_the_same_one(kinds, odd, monkeypatch):
-    monkeypatch.setattr(module, "_PATIENCE", 0.0)
+def test_all_name_the_same_one(kinds, odd):
     told = {f"_{k}": (0, kind, kind) for k, kind in enumerate(kinds)}
     for number, kind in enumerate(kinds):
         board = board_with(**told)
-        places = Places(board, number, len(kinds))
+        places = Places(board, number, len(kinds), 0.0)
         with places.at(kind, kind):
             found = places.find_odd(board.entries)
             assert found is not None
             assert found[0] == odd
 
 
-def test_the_first_of_them_judges_when_all_are_there(monkeypatch):
+def test_the_first_of_them_judges_when_all_are_there():
     board = board_with(_1=(0, *AT_END))
-    first, second = Places(board, 0, 3), Places(board, 1, 3)
+    first, second = (Places(board, number, 3, 60.0) for number in (0, 1))
     with first.at(STEPS, "a step"), second.at(*AT_END):
         assert first.find_odd(board.entries) is None  # the third may come
         assert second.find_odd(board.entries) is None
         board.write("places/2", json.dumps((0, *AT_END)))
         assert first.find_odd(board.entries)[0] == 0
         assert second.find_odd(board.entries) is None  # it leaves that to the first
-        monkeypatch.setattr(module, "_PATIENCE", 0.0)
-        board.entries.pop("places/2")
+
+
+def test_the_second_judges_if_nobody_else_does():
+    board = board_with(_1=(0, *AT_END))
+    first, second = (Places(board, number, 3, timeout=0.2) for number in (0, 1))
+    with first.at(STEPS, "a step"), second.at(*AT_END):
+        assert first.find_odd(board.entries) is second.find_odd(board.entries) is None
+        time.sleep(0.15)
         assert first.find_odd(board.entries)[0] == 1  # the third does not come
-        assert second.find_odd(board.entries)[0] == 1  # nor the first one's verdict
+        assert second.find_odd(board.entries) is None
+        time.sleep(0.1)
+        assert second.find_odd(board.entries)[0] == 1
 
 
 def test_steps_are_counted_as_they_come():
     board, come = Told(), []
-    places = Places(board, 0, 2)
+    places = Places(board, 0, 2, 60.0)
     with places.at_steps(come.__len__, lambda: f"step {len(come)}"):
         places.find_odd(board.entries)
         assert not board.entries  # it waits for data
@@ -110,7 +117,7 @@ def test_steps_are_counted_as_they_come():
 def test_a_process_that_goes_on_meanwhile_tells_nothing():
     """A thread asks."""
     board = board_with(_1=(0, *AT_END))
-    places = Places(board, 0, 2)
+    places = Places(board, 0, 2, 60.0)
     with contextlib.ExitStack() as scopes:
 
         def go_on():
