@@ -99,12 +99,15 @@ class JaxSteps(Steps):
                 if only_reads:
                     outputs, state = read(function, state, batches, where)
                 else:
-                    outputs, state = function(where.put_state(state), batches)
+                    state = where.put_state(state, is_assigned=self.lent.is_assigned)
+                    outputs, state = function(state, batches)
                 outputs = where.outputs(outputs)
                 where.finish((outputs, state))
                 if name == "predict_function":
                     outputs = self._own_rows(outputs, batches)
             self.lent.latest = state
+            if self.group is not None:
+                self.lent.note(name, state)
             return outputs, state
 
         return step

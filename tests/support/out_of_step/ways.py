@@ -138,7 +138,7 @@ def runs_out_of_time(odd):
     fit(build(), callbacks=at(odd, "on_epoch_end", look))
 
 
-@way("It is at .*of `fit`|Its rows and those")
+@way("It is at .*of `fit`|Its rows and those|It makes another step")
 def fewer_steps_in_an_epoch(odd):
     fit(build(), steps_per_epoch=4 if odd else 6)
 
@@ -504,6 +504,17 @@ def sets_the_rate_after_a_batch(odd):
 
 
 @way(STATE)
+def halves_the_rate(odd):
+    """By what is on all devices already."""
+
+    def action(model):
+        rate = model.optimizer.learning_rate
+        rate.assign(rate * 0.5)
+
+    fit(build(), epochs=10, callbacks=at(odd, "on_epoch_end", action))
+
+
+@way(STATE)
 def schedules_the_rate(odd):
     schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + odd * epoch))
     fit(build(), epochs=10, callbacks=[schedule])
@@ -541,7 +552,7 @@ def sets_the_iterations(odd):
 def clears_the_slots(odd):
     def action(model):
         for one in model.optimizer.variables[2:]:
-            one.assign(keras.ops.zeros_like(one))
+            one.assign(np.zeros(one.shape))
 
     fit(build(), epochs=10, callbacks=at(odd, "on_epoch_end", action))
 
