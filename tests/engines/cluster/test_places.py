@@ -101,7 +101,7 @@ def test_steps_are_counted_as_they_come():
     with places.at_steps(come.__len__, lambda: f"step {len(come)}"):
         places.find_odd(board.entries)
         assert not board.entries  # it waits for data
-        for number in (0, 1):
+        for number in (0, 1, 2):
             come.append(1)
             places.find_odd(board.entries)
             assert json.loads(board.entries["places/0"]) == [number, STEP, f"step {number + 1}"]
@@ -111,7 +111,7 @@ def test_steps_are_counted_as_they_come():
         places.find_odd(board.entries)
     with places.at(*AT_END):
         places.find_odd(board.entries)
-    assert json.loads(board.entries["places/0"]) == [2, *AT_END]
+    assert json.loads(board.entries["places/0"]) == [3, *AT_END]
 
 
 def test_a_process_that_goes_on_meanwhile_tells_nothing():
