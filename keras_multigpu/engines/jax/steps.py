@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import keras
 
 from keras_multigpu.engines.cluster.calls import Call
@@ -86,6 +87,7 @@ class JaxSteps(Steps):
         are.
         """
         undivided, where, only_reads = Undivided(), self.where, self._only_reads(name)
+        lent = self.lent
 
         def next_step() -> tuple[str, int]:
             self._position += 1
@@ -99,7 +101,11 @@ class JaxSteps(Steps):
                 if only_reads:
                     outputs, state = read(function, state, batches, where)
                 else:
-                    state = where.put_state(state, is_assigned=self.lent.is_assigned)
+                    # The template may move the weights in one process: `template.predict`, say.
+                    slots = set(map(id, jax.tree.leaves(state[2]))) if len(state) == 4 else set()
+                    state = where.put_state(
+                        state, is_assigned=lambda one: id(one) in slots and lent.is_assigned(one)
+                    )
                     outputs, state = function(state, batches)
                 outputs = where.outputs(outputs)
                 where.finish((outputs, state))

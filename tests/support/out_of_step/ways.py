@@ -529,7 +529,7 @@ def sets_weights_after_an_epoch(odd):
 def sets_one_bias(odd):
     def action(model):
         bias = model.weights[-1]
-        bias.assign(bias + 0.01)
+        bias.assign(bias.numpy() + 0.01)
 
     fit(build(), epochs=10, callbacks=at(odd, "on_epoch_end", action))
 
