@@ -26,6 +26,7 @@ class TrainedModel(Protocol):
     steps_per_execution: int
     optimizer: Any
     variables: list[keras.Variable]
+    weights: list[keras.Variable]
     trainable_variables: list[keras.Variable]
     """As `Steps.seen` gives them, like `non_trainable_variables`."""
     non_trainable_variables: list[keras.Variable]

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import keras
 
 from keras_multigpu.engines.cluster.calls import Call
@@ -88,6 +89,7 @@ class JaxSteps(Steps):
         are.
         """
         undivided, where, only_reads = Undivided(), self.where, self._only_reads(name)
+        lent = self.lent
 
         def next_step() -> tuple[str, int]:
             self._position += 1
@@ -101,12 +103,19 @@ class JaxSteps(Steps):
                 if only_reads:
                     outputs, state = read(function, state, batches, where)
                 else:
-                    outputs, state = function(where.put_state(state), batches)
+                    # The template may move the weights in one process: `template.predict`, say.
+                    slots = set(map(id, jax.tree.leaves(state[2]))) if len(state) == 4 else set()
+                    state = where.put_state(
+                        state, is_assigned=lambda one: id(one) in slots and lent.is_assigned(one)
+                    )
+                    outputs, state = function(state, batches)
                 outputs = where.outputs(outputs)
                 where.finish((outputs, state))
                 if name == "predict_function":
                     outputs = self._own_rows(outputs, batches)
             self.lent.latest = state
+            if self.group is not None:
+                self.lent.note(name, state)
             return outputs, state
 
         return step
@@ -190,7 +199,7 @@ class JaxSteps(Steps):
         if not self.is_running:
             self.begin_pass()
         self._is_prepared = False
-        joint = together(self, "a step on one batch", is_loop=False)
+        joint = together(self, "single steps", is_loop=False)
         with joint, self.lent.returned(), self._lending():
             result = step(*args, **kwargs)
         self.lent.latest = ()

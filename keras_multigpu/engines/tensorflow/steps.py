@@ -21,6 +21,7 @@ from keras_multigpu.engines.tensorflow.checks import check_no_strategy
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
+from keras_multigpu.engines.tensorflow.cluster.samples import Samples
 from keras_multigpu.engines.tensorflow.runners import SliceRunner, running_whole
 from keras_multigpu.engines.tensorflow.watched import Watched
 from keras_multigpu.engines.tensorflow.weights.placing import drop_functions
@@ -35,6 +36,7 @@ class TensorFlowSteps(Steps):
         self.call: Call | None = None  # with other processes
         self._peers = runner.peers if isinstance(runner, SliceRunner) else None
         self._batches = runner.batches if isinstance(runner, SliceRunner) else None
+        self._samples = Samples(model)
         self._start = 0  # how many batches had come when this pass over the data began
         self._compared: Call | None = None  # where the processes have compared the weights
         self._slices = isinstance(runner, SliceRunner)
@@ -60,7 +62,7 @@ class TensorFlowSteps(Steps):
                 with self._rows_compared():
                     return step(*args, **kwargs)
             with (
-                together(self, "a step on one batch", is_loop=False),
+                together(self, "single steps", is_loop=False),
                 self.group.watching(),
                 self._rows_compared(),
             ):
@@ -137,12 +139,12 @@ class TensorFlowSteps(Steps):
         optimizer = getattr(model, "optimizer", None)
         variables = [*model.variables, *(optimizer.variables if optimizer else ())]
         values = [variable._value.numpy() for variable in variables]
-        other = group.differing(when, str(digest_of(values, sys.maxsize)))
-        if other is None:
+        found = group.differing(when, str(digest_of(values, sys.maxsize)))
+        if found is None:
             return
         first = self._peers.of_first([variable._value for variable in variables])
         if first is None:
-            raise group.differs(other, "weights")
+            raise group.differs(*found, "weights")
         for variable, value in zip(variables, first):
             variable._value.assign(value)
 
@@ -154,7 +156,7 @@ class TensorFlowSteps(Steps):
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
-            found = self._batches.differing()
+            found = self._batches.differing(self._samples.describe)
             if found is None:
                 raise
             raise self.group.differs(*found) from error
@@ -180,7 +182,8 @@ class TensorFlowSteps(Steps):
             if is_inside:
                 return self._trace(step, args, kwargs)
             is_plain = len(args) == 1 and not kwargs  # as Keras calls it
-            data, counts = batches.check(args[0] if is_plain else (args, kwargs), name)
+            given = args[0] if is_plain else (args, kwargs)
+            data, counts = batches.check(given, name, self._samples)
             data = batches.whole(data) if batches.are_parts else data
             result = self._trace(step, *(((data,), {}) if is_plain else data))
             is_cut = batches.are_parts and name == "predict_step"
