@@ -1,0 +1,110 @@
+"""Single operations: written into a graph, and their rough cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.signatures import Signature
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, symbols_of
+
+SAMPLE = 32  # rows, and the size of every other symbol: for estimates only
+
+
+@dataclasses.dataclass(frozen=True)
+class Shaped:
+    """A small integer tensor that is made anew: with an axis, of a device's own rows."""
+
+    dims: Sequence[Any]
+    dtype: tf.DType
+    axis: int | None
+
+    @property
+    def symbols(self) -> set[str]:
+        """The symbols in it, without the batch."""
+        return symbols_of(self.dims) - {BATCH}
+
+    def tensor(self, local: Any) -> tf.Tensor:
+        """The tensor, for the device of `local`."""
+        return local.shape(self.dims, self.dtype, self.axis)
+
+
+def attributes_of(op: tf.Operation) -> dict[str, Any]:
+    """An operation's attributes, without TensorFlow's marks."""
+    return {name: one for name, one in op.node_def.attr.items() if not name.startswith("_")}
+
+
+def create(
+    kind: str, inputs: Sequence[Any], attributes: Mapping[str, Any], name: str | None = None
+) -> list[tf.Tensor]:
+    """Adds an operation to the graph that is being built; returns its outputs."""
+    graph = tf.compat.v1.get_default_graph()
+    return graph.create_op(kind, list(inputs), attrs=dict(attributes), name=name).outputs
+
+
+def operation(
+    op: tf.Operation, shapes: Mapping[int, Shaped], signature: Signature | None
+) -> Callable[..., list[Any]]:
+    """A function that writes a traced operation anew, for one device."""
+    attributes, kind, is_guarded = attributes_of(op), op.type, False
+    if signature is not None:
+        kind = signature.kind or kind
+        attributes = {**attributes, **signature.attributes}
+        attributes = {name: one for name, one in attributes.items() if one is not None}
+        is_guarded = signature.zero_if_empty
+    count, name = len(op.inputs), op.name
+    outputs = [(tensor.shape, tensor.dtype) for tensor in op.outputs]
+
+    def emit(local: Any, *tensors: Any) -> list[Any]:
+        rest = iter(tensors)
+        inputs = [shapes[i].tensor(local) if i in shapes else next(rest) for i in range(count)]
+        if not is_guarded:
+            return create(kind, inputs, attributes, name)
+        return local.unless_empty(lambda: create(kind, inputs, attributes, name), outputs)
+
+    return emit
+
+
+def elements_of(dims: Any) -> float:
+    """A rough number of elements."""
+    result = 1.0
+    for dim in dims or ():
+        if isinstance(dim, Dim):
+            dim = sum(factor * SAMPLE ** len(key) for key, factor in dim.terms.items())
+        result *= max(0, dim or 0)
+    return result
+
+
+_NO_WORK = frozenset(
+    {"Const", "Identity", "IdentityN", "Reshape", "Shape", "ReadVariableOp", "NoOp", "ExpandDims"}
+)
+
+
+def work_of(op: tf.Operation, inputs: Sequence[Value], outputs: Sequence[Value]) -> float:
+    """A rough number of floating-point operations."""
+    if op.type in _NO_WORK or not outputs:
+        return 0.0
+    of_result = sum(elements_of(one.dims) for one in outputs)
+    sizes = [elements_of(one.dims) for one in inputs if one.dtype not in (tf.resource, tf.variant)]
+    if op.type in ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum") and len(sizes) == 2:
+        return 2 * math.sqrt(max(1.0, sizes[0] * sizes[1] * of_result))  # exact for (m, k) x (k, n)
+    if op.type.startswith(("Conv", "Depthwise")) and inputs[0].dims is not None:
+        return _convolution(op, inputs, outputs)
+    return max([of_result, *sizes])
+
+
+def _convolution(op: tf.Operation, inputs: Sequence[Value], outputs: Sequence[Value]) -> float:
+    is_of_filter = "BackpropFilter" in op.type
+    kernel = outputs[0] if is_of_filter else inputs[1]
+    result = inputs[2] if "Backprop" in op.type else outputs[0]
+    if not kernel.dims or not result.dims:
+        return 0.0
+    of_one = elements_of(kernel.dims) / max(1.0, elements_of(kernel.dims[-1:]))
+    if "Depthwise" in op.type:
+        of_one = elements_of(kernel.dims[:-2])
+    return 2 * of_one * elements_of(result.dims)
