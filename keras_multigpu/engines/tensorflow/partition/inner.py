@@ -189,8 +189,13 @@ class Inner(Planner):
             const = constant_of(np.zeros([int(d) for d in state.dims], dtype=object))
             const.flat[:] = list(state.const)
             return Value(tensor.dtype, state.dims, const=const)
-        dims = state.dims if tensor.dtype != tf.variant else None
-        return self.value(tensor.dtype, dims, state.layout, item, elements=state.elements)
+        if tensor.dtype == tf.variant:
+            # A whole list that the body finds to be split has another state in the next round.
+            forms: dict[Layout, Item] = {state.layout: item}
+            return Value(
+                tensor.dtype, None, state.layout, forms, lambda _: item, elements=state.elements
+            )
+        return self.value(tensor.dtype, state.dims, state.layout, item)
 
     # Planning
 
@@ -225,7 +230,7 @@ class Inner(Planner):
             [*first, *taken],
             place,
             [tensor.dtype for tensor in tensors],
-            [self._place(place, layout) for layout in layouts],
+            [self._result_place(place, layout) for layout in layouts],
             name=op.name,
             symbols=self.program.unbound,
         )
@@ -236,7 +241,7 @@ class Inner(Planner):
         ]
 
     @staticmethod
-    def _place(place: int, layout: Layout) -> int:
+    def _result_place(place: int, layout: Layout) -> int:
         if place == ALL:
             return 0 if isinstance(layout, Whole) else EACH
         return place

@@ -171,6 +171,8 @@ class Planner:
             return crossings.copy(self.program, self.get(value, WHOLE))
         if isinstance(layout, Partial):
             return crossings.on_first(self.program, self.get(value, WHOLE), layout.kind)
+        if value.dtype == tf.variant:
+            raise Crossing  # a whole list can't be taken apart
         whole = self.get(value, WHOLE)
         return crossings.scatter(self.program, whole, layout.axis, self._unit(value, layout.axis))
 

@@ -106,6 +106,7 @@ class Program:
         self.unbound.update(one for one in symbols if one not in self.symbols)
         node = Node(emit, inputs, place, name, sizes)
         node.is_free = is_cheap and place == EACH and all(map(_is_free, node.needs))
+        assert place == ALL or all(one.is_each == (place == EACH) for one in inputs), name
         wait = 0 if place == EACH else 1
         node.level = max([after, *(one.level + wait * one.is_local for one in node.needs)])
         where = place if gives is None else gives

@@ -70,6 +70,15 @@ def elementwise(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return Signature(inputs, [labels], dims=[dims])
 
 
+@RULES.rule("Bitcast")
+def bitcast(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Between types of one size."""
+    if values[0].dtype.size != op.outputs[0].dtype.size:
+        return None
+    labels = tuple(range(len(values[0].dims or ())))
+    return Signature([labels], [labels], dims=[values[0].dims])
+
+
 @RULES.rule("Select")
 def select(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """A condition for each element, for each row, or for all."""

@@ -47,7 +47,7 @@ def _items(planner: Any, op: tf.Operation, inputs: Sequence[Item], place: int) -
 
 def _shape_item(planner: Any, value: Value, layout: Layout) -> Item:
     """An element's shape: unknown along the axis that is split, and where it isn't a number."""
-    form = COPIED if isinstance(layout, Split) else WHOLE
+    form = WHOLE if isinstance(layout, Whole) else COPIED
     if value.const is None or value.const.ndim == 0 or not isinstance(layout, Split):
         return planner.get(value, form)
     numbers = [
@@ -73,11 +73,10 @@ def new(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     def make(layout: Layout) -> Item | None:
         if isinstance(layout, Partial):
             return None
-        inputs = [_shape_item(planner, values[0], layout)]
         form = WHOLE if isinstance(layout, Whole) else COPIED
+        inputs = [_shape_item(planner, values[0], layout)]
         inputs += [planner.get(value, form) for value in values[1:]]
-        place = 0 if isinstance(layout, (Whole, Copied)) and form == WHOLE else EACH
-        return _items(planner, op, inputs, place)[0]
+        return _items(planner, op, inputs, 0 if form == WHOLE else EACH)[0]
 
     return [Value(tf.variant, None, make=make, elements=Elements())]
 
