@@ -62,6 +62,7 @@ class SliceRunner(DataRunner):
         }
         self.is_one_device = len(devices) == 1 and is_default(devices[0])
         self._names = list(devices)
+        self._is_whole = self.is_inside_step = False
         self.peers = peers_of(devices)
         self.batches = None if self.peers is None else batches_of(self.peers)
         own = devices if self.peers is None else self.peers.pick(devices)
@@ -73,6 +74,34 @@ class SliceRunner(DataRunner):
             "all" if sync_batch_norm else "marked",
             self.peers,
         )
+
+    @property
+    def partitions_steps(self) -> bool:
+        """Whether whole steps are partitioned, and not only calls."""
+        return not self.is_one_device and self._homes is None and self.peers is None
+
+    @contextlib.contextmanager
+    def running_whole(self) -> Iterator[None]:
+        """Scope in which calls of the model are those of one device."""
+        before, self._is_whole = self._is_whole, True
+        try:
+            yield
+        finally:
+            self._is_whole = before
+
+    @contextlib.contextmanager
+    def inside_step(self) -> Iterator[None]:
+        """Scope of a step that is partitioned: what it calls is a part of it."""
+        before, self.is_inside_step = self.is_inside_step, True
+        try:
+            yield
+        finally:
+            self.is_inside_step = before
+
+    @property
+    def device_names(self) -> list[str]:
+        """TensorFlow's names of the devices."""
+        return list(self._devices)
 
     @classmethod
     def check(cls, request: Request) -> None:
@@ -120,7 +149,8 @@ class SliceRunner(DataRunner):
         tensors, _ = split_tensors(call, keras.ops.is_tensor)
         has_rows = any(len(tensor.shape) for tensor in tensors)
         is_never_run = _whole.get() is tf.compat.v1.get_default_graph()
-        if self.is_one_device or is_never_run or not has_rows or self._is_alone(call):
+        is_whole = self._is_whole or self.is_one_device or is_never_run
+        if is_whole or not has_rows or self._is_alone(call):
             return Plan(is_whole=True)
         obstacle = self._obstacle_of_part(tensors) if self._is_part else None
         if obstacle:
@@ -161,7 +191,7 @@ class SliceRunner(DataRunner):
         return True
 
     def for_part(self, part: keras.Layer) -> SliceRunner | None:
-        if self.is_one_device:
+        if self.is_one_device or self.partitions_steps:
             return None
         runner = SliceRunner(part, self._names, **self._options)
         runner._is_part = True

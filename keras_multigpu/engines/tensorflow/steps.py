@@ -20,6 +20,7 @@ from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
+from keras_multigpu.engines.tensorflow.partition.step import spread
 from keras_multigpu.engines.tensorflow.runners import SliceRunner, running_whole
 from keras_multigpu.engines.tensorflow.watched import Watched
 from keras_multigpu.engines.tensorflow.weights.placing import drop_functions
@@ -37,6 +38,7 @@ class TensorFlowSteps(Steps):
         self._start = 0  # how many batches had come when this pass over the data began
         self._compared: Call | None = None  # where the processes have compared the weights
         self._slices = isinstance(runner, SliceRunner)
+        self._runner = runner if isinstance(runner, SliceRunner) else None
         self._is_one_device = isinstance(runner, SliceRunner) and runner.is_one_device
         self._is_new = False  # the function of a training step is made, and not traced
         self._watched = Watched(model)
@@ -164,11 +166,28 @@ class TensorFlowSteps(Steps):
     def around(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(step)
         def traced(*args: Any, **kwargs: Any) -> Any:
+            if self._runner is not None and self._runner.partitions_steps:
+                return self._spread(self._runner, step, args, kwargs)
             if self._batches is None or self.group is None or not self.group.is_in_step:
                 return self._trace(step, args, kwargs)
             return self._step_together(step, name, args, kwargs, self._batches)
 
         return traced if self._slices and not self._is_one_device else step
+
+    def _spread(
+        self, runner: SliceRunner, step: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Calls a step on all devices, as the partitioner spreads it."""
+        with runner.running_whole():
+            if tf.executing_eagerly() or runner.is_inside_step:
+                return step(*args, **kwargs)
+            with runner.inside_step():
+                return spread(
+                    lambda data: step(*data[0], **data[1]),
+                    ((args, kwargs),),
+                    runner.device_names,
+                    compiled=bool(self._model.jit_compile),
+                )
 
     def _step_together(
         self, step: Callable[..., Any], name: str, args: Any, kwargs: Any, batches: JointBatches
