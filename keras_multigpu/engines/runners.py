@@ -115,6 +115,9 @@ class DataRunner(PlacingRunner):
     `shard` says what is spread over the devices: `"optimizer"` (slots), `"weights"` (both), `None`.
     """
 
+    partitions_steps: bool = True
+    """Whether a whole step is spread, so that the parts of a model that it calls need not be."""
+
     @abc.abstractmethod
     def __init__(
         self,

@@ -98,6 +98,8 @@ class DataParallel(PlacedModel):
             return self._parallel_calls(args, kwargs, self.jit_compile)
 
     def _parallel_in_step(self) -> contextlib.AbstractContextManager[None]:
+        if self._parallel_runner.partitions_steps:
+            return contextlib.nullcontext()
         return self._parallel_parts.in_step()
 
     def _parallel_retrace(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,12 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines import templates
-from keras_multigpu.engines.attributes import get_attributes
+from keras_multigpu.engines.attributes import get_attributes, set_attributes
 from keras_multigpu.engines.optimizers import claim
 from keras_multigpu.engines.runners import DataRunner, TowerRunner
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
 from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
 from keras_multigpu.engines.tensorflow.names import full_name, is_default
+from keras_multigpu.engines.tensorflow.partition.calls import call as call_spread
+from keras_multigpu.engines.tensorflow.partition.step import is_one_device, one_device
 from keras_multigpu.engines.tensorflow.replicas import Replicas
 from keras_multigpu.engines.tensorflow.results import tensors_of
 from keras_multigpu.engines.tensorflow.weights.following import follow_gradients
@@ -62,7 +65,7 @@ class SliceRunner(DataRunner):
         }
         self.is_one_device = len(devices) == 1 and is_default(devices[0])
         self._names = list(devices)
-        self._is_whole = self.is_inside_step = False
+        self._is_warned = False
         self.peers = peers_of(devices)
         self.batches = None if self.peers is None else batches_of(self.peers)
         own = devices if self.peers is None else self.peers.pick(devices)
@@ -79,24 +82,6 @@ class SliceRunner(DataRunner):
     def partitions_steps(self) -> bool:
         """Whether whole steps are partitioned, and not only calls."""
         return not self.is_one_device and self._homes is None and self.peers is None
-
-    @contextlib.contextmanager
-    def running_whole(self) -> Iterator[None]:
-        """Scope in which calls of the model are those of one device."""
-        before, self._is_whole = self._is_whole, True
-        try:
-            yield
-        finally:
-            self._is_whole = before
-
-    @contextlib.contextmanager
-    def inside_step(self) -> Iterator[None]:
-        """Scope of a step that is partitioned: what it calls is a part of it."""
-        before, self.is_inside_step = self.is_inside_step, True
-        try:
-            yield
-        finally:
-            self.is_inside_step = before
 
     @property
     def device_names(self) -> list[str]:
@@ -149,7 +134,7 @@ class SliceRunner(DataRunner):
         tensors, _ = split_tensors(call, keras.ops.is_tensor)
         has_rows = any(len(tensor.shape) for tensor in tensors)
         is_never_run = _whole.get() is tf.compat.v1.get_default_graph()
-        is_whole = self._is_whole or self.is_one_device or is_never_run
+        is_whole = self.partitions_steps or self.is_one_device or is_never_run
         if is_whole or not has_rows or self._is_alone(call):
             return Plan(is_whole=True)
         obstacle = self._obstacle_of_part(tensors) if self._is_part else None
@@ -169,9 +154,47 @@ class SliceRunner(DataRunner):
                 "one process, or change what prevents slicing."
             )
         ((args, kwargs),) = calls
+        if self.partitions_steps and not is_one_device():
+            return [self._call(args, kwargs)]
         first = tf.device(self._devices[0]) if plan.obstacle else contextlib.nullcontext()
         with first:
             return [Result(self.template(*args, **kwargs))]
+
+    def _call(self, args: Any, kwargs: Any) -> Result:
+        """A call outside Keras's steps."""
+        if tf.executing_eagerly():
+            self._warn_of_eager_call()
+            with one_device():
+                return Result(self.template(*args, **kwargs))
+        template = self.template
+        structure: list[Any] = []
+
+        def function(args: Any, kwargs: Any) -> Any:
+            templates.forget_losses(template)
+            outputs = template(*args, **kwargs)
+            leaves = keras.tree.flatten(outputs)
+            penalties = [one for one in template.trainable_weights if one.regularizer is not None]
+            losses = template.losses
+            structure[:] = [outputs, [list(get_attributes(leaf)) for leaf in leaves]]
+            found = [leaves, [list(get_attributes(leaf).values()) for leaf in leaves]]
+            found.append(losses[: len(losses) - len(penalties)])
+            templates.forget_losses(template)
+            return found
+
+        leaves, attached, losses = call_spread(function, (args, kwargs), self._devices)
+        for leaf, names, values in zip(leaves, structure[1], attached):
+            set_attributes(leaf, dict(zip(names, values)))
+        return Result(keras.tree.pack_sequence_as(structure[0], leaves), losses=losses)
+
+    def _warn_of_eager_call(self) -> None:
+        if self._is_warned:
+            return
+        self._is_warned = True
+        warnings.warn(
+            f"{self.template.name!r} is called eagerly: it runs on {self._names[0]!r} alone. Put "
+            "the call into a function: `step = parallel.function(step)`, or `@tf.function`.",
+            stacklevel=2,
+        )
 
     def _is_alone(self, call: Call) -> bool:
         """Whether a call of a model over joined processes is not made by all of them together.

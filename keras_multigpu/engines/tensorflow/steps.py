@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
-from keras_multigpu.engines.tensorflow.partition.step import spread
+from keras_multigpu.engines.tensorflow.partition.step import is_one_device, one_device, spread
 from keras_multigpu.engines.tensorflow.runners import SliceRunner, running_whole
 from keras_multigpu.engines.tensorflow.watched import Watched
 from keras_multigpu.engines.tensorflow.weights.placing import drop_functions
@@ -40,6 +41,7 @@ class TensorFlowSteps(Steps):
         self._slices = isinstance(runner, SliceRunner)
         self._runner = runner if isinstance(runner, SliceRunner) else None
         self._is_one_device = isinstance(runner, SliceRunner) and runner.is_one_device
+        self._is_warned = False
         self._is_new = False  # the function of a training step is made, and not traced
         self._watched = Watched(model)
         self._traced_with: dict[int, tuple[keras.Variable, Any]] = {}
@@ -178,16 +180,28 @@ class TensorFlowSteps(Steps):
         self, runner: SliceRunner, step: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         """Calls a step on all devices, as the partitioner spreads it."""
-        with runner.running_whole():
-            if tf.executing_eagerly() or runner.is_inside_step:
+        if is_one_device():
+            return step(*args, **kwargs)
+        if tf.executing_eagerly():
+            self._warn_of_eager_steps()
+            with one_device():
                 return step(*args, **kwargs)
-            with runner.inside_step():
-                return spread(
-                    lambda data: step(*data[0], **data[1]),
-                    ((args, kwargs),),
-                    runner.device_names,
-                    compiled=bool(self._model.jit_compile),
-                )
+        return spread(
+            lambda args, kwargs: step(*args, **kwargs),
+            (args, kwargs),
+            runner.device_names,
+            compiled=bool(self._model.jit_compile),
+        )
+
+    def _warn_of_eager_steps(self) -> None:
+        if self._is_warned:
+            return
+        self._is_warned = True
+        warnings.warn(
+            f"{self._model.name!r} runs eagerly, and so on {self._model.devices[0]!r} alone: only "
+            "the graph of a step can be spread over devices. Compile it with `run_eagerly=False`.",
+            stacklevel=2,
+        )
 
     def _step_together(
         self, step: Callable[..., Any], name: str, args: Any, kwargs: Any, batches: JointBatches

@@ -72,13 +72,24 @@ def scatter(program: Program, item: Item, axis: int, unit: Any) -> Item:
     def emit(devices: Any, whole: Any) -> list[Any]:
         with tf.device(devices.names[0]):
             sizes = [local.entries(unit) for local in devices.locals]
-            return [tf.split(whole, tf.stack(sizes), axis, num=len(sizes))]
+            parts = tf.split(whole, tf.stack(sizes), axis, num=len(sizes))
+            return [[_with_own_memory(p, n, axis) for p, n in zip(parts, devices.names)]]
 
     symbols = symbols_of([unit]) - {BATCH}
     added = program.add(
         emit, [item], ALL, [item.dtype], name="scatter", gives=EACH, symbols=symbols
     )
     return added[0]
+
+
+def _with_own_memory(part: Any, device: str, axis: int) -> Any:
+    """A slice, or a copy of it where it stays in the host's memory.
+
+    TensorFlow may compute in the memory of a slice that nothing else needs. Of a batch from
+    `tf.data.Dataset.from_generator`, that is the memory of the array which the generator has.
+    """
+    is_on_host = "CPU:" in device or part.dtype == tf.int32
+    return tf.roll(part, 0, 0) if is_on_host and axis == 0 else part
 
 
 def on_first(program: Program, item: Item, kind: str) -> Item:

@@ -268,7 +268,7 @@ class Inner(Planner):
     def write(self, scope: Any, given: Sequence[Any]) -> list[Any]:
         """Writes the function's program into the graph that is being built."""
         if self.way == ALL_DEVICES:
-            return write(self.program, scope.inner(), given, scope.is_compiled)
+            return write(self.program, scope.inner(), given)
         return write_local(self.program, scope.inner(), given)
 
     def flat(self, values: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:

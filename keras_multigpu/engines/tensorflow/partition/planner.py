@@ -219,6 +219,12 @@ class Planner:
             place = EACH
         return self.program.add(emit, inputs, place, types, **more)
 
+    def new_input(self, dtype: tf.DType) -> Item:
+        """One more input of the program, on the first device."""
+        item = Item(dtype, 0)
+        self.program.inputs.append(item)
+        return item
+
     def outside(self, value: Value) -> Value | None:
         """The value of a resource outside, if it is read there."""
         return None
@@ -384,13 +390,20 @@ class Planner:
 
     # The graph
 
-    def run_graph(self, graph: Any, known: dict[int, Value], outputs: Sequence[tf.Tensor]) -> list[Value]:
-        """Plans what the outputs need, and what has effects.
+    def run_graph(
+        self,
+        graph: Any,
+        known: dict[int, Value],
+        outputs: Sequence[tf.Tensor],
+        part: slice = slice(None),
+    ) -> list[Value]:
+        """Plans what the outputs need, and what has effects among a part of the operations.
 
         `known` has the values of the graph's inputs, by the `id` of their tensors.
         """
-        for op in needed(graph, outputs):
-            if op.outputs and all(id(output) in known for output in op.outputs):
+        for op in needed(graph, outputs, part):
+            is_done = id(op) in self._levels
+            if is_done or (op.outputs and all(id(output) in known for output in op.outputs)):
                 continue
             values = [known[id(tensor)] for tensor in op.inputs]
             before = len(self.program.nodes)
@@ -425,14 +438,14 @@ class Planner:
 _CHEAP = frozenset({"Cast", "Fill", "Range", "RealDiv", "Mul", "AddV2", "Sub", "Maximum", "Minimum"})
 
 
-def needed(graph: Any, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
-    """The operations that outputs and effects need, inputs first."""
+def needed(graph: Any, outputs: Sequence[tf.Tensor], part: slice) -> list[tf.Operation]:
+    """The operations that outputs need, and effects of a part of all; inputs first."""
+    operations = graph.get_operations()
     inputs = {id(tensor) for tensor in graph.inputs}
     roots = [tensor.op for tensor in outputs if id(tensor) not in inputs]
-    roots += [op for op in graph.get_operations() if _has_effect(op)]
+    roots += [op for op in operations[part] if _has_effect(op)]
     order: list[tf.Operation] = []
-    known = set(map(id, graph.get_operations()))
-    place = {id(op): number for number, op in enumerate(graph.get_operations())}
+    place = {id(op): number for number, op in enumerate(operations)}
     done: set[int] = set()
     for root in sorted(roots, key=lambda op: place[id(op)]):
         stack = [(root, False)]
@@ -445,7 +458,6 @@ def needed(graph: Any, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
                 stack.append((op, True))
                 before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
                 stack += [(one, False) for one in reversed(before) if id(one) not in done]
-    assert done <= known
     return [op for op in order if op.type != "Placeholder"]
 
 

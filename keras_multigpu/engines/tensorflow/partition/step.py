@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,13 +16,31 @@ from keras_multigpu.engines.tensorflow.partition.emission import write
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Split, Value
 from keras_multigpu.engines.tensorflow.partition.local import Devices
 from keras_multigpu.engines.tensorflow.partition.planner import Planner, Record
-from keras_multigpu.engines.tensorflow.partition.program import Item
 from keras_multigpu.engines.tensorflow.partition.rules import RULES
+from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim
 
 _UNEQUAL = (
     "All tensors of a batch must have the same number of rows, the length of their first axis."
 )
+
+
+_is_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("one_device", default=False)
+
+
+@contextlib.contextmanager
+def one_device() -> Iterator[None]:
+    """Scope of what is computed, or traced, as by one device."""
+    token = _is_one_device.set(True)
+    try:
+        yield
+    finally:
+        _is_one_device.reset(token)
+
+
+def is_one_device() -> bool:
+    """Whether a step of one device runs, or is being traced: what it calls is a part of it."""
+    return _is_one_device.get()
 
 
 @dataclasses.dataclass
@@ -61,34 +80,97 @@ def spread(
         compiled: whether XLA compiles what a device computes between two crossings.
         records: where to note how each operation is computed.
     """
-    leaves = tf.nest.flatten(args)
-    rows = rows_of(leaves)
+    rows = rows_of(tf.nest.flatten(args))
     if rows in (None, 0, 1):
-        return step(*args)
-    batch = Dim.symbol(BATCH) if rows == "unknown" else rows
-    arguments, restore = _arguments(args, leaves, batch)
-    specs = [tf.TensorSpec(one.tensor.shape, one.tensor.dtype) for one in arguments]
-
-    def function(*tensors: Any) -> Any:
-        with variables_lifted():
-            return step(*restore(tensors))
-
-    traced = tf.function(function, autograph=False).get_concrete_function(*specs)
-    made = _write(traced, arguments, batch, devices, compiled, [] if records is None else records)
-    structure = traced.structured_outputs
-    rest = iter(made)
-    flat = tf.nest.flatten(structure, expand_composites=True)
-    results = [next(rest) if isinstance(one, (tf.Tensor, tf.TensorSpec)) else one for one in flat]
-    return tf.nest.pack_sequence_as(structure, results, expand_composites=True)
+        with one_device():
+            return step(*args)
+    traced = Traced(step, args, rows)
+    planner = Planner(RULES, len(devices), traced.batch, [] if records is None else records)
+    known, given = traced.inputs(planner)
+    results = planner.run_graph(traced.graph, known, traced.graph.outputs)
+    planner.program.outputs = [planner.get(value, WHOLE) for value in results]
+    scope = Devices(devices, traced.count(), is_compiled=compiled)
+    rest = iter(write(planner.program, scope, given))
+    flat = tf.nest.flatten(traced.structure, expand_composites=True)
+    made = [next(rest) if isinstance(one, (tf.Tensor, tf.TensorSpec)) else one for one in flat]
+    return tf.nest.pack_sequence_as(traced.structure, made, expand_composites=True)
 
 
 def rows_of(leaves: Sequence[Any]) -> Any:
     """The number of rows of a batch: an `int`, `"unknown"` until the step runs, or `None`."""
     found = [one.shape[0] for one in leaves if tf.is_tensor(one) and one.shape.rank]
-    if not found:
-        return None
     known = {one for one in found if one is not None}
-    return "unknown" if None in found else min(known) if len(known) == 1 else None
+    if None in found:
+        return "unknown"
+    return known.pop() if len(known) == 1 else None
+
+
+class Traced:
+    """A step, traced as one device runs it.
+
+    Args:
+        step: a function of `args`.
+        args: structures of tensors, and of other values.
+        rows: the number of rows, as `rows_of` gives it.
+
+    Attributes:
+        batch: that number, or its symbol.
+        graph: what was traced.
+        structure: the step's result.
+    """
+
+    def __init__(self, step: Callable[..., Any], args: tuple[Any, ...], rows: Any):
+        self.batch = Dim.symbol(BATCH) if rows == "unknown" else rows
+        self.arguments, restore = _arguments(args, tf.nest.flatten(args), self.batch)
+
+        def function(*tensors: Any) -> Any:
+            with one_device(), variables_lifted():
+                return step(*restore(tensors))
+
+        specs = [tf.TensorSpec(one.tensor.shape, one.tensor.dtype) for one in self.arguments]
+        self._traced = tf.function(function, autograph=False).get_concrete_function(*specs)
+        self.graph = self._traced.graph
+        self.structure = self._traced.structured_outputs
+
+    def inputs(self, planner: Planner) -> tuple[dict[int, Value], list[Any]]:
+        """The values of the graph's inputs, by their tensors' `id`s, and the tensors to give."""
+        known: dict[int, Value] = {}
+        for tensor, one in self._inputs():
+            value = planner.value(tensor.dtype, one.dims, WHOLE, planner.new_input(tensor.dtype))
+            value.const = one.const
+            value.layout = Split(0) if one.has_rows else WHOLE
+            known[id(tensor)] = value
+        return known, self.given()
+
+    def given(self, replaced: Mapping[int, Any] | None = None) -> list[Any]:
+        """The tensors of the graph's inputs, with others for arguments, by the `id`s of those."""
+        return [(replaced or {}).get(id(one.tensor), one.tensor) for _, one in self._inputs()]
+
+    def _inputs(self) -> list[tuple[Any, Argument]]:
+        captured = {id(inside): outside for outside, inside in self.graph.captures}
+        rest = iter(self.arguments)
+        found = []
+        for tensor in self.graph.inputs:
+            if id(tensor) in captured:
+                has_dims = tensor.dtype not in (tf.resource, tf.variant)
+                dims = static_dims(tensor) if has_dims else None
+                found.append((tensor, Argument(captured[id(tensor)], dims)))
+            else:
+                found.append((tensor, next(rest)))
+        return found
+
+    def inside(self, outside: Any) -> Any:
+        """The graph's input that stands for a captured tensor; `None` if there is none."""
+        return next((ours for one, ours in self.graph.captures if one is outside), None)
+
+    def count(self) -> Any:
+        """The number of rows, which all arguments must have."""
+        if isinstance(self.batch, int):
+            return self.batch
+        counts = [tf.shape(one.tensor)[0] for one in self.arguments if one.has_rows]
+        checks = [tf.debugging.assert_equal(one, counts[0], _UNEQUAL) for one in counts[1:]]
+        with tf.control_dependencies([one for one in checks if one is not None]):
+            return tf.identity(counts[0])
 
 
 def _arguments(
@@ -124,52 +206,6 @@ def _arguments(
     return found, restore
 
 
-def _write(
-    traced: Any,
-    arguments: Sequence[Argument],
-    batch: Any,
-    devices: Sequence[str],
-    compiled: bool,
-    records: list[Record],
-) -> list[Any]:
-    """Plans the traced step, and writes the program into the graph that is being built."""
-    graph = traced.graph
-    captured = {id(inside): outside for outside, inside in graph.captures}
-    rest = iter(arguments)
-    planner = Planner(RULES, len(devices), batch, records)
-    known: dict[int, Value] = {}
-    given: list[Any] = []
-    for tensor in graph.inputs:
-        if id(tensor) in captured:
-            dims = None
-            if tensor.shape.rank is not None and tensor.dtype not in (tf.resource, tf.variant):
-                dims = tuple(tensor.shape.as_list())
-            one = Argument(captured[id(tensor)], dims)
-        else:
-            one = next(rest)
-        given.append(one.tensor)
-        item = Item(tensor.dtype, 0)
-        planner.program.inputs.append(item)
-        value = planner.value(tensor.dtype, one.dims, WHOLE, item)
-        value.const = one.const
-        if one.has_rows:
-            value.layout = Split(0)
-        known[id(tensor)] = value
-    results = planner.run_graph(graph, known, graph.outputs)
-    planner.program.outputs = [planner.get(value, WHOLE) for value in results]
-    count = batch if isinstance(batch, int) else _count(arguments)
-    scope = Devices(devices, count, is_compiled=compiled)
-    return write(planner.program, scope, given, compiled)
-
-
-def _count(arguments: Sequence[Argument]) -> Any:
-    """The number of rows, which all arguments must have."""
-    counts = [tf.shape(one.tensor)[0] for one in arguments if one.has_rows]
-    checks = [tf.debugging.assert_equal(one, counts[0], _UNEQUAL) for one in counts[1:]]
-    with tf.control_dependencies([one for one in checks if one is not None]):
-        return tf.identity(counts[0])
-
-
 @contextlib.contextmanager
 def variables_lifted() -> Iterator[None]:
     """Scope in which the variables that a trace creates exist at once: one trace is enough."""
@@ -180,6 +216,11 @@ def variables_lifted() -> Iterator[None]:
 
     def create(next_creator: Any, **settings: Any) -> tf.Variable:
         chosen = {name: settings[name] for name in names if name in settings}
+        first = chosen.get("initial_value")
+        if tf.is_tensor(first) and not hasattr(first, "numpy"):
+            chosen["initial_value"] = tf.get_static_value(first)
+            if chosen["initial_value"] is None:
+                return next_creator(**settings)  # TensorFlow finds the value outside, or says so
         made: list[tf.Variable] = []
         in_fresh_thread(lambda: made.append(tf.Variable(**chosen)))
         return made[0]
