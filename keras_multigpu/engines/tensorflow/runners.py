@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -21,7 +21,7 @@ from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
 from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
 from keras_multigpu.engines.tensorflow.names import full_name, is_default
 from keras_multigpu.engines.tensorflow.partition.calls import call as call_spread
-from keras_multigpu.engines.tensorflow.partition.step import is_one_device, one_device
+from keras_multigpu.engines.tensorflow.partition.step import is_one_device, one_device, spread
 from keras_multigpu.engines.tensorflow.replicas import Replicas
 from keras_multigpu.engines.tensorflow.results import tensors_of
 from keras_multigpu.engines.tensorflow.weights.following import follow_gradients
@@ -83,10 +83,10 @@ class SliceRunner(DataRunner):
         """Whether whole steps are partitioned, and not only calls."""
         return not self.is_one_device and self._homes is None and self.peers is None
 
-    @property
-    def device_names(self) -> list[str]:
-        """TensorFlow's names of the devices."""
-        return list(self._devices)
+    def spread(self, step: Callable[..., Any], args: tuple[Any, ...], *, compiled: bool) -> Any:
+        """The result of `step(*args)`, computed by all devices."""
+        wire_dtype = self._options["wire_dtype"]
+        return spread(step, args, self._devices, compiled=compiled, wire_dtype=wire_dtype)
 
     @classmethod
     def check(cls, request: Request) -> None:
@@ -181,7 +181,9 @@ class SliceRunner(DataRunner):
             templates.forget_losses(template)
             return found
 
-        leaves, attached, losses = call_spread(function, (args, kwargs), self._devices)
+        leaves, attached, losses = call_spread(
+            function, (args, kwargs), self._devices, wire_dtype=self._options["wire_dtype"]
+        )
         for leaf, names, values in zip(leaves, structure[1], attached):
             set_attributes(leaf, dict(zip(names, values)))
         return Result(keras.tree.pack_sequence_as(structure[0], leaves), losses=losses)

@@ -21,7 +21,7 @@ from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
-from keras_multigpu.engines.tensorflow.partition.step import is_one_device, one_device, spread
+from keras_multigpu.engines.tensorflow.partition.step import is_one_device, one_device
 from keras_multigpu.engines.tensorflow.runners import SliceRunner, running_whole
 from keras_multigpu.engines.tensorflow.watched import Watched
 from keras_multigpu.engines.tensorflow.weights.placing import drop_functions
@@ -186,10 +186,9 @@ class TensorFlowSteps(Steps):
             self._warn_of_eager_steps()
             with one_device():
                 return step(*args, **kwargs)
-        return spread(
+        return runner.spread(
             lambda args, kwargs: step(*args, **kwargs),
             (args, kwargs),
-            runner.device_names,
             compiled=bool(self._model.jit_compile),
         )
 

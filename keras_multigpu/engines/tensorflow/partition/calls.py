@@ -30,7 +30,7 @@ def call(
     args: tuple[Any, ...],
     devices: Sequence[str],
     *,
-    compiled: bool = False,
+    wire_dtype: str | None = None,
     records: list[Record] | None = None,
 ) -> Any:
     """The tensors of `function(*args)`, a structure, with gradients, computed by several devices.
@@ -47,7 +47,7 @@ def call(
     plan = _Plan(traced, backward, devices, [] if records is None else records)
     weights = [tf.convert_to_tensor(one) for one in plan.variables]
     outputs: list[Any] = []
-    scope = Devices(devices, traced.count(), is_compiled=compiled)
+    scope = Devices(devices, traced.count(), wire_dtype=wire_dtype)
 
     @tf.custom_gradient
     def joined(*floats: Any) -> Any:
@@ -92,6 +92,7 @@ class _Plan:
             handle = known[id(traced.inside(variable.handle))]
             dims, dtype = tuple(variable.shape.as_list()), variable.dtype
             value = planner.value(dtype, dims, WHOLE, planner.new_input(dtype))
+            value.is_trained = True
             planner.cache["read", id(handle), 0, dtype] = value
         results = planner.run_graph(
             traced.graph, known, backward.outputs, slice(backward.begin)

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.partition.crossings import hubs_of
 from keras_multigpu.engines.tensorflow.partition.local import Devices, Local
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Item, Node, Program
 
@@ -47,6 +48,7 @@ class Writer:
         self._program, self._devices = program, devices
         self._known: dict[int, Any] = dict(zip(map(id, program.inputs), given))
         self._written: set[int] = set()
+        self._hubs = hubs_of(program.nodes, devices.names)
 
     def give(self, item: Item, tensor: Any) -> None:
         """Gives one more input."""
@@ -61,7 +63,7 @@ class Writer:
             now = [node for node in nodes if node.level == level]
             for node in now:
                 if node.place != EACH:
-                    _write_alone(node, self._devices, self._known)
+                    _write_alone(node, self._devices, self._known, self._hubs.get(id(node)))
             region = [node for node in now if node.place == EACH]
             if region:
                 made = _Region(region, self._program.nodes, self._program.outputs)
@@ -80,14 +82,15 @@ def _used(nodes: Sequence[Node], outputs: Sequence[Item]) -> list[Node]:
     return used[::-1]
 
 
-def _write_alone(node: Node, devices: Devices, known: dict[int, Any]) -> None:
+def _write_alone(node: Node, devices: Devices, known: dict[int, Any], hubs: Any) -> None:
     """Writes a crossing, or what one device computes."""
     is_crossing = node.place == ALL
     with tf.device(None if is_crossing else devices.names[node.place]):
         for name, (item, axis) in node.sizes.items():
             _set_size(devices, name, known[id(item)], axis)
         inputs = [known[id(item)] for item in node.inputs]
-        outputs = node.emit(devices if is_crossing else devices.whole, *inputs)
+        more = {} if hubs is None else {"parts_of": hubs}
+        outputs = node.emit(devices if is_crossing else devices.whole, *inputs, **more)
         known.update((id(item), tensor) for item, tensor in zip(node.outputs, outputs))
 
 

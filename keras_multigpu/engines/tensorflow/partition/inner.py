@@ -26,7 +26,7 @@ from keras_multigpu.engines.tensorflow.partition.planner import (
     ALL_DEVICES,
     EACH_DEVICE,
     ONE_DEVICE,
-    Crossing,
+    NeedsOthers,
     Planner,
 )
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Item
@@ -73,7 +73,7 @@ def joined(a: State, b: State, planner: Planner) -> State:
     if isinstance(layout, Split):
         of = dims if elements is None else elements.dims
         if of is None or len(of) <= layout.axis or planner.unit_of(of[layout.axis]) is None:
-            raise Crossing  # the rows of one are not the rows of the other
+            raise NeedsOthers  # the rows of one are not the rows of the other
     return State(layout, dims, a.const if a.const == b.const else None, elements)
 
 
@@ -155,7 +155,7 @@ class Inner(Planner):
         if self.outer.way != ALL_DEVICES and isinstance(layout, Copied):
             layout = WHOLE
         if value.dtype == tf.variant and value.axis is not None and value.layout != layout:
-            raise Crossing  # a split list as a whole
+            raise NeedsOthers  # a split list as a whole
         return self.outer.get(value, layout)
 
     def _taken(self, item: Item) -> Item:

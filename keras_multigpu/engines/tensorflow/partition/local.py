@@ -118,10 +118,13 @@ class Devices:
         locals: a `Local` of each.
         whole: that of a device which computes the whole batch.
         is_compiled: whether XLA compiles what the devices compute.
+        wire_dtype: the type in which weights and gradients cross; `None` for their own.
     """
 
-    def __init__(self, names: Sequence[str], batch: Any, *, is_compiled: bool = False):
-        self.names, self.is_compiled = list(names), is_compiled
+    def __init__(
+        self, names: Sequence[str], batch: Any, *, is_compiled: bool = False, wire_dtype: Any = None
+    ):
+        self.names, self.is_compiled, self.wire_dtype = list(names), is_compiled, wire_dtype
         count = len(self.names)
         if isinstance(batch, int):
             rows: Any = [batch // count + (i < batch % count) for i in range(count)]
@@ -136,6 +139,7 @@ class Devices:
         """The same devices, within a function that captures what it uses."""
         made: Devices = object.__new__(Devices)
         made.names, made.is_compiled = self.names, self.is_compiled
+        made.wire_dtype = self.wire_dtype
         made.locals = [one.inner() for one in self.locals]
         made.whole = self.whole.inner()
         return made

@@ -66,6 +66,7 @@ def spread(
     devices: Sequence[str],
     *,
     compiled: bool = False,
+    wire_dtype: str | None = None,
     records: list[Record] | None = None,
 ) -> Any:
     """The result of `step(*args)`, computed by several devices.
@@ -78,6 +79,7 @@ def spread(
         args: structures of tensors, and of other values.
         devices: TensorFlow's names.
         compiled: whether XLA compiles what a device computes between two crossings.
+        wire_dtype: the type in which weights and their gradients cross; `None` for their own.
         records: where to note how each operation is computed.
     """
     rows = rows_of(tf.nest.flatten(args))
@@ -89,7 +91,7 @@ def spread(
     known, given = traced.inputs(planner)
     results = planner.run_graph(traced.graph, known, traced.graph.outputs)
     planner.program.outputs = [planner.get(value, WHOLE) for value in results]
-    scope = Devices(devices, traced.count(), is_compiled=compiled)
+    scope = Devices(devices, traced.count(), is_compiled=compiled, wire_dtype=wire_dtype)
     rest = iter(write(planner.program, scope, given))
     flat = tf.nest.flatten(traced.structure, expand_composites=True)
     made = [next(rest) if isinstance(one, (tf.Tensor, tf.TensorSpec)) else one for one in flat]
@@ -135,11 +137,14 @@ class Traced:
     def inputs(self, planner: Planner) -> tuple[dict[int, Value], list[Any]]:
         """The values of the graph's inputs, by their tensors' `id`s, and the tensors to give."""
         known: dict[int, Value] = {}
+        trained = {id(one.handle) for one in self.graph.trainable_variables}
         for tensor, one in self._inputs():
             value = planner.value(tensor.dtype, one.dims, WHOLE, planner.new_input(tensor.dtype))
             value.const = one.const
             value.layout = Split(0) if one.has_rows else WHOLE
             known[id(tensor)] = value
+            if one.tensor.dtype == tf.resource and id(one.tensor) in trained:
+                planner.trained.add(id(value))
         return known, self.given()
 
     def given(self, replaced: Mapping[int, Any] | None = None) -> list[Any]:
