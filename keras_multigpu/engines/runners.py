@@ -158,6 +158,16 @@ class DataRunner(PlacingRunner):
         """
 
     @abc.abstractmethod
+    def function(
+        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
+    ) -> Callable[..., Any]:
+        """A user's own training step, compiled for all devices: see `DataParallel.function`."""
+
+    @abc.abstractmethod
+    def explain(self) -> str:
+        """What of each step that has run is computed by one device alone."""
+
+    @abc.abstractmethod
     def for_part(self, part: keras.Layer) -> DataRunner | None:
         """A runner, on the same devices, of a part that a step of the template calls directly.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,10 @@ from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
 from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
 from keras_multigpu.engines.tensorflow.names import full_name, is_default
 from keras_multigpu.engines.tensorflow.partition.calls import call as call_spread
+from keras_multigpu.engines.tensorflow.partition.functions import on_all_devices
+from keras_multigpu.engines.tensorflow.partition.planner import Record
 from keras_multigpu.engines.tensorflow.partition.step import is_one_device, one_device, spread
+from keras_multigpu.engines.tensorflow.partition.told import explain, warning_of
 from keras_multigpu.engines.tensorflow.replicas import Replicas
 from keras_multigpu.engines.tensorflow.results import tensors_of
 from keras_multigpu.engines.tensorflow.weights.following import follow_gradients
@@ -66,6 +70,8 @@ class SliceRunner(DataRunner):
         self.is_one_device = len(devices) == 1 and is_default(devices[0])
         self._names = list(devices)
         self._is_warned = False
+        self._warned: set[str] = set()
+        self._records: dict[str, list[Record]] = {}  # by the name of the step
         self.peers = peers_of(devices)
         self.batches = None if self.peers is None else batches_of(self.peers)
         own = devices if self.peers is None else self.peers.pick(devices)
@@ -83,10 +89,51 @@ class SliceRunner(DataRunner):
         """Whether whole steps are partitioned, and not only calls."""
         return not self.is_one_device and self._homes is None and self.peers is None
 
-    def spread(self, step: Callable[..., Any], args: tuple[Any, ...], *, compiled: bool) -> Any:
-        """The result of `step(*args)`, computed by all devices."""
-        wire_dtype = self._options["wire_dtype"]
-        return spread(step, args, self._devices, compiled=compiled, wire_dtype=wire_dtype)
+    def spread(self, step: Callable[..., Any], args: tuple[Any, ...], *, name: str, compiled: bool, **more: Any) -> Any:
+        """The result of `step(*args)`, computed by all devices; notes what one computes alone.
+
+        `more`: see `partition.step.spread`.
+        """
+        records: list[Record] = []
+        result = spread(
+            step,
+            args,
+            self._devices,
+            compiled=compiled,
+            wire_dtype=self._options["wire_dtype"],
+            records=records,
+            **more,
+        )
+        self._records[name] = records
+        names = [layer.name for layer in templates.all_layers(self.template)]
+        text = warning_of(records, names, self.template.name, name.replace("_", " "))
+        if text is not None and name not in self._warned:
+            self._warned.add(name)
+            warnings.warn(text, stacklevel=2)
+        return result
+
+    def function(
+        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
+    ) -> Callable[..., Any]:
+        if self.is_one_device:
+            return tf.function(step, jit_compile=jit_compile, reduce_retracing=True)
+        return on_all_devices(
+            step,
+            functools.partial(
+                self.spread,
+                name=getattr(step, "__name__", "step"),
+                compiled=bool(jit_compile),
+                autograph=True,
+            ),
+            rows,
+        )
+
+    def explain(self) -> str:
+        """What of each step that has run is computed by one device alone."""
+        if not self._records:
+            return "No step has run yet: call `fit`, `evaluate` or `predict` first."
+        names = [layer.name for layer in templates.all_layers(self.template)]
+        return "\n\n".join(explain(one, names, step) for step, one in self._records.items())
 
     @classmethod
     def check(cls, request: Request) -> None:

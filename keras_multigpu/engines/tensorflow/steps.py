@@ -169,7 +169,7 @@ class TensorFlowSteps(Steps):
         @functools.wraps(step)
         def traced(*args: Any, **kwargs: Any) -> Any:
             if self._runner is not None and self._runner.partitions_steps:
-                return self._spread(self._runner, step, args, kwargs)
+                return self._spread(self._runner, step, name, args, kwargs)
             if self._batches is None or self.group is None or not self.group.is_in_step:
                 return self._trace(step, args, kwargs)
             return self._step_together(step, name, args, kwargs, self._batches)
@@ -177,7 +177,7 @@ class TensorFlowSteps(Steps):
         return traced if self._slices and not self._is_one_device else step
 
     def _spread(
-        self, runner: SliceRunner, step: Callable[..., Any], args: Any, kwargs: Any
+        self, runner: SliceRunner, step: Callable[..., Any], name: str, args: Any, kwargs: Any
     ) -> Any:
         """Calls a step on all devices, as the partitioner spreads it."""
         if is_one_device():
@@ -189,6 +189,7 @@ class TensorFlowSteps(Steps):
         return runner.spread(
             lambda args, kwargs: step(*args, **kwargs),
             (args, kwargs),
+            name=name,
             compiled=bool(self._model.jit_compile),
         )
 

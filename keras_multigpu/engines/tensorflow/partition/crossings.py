@@ -45,7 +45,7 @@ def reduce(program: Program, item: Item, kind: str, what: Crossing) -> Item:
     def emit(devices: Any, parts: list[Any], parts_of: Any = None) -> list[Any]:
         if parts_of is not None:
             return [_sum_by_hubs(devices, parts, parts_of, what)]
-        with tf.device(devices.names[0]):
+        with tf.device(devices.names[0]), tf.name_scope("gradient" if what.is_trained else kind):
             return [combine(kind, parts)]
 
     made = program.add(emit, [item], ALL, [item.dtype], name="reduce", gives=0)
@@ -91,8 +91,8 @@ def _copy_by_hubs(devices: Any, whole: Any, parts: Sequence[Part], what: Crossin
     for part, piece in zip(parts, pieces):
         with tf.device(part.hub):
             passed.append(tf.identity(piece))
-    copies = []
-    for name in devices.names:
+    copies = [whole if wire == whole.dtype else tf.cast(tf.cast(whole, wire), whole.dtype)]
+    for name in devices.names[1:]:
         with tf.device(name):
             joined = passed[0] if len(parts) == 1 else tf.reshape(tf.concat(passed, 0), whole.shape)
             copies.append(tf.cast(joined, whole.dtype))
@@ -103,6 +103,12 @@ def _sum_by_hubs(devices: Any, addends: list[Any], parts: Sequence[Part], what: 
     """Each hub sums its piece; the owner joins the sums."""
     dtype = addends[0].dtype
     wire = _wire(devices, dtype, what)
+    scope = "gradients" if what.is_trained else "sums"
+    with tf.name_scope(scope):
+        return _add(devices, addends, parts, dtype, wire)
+
+
+def _add(devices: Any, addends: list[Any], parts: Sequence[Part], dtype: Any, wire: Any) -> Any:
     pieces = []
     for name, addend in zip(devices.names, addends):
         with tf.device(name):

@@ -68,6 +68,8 @@ def spread(
     compiled: bool = False,
     wire_dtype: str | None = None,
     records: list[Record] | None = None,
+    have_rows: Sequence[bool] | None = None,
+    autograph: bool = False,
 ) -> Any:
     """The result of `step(*args)`, computed by several devices.
 
@@ -81,12 +83,17 @@ def spread(
         compiled: whether XLA compiles what a device computes between two crossings.
         wire_dtype: the type in which weights and their gradients cross; `None` for their own.
         records: where to note how each operation is computed.
+        have_rows: for each leaf of `args`, whether its first axis is the batch; by default it is
+            if all first axes are equal.
+        autograph: whether to convert Python's control flow, as `tf.function` does.
     """
-    rows = rows_of(tf.nest.flatten(args))
+    leaves = tf.nest.flatten(args)
+    chosen = leaves if have_rows is None else [l for l, has in zip(leaves, have_rows) if has]
+    rows = rows_of(chosen)
     if rows in (None, 0, 1):
         with one_device():
             return step(*args)
-    traced = Traced(step, args, rows)
+    traced = Traced(step, args, rows, have_rows, autograph)
     planner = Planner(RULES, len(devices), traced.batch, [] if records is None else records)
     known, given = traced.inputs(planner)
     results = planner.run_graph(traced.graph, known, traced.graph.outputs)
@@ -121,16 +128,23 @@ class Traced:
         structure: the step's result.
     """
 
-    def __init__(self, step: Callable[..., Any], args: tuple[Any, ...], rows: Any):
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        args: tuple[Any, ...],
+        rows: Any,
+        have_rows: Sequence[bool] | None = None,
+        autograph: bool = False,
+    ):
         self.batch = Dim.symbol(BATCH) if rows == "unknown" else rows
-        self.arguments, restore = _arguments(args, tf.nest.flatten(args), self.batch)
+        self.arguments, restore = _arguments(args, tf.nest.flatten(args), self.batch, have_rows)
 
         def function(*tensors: Any) -> Any:
             with one_device(), variables_lifted():
                 return step(*restore(tensors))
 
         specs = [tf.TensorSpec(one.tensor.shape, one.tensor.dtype) for one in self.arguments]
-        self._traced = tf.function(function, autograph=False).get_concrete_function(*specs)
+        self._traced = tf.function(function, autograph=autograph).get_concrete_function(*specs)
         self.graph = self._traced.graph
         self.structure = self._traced.structured_outputs
 
@@ -179,12 +193,13 @@ class Traced:
 
 
 def _arguments(
-    args: Any, leaves: Sequence[Any], batch: Any
+    args: Any, leaves: Sequence[Any], batch: Any, have_rows: Sequence[bool] | None
 ) -> tuple[list[Argument], Callable[[Sequence[Any]], Any]]:
     """The tensors of a step's arguments, and a function that puts others in their places."""
     found: list[Argument] = []
-    for leaf in leaves:
-        if isinstance(leaf, tf.SparseTensor):
+    for number, leaf in enumerate(leaves):
+        may_have_rows = have_rows is None or have_rows[number]
+        if isinstance(leaf, tf.SparseTensor) and may_have_rows:
             dims = (batch, *leaf.shape.as_list()[1:])
             const = constant_of([*dims]) if None not in dims else None
             found += [
@@ -195,7 +210,7 @@ def _arguments(
         elif isinstance(leaf, tf.Tensor):
             rank = leaf.shape.rank
             dims = None if rank is None else tuple(leaf.shape.as_list())
-            has_rows = bool(rank) and (dims[0] is None or dims[0] == batch)
+            has_rows = bool(rank) and may_have_rows and (dims[0] is None or dims[0] == batch)
             found.append(Argument(leaf, (batch, *dims[1:]) if has_rows else dims, has_rows))
         elif tf.is_tensor(leaf):
             parts = tf.nest.flatten(leaf, expand_composites=True)
