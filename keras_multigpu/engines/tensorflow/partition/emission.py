@@ -167,7 +167,12 @@ class _Region:
         sizes = list(devices.whole.sizes)
 
         def region(scalars: list[Any], values: list[Any], tensors: list[Any]) -> list[Any]:
-            local = Local(**fixed, **dict(zip(names, scalars)), sizes=dict(zip(sizes, values)))
+            local = Local(
+                **fixed,
+                **dict(zip(names, scalars)),
+                sizes=dict(zip(sizes, values)),
+                is_compiled=devices.is_compiled,
+            )
             with tf.device(None):
                 return self._write_one(local, tensors)
 
