@@ -241,6 +241,7 @@ class Planner:
         """Computes an operation on one device, on whole values."""
         if self.way == EACH_DEVICE and op.op_def.is_stateful:
             raise Crossing
+        signature = _unguarded(signature)
         shapes = self._shapes(values, signature, None)
         inputs = [None if i in shapes else self.get(v, WHOLE) for i, v in enumerate(values)]
         return self._operation(op, inputs, shapes, signature, self._place(values), values)
@@ -249,6 +250,7 @@ class Planner:
         self, op: tf.Operation, values: Sequence[Value], signature: Signature, label: Any
     ) -> list[Item]:
         """Computes an operation on every device: split along a label, or (`None`) all of it."""
+        signature = _unguarded(signature) if label is None else signature
         shapes = self._shapes(values, signature, label)
         inputs: list[Item | None] = []
         for number, (value, labels) in enumerate(zip(values, signature.inputs)):
@@ -420,6 +422,11 @@ class Planner:
         if isinstance(made, tuple):
             return made
         return (made, "") if made is not None else self.fallback(op, values)
+
+
+def _unguarded(signature: Any) -> Any:
+    """The signature, for a device that computes all rows even if it has none."""
+    return signature and dataclasses.replace(signature, zero_if_empty=False)
 
 
 _CHEAP = frozenset({"Cast", "Fill", "Range", "RealDiv", "Mul", "AddV2", "Sub", "Maximum", "Minimum"})
