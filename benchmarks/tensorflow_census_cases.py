@@ -139,7 +139,7 @@ def optimizers() -> Iterator[tuple[str, Callable[[], Any]]]:
     """(name, a function that makes the optimizer)."""
     O = keras.optimizers  # noqa: E741, N806
     for name, kind in sorted(inspect.getmembers(O, inspect.isclass)):
-        if name in ("Optimizer", "LossScaleOptimizer", "Muon", "OptimizerDistribution"):
+        if name in ("Optimizer", "LossScaleOptimizer", "Muon", "MultiOptimizer"):
             continue
         yield name, lambda kind=kind: kind(0.01)
     yield "Muon", lambda: O.Muon(0.01)

@@ -98,6 +98,7 @@ class Planner:
         self.versions: dict[int, int] = {}  # how often a resource was changed, by its value's id
         self._choose = Choice(self.unit_of, elements_of) if way != ONE_DEVICE else _no_choice
         self._levels: dict[Any, int] = {}  # of traced operations, for those that must come after
+        self._first_level = 0  # of a function's operations that are planned as part of the step
 
     # Sizes
 
@@ -286,7 +287,6 @@ class Planner:
     ) -> list[Item]:
         emit = operation(op, shapes, signature)
         symbols = set().union(*(one.symbols for one in shapes.values()))
-        after = max((self._levels.get(id(one), 0) for one in op.control_inputs), default=0)
         return self.add(
             emit,
             [one for one in inputs if one is not None],
@@ -294,9 +294,14 @@ class Planner:
             [output.dtype for output in op.outputs],
             name=op.name,
             symbols=symbols,
-            after=0 if place == EACH else after,
+            after=0 if place == EACH else self.after(op),
             is_cheap=all(value.is_free for value in values) and op.type in _CHEAP,
         )
+
+    def after(self, op: tf.Operation) -> int:
+        """The level that an operation must not be before: what it waits for has effects."""
+        levels = [self._levels.get(id(one), 0) for one in op.control_inputs]
+        return max([self._first_level, *levels])
 
     def _place(self, values: Sequence[Value]) -> int:
         """The device of what is computed whole: where its state is, or its inputs are."""
@@ -386,6 +391,14 @@ class Planner:
 
     # The graph
 
+    def run_call(self, op: tf.Operation, graph: Any, values: Sequence[Value]) -> list[Value]:
+        """Plans a function that an operation calls as if its operations stood there."""
+        before, self._first_level = self._first_level, self.after(op)
+        try:
+            return self.run_graph(graph, dict(zip(map(id, graph.inputs), values)), graph.outputs)
+        finally:
+            self._first_level = before
+
     def run_graph(self, graph: Any, known: dict[int, Value], outputs: Sequence[tf.Tensor]) -> list[Value]:
         """Plans what the outputs need, and what has effects.
 
@@ -401,8 +414,7 @@ class Planner:
             known.update((id(tensor), value) for tensor, value in zip(op.outputs, made))
             added = self.program.nodes[before:]
             waits = [one.level + (one.place == EACH) for one in added]
-            controls = [self._levels.get(id(one), 0) for one in op.control_inputs]
-            self._levels[id(op)] = max([*waits, *controls], default=0)
+            self._levels[id(op)] = max([*waits, self.after(op)])
             if how:
                 work = work_of(op, values, made)
                 self.records.append(Record(op.type, op.name, how, work))

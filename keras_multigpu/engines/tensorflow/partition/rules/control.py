@@ -88,7 +88,7 @@ def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     marks = op.node_def.attr
     is_compiled = "_XlaMustCompile" in marks and marks["_XlaMustCompile"].b
     if not is_compiled or planner.way == EACH_DEVICE:
-        return planner.run_graph(graph, dict(zip(map(id, graph.inputs), values)), graph.outputs)
+        return planner.run_call(op, graph, values)
     values = _sums(planner, values)
 
     def plan(way: str) -> list[Value]:

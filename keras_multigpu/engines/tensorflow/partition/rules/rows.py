@@ -69,8 +69,8 @@ FILTERS = (
     "DepthwiseConv2dNativeBackpropFilter",
     "Dilation2DBackpropFilter",
 )
-# Kernels that end the process if there are no rows
-NEEDS_ROWS = frozenset({"MaxPoolGradGrad", "MaxPool3DGradGrad"})
+# Kernels that end the process if there are no rows (oneDNN's, in single precision)
+NEEDS_ROWS = frozenset({"MaxPoolGrad", "MaxPoolGradGrad", "MaxPool3DGrad", "MaxPool3DGradGrad"})
 # {type: how many axes at the end belong together}
 LAST_AXES: dict[str, int] = {
     "Softmax": 1,
