@@ -84,9 +84,16 @@ class SliceRunner(DataRunner):
             self.peers,
         )
 
+    # Keras's own steps still go through slices of calls; `function` partitions whole steps.
+    may_partition_steps = False
+
     @property
-    def partitions_steps(self) -> bool:
-        """Whether whole steps are partitioned, and not only calls."""
+    def partitions_steps(self) -> bool:  # type: ignore[override]
+        """Whether Keras's steps are partitioned whole, and not only calls."""
+        return self.may_partition_steps and self._can_partition
+
+    @property
+    def _can_partition(self) -> bool:
         return not self.is_one_device and self._homes is None and self.peers is None
 
     def spread(self, step: Callable[..., Any], args: tuple[Any, ...], *, name: str, compiled: bool, **more: Any) -> Any:
@@ -117,6 +124,13 @@ class SliceRunner(DataRunner):
     ) -> Callable[..., Any]:
         if self.is_one_device:
             return tf.function(step, jit_compile=jit_compile, reduce_retracing=True)
+        if not self._can_partition:
+            have = "joined processes" if self.peers is not None else "`shard`"
+            raise ValueError(
+                "On TensorFlow `parallel.function` needs whole weights, on devices of this "
+                f"process. Received: a model with {have}. Write a `train_step` and call `fit`, or "
+                "make the model parallel without it."
+            )
         return on_all_devices(
             step,
             functools.partial(
@@ -181,7 +195,7 @@ class SliceRunner(DataRunner):
         tensors, _ = split_tensors(call, keras.ops.is_tensor)
         has_rows = any(len(tensor.shape) for tensor in tensors)
         is_never_run = _whole.get() is tf.compat.v1.get_default_graph()
-        is_whole = self.partitions_steps or self.is_one_device or is_never_run
+        is_whole = self.partitions_steps or is_one_device() or self.is_one_device or is_never_run
         if is_whole or not has_rows or self._is_alone(call):
             return Plan(is_whole=True)
         obstacle = self._obstacle_of_part(tensors) if self._is_part else None

@@ -233,6 +233,7 @@ class Inner(Planner):
             [self._result_place(place, layout) for layout in layouts],
             name=op.name,
             symbols=self.program.unbound,
+            after=0 if place == EACH else self.outer.after(op),
         )
         self.outer.records.extend(self.records)
         return [

@@ -57,17 +57,35 @@ def operation(
         attributes = {**attributes, **signature.attributes}
         attributes = {name: one for name, one in attributes.items() if one is not None}
         is_guarded = signature.zero_if_empty
-    count, name = len(op.inputs), op.name
-    outputs = [(tensor.shape, tensor.dtype) for tensor in op.outputs]
+    count, name, functions = len(op.inputs), op.name, _functions_of(op)
+    outputs = _empty(op, signature) if signature is not None and is_guarded else []
 
     def emit(local: Any, *tensors: Any) -> list[Any]:
         rest = iter(tensors)
+        for one in functions:
+            one.add_to_graph(tf.compat.v1.get_default_graph())
         inputs = [shapes[i].tensor(local) if i in shapes else next(rest) for i in range(count)]
         if not is_guarded:
             return create(kind, inputs, attributes, name)
         return local.unless_empty(lambda: create(kind, inputs, attributes, name), outputs)
 
     return emit
+
+
+def _functions_of(op: tf.Operation) -> list[Any]:
+    """The functions that it calls which only its graph knows: those of `tf.compat.v1`'s kind."""
+    names = [one.func.name for one in op.node_def.attr.values() if one.HasField("func")]
+    functions = [op.graph._get_function(name) for name in names]
+    return [one for one in functions if one is not None and not hasattr(one, "graph")]
+
+
+def _empty(op: tf.Operation, signature: Signature) -> list[Any]:
+    """The shapes and types of the outputs of a device without rows."""
+    found = []
+    for tensor, labels in zip(op.outputs, signature.outputs):
+        shape = [0 if one is not None else dim for one, dim in zip(labels, tensor.shape.as_list())]
+        found.append((shape, tensor.dtype))
+    return found
 
 
 def elements_of(dims: Any) -> float:

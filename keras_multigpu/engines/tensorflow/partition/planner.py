@@ -101,6 +101,7 @@ class Planner:
         self.versions: dict[int, int] = {}  # how often a resource was changed, by its value's id
         self._choose = Choice(self.unit_of, elements_of) if way != ONE_DEVICE else _no_choice
         self._levels: dict[Any, int] = {}  # of traced operations, for those that must come after
+        self._first_level = 0  # of a function's operations that are planned as part of the step
 
     # Sizes
 
@@ -260,6 +261,7 @@ class Planner:
         """Computes an operation on one device, on whole values."""
         if self.way == EACH_DEVICE and op.op_def.is_stateful:
             raise NeedsOthers
+        signature = _unguarded(signature)
         shapes = self._shapes(values, signature, None)
         inputs = [None if i in shapes else self.get(v, WHOLE) for i, v in enumerate(values)]
         return self._operation(op, inputs, shapes, signature, self._place(values), values)
@@ -268,6 +270,7 @@ class Planner:
         self, op: tf.Operation, values: Sequence[Value], signature: Signature, label: Any
     ) -> list[Item]:
         """Computes an operation on every device: split along a label, or (`None`) all of it."""
+        signature = _unguarded(signature) if label is None else signature
         shapes = self._shapes(values, signature, label)
         inputs: list[Item | None] = []
         for number, (value, labels) in enumerate(zip(values, signature.inputs)):
@@ -303,7 +306,6 @@ class Planner:
     ) -> list[Item]:
         emit = operation(op, shapes, signature)
         symbols = set().union(*(one.symbols for one in shapes.values()))
-        after = max((self._levels.get(id(one), 0) for one in op.control_inputs), default=0)
         return self.add(
             emit,
             [one for one in inputs if one is not None],
@@ -311,9 +313,14 @@ class Planner:
             [output.dtype for output in op.outputs],
             name=op.name,
             symbols=symbols,
-            after=0 if place == EACH else after,
+            after=0 if place == EACH else self.after(op),
             is_cheap=all(value.is_free for value in values) and op.type in _CHEAP,
         )
+
+    def after(self, op: tf.Operation) -> int:
+        """The level that an operation must not be before: what it waits for has effects."""
+        levels = [self._levels.get(id(one), 0) for one in op.control_inputs]
+        return max([self._first_level, *levels])
 
     def _place(self, values: Sequence[Value]) -> int:
         """The device of what is computed whole: where its state is, or its inputs are."""
@@ -405,6 +412,14 @@ class Planner:
 
     # The graph
 
+    def run_call(self, op: tf.Operation, graph: Any, values: Sequence[Value]) -> list[Value]:
+        """Plans a function that an operation calls as if its operations stood there."""
+        before, self._first_level = self._first_level, self.after(op)
+        try:
+            return self.run_graph(graph, dict(zip(map(id, graph.inputs), values)), graph.outputs)
+        finally:
+            self._first_level = before
+
     def run_graph(
         self,
         graph: Any,
@@ -427,8 +442,7 @@ class Planner:
             known.update((id(tensor), value) for tensor, value in zip(op.outputs, made))
             added = self.program.nodes[before:]
             waits = [one.level + (one.place == EACH) for one in added]
-            controls = [self._levels.get(id(one), 0) for one in op.control_inputs]
-            self._levels[id(op)] = max([*waits, *controls], default=0)
+            self._levels[id(op)] = max([*waits, self.after(op)])
             if how:
                 work = work_of(op, values, made)
                 self.records.append(Record(op.type, op.name, how, work))
@@ -451,6 +465,13 @@ class Planner:
 
 
 _GRADIENTS = "gradient_tape/"  # the scope of what TensorFlow's tapes compute
+
+
+def _unguarded(signature: Any) -> Any:
+    """The signature, for a device that computes all rows even if it has none."""
+    return signature and dataclasses.replace(signature, zero_if_empty=False)
+
+
 _CHEAP = frozenset({"Cast", "Fill", "Range", "RealDiv", "Mul", "AddV2", "Sub", "Maximum", "Minimum"})
 
 

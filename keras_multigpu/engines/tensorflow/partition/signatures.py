@@ -32,7 +32,8 @@ class Signature:
         constants: {input: numbers}: what an input is replaced by.
         kind: the operation to use instead.
         attributes: attributes to use instead.
-        zero_if_empty: kernels that give garbage for no rows: a device without rows gives zeros.
+        zero_if_empty: kernels that fail or give garbage for no rows: a device without rows gives
+            zeros. The outputs' axes without a label must have static sizes.
         regroups: whether a label's axis may have another multiple of the rows in the outputs.
     """
 
@@ -52,7 +53,9 @@ def output_dims(op: tf.Operation, values: Sequence[Value], signature: Signature)
     """The dimensions of the outputs; `None` for those that aren't known."""
     known: dict[Any, Any] = {}
     for value, labels in zip(values, signature.inputs):
-        known.update((one, dim) for one, dim in zip(labels, value.dims or ()) if one is not None)
+        for one, dim in zip(labels, value.dims or ()):
+            known[one] = dim if known.get(one, dim) == dim else None  # one is broadcast
+    known[None] = None
     found = []
     for number, (tensor, labels) in enumerate(zip(op.outputs, signature.outputs)):
         if signature.dims is not None and signature.dims[number] is not None:

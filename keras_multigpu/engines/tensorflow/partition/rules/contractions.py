@@ -64,12 +64,12 @@ def einsum(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     }  # an axis that only the output has
     if in_several:
         return None
-    sizes: dict[str, set[Any]] = {}
+    sizes: dict[str, list[Any]] = {}
     for term, value in zip(terms, values):
         for one, dim in zip(term, value.dims or ()):
-            sizes.setdefault(one, set()).add(dim)
+            sizes.setdefault(one, []).append(dim)
     # A size of 1 may broadcast against another.
-    labels = {one: one if len(dims) == 1 else None for one, dims in sizes.items()}
+    labels = {one: one if all(d == dims[0] for d in dims) else None for one, dims in sizes.items()}
     dims = [max(sizes[one], key=lambda dim: dim != 1) for one in output]
     signature = [tuple(labels[one] for one in term) for term in terms]
     return Signature(signature[:-1], signature[-1:], "sum", dims=[dims])

@@ -28,8 +28,11 @@ RULES = Table()
 
 
 def graph_named(op: tf.Operation, name: str) -> Any:
-    """The graph of a function that an operation's graph knows by name."""
-    return op.graph._get_function(name).graph
+    """The graph of a function that an operation's graph knows by name.
+
+    `None` for those of `tf.compat.v1`'s kind, as in `tf.nn.ctc_loss`: they are called whole.
+    """
+    return getattr(op.graph._get_function(name), "graph", None)
 
 
 def graph_of(op: tf.Operation, attribute: str) -> Any:
@@ -80,10 +83,12 @@ def _changed(planner: Planner, values: Sequence[Value]) -> None:
 def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     """As if its operations stood here; what XLA compiles stays a compiled function."""
     graph = graph_of(op, "f")
+    if graph is None:
+        return None
     marks = op.node_def.attr
     is_compiled = "_XlaMustCompile" in marks and marks["_XlaMustCompile"].b
     if not is_compiled or planner.way == EACH_DEVICE:
-        return planner.run_graph(graph, dict(zip(map(id, graph.inputs), values)), graph.outputs)
+        return planner.run_call(op, graph, values)
     values = _sums(planner, values)
 
     def plan(way: str) -> list[Value]:
@@ -114,6 +119,8 @@ def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         graphs = [graph_of(op, "else_branch"), graph_of(op, "then_branch")]
     else:
         graphs = [graph_named(op, one.name) for one in op.get_attr("branches")]
+    if None in graphs:
+        return None
     values = [*_sums(planner, values)]
 
     def plan(way: str) -> list[Value]:
@@ -150,6 +157,8 @@ def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
 def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     """What the body passes through unchanged is taken from outside; the rest has states."""
     body, test = graph_of(op, "body"), graph_of(op, "cond")
+    if body is None or test is None:
+        return None
     is_carried = [_origin(a) is not b for a, b in zip(body.outputs, body.inputs)]
     values = _sums(planner, values)
 

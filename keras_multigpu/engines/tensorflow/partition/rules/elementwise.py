@@ -29,6 +29,7 @@ ELEMENTWISE = """
     SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad Softsign
     SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv
     TruncateMod Xdivy Xlog1py Xlogy Zeta
+    Betainc RandomGammaGrad
     AsString RegexFullMatch StaticRegexFullMatch StaticRegexReplace StringLength StringLower
     StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber
     StringUpper DecodeBase64 EncodeBase64
@@ -46,6 +47,8 @@ def elementwise(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """An axis is split if every input has it in full, or has one entry there for all."""
     if any(value.dtype == tf.variant for value in values):
         return None
+    if op.type in ("Equal", "NotEqual") and not op.get_attr("incompatible_shape_error"):
+        return None  # it may be a scalar
     kept = addends(planner, op, values)
     if kept is not None:
         return kept
@@ -89,6 +92,17 @@ def select(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if len(condition) not in (0, 1, rank) or condition != (values[1].dims or ())[: len(condition)]:
         return None
     return Signature([labels[: len(condition)], labels, labels], [labels], dims=[values[1].dims])
+
+
+@RULES.rule("FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxArgsGradient")
+def quantized_gradient(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """The gradients of the range are sums over all elements."""
+    labels = tuple(range(len(values[0].dims or ())))
+    if values[0].dims != values[1].dims:
+        return None
+    inputs = [labels, labels, *map(no_axis, values[2:])]
+    outputs = [labels, *[()] * (len(op.outputs) - 1)]
+    return Signature(inputs, outputs, "sum" if len(outputs) > 1 else None)
 
 
 @RULES.rule("BiasAdd")

@@ -11,7 +11,7 @@ from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature, static_dims
-from keras_multigpu.engines.tensorflow.partition.sizes import Dim
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim, Unknown
 
 RULES = Table()
 
@@ -21,6 +21,7 @@ def gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Split along indices, or along what isn't indexed."""
     table, indices = values[0].dims or (), values[1].dims or ()
     count = op.get_attr("batch_dims")
+    count += len(indices) if count < 0 else 0
     axes = axes_of(values[2], len(table))
     if axes is None or table[:count] != indices[:count]:
         return None
@@ -39,7 +40,7 @@ def gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 def gather_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Split along indices."""
     table, indices = values[0].dims or (), values[1].dims or ()
-    if not isinstance(indices[-1], int):
+    if not indices or not isinstance(indices[-1], int):
         return None
     labels = tuple(range(len(indices) - 1))
     rest = table[indices[-1] :]
@@ -54,7 +55,8 @@ def gather_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 def scatter_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Updates add up."""
     indices, updates = values[0].dims or (), values[1].dims or ()
-    if values[2].const is None:
+    is_number = values[1].dtype.is_floating or values[1].dtype.is_integer or values[1].dtype.is_complex
+    if values[2].const is None or not is_number:
         return None
     labels = tuple(range(len(indices) - 1))
     rest = (None,) * (len(updates) - len(labels))
@@ -195,8 +197,14 @@ def cut(op: tf.Operation, dims: Sequence[Any], bounds: Sequence[Value]) -> Any:
         else:
             first = 0 if has["begin"][i] else None if begin is None else begin[i]
             last = dims[axis] if has["end"][i] else None if end is None else end[i]
-            if has["end"][i] and step == 1 and _is_zero(first):
+            is_to_end = has["end"][i] or _is_at_least(last, dims[axis])
+            if step == 1 and _is_zero(first) and is_to_end:
                 keep(axis)  # `x[:]`, whatever the size
+            elif step < 0 and (has["begin"][i] or has["end"][i]):
+                before.append(None)
+                after.append(None)
+                is_all = step == -1 and has["begin"][i] and has["end"][i]
+                sizes.append(dims[axis] if is_all else None)
             else:
                 before.append(None)
                 after.append(None)
@@ -204,6 +212,14 @@ def cut(op: tf.Operation, dims: Sequence[Any], bounds: Sequence[Value]) -> Any:
     for axis in range(len(before), len(dims)):
         keep(axis)
     return before, after, sizes
+
+
+def _is_at_least(value: Any, dim: Any) -> bool:
+    """Whether an end is the end of the axis, or beyond."""
+    try:
+        return value is not None and bool(value >= dim)
+    except Unknown:
+        return False
 
 
 def _is_zero(value: Any) -> bool:
@@ -258,7 +274,7 @@ def one_hot(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     )
 
 
-@RULES.rule("SearchSorted", "LowerBound", "UpperBound")
+@RULES.rule("LowerBound", "UpperBound")
 def search_sorted(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each row has its own sorted values."""
     if (values[0].dims or ())[:1] != (values[1].dims or ())[:1]:
@@ -273,7 +289,13 @@ def bucketize(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
     return Signature([labels], [labels], dims=[values[0].dims])
 
 
-@RULES.rule("TensorScatterUpdate", "TensorScatterAdd")
+@RULES.rule(
+    "TensorScatterUpdate",
+    "TensorScatterAdd",
+    "TensorScatterSub",
+    "TensorScatterMax",
+    "TensorScatterMin",
+)
 def tensor_scatter(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Axes behind the indexed ones; places of rows are not followed."""
     depth = (values[1].dims or (None,))[-1]
@@ -286,5 +308,3 @@ def tensor_scatter(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         [(None,) * depth + rest],
         dims=[values[0].dims],
     )
-
-

@@ -44,9 +44,9 @@ def reduction(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         dims=[tuple(1 if axis in axes else dims[axis] for axis in kept)],
         constants={1: axes},
     )
-    if op.type != "Mean" or values[0].axis not in axes:
-        if op.type == "Mean":
-            signature.partial = None  # the mean of means is not the mean of all
+    is_mean = op.type == "Mean"
+    if not is_mean or values[0].axis not in axes or values[0].dtype.is_integer:
+        signature.partial = None if is_mean else signature.partial  # no mean of means
         return signature
     return _mean(planner, op, values, signature, [dims[axis] for axis in axes])
 

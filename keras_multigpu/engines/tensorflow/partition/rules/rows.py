@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table, no_axis
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 
 RULES = Table()
@@ -19,6 +18,7 @@ ROWS: dict[str, tuple[int, ...]] = {
     "Conv3D": (1,),
     "DepthwiseConv2dNative": (1,),
     "Dilation2D": (1,),
+    "Dilation2DBackpropInput": (1,),
     "MaxPool": (),
     "MaxPoolV2": (1, 2),
     "MaxPoolGrad": (),
@@ -42,11 +42,10 @@ ROWS: dict[str, tuple[int, ...]] = {
     "ResizeNearestNeighbor": (1,),
     "ResizeNearestNeighborGrad": (1,),
     "ScaleAndTranslate": (1, 2, 3),
+    "ScaleAndTranslateGrad": (2, 3),
     "ImageProjectiveTransformV3": (2, 3),
-    "SoftmaxCrossEntropyWithLogits": (),
     "SparseSoftmaxCrossEntropyWithLogits": (),
     "InTopKV2": (2,),
-    "CTCLossV2": (),
 }
 # Images: channels last, any axes in front; {type: the inputs beside the images}
 IMAGES: dict[str, tuple[int, ...]] = {
@@ -68,7 +67,10 @@ FILTERS = (
     "Conv2DBackpropFilter",
     "Conv3DBackpropFilterV2",
     "DepthwiseConv2dNativeBackpropFilter",
+    "Dilation2DBackpropFilter",
 )
+# Kernels that end the process if there are no rows (oneDNN's, in single precision)
+NEEDS_ROWS = frozenset({"MaxPoolGrad", "MaxPoolGradGrad", "MaxPool3DGrad", "MaxPool3DGradGrad"})
 # {type: how many axes at the end belong together}
 LAST_AXES: dict[str, int] = {
     "Softmax": 1,
@@ -102,6 +104,7 @@ LAST_AXES: dict[str, int] = {
     "MatrixSetDiagV3": 2,
 }
 _KEEP_SHAPE = ("Softmax", "LogSoftmax", "MatrixBandPart")
+_WITH_TWO = ("MatrixSolve", "MatrixTriangularSolve", "CholeskyGrad", "MatrixSetDiagV3")
 
 
 def _row(rank: int, has_rows: bool = True) -> tuple[str | None, ...]:
@@ -115,16 +118,25 @@ def _rank(value: Value) -> int:
 @RULES.rule(*ROWS)
 def rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each row by itself."""
-    without = ROWS[op.type]
-    if any(tensor.shape.rank is None for tensor in op.outputs):
+    without, needs_rows = set(ROWS[op.type]), op.type in NEEDS_ROWS
+    shapes = [tensor.shape for tensor in op.outputs]
+    if any(shape.rank is None for shape in shapes):
         return None
-    dims = None
-    if "CrossEntropy" in op.type:
-        dims = [(values[0].dims or ())[: tensor.shape.rank] for tensor in op.outputs]
-        if values[0].dims[0] != values[1].dims[0]:  # type: ignore[index]
-            return None  # broadcast
+    if needs_rows and not all(shape[1:].is_fully_defined() for shape in shapes):
+        return None
+    if op.type == "ImageProjectiveTransformV3" and (values[1].dims or ())[0] == 1:
+        without.add(1)  # one transformation for all images
     inputs = [_row(_rank(value), i not in without) for i, value in enumerate(values)]
-    return Signature(inputs, [_row(tensor.shape.rank) for tensor in op.outputs], dims=dims)
+    return Signature(inputs, [_row(shape.rank) for shape in shapes], zero_if_empty=needs_rows)
+
+
+@RULES.rule("SoftmaxCrossEntropyWithLogits")
+def cross_entropy(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Each row by itself, if logits and labels have the same ones."""
+    if values[0].dims != values[1].dims or _rank(values[0]) != 2:
+        return None  # broadcast
+    pair = _row(2)
+    return Signature([pair, pair], [_row(1), pair], dims=[values[0].dims[:1], values[0].dims])  # type: ignore[index]
 
 
 @RULES.rule(*IMAGES)
@@ -140,7 +152,7 @@ def images(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 @RULES.rule(*GRADIENTS)
 def gradients(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Gradients by rows, of a shape that is an input."""
-    if values[0].const is None:
+    if values[0].const is None or len(values[0].const) != op.outputs[0].shape.rank:
         return None
     inputs = [_row(_rank(value), i not in GRADIENTS[op.type]) for i, value in enumerate(values)]
     output = _row(len(values[0].const))
@@ -148,31 +160,45 @@ def gradients(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 
 
 @RULES.rule(*FILTERS)
-def filters(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
+def filters(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Gradients by filters: the rows add up.
 
     The kernels of grouped and depthwise convolutions give garbage if there are no rows.
     """
-    rank = op.outputs[0].shape.rank
-    inputs = [_row(_rank(values[0])), (None,), _row(_rank(values[2]))]
-    return Signature(inputs, [_row(rank, False)], "sum", zero_if_empty=True)
+    shape = op.outputs[0].shape
+    if not shape.is_fully_defined():
+        return None
+    inputs = [_row(_rank(values[0])), no_axis(values[1]), _row(_rank(values[2]))]
+    return Signature(inputs, [_row(shape.rank, False)], "sum", zero_if_empty=True)
 
 
 @RULES.rule(*LAST_AXES)
 def last_axes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Any axes in front, the last ones belong together."""
-    front = _rank(values[0]) - LAST_AXES[op.type]
-    if front < 0 or any(tensor.shape.rank is None for tensor in op.outputs):
+    ranks = [tensor.shape.rank for tensor in op.outputs]
+    if None in ranks:
+        return None
+    # Several diagonals are an axis more of the input.
+    front = ranks[0] - 2 if op.type == "MatrixDiagV3" else _rank(values[0]) - LAST_AXES[op.type]
+    if front < 0 or not all(_has_front(op, value, values[0], front) for value in _matrices(op, values)):
         return None
     labels = tuple(range(front))
+    with_front = list(map(id, _matrices(op, values)))
+    inputs = [
+        labels + (None,) * (_rank(value) - front) if id(value) in with_front else no_axis(value)
+        for value in values
+    ]
+    outputs = [labels + (None,) * (rank - front) if rank >= front else (None,) * rank for rank in ranks]
     dims = [values[0].dims] if op.type in _KEEP_SHAPE else None
+    return Signature(inputs, outputs, dims=dims)
 
-    def labelled(rank: int, dims: Sequence[Any] | None) -> tuple[Any, ...]:
-        if rank < front or (dims is not None and tuple(dims[:front]) != values[0].dims[:front]):  # type: ignore[index]
-            return (None,) * rank
-        return labels + (None,) * (rank - front)
 
-    inputs = [labelled(_rank(value), value.dims) for value in values]
-    if op.type in ("MatrixSolve", "MatrixTriangularSolve", "CholeskyGrad") and None in inputs[1][:front]:
-        return None  # broadcast
-    return Signature(inputs, [labelled(t.shape.rank, None) for t in op.outputs], dims=dims)
+def _matrices(op: tf.Operation, values: list[Value]) -> list[Value]:
+    """The inputs that have rows; the others are sizes, places of diagonals, fills."""
+    return values[:2] if op.type in _WITH_TWO else values[:1]
+
+
+def _has_front(op: tf.Operation, value: Value, first: Value, front: int) -> bool:
+    """Whether nothing is broadcast."""
+    is_aligned = op.type == "MatrixSetDiagV3" or _rank(value) == _rank(first)
+    return is_aligned and (value.dims or ())[:front] == (first.dims or ())[:front]

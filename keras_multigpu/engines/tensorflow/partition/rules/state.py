@@ -54,7 +54,7 @@ def change(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 def resource_gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """The table stays where it is: its device looks up, the rows are sent."""
     found = static_dims(op.outputs[0])
-    if values[1].dims is None or found is None:
+    if values[1].dims is None or found is None or op.get_attr("batch_dims"):
         return None
     rank = len(values[1].dims)
     made, _ = planner.fallback(op, values, [(*values[1].dims, *found[rank:])])
