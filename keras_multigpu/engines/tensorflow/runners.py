@@ -96,7 +96,15 @@ class SliceRunner(DataRunner):
     def _can_partition(self) -> bool:
         return not self.is_one_device and self._homes is None and self.peers is None
 
-    def spread(self, step: Callable[..., Any], args: tuple[Any, ...], *, name: str, compiled: bool, **more: Any) -> Any:
+    def spread(
+        self,
+        step: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        name: str,
+        compiled: bool,
+        **more: Any,
+    ) -> Any:
         """The result of `step(*args)`, computed by all devices; notes what one computes alone.
 
         `more`: see `partition.step.spread`.

@@ -94,9 +94,7 @@ class _Plan:
             value = planner.value(dtype, dims, WHOLE, planner.new_input(dtype))
             value.is_trained = True
             planner.cache["read", id(handle), 0, dtype] = value
-        results = planner.run_graph(
-            traced.graph, known, backward.outputs, slice(backward.begin)
-        )
+        results = planner.run_graph(traced.graph, known, backward.outputs, slice(backward.begin))
         self.outputs = [planner.get(value, WHOLE) for value in results]
         self.forward = len(planner.program.nodes)
         floats = [value for value in results if value.dtype.is_floating]
@@ -146,8 +144,7 @@ class _Backward:
             tape.watch(inputs)
             self.structure = function(*args)
             self.outputs = [
-                tf.identity(one)
-                for one in tf.nest.flatten(self.structure, expand_composites=True)
+                tf.identity(one) for one in tf.nest.flatten(self.structure, expand_composites=True)
             ]
         self.begin = len(tf.compat.v1.get_default_graph().get_operations())
         self.sources = [*inputs, *tape.watched_variables()]

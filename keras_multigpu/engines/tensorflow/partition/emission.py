@@ -118,7 +118,9 @@ class _Region:
         wanted = set(map(id, results))
         for node in used:
             if id(node) not in self._inside:
-                wanted.update(id(one) for one in node.needs if node.place != EACH or not _is_free(one))
+                wanted.update(
+                    id(one) for one in node.needs if node.place != EACH or not _is_free(one)
+                )
         self.outputs = [one for node in nodes for one in node.outputs if id(one) in wanted]
 
     def _take(self, node: Node) -> None:
@@ -206,6 +208,9 @@ def _spec(parts: Sequence[Any]) -> tf.TensorSpec:
             shape = tf.TensorShape(None)
             break
         shape = tf.TensorShape(
-            [one if one == other else None for one, other in zip(shape.as_list(), part.shape.as_list())]
+            [
+                one if one == other else None
+                for one, other in zip(shape.as_list(), part.shape.as_list())
+            ]
         )
     return tf.TensorSpec(shape, parts[0].dtype)

@@ -48,7 +48,7 @@ def state_of(planner: Any, value: Value) -> State:
     """A value's state; sizes that only the planner's program knows are unknown outside."""
     own = planner.program.symbols if isinstance(planner, Inner) else ()
     layout = value.layout if value.is_spread else WHOLE
-    dims = value.dims
+    dims: tuple[Any, ...] | None = value.dims
     if dims is not None:
         dims = tuple(None if symbols_of([dim]) & set(own) else dim for dim in dims)
     const = None if value.const is None else tuple(value.const.flat)
@@ -68,7 +68,11 @@ def joined(a: State, b: State, planner: Planner) -> State:
         dims = None
     elif a.dims != b.dims:
         dims = tuple(p if p == q else None for p, q in zip(a.dims, b.dims))
-    layout = a.layout if isinstance(b.layout, Whole) or isinstance(a.layout, (Split, Partial)) else b.layout
+    layout = (
+        a.layout
+        if isinstance(b.layout, Whole) or isinstance(a.layout, (Split, Partial))
+        else b.layout
+    )
     elements = _joined_elements(a.elements, b.elements)
     if isinstance(layout, Split):
         of = dims if elements is None else elements.dims
@@ -117,9 +121,7 @@ class Inner(Planner):
             return Value(value.dtype, value.dims, const=value.const)
         if self.is_branch and self.way == ALL_DEVICES and value.make is None:
             forms = {layout: self._taken(item) for layout, item in value.forms.items()}
-            return Value(
-                value.dtype, value.dims, value.layout, forms, elements=value.elements
-            )
+            return Value(value.dtype, value.dims, value.layout, forms, elements=value.elements)
 
         def make(layout: Layout) -> Item | None:
             if isinstance(layout, Partial):
@@ -199,7 +201,7 @@ class Inner(Planner):
 
     # Planning
 
-    def run(self, graph: Any, values: Sequence[Value]) -> list[Value]:  # type: ignore[override]
+    def run(self, graph: Any, values: Sequence[Value]) -> list[Value]:
         """Plans the function."""
         return self.run_graph(graph, dict(zip(map(id, graph.inputs), values)), graph.outputs)
 
@@ -309,4 +311,13 @@ def _mine(inner: Inner) -> list[Item]:
     return [mine for _, mine in inner.taken.values()]
 
 
-__all__ = ["ALL_DEVICES", "BATCH", "EACH_DEVICE", "ONE_DEVICE", "Inner", "State", "joined", "state_of"]
+__all__ = [
+    "ALL_DEVICES",
+    "BATCH",
+    "EACH_DEVICE",
+    "ONE_DEVICE",
+    "Inner",
+    "State",
+    "joined",
+    "state_of",
+]

@@ -170,9 +170,7 @@ class Planner:
             if isinstance(value.layout, Split):
                 return crossings.gather(self.program, item, value.layout.axis)
             assert isinstance(value.layout, Partial)
-            return crossings.reduce(
-                self.program, item, value.layout.kind, self._what("sum", value)
-            )
+            return crossings.reduce(self.program, item, value.layout.kind, self._what("sum", value))
         if isinstance(layout, Copied):
             whole = self.get(value, WHOLE)
             return crossings.copy(self.program, whole, self._what("copy", value))
@@ -472,7 +470,9 @@ def _unguarded(signature: Any) -> Any:
     return signature and dataclasses.replace(signature, zero_if_empty=False)
 
 
-_CHEAP = frozenset({"Cast", "Fill", "Range", "RealDiv", "Mul", "AddV2", "Sub", "Maximum", "Minimum"})
+_CHEAP = frozenset(
+    {"Cast", "Fill", "Range", "RealDiv", "Mul", "AddV2", "Sub", "Maximum", "Minimum"}
+)
 
 
 def needed(graph: Any, outputs: Sequence[tf.Tensor], part: slice) -> list[tf.Operation]:

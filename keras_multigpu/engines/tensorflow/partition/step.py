@@ -200,7 +200,7 @@ def _arguments(
     for number, leaf in enumerate(leaves):
         may_have_rows = have_rows is None or have_rows[number]
         if isinstance(leaf, tf.SparseTensor) and may_have_rows:
-            dims = (batch, *leaf.shape.as_list()[1:])
+            dims: Any = (batch, *leaf.shape.as_list()[1:])
             const = constant_of([*dims]) if None not in dims else None
             found += [
                 Argument(leaf.indices, (None, len(dims))),
@@ -209,7 +209,7 @@ def _arguments(
             ]
         elif isinstance(leaf, tf.Tensor):
             rank = leaf.shape.rank
-            dims = None if rank is None else tuple(leaf.shape.as_list())
+            dims = static_dims(leaf)
             has_rows = bool(rank) and may_have_rows and (dims[0] is None or dims[0] == batch)
             found.append(Argument(leaf, (batch, *dims[1:]) if has_rows else dims, has_rows))
         elif tf.is_tensor(leaf):
@@ -229,10 +229,17 @@ def _arguments(
 @contextlib.contextmanager
 def variables_lifted() -> Iterator[None]:
     """Scope in which the variables that a trace creates exist at once: one trace is enough."""
-    names = (
-        "initial_value trainable validate_shape name dtype constraint synchronization aggregation "
-        "shape"
-    ).split()
+    names = [
+        "initial_value",
+        "trainable",
+        "validate_shape",
+        "name",
+        "dtype",
+        "constraint",
+        "synchronization",
+        "aggregation",
+        "shape",
+    ]
 
     def create(next_creator: Any, **settings: Any) -> tf.Variable:
         chosen = {name: settings[name] for name in names if name in settings}

@@ -51,7 +51,9 @@ def explain(records: Sequence[Record], names: Sequence[str], step: str) -> str:
     return "\n".join(lines)
 
 
-def warning_of(records: Sequence[Record], names: Sequence[str], model: str, step: str) -> str | None:
+def warning_of(
+    records: Sequence[Record], names: Sequence[str], model: str, step: str
+) -> str | None:
     """What to warn of; `None` if one device does little."""
     share = share_whole(records)
     if share <= SHARE:
