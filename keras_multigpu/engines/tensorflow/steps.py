@@ -17,7 +17,7 @@ from keras_multigpu.engines.cluster.calls import Call
 from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.cluster.joint import together, write_once
 from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
-from keras_multigpu.engines.shared import unchanged
+from keras_multigpu.engines.shared import in_fresh_thread, unchanged
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
@@ -186,12 +186,20 @@ class TensorFlowSteps(Steps):
             self._warn_of_eager_steps()
             with one_device():
                 return step(*args, **kwargs)
+        self._build_optimizer(name)
         return runner.spread(
             lambda args, kwargs: step(*args, **kwargs),
             (args, kwargs),
             name=name,
             compiled=bool(self._model.jit_compile),
         )
+
+    def _build_optimizer(self, name: str) -> None:
+        """Creates the slots before a training step is traced, which would be traced twice."""
+        optimizer = getattr(self._model, "optimizer", None)
+        if name == "train_step" and not getattr(optimizer, "built", True) and self._model.built:
+            variables = self._model.trainable_variables
+            in_fresh_thread(lambda: optimizer.build(variables))
 
     def _warn_of_eager_steps(self) -> None:
         if self._is_warned:

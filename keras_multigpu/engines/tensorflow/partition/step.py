@@ -139,12 +139,17 @@ class Traced:
         self.batch = Dim.symbol(BATCH) if rows == "unknown" else rows
         self.arguments, restore = _arguments(args, tf.nest.flatten(args), self.batch, have_rows)
 
+        made: list[tf.Variable] = []
+
         def function(*tensors: Any) -> Any:
-            with one_device(), variables_lifted():
+            with one_device(), variables_lifted(made):
                 return step(*restore(tensors))
 
         specs = [tf.TensorSpec(one.tensor.shape, one.tensor.dtype) for one in self.arguments]
         self._traced = tf.function(function, autograph=autograph).get_concrete_function(*specs)
+        if made:
+            # As `tf.function` does: code may ask whether its variables exist.
+            self._traced = tf.function(function, autograph=autograph).get_concrete_function(*specs)
         self.graph = self._traced.graph
         self.structure = self._traced.structured_outputs
 
@@ -227,8 +232,8 @@ def _arguments(
 
 
 @contextlib.contextmanager
-def variables_lifted() -> Iterator[None]:
-    """Scope in which the variables that a trace creates exist at once: one trace is enough."""
+def variables_lifted(made: list[tf.Variable]) -> Iterator[None]:
+    """Scope in which the variables that a trace creates exist at once; adds them to `made`."""
     names = [
         "initial_value",
         "trainable",
@@ -248,9 +253,8 @@ def variables_lifted() -> Iterator[None]:
             chosen["initial_value"] = tf.get_static_value(first)
             if chosen["initial_value"] is None:
                 return next_creator(**settings)  # TensorFlow finds the value outside, or says so
-        made: list[tf.Variable] = []
         in_fresh_thread(lambda: made.append(tf.Variable(**chosen)))
-        return made[0]
+        return made[-1]
 
     with tf.variable_creator_scope(create):
         yield
