@@ -115,7 +115,7 @@ _SKIPPED = (
 def layers() -> Iterator[tuple[str, Callable[[], Any], Any]]:
     """(name, a function that makes the layer, the shape of a sample)."""
     for name, kind in sorted(inspect.getmembers(L, inspect.isclass)):
-        if not issubclass(kind, L.Layer) or name in _SKIPPED or name.endswith(("Cell", "Cells", "Wrapper")):
+        if not issubclass(kind, L.Layer) or name in _SKIPPED or name != kind.__name__ or name.endswith(("Cell", "Cells", "Wrapper")):
             continue
         base, dimensions = name[:-2], name[-2:]
         if name in ARGUMENTS:

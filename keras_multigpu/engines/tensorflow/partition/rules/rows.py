@@ -69,6 +69,7 @@ FILTERS = (
     "DepthwiseConv2dNativeBackpropFilter",
     "Dilation2DBackpropFilter",
 )
+CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 # Kernels that end the process if there are no rows (oneDNN's, in single precision)
 NEEDS_ROWS = frozenset({"MaxPoolGrad", "MaxPoolGradGrad", "MaxPool3DGrad", "MaxPool3DGradGrad"})
 # {type: how many axes at the end belong together}
@@ -93,6 +94,10 @@ LAST_AXES: dict[str, int] = {
     "LogMatrixDeterminant": 2,
     "MatrixDeterminant": 2,
     "MatrixInverse": 2,
+    "MatrixLogarithm": 2,
+    "MatrixSquareRoot": 2,
+    "Eig": 2,
+    "Lu": 2,
     "MatrixSolve": 2,
     "MatrixTriangularSolve": 2,
     "Qr": 2,
@@ -118,16 +123,26 @@ def _rank(value: Value) -> int:
 @RULES.rule(*ROWS)
 def rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each row by itself."""
-    without, needs_rows = set(ROWS[op.type]), op.type in NEEDS_ROWS
-    shapes = [tensor.shape for tensor in op.outputs]
-    if any(shape.rank is None for shape in shapes):
-        return None
-    if needs_rows and not all(shape[1:].is_fully_defined() for shape in shapes):
+    without = set(ROWS[op.type])
+    if any(tensor.shape.rank is None for tensor in op.outputs):
         return None
     if op.type == "ImageProjectiveTransformV3" and (values[1].dims or ())[0] == 1:
         without.add(1)  # one transformation for all images
     inputs = [_row(_rank(value), i not in without) for i, value in enumerate(values)]
-    return Signature(inputs, [_row(shape.rank) for shape in shapes], zero_if_empty=needs_rows)
+    outputs = [_row(tensor.shape.rank) for tensor in op.outputs]
+    if op.type in NEEDS_ROWS:
+        like = values[1 if op.type.endswith("GradGrad") else 0].dims
+        return Signature(inputs, outputs, dims=[like], zero_if_empty=["row"])
+    known = _convolved(op, values[0])
+    return Signature(inputs, outputs, dims=known, zero_if_empty=["row"] if known else [])
+
+
+def _convolved(op: tf.Operation, rows: Value) -> list[Any] | None:
+    """The dimensions that a convolution gives; oneDNN's give no rows those of the input."""
+    sizes = op.outputs[0].shape[1:]
+    if op.type not in CONVOLUTIONS or not sizes.is_fully_defined():
+        return None
+    return [((rows.dims or ())[0], *sizes.as_list())]
 
 
 @RULES.rule("SoftmaxCrossEntropyWithLogits")
@@ -156,7 +171,9 @@ def gradients(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         return None
     inputs = [_row(_rank(value), i not in GRADIENTS[op.type]) for i, value in enumerate(values)]
     output = _row(len(values[0].const))
-    return Signature(inputs, [output], shapes={0: 0}, dims=[tuple(values[0].const)])
+    dims = [tuple(values[0].const)]
+    guarded = ["row"] if "Conv" in op.type else []
+    return Signature(inputs, [output], shapes={0: 0}, dims=dims, zero_if_empty=guarded)
 
 
 @RULES.rule(*FILTERS)
@@ -169,7 +186,8 @@ def filters(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if not shape.is_fully_defined():
         return None
     inputs = [_row(_rank(values[0])), no_axis(values[1]), _row(_rank(values[2]))]
-    return Signature(inputs, [_row(shape.rank, False)], "sum", zero_if_empty=True)
+    dims, output = [tuple(shape.as_list())], _row(shape.rank, False)
+    return Signature(inputs, [output], "sum", dims=dims, zero_if_empty=["row"])
 
 
 @RULES.rule(*LAST_AXES)
