@@ -207,7 +207,9 @@ def last_axes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         for value in values
     ]
     outputs = [labels + (None,) * (rank - front) if rank >= front else (None,) * rank for rank in ranks]
-    dims = [values[0].dims] if op.type in _KEEP_SHAPE else None
+    dims: Any = [values[0].dims] if op.type in _KEEP_SHAPE else None
+    if op.type == "TopKV2" and values[1].const is not None:
+        dims = [((values[0].dims or ())[:-1] + (values[1].const[()],))] * 2
     return Signature(inputs, outputs, dims=dims)
 
 

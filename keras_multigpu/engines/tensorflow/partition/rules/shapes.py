@@ -128,6 +128,18 @@ def _broadcast(old: Sequence[Any], new: Sequence[Any]) -> Any:
     return before, tuple(range(len(new))), tuple(new)
 
 
+SAME = {"RandomShuffle": 0, "LookupTableFindV2": 1}  # {type: the input whose sizes it keeps}
+
+
+@RULES.rule(*SAME, needs_ranks=False)
+def same_sizes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Computed whole, in the sizes of an input: what follows has rows again."""
+    dims = values[SAME[op.type]].dims
+    if dims is None or (op.type == "LookupTableFindV2" and values[2].dims != ()):
+        return None
+    return planner.fallback(op, values, [dims])
+
+
 @RULES.rule("Fill")
 def fill(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """One number everywhere."""
