@@ -69,6 +69,17 @@ FILTERS = (
     "DepthwiseConv2dNativeBackpropFilter",
     "Dilation2DBackpropFilter",
 )
+# {type: the input with an image's new height and width}
+SIZES: dict[str, int] = {
+    "ResizeArea": 1,
+    "ResizeBicubic": 1,
+    "ResizeBilinear": 1,
+    "ResizeNearestNeighbor": 1,
+    "ResizeNearestNeighborGrad": 1,
+    "ScaleAndTranslate": 1,
+    "ImageProjectiveTransformV3": 2,
+}
+# oneDNN's kernels give no rows the sizes of the input
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 # Kernels that end the process if there are no rows (oneDNN's, in single precision)
 NEEDS_ROWS = frozenset({"MaxPoolGrad", "MaxPoolGradGrad", "MaxPool3DGrad", "MaxPool3DGradGrad"})
@@ -133,16 +144,21 @@ def rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if op.type in NEEDS_ROWS:
         like = values[1 if op.type.endswith("GradGrad") else 0].dims
         return Signature(inputs, outputs, dims=[like], zero_if_empty=["row"])
-    known = _convolved(op, values[0])
-    return Signature(inputs, outputs, dims=known, zero_if_empty=["row"] if known else [])
+    dims = _dims_of(op, values)
+    is_guarded = dims is not None and op.type in CONVOLUTIONS
+    return Signature(inputs, outputs, dims=dims, zero_if_empty=["row"] if is_guarded else [])
 
 
-def _convolved(op: tf.Operation, rows: Value) -> list[Any] | None:
-    """The dimensions that a convolution gives; oneDNN's give no rows those of the input."""
+def _dims_of(op: tf.Operation, values: list[Value]) -> list[Any] | None:
+    """The dimensions of a convolution or an image, if they are known."""
+    given = values[0].dims or ()
+    if op.type in SIZES:
+        size = values[SIZES[op.type]].const
+        return None if size is None else [(given[0], *size, given[-1])]
     sizes = op.outputs[0].shape[1:]
-    if op.type not in CONVOLUTIONS or not sizes.is_fully_defined():
-        return None
-    return [((rows.dims or ())[0], *sizes.as_list())]
+    if op.type in CONVOLUTIONS and sizes.is_fully_defined():
+        return [(given[0], *sizes.as_list())]
+    return None
 
 
 @RULES.rule("SoftmaxCrossEntropyWithLogits")
