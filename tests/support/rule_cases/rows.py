@@ -55,7 +55,7 @@ for _nd, _shape in ((2, "B 4 4 2"), (3, "B 4 4 4 2")):
     _f = {"is_compilable": _nd == 2}
     for _settings in (_window(_nd), _window(_nd, 3, 1, "SAME")):
         _add(f"MaxPool{_name}", lambda x, n=_name, s=_settings: getattr(raw, f"MaxPool{n}")(input=x, **s), _shape + (":f" if _nd == 3 else ""), tolerance=1e-5)
-        _add(f"AvgPool{_name}", lambda x, n=_name, s=_settings: getattr(raw, f"AvgPool{n}")(**{"value" if n == "" else "input": x}, **s), _shape)
+        _add(f"AvgPool{_name}", lambda x, n=_name, s=_settings: getattr(raw, f"AvgPool{n}")(**{"value" if n == "" else "input": x}, **s), _shape + (":f" if _nd == 3 else ""), tolerance=1e-5)
     _s = _window(_nd, 2, 1, "SAME")
     _of = getattr(raw, f"MaxPool{_name}")
     _grad = getattr(raw, f"MaxPool{_name}Grad")
@@ -63,14 +63,14 @@ for _nd, _shape in ((2, "B 4 4 2"), (3, "B 4 4 4 2")):
     _add(f"MaxPool{_name}Grad", lambda x, g, of=_of, grad=_grad, s=_s: grad(orig_input=x, orig_output=of(input=x, **s), grad=g, **s), _shape + ":f", _shape + ":f", tolerance=1e-5)
     _add(f"MaxPool{_name}GradGrad", lambda x, g, of=_of, grad=_gradgrad, s=_s: grad(orig_input=x, orig_output=of(input=x, **s), grad=g, **s), _shape + ":f", _shape + ":f", tolerance=1e-5)
     _avg = getattr(raw, f"AvgPool{_name}Grad")
-    _add(f"AvgPool{_name}Grad", lambda g, avg=_avg, s=_s: avg(orig_input_shape=tf.shape(g), grad=g, **s), _shape)
+    _add(f"AvgPool{_name}Grad", lambda g, avg=_avg, s=_s: avg(orig_input_shape=tf.shape(g), grad=g, **s), _shape + (":f" if _nd == 3 else ""), tolerance=1e-5)
 _add("MaxPoolV2", lambda x: raw.MaxPoolV2(input=x, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="VALID"), "B 4 4 2", has_gradient=False)
 _add("LRN", lambda x: tf.nn.lrn(x), "B 3 3 2:f", tolerance=1e-5)
 _add("LRNGrad", lambda g, x: raw.LRNGrad(input_grads=g, input_image=x, output_image=tf.nn.lrn(x)), "B 3 3 2:f", "B 3 3 2:f", tolerance=1e-5, has_gradient=False)
 _add("DepthToSpace", lambda x: tf.nn.depth_to_space(x, 2), "B 2 3 4")
 _add("SpaceToDepth", lambda x: tf.nn.space_to_depth(x, 2), "B 2 4 2")
 _add("ExtractImagePatches", lambda x: tf.image.extract_patches(x, [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "VALID"), "B 4 4 2")
-_add("ExtractVolumePatches", lambda x: tf.extract_volume_patches(x, [1, 2, 2, 2, 1], [1, 2, 2, 2, 1], "VALID"), "B 4 4 4 2", is_compilable=False)
+_add("ExtractVolumePatches", lambda x: tf.extract_volume_patches(x, [1, 2, 2, 2, 1], [1, 2, 2, 2, 1], "VALID"), "B 4 4 4 2", has_gradient=False)
 _F = {"tolerance": 1e-5}
 _add("ResizeArea", lambda x: raw.ResizeArea(images=x, size=[2, 2]), "B 4 4 2:f", is_compilable=False, **_F)
 _add("ResizeBicubic", lambda x: raw.ResizeBicubic(images=x, size=[3, 3]), "B 2 4 2:f", is_compilable=False, **_F)
@@ -96,8 +96,8 @@ _add("AdjustSaturation", lambda x: raw.AdjustSaturation(images=tf.nn.sigmoid(x),
 _add("Softmax", lambda x: tf.nn.softmax(x), "B 3")
 _add("Softmax", lambda x: tf.nn.softmax(x), "2 B 2")
 _add("LogSoftmax", lambda x: tf.nn.log_softmax(x), "B 3")
-_add("TopKV2", lambda x: list(tf.math.top_k(x, 2)), "B 3")
-_add("TopKV2", lambda x: list(tf.math.top_k(x, 2)), "2 B 4")
+_add("TopKV2", lambda x: list(tf.math.top_k(x, 2)), "B 3", whole=("Reshape",))
+_add("TopKV2", lambda x: list(tf.math.top_k(x, 2)), "2 B 4", whole=("Reshape",))
 for _n, _size in ((1, "4"), (2, "2 4"), (3, "2 2 4")):
     _name = "" if _n == 1 else f"{_n}D"
     for _kind in (f"FFT{_name}", f"IFFT{_name}"):
@@ -130,5 +130,9 @@ _add("MatrixDiagPartV3", lambda x: tf.linalg.diag_part(x), "B 3 2")
 _add("MatrixDiagPartV3", lambda x: tf.linalg.diag_part(x, k=(-1, 0)), "B 3 3")
 _add("MatrixDiagV3", lambda x: tf.linalg.diag(x), "B 3")
 _add("MatrixDiagV3", lambda x: tf.linalg.diag(x, k=(0, 1)), "B 2 3")
-_add("MatrixSetDiagV3", lambda x, y: tf.linalg.set_diag(x, y), "B 3 2", "B 2")
-_add("MatrixSetDiagV3", lambda x, y: tf.linalg.set_diag(x, y, k=(-1, 0)), "B 3 3", "B 2 3")
+_add("MatrixSetDiagV3", lambda x, y: tf.linalg.set_diag(x, y), "B 3 2", "B 2", has_gradient=False)
+_add("MatrixSetDiagV3", lambda x, y: tf.linalg.set_diag(x, y, k=-1), "2 B 3 3", "2 B 2", has_gradient=False)
+_add("MatrixLogarithm", lambda x: tf.math.real(tf.linalg.logm(tf.cast(_square(x), tf.complex128))), "B 2 2", tolerance=1e-8)
+_add("MatrixSquareRoot", lambda x: tf.linalg.sqrtm(_square(x)), "B 2 2", tolerance=1e-8)
+_add("Eig", lambda x: tf.abs(tf.linalg.eig(x)[0]), "B 2 2", has_gradient=False, tolerance=1e-8)
+_add("Lu", lambda x: list(tf.linalg.lu(_square(x))), "B 2 2", has_gradient=False)

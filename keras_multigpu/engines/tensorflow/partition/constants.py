@@ -152,6 +152,13 @@ def _stitch(op: tf.Operation, *parts: Constant) -> Constant:
     return result
 
 
+def _list_diff(op: tf.Operation, x: Constant, y: Constant) -> list[Constant]:
+    if any(isinstance(one, Dim) for one in (*x, *y)):
+        raise Unknown
+    kept = [place for place, one in enumerate(x) if one not in list(y)]
+    return [_vector([x[place] for place in kept]), _vector(kept)]
+
+
 def _concat_offset(op: tf.Operation, axis: Constant, *shapes: Constant) -> list[Constant]:
     result: list[Constant] = []
     total: Any = 0
@@ -189,6 +196,7 @@ _EVALUATE: dict[str, Callable[..., Any]] = {
     "ExpandDims": lambda op, a, axis: np.expand_dims(a, int(axis.flat[0])),
     "Squeeze": lambda op, a: np.squeeze(a, tuple(op.get_attr("squeeze_dims")) or None),
     "Reshape": _reshape,
+    "Transpose": lambda op, a, order: np.transpose(a, [int(one) for one in order]),
     "StridedSlice": _strided_slice,
     "Slice": _slice,
     "GatherV2": _gather,
@@ -199,6 +207,8 @@ _EVALUATE: dict[str, Callable[..., Any]] = {
     "BroadcastGradientArgs": _broadcast_gradient_args,
     "BroadcastArgs": lambda op, a, b: _vector(broadcast(a, b)),
     "InvertPermutation": lambda op, a: np.argsort(a.astype(np.int64)).astype(object),
+    "Tile": lambda op, a, times: np.tile(a, [int(one) for one in times]),
+    "ListDiff": _list_diff,
     "Unpack": lambda op, a: list(np.moveaxis(a, op.get_attr("axis"), 0)),
     "ZerosLike": lambda op, a: constant_of(np.zeros(a.shape, dtype=object)),
     "OnesLike": lambda op, a: constant_of(np.ones(a.shape, dtype=object)),

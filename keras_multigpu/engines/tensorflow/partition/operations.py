@@ -48,28 +48,45 @@ def create(
 
 
 def operation(
-    op: tf.Operation, shapes: Mapping[int, Shaped], signature: Signature | None
+    op: tf.Operation,
+    shapes: Mapping[int, Shaped],
+    signature: Signature | None,
+    own: Sequence[Shaped] = (),
 ) -> Callable[..., list[Any]]:
-    """A function that writes a traced operation anew, for one device."""
-    attributes, kind, is_guarded = attributes_of(op), op.type, False
+    """A function that writes a traced operation anew, for one device.
+
+    `own`: the shapes of a device's outputs, if its kernel may not be trusted with no rows.
+    """
+    attributes, kind = attributes_of(op), op.type
     if signature is not None:
         kind = signature.kind or kind
         attributes = {**attributes, **signature.attributes}
         attributes = {name: one for name, one in attributes.items() if one is not None}
-        is_guarded = signature.zero_if_empty
     count, name, functions = len(op.inputs), op.name, _functions_of(op)
-    outputs = _empty(op, signature) if signature is not None and is_guarded else []
+    types = [tensor.dtype for tensor in op.outputs]
 
     def emit(local: Any, *tensors: Any) -> list[Any]:
         rest = iter(tensors)
         for one in functions:
             one.add_to_graph(tf.compat.v1.get_default_graph())
         inputs = [shapes[i].tensor(local) if i in shapes else next(rest) for i in range(count)]
-        if not is_guarded:
+        if not own:
             return create(kind, inputs, attributes, name)
-        return local.unless_empty(lambda: create(kind, inputs, attributes, name), outputs)
+        sizes = [one.tensor(local) for one in own]
+        return local.unless_empty(
+            lambda: create(kind, inputs, attributes, name), list(zip(sizes, types))
+        )
 
     return emit
+
+
+def own_shapes(op: tf.Operation, signature: Signature | None, label: Any) -> list[Shaped]:
+    """The shapes of a device's outputs, where its kernel may not be trusted with no rows."""
+    if signature is None or label is None or label not in signature.zero_if_empty:
+        return []
+    assert signature.dims is not None, op.type
+    axes = [list(one).index(label) if label in one else None for one in signature.outputs]
+    return [Shaped(dims, tf.int32, axis) for dims, axis in zip(signature.dims, axes)]
 
 
 def _functions_of(op: tf.Operation) -> list[Any]:
@@ -77,15 +94,6 @@ def _functions_of(op: tf.Operation) -> list[Any]:
     names = [one.func.name for one in op.node_def.attr.values() if one.HasField("func")]
     functions = [op.graph._get_function(name) for name in names]
     return [one for one in functions if one is not None and not hasattr(one, "graph")]
-
-
-def _empty(op: tf.Operation, signature: Signature) -> list[Any]:
-    """The shapes and types of the outputs of a device without rows."""
-    found = []
-    for tensor, labels in zip(op.outputs, signature.outputs):
-        shape = [0 if one is not None else dim for one, dim in zip(labels, tensor.shape.as_list())]
-        found.append((shape, tensor.dtype))
-    return found
 
 
 def elements_of(dims: Any) -> float:

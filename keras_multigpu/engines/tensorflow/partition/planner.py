@@ -25,6 +25,7 @@ from keras_multigpu.engines.tensorflow.partition.operations import (
     Shaped,
     elements_of,
     operation,
+    own_shapes,
     work_of,
 )
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing, Item, Program
@@ -259,7 +260,6 @@ class Planner:
         """Computes an operation on one device, on whole values."""
         if self.way == EACH_DEVICE and op.op_def.is_stateful:
             raise NeedsOthers
-        signature = _unguarded(signature)
         shapes = self._shapes(values, signature, None)
         inputs = [None if i in shapes else self.get(v, WHOLE) for i, v in enumerate(values)]
         return self._operation(op, inputs, shapes, signature, self._place(values), values)
@@ -268,14 +268,14 @@ class Planner:
         self, op: tf.Operation, values: Sequence[Value], signature: Signature, label: Any
     ) -> list[Item]:
         """Computes an operation on every device: split along a label, or (`None`) all of it."""
-        signature = _unguarded(signature) if label is None else signature
         shapes = self._shapes(values, signature, label)
         inputs: list[Item | None] = []
         for number, (value, labels) in enumerate(zip(values, signature.inputs)):
             is_split = label is not None and label in labels
             layout = Split(list(labels).index(label)) if is_split else COPIED
             inputs.append(None if number in shapes else self.get(value, layout))
-        return self._operation(op, inputs, shapes, signature, EACH, values)
+        own = own_shapes(op, signature, label)
+        return self._operation(op, inputs, shapes, signature, EACH, values, own)
 
     def _shapes(
         self, values: Sequence[Value], signature: Signature | None, label: Any
@@ -301,9 +301,10 @@ class Planner:
         signature: Signature | None,
         place: int,
         values: Sequence[Value],
+        own: Sequence[Shaped] = (),
     ) -> list[Item]:
-        emit = operation(op, shapes, signature)
-        symbols = set().union(*(one.symbols for one in shapes.values()))
+        emit = operation(op, shapes, signature, own)
+        symbols = set().union(*(one.symbols for one in (*shapes.values(), *own)))
         return self.add(
             emit,
             [one for one in inputs if one is not None],
@@ -463,13 +464,6 @@ class Planner:
 
 
 _GRADIENTS = "gradient_tape/"  # the scope of what TensorFlow's tapes compute
-
-
-def _unguarded(signature: Any) -> Any:
-    """The signature, for a device that computes all rows even if it has none."""
-    return signature and dataclasses.replace(signature, zero_if_empty=False)
-
-
 _CHEAP = frozenset(
     {"Cast", "Fill", "Range", "RealDiv", "Mul", "AddV2", "Sub", "Maximum", "Minimum"}
 )

@@ -32,8 +32,8 @@ class Signature:
         constants: {input: numbers}: what an input is replaced by.
         kind: the operation to use instead.
         attributes: attributes to use instead.
-        zero_if_empty: kernels that fail or give garbage for no rows: a device without rows gives
-            zeros. The outputs' axes without a label must have static sizes.
+        zero_if_empty: labels along which a kernel fails, or gives garbage, if there is nothing: a
+            device without rows gives zeros of `dims`.
         regroups: whether a label's axis may have another multiple of the rows in the outputs.
     """
 
@@ -45,7 +45,7 @@ class Signature:
     constants: Mapping[int, Any] = dataclasses.field(default_factory=dict)
     kind: str | None = None
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    zero_if_empty: bool = False
+    zero_if_empty: Sequence[Any] = ()
     regroups: bool = False
 
 

@@ -43,6 +43,7 @@ DECIDED = {
     "ExpandDims": [lambda x: tf.expand_dims(tf.shape(x), 0), lambda x: tf.expand_dims(tf.shape(x), [-1])],
     "Squeeze": [lambda x: tf.squeeze(tf.shape(x)[:1]), lambda x: tf.squeeze(tf.reshape(tf.shape(x)[:1], [1, 1]), 0)],
     "Reshape": [lambda x: tf.reshape(tf.shape(x), [3, -1])],
+    "Transpose": [lambda x: tf.transpose(tf.stack([tf.shape(x), [1, 2, 3]]), [1, 0])],
     "StridedSlice": [
         lambda x: tf.shape(x)[1:],
         lambda x: tf.shape(x)[-1],
@@ -63,6 +64,8 @@ DECIDED = {
     ],
     "BroadcastArgs": [lambda x: raw.BroadcastArgs(s0=[2, 1], s1=[1, 1, 4])],
     "InvertPermutation": [lambda x: tf.math.invert_permutation([2, 0, 1])],
+    "Tile": [lambda x: tf.tile(tf.shape(x)[:1], [2])],
+    "ListDiff": [lambda x: list(raw.ListDiff(x=[3, 1, 2], y=[1, 5]))],
     "Unpack": [lambda x: tf.unstack(tf.shape(x)), lambda x: tf.unstack(tf.constant([[1, 2], [3, 4]]), axis=-1)],
     "ZerosLike": [lambda x: raw.ZerosLike(x=tf.shape(x))],
     "OnesLike": [lambda x: raw.OnesLike(x=tf.shape(x))],
@@ -86,6 +89,7 @@ UNDECIDED = [
     lambda x: tf.shape(x)[: _n(x)],
     lambda x: tf.reduce_sum([tf.shape(x), tf.shape(x)], 0),
     lambda x: tf.range(1000),
+    lambda x: list(raw.ListDiff(x=[_n(x), 3], y=[3])),
 ]
 
 

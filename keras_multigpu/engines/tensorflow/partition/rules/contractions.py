@@ -101,11 +101,7 @@ def cross(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 @RULES.rule("SparseTensorDenseMatMul")
 def sparse_matmul(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """The columns of the dense matrix are independent; the entries of the sparse one add up."""
-    if op.get_attr("adjoint_a") or op.get_attr("adjoint_b"):
-        return None
-    return Signature(
-        [("entry", None), ("entry",), (None,), (None, "column")],
-        [(None, "column")],
-        "sum",
-        dims=[(None, (values[3].dims or ())[1])],
-    )
+    dense = ("column", None) if op.get_attr("adjoint_b") else (None, "column")
+    dims = dict(zip(dense, values[3].dims or ()))
+    inputs = [("entry", None), ("entry",), (None,), dense]
+    return Signature(inputs, [(None, "column")], "sum", dims=[(None, dims["column"])])

@@ -38,31 +38,41 @@ def gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 
 @RULES.rule("GatherNd")
 def gather_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Split along indices."""
+    """Split along indices, or along the axes behind those that are indexed."""
     table, indices = values[0].dims or (), values[1].dims or ()
     if not indices or not isinstance(indices[-1], int):
         return None
     labels = tuple(range(len(indices) - 1))
-    rest = table[indices[-1] :]
+    depth = indices[-1]
+    rest = tuple(("rest", axis) for axis in range(depth, len(table)))
     return Signature(
-        [no_axis(values[0]), (*labels, None)],
-        [(*labels, *(None,) * len(rest))],
-        dims=[(*indices[:-1], *rest)],
+        [(None,) * depth + rest, (*labels, None)],
+        [(*labels, *rest)],
+        dims=[(*indices[:-1], *table[depth:])],
+        zero_if_empty=rest,
     )
 
 
 @RULES.rule("ScatterNd")
 def scatter_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Updates add up."""
-    indices, updates = values[0].dims or (), values[1].dims or ()
-    is_number = values[1].dtype.is_floating or values[1].dtype.is_integer or values[1].dtype.is_complex
-    if values[2].const is None or not is_number:
+    """Updates add up; the axes behind those that are indexed are kept."""
+    indices, updates, dtype = values[0].dims or (), values[1].dims or (), values[1].dtype
+    is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
+    if values[2].const is None or not indices or not isinstance(indices[-1], int) or not is_number:
         return None
-    labels = tuple(range(len(indices) - 1))
-    rest = (None,) * (len(updates) - len(labels))
     dims = tuple(values[2].const)
+    labels = tuple(range(len(indices) - 1))
+    rest = tuple(("rest", axis) for axis in range(indices[-1], len(dims)))
+    if len(updates) != len(labels) + len(rest):
+        return None
+    output = (None,) * indices[-1] + rest
     return Signature(
-        [(*labels, None), (*labels, *rest), (None,)], [(None,) * len(dims)], "sum", dims=[dims]
+        [(*labels, None), (*labels, *rest), (None,)],
+        [output],
+        "sum",
+        dims=[dims],
+        shapes={2: 0},
+        zero_if_empty=rest,
     )
 
 
@@ -139,7 +149,9 @@ def pad(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     is_padded = [any(one != 0 for one in pair) for pair in before]
     labels = tuple(None if one else axis for axis, one in enumerate(is_padded))
     dims = tuple(dim + sign * (pair[0] + pair[1]) for dim, pair in zip(shape, before))
-    return Signature([labels, (None, None), *map(no_axis, values[2:])], [labels], dims=[dims])
+    inputs = [labels, (None, None), *map(no_axis, values[2:])]
+    is_mirror = op.type.startswith("Mirror")
+    return Signature(inputs, [labels], dims=[dims], zero_if_empty=labels if is_mirror else ())
 
 
 @RULES.rule("Slice")
@@ -307,4 +319,5 @@ def tensor_scatter(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         [(None,) * depth + rest, no_axis(values[1]), (None,) * k + rest],
         [(None,) * depth + rest],
         dims=[values[0].dims],
+        zero_if_empty=rest,
     )

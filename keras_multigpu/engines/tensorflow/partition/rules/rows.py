@@ -69,6 +69,18 @@ FILTERS = (
     "DepthwiseConv2dNativeBackpropFilter",
     "Dilation2DBackpropFilter",
 )
+# {type: the input with an image's new height and width}
+SIZES: dict[str, int] = {
+    "ResizeArea": 1,
+    "ResizeBicubic": 1,
+    "ResizeBilinear": 1,
+    "ResizeNearestNeighbor": 1,
+    "ResizeNearestNeighborGrad": 1,
+    "ScaleAndTranslate": 1,
+    "ImageProjectiveTransformV3": 2,
+}
+# oneDNN's kernels give no rows the sizes of the input
+CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 # Kernels that end the process if there are no rows (oneDNN's, in single precision)
 NEEDS_ROWS = frozenset({"MaxPoolGrad", "MaxPoolGradGrad", "MaxPool3DGrad", "MaxPool3DGradGrad"})
 # {type: how many axes at the end belong together}
@@ -93,6 +105,10 @@ LAST_AXES: dict[str, int] = {
     "LogMatrixDeterminant": 2,
     "MatrixDeterminant": 2,
     "MatrixInverse": 2,
+    "MatrixLogarithm": 2,
+    "MatrixSquareRoot": 2,
+    "Eig": 2,
+    "Lu": 2,
     "MatrixSolve": 2,
     "MatrixTriangularSolve": 2,
     "Qr": 2,
@@ -118,16 +134,31 @@ def _rank(value: Value) -> int:
 @RULES.rule(*ROWS)
 def rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each row by itself."""
-    without, needs_rows = set(ROWS[op.type]), op.type in NEEDS_ROWS
-    shapes = [tensor.shape for tensor in op.outputs]
-    if any(shape.rank is None for shape in shapes):
-        return None
-    if needs_rows and not all(shape[1:].is_fully_defined() for shape in shapes):
+    without = set(ROWS[op.type])
+    if any(tensor.shape.rank is None for tensor in op.outputs):
         return None
     if op.type == "ImageProjectiveTransformV3" and (values[1].dims or ())[0] == 1:
         without.add(1)  # one transformation for all images
     inputs = [_row(_rank(value), i not in without) for i, value in enumerate(values)]
-    return Signature(inputs, [_row(shape.rank) for shape in shapes], zero_if_empty=needs_rows)
+    outputs = [_row(tensor.shape.rank) for tensor in op.outputs]
+    if op.type in NEEDS_ROWS:
+        like = values[1 if op.type.endswith("GradGrad") else 0].dims
+        return Signature(inputs, outputs, dims=[like], zero_if_empty=["row"])
+    dims = _dims_of(op, values)
+    is_guarded = dims is not None and op.type in CONVOLUTIONS
+    return Signature(inputs, outputs, dims=dims, zero_if_empty=["row"] if is_guarded else [])
+
+
+def _dims_of(op: tf.Operation, values: list[Value]) -> list[Any] | None:
+    """The dimensions of a convolution or an image, if they are known."""
+    given = values[0].dims or ()
+    if op.type in SIZES:
+        size = values[SIZES[op.type]].const
+        return None if size is None else [(given[0], *size, given[-1])]
+    sizes = op.outputs[0].shape[1:]
+    if op.type in CONVOLUTIONS and sizes.is_fully_defined():
+        return [(given[0], *sizes.as_list())]
+    return None
 
 
 @RULES.rule("SoftmaxCrossEntropyWithLogits")
@@ -156,7 +187,9 @@ def gradients(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         return None
     inputs = [_row(_rank(value), i not in GRADIENTS[op.type]) for i, value in enumerate(values)]
     output = _row(len(values[0].const))
-    return Signature(inputs, [output], shapes={0: 0}, dims=[tuple(values[0].const)])
+    dims = [tuple(values[0].const)]
+    guarded = ["row"] if "Conv" in op.type else []
+    return Signature(inputs, [output], shapes={0: 0}, dims=dims, zero_if_empty=guarded)
 
 
 @RULES.rule(*FILTERS)
@@ -169,7 +202,8 @@ def filters(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if not shape.is_fully_defined():
         return None
     inputs = [_row(_rank(values[0])), no_axis(values[1]), _row(_rank(values[2]))]
-    return Signature(inputs, [_row(shape.rank, False)], "sum", zero_if_empty=True)
+    dims, output = [tuple(shape.as_list())], _row(shape.rank, False)
+    return Signature(inputs, [output], "sum", dims=dims, zero_if_empty=["row"])
 
 
 @RULES.rule(*LAST_AXES)
@@ -189,7 +223,9 @@ def last_axes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         for value in values
     ]
     outputs = [labels + (None,) * (rank - front) if rank >= front else (None,) * rank for rank in ranks]
-    dims = [values[0].dims] if op.type in _KEEP_SHAPE else None
+    dims: Any = [values[0].dims] if op.type in _KEEP_SHAPE else None
+    if op.type == "TopKV2" and values[1].const is not None:
+        dims = [((values[0].dims or ())[:-1] + (values[1].const[()],))] * 2
     return Signature(inputs, outputs, dims=dims)
 
 

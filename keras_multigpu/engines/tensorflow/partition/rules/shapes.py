@@ -128,6 +128,18 @@ def _broadcast(old: Sequence[Any], new: Sequence[Any]) -> Any:
     return before, tuple(range(len(new))), tuple(new)
 
 
+SAME = {"RandomShuffle": 0, "LookupTableFindV2": 1}  # {type: the input whose sizes it keeps}
+
+
+@RULES.rule(*SAME, needs_ranks=False)
+def same_sizes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Computed whole, in the sizes of an input: what follows has rows again."""
+    dims = values[SAME[op.type]].dims
+    if dims is None or (op.type == "LookupTableFindV2" and values[2].dims != ()):
+        return None
+    return planner.fallback(op, values, [dims])
+
+
 @RULES.rule("Fill")
 def fill(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """One number everywhere."""
@@ -165,12 +177,15 @@ def _type(value: Value) -> Any:
 
 @RULES.rule("Range")
 def numbers(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """From 0 by ones: a device begins at its first row."""
+    """From 0 in equal steps: a device begins at its first row."""
     start, limit, step = (value.const for value in values)
-    is_known = start is not None and limit is not None and step is not None
-    if not is_known or start[()] != 0 or step[()] != 1:
+    if start is None or limit is None or step is None or start[()] != 0:
         return None
-    dims, dtype = (limit[()],), op.outputs[0].dtype
+    by, dtype = step[()], op.outputs[0].dtype
+    try:
+        dims = (divide(limit[()], by),)
+    except Unknown:
+        return None
     unit = planner.unit_of(dims[0])
     if unit is None:
         return None
@@ -182,12 +197,12 @@ def numbers(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
             return None
 
         def emit(local: Any) -> list[Any]:
-            if isinstance(layout, Copied):
-                return [tf.range(tf.cast(local.dim(dims[0]), dtype), dtype=dtype)]
-            begin, count = local.first_entry(unit), local.entries(unit)
-            return [tf.cast(tf.range(begin, begin + count), dtype)]
+            begin, count = 0, local.dim(dims[0])
+            if isinstance(layout, Split):
+                begin, count = local.first_entry(unit), local.entries(unit)
+            return [tf.cast(tf.range(begin, begin + count), dtype) * tf.cast(local.dim(by), dtype)]
 
-        symbols = symbols_of(dims) - {BATCH}
+        symbols = symbols_of([*dims, by]) - {BATCH}
         return planner.add(emit, [], EACH, [dtype], name=op.name, symbols=symbols)[0]
 
     return [Value(dtype, dims, make=make)]
