@@ -107,7 +107,7 @@ class _Contrastive(keras.losses.Loss):
         return found + keras.losses.categorical_crossentropy(y_true, y_pred)
 
 
-class _Private(keras.Model):
+class Private(keras.Model):
     """Gradients of each row, clipped before they are summed."""
 
     def train_step(self, data):
@@ -123,7 +123,7 @@ class _Private(keras.Model):
         return {"loss": tf.reduce_mean(losses), "norm": tf.reduce_mean(norms)}
 
 
-class _TwoGradients(keras.Model):
+class TwoGradients(keras.Model):
     """A penalty of the gradient by the inputs, in a step with its own parts."""
 
     def train_step(self, data):
@@ -134,7 +134,7 @@ class _TwoGradients(keras.Model):
                 scores = tf.reduce_sum(self.layers[1](x)[:, 0])
             slope = inner.gradient(scores, x)
             loss = tf.reduce_mean(keras.losses.categorical_crossentropy(y, self(x)))
-            loss += tf.reduce_mean(tf.reduce_sum(slope**2, 1))
+            loss += tf.cast(tf.reduce_mean(tf.reduce_sum(slope**2, 1)), loss.dtype)
         weights = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
         return {"loss": loss}
@@ -156,9 +156,9 @@ CASES = {
     "sample_weights": (lambda: _dense(layers.Dense(3)), _weighted, {"weighted_metrics": ["mae"]}),
     "add_loss": (lambda: _dense(layers.Dense(4, kernel_regularizer="l2"), _Penalties()), _flat, {}),
     "mixed_rows": (lambda: _dense(_LaterMixed()), _flat, {}),
-    "contrastive": (lambda: _dense(layers.Dense(4)), _flat, {"loss": _Contrastive()}),
-    "private": (lambda: _subclassed(_Private), _flat, {}),
-    "two_gradients": (lambda: _subclassed(_TwoGradients), _flat, {}),
+    "contrastive": (lambda: _dense(layers.Dense(4)), _flat, {"loss": _Contrastive}),
+    "private": (lambda: _subclassed(Private), _flat, {}),
+    "two_gradients": (lambda: _subclassed(TwoGradients), _flat, {}),
     "clipped": (
         lambda: _dense(layers.Dense(8)),
         _flat,
@@ -173,7 +173,7 @@ CASES = {
 
 
 def _compiled(model, optimizer=lambda: keras.optimizers.Adam(0.01), loss=None, **settings):
-    loss = "categorical_crossentropy" if loss is None else loss
+    loss = "categorical_crossentropy" if loss is None else loss()
     model.compile(optimizer(), loss, **settings)
     return model
 
@@ -197,6 +197,7 @@ def _trained(build, batches, settings, devices):
 @pytest.mark.parametrize("name", CASES)
 def test_the_numbers_of_one_device(name, rng):
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     build, make, settings = CASES[name]
     batches = [make(rng, rows) for rows in ROWS]
     plain, *expected, outputs = _trained(build, batches, settings, 1)
