@@ -1,0 +1,223 @@
+"""Shape arithmetic: small integer tensors of a traced graph, evaluated on symbolic dimensions.
+
+A constant is a NumPy array of objects: numbers and `Dim`s. An operation that has no entry here, or
+whose result the polynomials don't decide, has no constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim, Unknown, broadcast, product
+
+LARGEST = 64  # elements
+_INTEGERS = (tf.int32, tf.int64)
+_WITH_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+
+Constant = np.ndarray
+
+
+def constant_of(values: Any) -> Constant:
+    """A constant from numbers and `Dim`s."""
+    result = np.empty(np.shape(values), dtype=object)
+    result[...] = values
+    return result
+
+
+def numbers_of(constant: Constant | None) -> list[int] | None:
+    """The numbers of a constant, flat; `None` if it is not all numbers."""
+    if constant is None or any(isinstance(value, Dim) for value in constant.flat):
+        return None
+    return [int(value) for value in constant.flat]
+
+
+def evaluate(op: tf.Operation, values: Sequence[Any]) -> list[Constant] | None:
+    """The constants that an operation gives; `None` if they aren't known.
+
+    `values` describe its inputs: `dims`, and `const` if known.
+    """
+    if not op.outputs or any(output.dtype not in _INTEGERS for output in op.outputs):
+        return None
+    if op.type == "Const":
+        if (op.outputs[0].shape.num_elements() or 0) > LARGEST:
+            return None
+        value = np.asarray(tf.make_ndarray(op.get_attr("value")))
+        return [constant_of(value.astype(object) if value.ndim else int(value))]
+    if op.type in _WITH_SHAPES:
+        return _shape(op, values)
+    function = _EVALUATE.get(op.type)
+    if function is None or not values or any(value.const is None for value in values):
+        return None
+    try:
+        result = function(op, *[value.const for value in values])
+    except (Unknown, TypeError, ValueError, IndexError, ZeroDivisionError):
+        return None  # not decided for all sizes: the operation is computed when the step runs
+    results = result if isinstance(result, list) else [result]
+    return [constant_of(np.asarray(one, dtype=object)) for one in results]
+
+
+def _shape(op: tf.Operation, values: Sequence[Any]) -> list[Constant] | None:
+    if any(value.dims is None for value in values):
+        return None
+    if op.type == "Rank":
+        return [constant_of(len(values[0].dims))]
+    if op.type == "Size":
+        return [constant_of(product(values[0].dims))]
+    return [_vector(value.dims) for value in values]
+
+
+def _vector(values: Sequence[Any]) -> Constant:
+    result = np.empty(len(values), dtype=object)
+    result[:] = list(values)
+    return result
+
+
+def _broadcast_gradient_args(op: tf.Operation, a: Constant, b: Constant) -> list[Constant]:
+    rank = max(len(a), len(b))
+    left, right = ([1] * (rank - len(one)) + list(one) for one in (a, b))
+    of_left, of_right = [], []
+    for axis, (p, q) in enumerate(zip(left, right)):
+        is_one = [isinstance(one, int) and one == 1 for one in (p, q)]
+        if p != q and not any(is_one):
+            raise Unknown
+        of_left += [axis] if is_one[0] else []
+        of_right += [axis] if is_one[1] else []
+    return [_vector(of_left), _vector(of_right)]
+
+
+def _strided_slice(op: tf.Operation, x: Constant, *bounds: Constant) -> Any:
+    if op.get_attr("ellipsis_mask") or op.get_attr("new_axis_mask"):
+        raise Unknown
+    masks = {name: op.get_attr(f"{name}_mask") for name in ("begin", "end", "shrink_axis")}
+    index: list[Any] = []
+    for axis, (begin, end, stride) in enumerate(zip(*bounds)):
+        if masks["shrink_axis"] >> axis & 1:
+            index.append(int(begin))
+        else:
+            start = None if masks["begin"] >> axis & 1 else int(begin)
+            index.append(
+                slice(start, None if masks["end"] >> axis & 1 else int(end), int(stride))
+            )
+    return x[tuple(index)]
+
+
+def _slice(op: tf.Operation, x: Constant, begins: Constant, sizes: Constant) -> Any:
+    return x[tuple(slice(int(b), None if s == -1 else int(b) + int(s)) for b, s in zip(begins, sizes))]
+
+
+def _reduce(function: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+    def reduce(op: tf.Operation, x: Constant, axes: Constant) -> Any:
+        if op.outputs[0].shape.rank != 0:
+            raise Unknown
+        return function(list(x.flat))
+
+    return reduce
+
+
+def _reshape(op: tf.Operation, x: Constant, shape: Constant) -> Any:
+    return x.reshape([int(one) for one in shape])
+
+
+def _fill(op: tf.Operation, shape: Constant, value: Constant) -> Any:
+    if product(shape) > LARGEST:
+        raise Unknown
+    return np.full([int(one) for one in shape], value, dtype=object)
+
+
+def _range(op: tf.Operation, start: Constant, limit: Constant, delta: Constant) -> Any:
+    found = range(int(start), int(limit), int(delta))
+    if len(found) > LARGEST:
+        raise Unknown
+    return _vector(found)
+
+
+def _gather(op: tf.Operation, x: Constant, indices: Constant, axis: Constant) -> Any:
+    if op.get_attr("batch_dims"):
+        raise Unknown
+    return np.take(x, indices.astype(np.int64), axis=int(axis))
+
+
+def _stitch(op: tf.Operation, *parts: Constant) -> Constant:
+    indices, values = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+    result = np.empty(max(int(i) for index in indices for i in index.flat) + 1, dtype=object)
+    for index, value in zip(indices, values):
+        for i, one in zip(index.flat, value.flat):
+            result[int(i)] = one
+    if any(one is None for one in result):
+        raise Unknown
+    return result
+
+
+def _list_diff(op: tf.Operation, x: Constant, y: Constant) -> list[Constant]:
+    if any(isinstance(one, Dim) for one in (*x, *y)):
+        raise Unknown
+    kept = [place for place, one in enumerate(x) if one not in list(y)]
+    return [_vector([x[place] for place in kept]), _vector(kept)]
+
+
+def _concat_offset(op: tf.Operation, axis: Constant, *shapes: Constant) -> list[Constant]:
+    result: list[Constant] = []
+    total: Any = 0
+    for shape in shapes:
+        offset = constant_of(np.zeros(len(shape), dtype=object))
+        offset[int(axis)] = total
+        total = total + shape[int(axis)]
+        result.append(offset)
+    return result
+
+
+def _where(choose_first: Callable[[Any, Any], bool]) -> Callable[..., Any]:
+    def choose(op: tf.Operation, a: Constant, b: Constant) -> Any:
+        pairs = np.broadcast(a, b)
+        return constant_of([p if choose_first(p, q) else q for p, q in pairs]).reshape(pairs.shape)
+
+    return choose
+
+
+_EVALUATE: dict[str, Callable[..., Any]] = {
+    "Add": lambda op, a, b: a + b,
+    "AddV2": lambda op, a, b: a + b,
+    "Sub": lambda op, a, b: a - b,
+    "Mul": lambda op, a, b: a * b,
+    "FloorDiv": lambda op, a, b: a // b,
+    "FloorMod": lambda op, a, b: a % b,
+    "Neg": lambda op, a: -a,
+    "Maximum": _where(lambda p, q: p >= q),
+    "Minimum": _where(lambda p, q: p <= q),
+    "Identity": lambda op, a: a,
+    "EnsureShape": lambda op, a: a,
+    "Cast": lambda op, a: a,
+    "Pack": lambda op, *a: np.stack(a, axis=op.get_attr("axis")),
+    "ConcatV2": lambda op, *a: np.concatenate(a[:-1], axis=int(a[-1])),
+    "ExpandDims": lambda op, a, axis: np.expand_dims(a, int(axis.flat[0])),
+    "Squeeze": lambda op, a: np.squeeze(a, tuple(op.get_attr("squeeze_dims")) or None),
+    "Reshape": _reshape,
+    "Transpose": lambda op, a, order: np.transpose(a, [int(one) for one in order]),
+    "StridedSlice": _strided_slice,
+    "Slice": _slice,
+    "GatherV2": _gather,
+    "Prod": _reduce(product),
+    "Sum": _reduce(lambda values: sum(values, 0)),
+    "Fill": _fill,
+    "Range": _range,
+    "BroadcastGradientArgs": _broadcast_gradient_args,
+    "BroadcastArgs": lambda op, a, b: _vector(broadcast(a, b)),
+    "InvertPermutation": lambda op, a: np.argsort(a.astype(np.int64)).astype(object),
+    "Tile": lambda op, a, times: np.tile(a, [int(one) for one in times]),
+    "ListDiff": _list_diff,
+    "Unpack": lambda op, a: list(np.moveaxis(a, op.get_attr("axis"), 0)),
+    "ZerosLike": lambda op, a: constant_of(np.zeros(a.shape, dtype=object)),
+    "OnesLike": lambda op, a: constant_of(np.ones(a.shape, dtype=object)),
+    "ConcatOffset": _concat_offset,
+    "DynamicStitch": _stitch,
+    "ParallelDynamicStitch": _stitch,
+}
+
+
+def is_arithmetic(kind: str) -> bool:
+    """Whether operations of a type are evaluated here, on small integers."""
+    return kind in _EVALUATE or kind in _WITH_SHAPES or kind == "Const"

@@ -1,0 +1,216 @@
+"""Writes a program into a graph: each region once, as a function that every device calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.crossings import hubs_of
+from keras_multigpu.engines.tensorflow.partition.local import Devices, Local
+from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Item, Node, Program
+
+_FEW = 3  # nodes that are not worth a function
+
+
+def write_local(program: Program, local: Local, given: Sequence[Any]) -> list[Any]:
+    """Writes a program of which everything is on one device; returns its outputs' tensors."""
+    known = dict(zip(map(id, program.inputs), given))
+    _write_nodes(program.nodes, local, known)
+    return [known[id(item)] for item in program.outputs]
+
+
+def _write_nodes(nodes: Sequence[Node], local: Local, known: dict[int, Any]) -> None:
+    for node in nodes:
+        for name, (item, axis) in node.sizes.items():
+            if name not in local.sizes:
+                local.sizes[name] = tf.shape(known[id(item)])[axis]
+        outputs = node.emit(local, *[known[id(item)] for item in node.inputs])
+        known.update((id(item), tensor) for item, tensor in zip(node.outputs, outputs))
+
+
+def write(program: Program, devices: Devices, given: Sequence[Any]) -> list[Any]:
+    """Writes a program for all devices; `given` and the result as for `Writer`."""
+    return Writer(program, devices, given).write(program.outputs)
+
+
+class Writer:
+    """Writes a program for all devices, in one part or several.
+
+    Args:
+        program: the program.
+        devices: the devices; says whether XLA compiles the regions.
+        given: the inputs' tensors, or lists of one for each device. So are the results.
+    """
+
+    def __init__(self, program: Program, devices: Devices, given: Sequence[Any]):
+        self._program, self._devices = program, devices
+        self._known: dict[int, Any] = dict(zip(map(id, program.inputs), given))
+        self._written: set[int] = set()
+        self._hubs = hubs_of(program.nodes, devices.names)
+
+    def give(self, item: Item, tensor: Any) -> None:
+        """Gives one more input."""
+        self._known[id(item)] = tensor
+
+    def write(self, outputs: Sequence[Item], until: int | None = None) -> list[Any]:
+        """Writes what outputs need, and what has effects, of the nodes `until` a number."""
+        nodes = _used(self._program.nodes[:until], outputs)
+        nodes = [node for node in nodes if id(node) not in self._written]
+        self._written.update(id(node) for node in nodes if not node.is_free)
+        for level in sorted({node.level for node in nodes}):
+            now = [node for node in nodes if node.level == level]
+            for node in now:
+                if node.place != EACH:
+                    _write_alone(node, self._devices, self._known, self._hubs.get(id(node)))
+            region = [node for node in now if node.place == EACH]
+            if region:
+                made = _Region(region, self._program.nodes, self._program.outputs)
+                made.write(self._devices, self._known)
+        return [self._known[id(item)] for item in outputs]
+
+
+def _used(nodes: Sequence[Node], outputs: Sequence[Item]) -> list[Node]:
+    """The nodes that outputs need, and those with effects."""
+    wanted = set(map(id, outputs))
+    used = []
+    for node in reversed(nodes):
+        if node.place >= 0 or not node.outputs or any(id(one) in wanted for one in node.outputs):
+            used.append(node)
+            wanted.update(id(item) for item in node.needs)
+    return used[::-1]
+
+
+def _write_alone(node: Node, devices: Devices, known: dict[int, Any], hubs: Any) -> None:
+    """Writes a crossing, or what one device computes."""
+    is_crossing = node.place == ALL
+    with tf.device(None if is_crossing else devices.names[node.place]):
+        for name, (item, axis) in node.sizes.items():
+            _set_size(devices, name, known[id(item)], axis)
+        inputs = [known[id(item)] for item in node.inputs]
+        more = {} if hubs is None else {"parts_of": hubs}
+        outputs = node.emit(devices if is_crossing else devices.whole, *inputs, **more)
+        known.update((id(item), tensor) for item, tensor in zip(node.outputs, outputs))
+
+
+def _set_size(devices: Devices, name: str, found: Any, axis: int) -> None:
+    if name not in devices.whole.sizes:
+        devices.set_size(name, tf.shape(found[0] if isinstance(found, list) else found)[axis])
+
+
+class _Region:
+    """What each device computes between two crossings.
+
+    Args:
+        nodes: its nodes.
+        used: all nodes of the program, and the items that its caller gets.
+    """
+
+    def __init__(self, nodes: Sequence[Node], used: Sequence[Node], results: Sequence[Item]):
+        self.nodes: list[Node] = []
+        self.inputs: list[Item] = []
+        self.sizes: dict[str, tuple[Item, int]] = {}
+        self._inside = set(map(id, nodes))
+        self._taken: set[int] = set()
+        for node in nodes:
+            self._take(node)
+        wanted = set(map(id, results))
+        for node in used:
+            if id(node) not in self._inside:
+                wanted.update(
+                    id(one) for one in node.needs if node.place != EACH or not _is_free(one)
+                )
+        self.outputs = [one for node in nodes for one in node.outputs if id(one) in wanted]
+
+    def _take(self, node: Node) -> None:
+        """Adds a node, after the free nodes that it needs."""
+        if id(node) in self._taken:
+            return
+        self._taken.add(id(node))
+        for item in node.needs:
+            if _is_free(item):
+                self._take(item.node)  # type: ignore[arg-type]
+        for item in node.inputs:
+            if self._is_outside(item) and id(item) not in self._taken:
+                self._taken.add(id(item))
+                self.inputs.append(item)
+        found = {name: one for name, one in node.sizes.items() if self._is_outside(one[0])}
+        self.sizes.update(found)
+        self.nodes.append(node)
+
+    def _is_outside(self, item: Item) -> bool:
+        return id(item.node) not in self._inside and not _is_free(item)
+
+    def write(self, devices: Devices, known: dict[int, Any]) -> None:
+        """Writes it for all devices: as calls of one function, if it is more than a few nodes."""
+        for name, (item, axis) in self.sizes.items():
+            _set_size(devices, name, known[id(item)], axis)
+        given = [known[id(item)] for item in self.inputs]
+        is_function = devices.is_compiled or len(self.nodes) > _FEW
+        call = self._function(devices, given) if is_function else self._write_one
+        results = []
+        for number, name in enumerate(devices.names):
+            with tf.device(name):
+                results.append(call(devices.locals[number], [parts[number] for parts in given]))
+        for item, parts in zip(self.outputs, zip(*results)):
+            known[id(item)] = list(parts)
+
+    def _write_one(self, local: Local, given: Sequence[Any]) -> list[Any]:
+        known = dict(zip(map(id, self.inputs), given))
+        _write_nodes(self.nodes, local, known)
+        return [known[id(item)] for item in self.outputs]
+
+    def _function(self, devices: Devices, given: Sequence[list[Any]]) -> Callable[..., Any]:
+        """The region as a function of a device's `Local` and its inputs."""
+        each = [one.settings for one in devices.locals]
+        fixed = {name: one for name, one in each[0].items() if _is_same([e[name] for e in each])}
+        names = [name for name in each[0] if name not in fixed]
+        sizes = list(devices.whole.sizes)
+
+        def region(scalars: list[Any], values: list[Any], tensors: list[Any]) -> list[Any]:
+            local = Local(
+                **fixed,
+                **dict(zip(names, scalars)),
+                sizes=dict(zip(sizes, values)),
+                is_compiled=devices.is_compiled,
+            )
+            with tf.device(None):
+                return self._write_one(local, tensors)
+
+        scalar = tf.TensorSpec([], tf.int32)
+        function = tf.function(region, autograph=False, jit_compile=devices.is_compiled or None)
+        traced = function.get_concrete_function(
+            [scalar] * len(names), [scalar] * len(sizes), list(map(_spec, given))
+        )
+
+        def call(local: Local, own: Sequence[Any]) -> list[Any]:
+            settings = local.settings
+            scalars = [tf.convert_to_tensor(settings[name], tf.int32) for name in names]
+            return traced(scalars, [local.sizes[name] for name in sizes], list(own))
+
+        return call
+
+
+def _is_free(item: Item) -> bool:
+    return item.node is not None and item.node.is_free
+
+
+def _is_same(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int) and value == values[0] for value in values)
+
+
+def _spec(parts: Sequence[Any]) -> tf.TensorSpec:
+    """The type and shape that all parts have."""
+    shape = parts[0].shape
+    for part in parts[1:]:
+        if shape.rank is None or shape.rank != part.shape.rank:
+            shape = tf.TensorShape(None)
+            break
+        shape = tf.TensorShape(
+            [
+                one if one == other else None
+                for one, other in zip(shape.as_list(), part.shape.as_list())
+            ]
+        )
+    return tf.TensorSpec(shape, parts[0].dtype)

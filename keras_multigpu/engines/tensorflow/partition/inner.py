@@ -1,0 +1,323 @@
+"""Functions within a step: their plans, and what they take from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.constants import Constant, constant_of
+from keras_multigpu.engines.tensorflow.partition.emission import write, write_local
+from keras_multigpu.engines.tensorflow.partition.layouts import (
+    COPIED,
+    WHOLE,
+    Copied,
+    Elements,
+    Layout,
+    Partial,
+    Split,
+    Value,
+    Whole,
+)
+from keras_multigpu.engines.tensorflow.partition.planner import (
+    ALL_DEVICES,
+    EACH_DEVICE,
+    ONE_DEVICE,
+    NeedsOthers,
+    Planner,
+)
+from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Item
+from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, symbols_of
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What is known of a variable of a loop, in every iteration."""
+
+    layout: Layout
+    dims: tuple[Any, ...] | None
+    const: tuple[Any, ...] | None
+    elements: Elements | None
+
+
+def state_of(planner: Any, value: Value) -> State:
+    """A value's state; sizes that only the planner's program knows are unknown outside."""
+    own = planner.program.symbols if isinstance(planner, Inner) else ()
+    layout = value.layout if value.is_spread else WHOLE
+    dims: tuple[Any, ...] | None = value.dims
+    if dims is not None:
+        dims = tuple(None if symbols_of([dim]) & set(own) else dim for dim in dims)
+    const = None if value.const is None else tuple(value.const.flat)
+    if const is not None and symbols_of(const) & set(own):
+        const = None
+    elements = value.elements
+    if elements is not None and elements.dims is not None:
+        kept = tuple(None if symbols_of([dim]) & set(own) else dim for dim in elements.dims)
+        elements = dataclasses.replace(elements, dims=kept)
+    return State(layout, dims, const, elements)
+
+
+def joined(a: State, b: State, planner: Planner) -> State:
+    """The state that both have."""
+    dims = a.dims
+    if a.dims is None or b.dims is None or len(a.dims) != len(b.dims):
+        dims = None
+    elif a.dims != b.dims:
+        dims = tuple(p if p == q else None for p, q in zip(a.dims, b.dims))
+    layout = (
+        a.layout
+        if isinstance(b.layout, Whole) or isinstance(a.layout, (Split, Partial))
+        else b.layout
+    )
+    elements = _joined_elements(a.elements, b.elements)
+    if isinstance(layout, Split):
+        of = dims if elements is None else elements.dims
+        if of is None or len(of) <= layout.axis or planner.unit_of(of[layout.axis]) is None:
+            raise NeedsOthers  # the rows of one are not the rows of the other
+    return State(layout, dims, a.const if a.const == b.const else None, elements)
+
+
+def _joined_elements(a: Elements | None, b: Elements | None) -> Elements | None:
+    if a is None or b is None or a == b:
+        return a
+    if a.dims is None and a.is_constant:
+        return b
+    if b.dims is None and b.is_constant:
+        return a
+    dims = None
+    if a.dims is not None and b.dims is not None and len(a.dims) == len(b.dims):
+        dims = tuple(p if p == q else None for p, q in zip(a.dims, b.dims))
+    is_same = a.const is not None and a.const == b.const
+    return Elements(dims, a.const if is_same else None, is_same)
+
+
+join_elements = _joined_elements
+
+
+class Inner(Planner):
+    """Plans a function that an operation of the step calls.
+
+    Args:
+        outer: plans the step around.
+        way: `EACH_DEVICE`, `ALL_DEVICES` or `ONE_DEVICE`.
+        is_branch: whether it may not run: what it takes is then brought to it inside.
+    """
+
+    def __init__(self, outer: Planner, way: str, *, is_branch: bool = False):
+        super().__init__(outer.rules, outer.count, outer.batch, [], way=way, names=outer.names)
+        self.outer, self.is_branch = outer, is_branch
+        self._origins: dict[int, tuple[Value, Value]] = {}  # by the id of our value: it, the outer
+        self.taken: dict[int, tuple[Item, Item]] = {}  # by the id of the outer item: it, and ours
+
+    # What comes from outside
+
+    def take(self, value: Value) -> Value:
+        """An outer value, inside: what is asked for is taken in the layout that is asked for."""
+        if value.const is not None:
+            return Value(value.dtype, value.dims, const=value.const)
+        if self.is_branch and self.way == ALL_DEVICES and value.make is None:
+            forms = {layout: self._taken(item) for layout, item in value.forms.items()}
+            return Value(value.dtype, value.dims, value.layout, forms, elements=value.elements)
+
+        def make(layout: Layout) -> Item | None:
+            if isinstance(layout, Partial):
+                return None
+            if isinstance(layout, Split) and not self._has_rows(value, layout):
+                return None
+            return self._taken(self.outer_item(value, layout))
+
+        layout = value.layout if value.axis is not None else WHOLE
+        mine = Value(value.dtype, value.dims, layout, {}, make, elements=value.elements)
+        self._origins[id(mine)] = mine, value
+        return mine
+
+    def outside(self, value: Value) -> Value | None:
+        if self.way != EACH_DEVICE or id(value) not in self._origins:
+            return None
+        return self._origins[id(value)][1]
+
+    def _has_rows(self, value: Value, layout: Split) -> bool:
+        if self.way == ONE_DEVICE:
+            return False
+        if value.elements is not None or value.dtype == tf.variant:
+            return value.layout == layout or value.make is not None
+        dims = value.dims or ()
+        return layout.axis < len(dims) and self.unit_of(dims[layout.axis]) is not None
+
+    def outer_item(self, value: Value, layout: Layout = WHOLE) -> Item:
+        """The item outside that has a value in a layout."""
+        if isinstance(layout, (Whole, Copied)):
+            layout = COPIED if self.way == EACH_DEVICE or isinstance(layout, Copied) else WHOLE
+            if self.way == ONE_DEVICE:
+                layout = WHOLE
+        if self.outer.way != ALL_DEVICES and isinstance(layout, Copied):
+            layout = WHOLE
+        if value.dtype == tf.variant and value.axis is not None and value.layout != layout:
+            raise NeedsOthers  # a split list as a whole
+        return self.outer.get(value, layout)
+
+    def _taken(self, item: Item) -> Item:
+        if id(item) not in self.taken:
+            place = item.place if self.way == ALL_DEVICES else EACH
+            mine = Item(item.dtype, place)
+            self.taken[id(item)] = item, mine
+            self.program.inputs.append(mine)
+        return self.taken[id(item)][1]
+
+    @staticmethod
+    def common(inners: Sequence[Inner]) -> list[Item]:
+        """The outer items that functions take; afterwards all take them, in this order."""
+        items: dict[int, Item] = {}
+        for inner in inners:
+            items.update((key, outer) for key, (outer, _) in inner.taken.items())
+        for inner in inners:
+            own = [item for item in inner.program.inputs if item not in _mine(inner)]
+            for item in items.values():
+                inner._taken(item)
+            inner.program.inputs = own + [inner.taken[key][1] for key in items]
+        return list(items.values())
+
+    def carried(self, state: State, tensor: tf.Tensor) -> Value:
+        """A variable of a loop."""
+        is_each = self.way != ALL_DEVICES or not isinstance(state.layout, Whole)
+        item = Item(tensor.dtype, EACH if is_each else 0)
+        self.program.inputs.append(item)
+        const: Constant | None = None
+        if state.const is not None and state.dims is not None:
+            const = constant_of(np.zeros([int(d) for d in state.dims], dtype=object))
+            const.flat[:] = list(state.const)
+            return Value(tensor.dtype, state.dims, const=const)
+        if tensor.dtype == tf.variant:
+            # A whole list that the body finds to be split has another state in the next round.
+            forms: dict[Layout, Item] = {state.layout: item}
+            return Value(
+                tensor.dtype, None, state.layout, forms, lambda _: item, elements=state.elements
+            )
+        return self.value(tensor.dtype, state.dims, state.layout, item)
+
+    # Planning
+
+    def run(self, graph: Any, values: Sequence[Value]) -> list[Value]:
+        """Plans the function."""
+        return self.run_graph(graph, dict(zip(map(id, graph.inputs), values)), graph.outputs)
+
+    def kept(self, value: Value) -> Layout:
+        """The layout in which a result goes outside."""
+        return value.layout if value.is_spread else WHOLE
+
+    def give(self, results: Sequence[Value], layouts: Sequence[Layout]) -> None:
+        """Sets what the function gives."""
+        self.program.outputs = [self.get(v, layout) for v, layout in zip(results, layouts)]
+
+    def added(
+        self,
+        emit: Any,
+        first: Sequence[Item],
+        layouts: Sequence[Layout],
+        results: Sequence[Any],
+        op: tf.Operation,
+        taken: Sequence[Item] | None = None,
+        tensors: Sequence[tf.Tensor] | None = None,
+    ) -> list[Value]:
+        """Adds the function's node to the program outside; returns the values of its results."""
+        taken = Inner.common([self]) if taken is None else taken
+        tensors = op.outputs if tensors is None else tensors
+        place = {EACH_DEVICE: EACH, ALL_DEVICES: ALL, ONE_DEVICE: 0}[self.way]
+        items = self.outer.add_mixed(
+            emit,
+            [*first, *taken],
+            place,
+            [tensor.dtype for tensor in tensors],
+            [self._result_place(place, layout) for layout in layouts],
+            name=op.name,
+            symbols=self.program.unbound,
+            after=0 if place == EACH else self.outer.after(op),
+        )
+        self.outer.records.extend(self.records)
+        return [
+            self._outside(result, layout, item, tensor)
+            for result, layout, item, tensor in zip(results, layouts, items, tensors)
+        ]
+
+    @staticmethod
+    def _result_place(place: int, layout: Layout) -> int:
+        if place == ALL:
+            return 0 if isinstance(layout, Whole) else EACH
+        return place
+
+    def _outside(self, result: Any, layout: Layout, item: Item, tensor: tf.Tensor) -> Value:
+        state = state_of(self, result) if isinstance(result, Value) else result
+        dims = state.dims
+        if tensor.dtype in (tf.variant, tf.resource):
+            dims = None
+        elif dims is None:
+            dims = static_dims(tensor)
+        form = layout
+        if isinstance(layout, Whole) and item.is_each and self.outer.way == ALL_DEVICES:
+            form = COPIED
+        value = Value(tensor.dtype, dims, layout, {form: item}, elements=state.elements)
+        if state.const is not None and dims is not None and None not in dims:
+            const = constant_of(np.zeros([int(d) for d in dims], dtype=object))
+            const.flat[:] = list(state.const)
+            value.const = const
+        return self.outer.with_symbols(value)
+
+    # Emission
+
+    def write(self, scope: Any, given: Sequence[Any]) -> list[Any]:
+        """Writes the function's program into the graph that is being built."""
+        if self.way == ALL_DEVICES:
+            return write(self.program, scope.inner(), given)
+        return write_local(self.program, scope.inner(), given)
+
+    def flat(self, values: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
+        """Tensors, and lists of one for each device, as one list."""
+        return [one for value in values for one in (value if isinstance(value, list) else [value])]
+
+    def unflat(self, tensors: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
+        """The reverse."""
+        if self.way != ALL_DEVICES:
+            return list(tensors)
+        rest = iter(tensors)
+        return [
+            next(rest) if isinstance(one, Whole) else [next(rest) for _ in range(self.count)]
+            for one in layouts
+        ]
+
+    def shapes(
+        self, states: Sequence[State], tensors: Sequence[tf.Tensor], scope: Any
+    ) -> list[tf.TensorShape]:
+        """The static shapes of a loop's variables, as `flat` lists them."""
+        found = []
+        for state, tensor in zip(states, tensors):
+            shape = tf.TensorShape(None)
+            if tensor.dtype != tf.variant and state.dims is not None:
+                axis = state.layout.axis if isinstance(state.layout, Split) else None
+                static = [
+                    None if isinstance(d, Dim) or number == axis else d
+                    for number, d in enumerate(state.dims)
+                ]
+                shape = tf.TensorShape(static)
+            is_one = isinstance(state.layout, Whole) or self.way != ALL_DEVICES
+            found += [shape] * (1 if is_one else self.count)
+        return found
+
+
+def _mine(inner: Inner) -> list[Item]:
+    return [mine for _, mine in inner.taken.values()]
+
+
+__all__ = [
+    "ALL_DEVICES",
+    "BATCH",
+    "EACH_DEVICE",
+    "ONE_DEVICE",
+    "Inner",
+    "State",
+    "joined",
+    "state_of",
+]

@@ -1,0 +1,100 @@
+"""How a tensor of the traced step lies on the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.constants import Constant
+from keras_multigpu.engines.tensorflow.partition.program import Item
+from keras_multigpu.engines.tensorflow.partition.sizes import Dims
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """On one device: the one that computed it. Others copy it when they use it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Copied:
+    """The whole tensor, on each device."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Each device has a slice of an axis, in the devices' order.
+
+    The axis has a multiple of the batch's rows; a device has that multiple of its own rows. The
+    devices' rows differ by at most one, and may be none.
+    """
+
+    axis: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Partial:
+    """Each device has an addend: the tensor is their sum, or other `kind` of reduction."""
+
+    kind: str
+
+
+Layout: TypeAlias = Whole | Copied | Split | Partial
+WHOLE, COPIED, SUM = Whole(), Copied(), Partial("sum")
+
+Make: TypeAlias = Callable[[Layout], "Item | None"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Elements:
+    """What is known of the elements of a tensor list.
+
+    `dims` is `None` while nothing is known; a dimension that differs between elements is `None`.
+    """
+
+    dims: tuple[Any, ...] | None = None
+    const: tuple[Any, ...] | None = None
+    is_constant: bool = True
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """A tensor of the traced step, as the plan knows it.
+
+    Attributes:
+        dtype: its type.
+        dims: its dimensions; `None` if not even their number is known.
+        layout: the layout in which it was computed.
+        forms: the program's item for each layout that it was computed in, or brought to.
+        make: computes it in a layout, or returns `None` if it can't; for values that need no rows
+            and are computed where they are used: shapes, fills, random numbers.
+        const: the numbers and dimensions of a small integer tensor.
+        elements: of a tensor list.
+        is_trained: whether it is a weight that is trained, or a gradient.
+    """
+
+    dtype: tf.DType
+    dims: Dims | None
+    layout: Layout = WHOLE
+    forms: dict[Layout, Item] = dataclasses.field(default_factory=dict)
+    make: Make | None = None
+    const: Constant | None = None
+    elements: Elements | None = None
+    is_trained: bool = False
+
+    @property
+    def axis(self) -> int | None:
+        """The axis along which it is split."""
+        return self.layout.axis if isinstance(self.layout, Split) else None
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the devices hold different parts of it."""
+        return isinstance(self.layout, (Split, Partial))
+
+    @property
+    def is_free(self) -> bool:
+        """Whether each device can compute it without any other tensor."""
+        return self.const is not None or self.make is not None

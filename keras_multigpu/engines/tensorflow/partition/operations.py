@@ -1,0 +1,136 @@
+"""Single operations: written into a graph, and their rough cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.signatures import Signature
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, symbols_of
+
+SAMPLE = 32  # rows, and the size of every other symbol: for estimates only
+
+
+@dataclasses.dataclass(frozen=True)
+class Shaped:
+    """A small integer tensor that is made anew: with an axis, of a device's own rows."""
+
+    dims: Sequence[Any]
+    dtype: tf.DType
+    axis: int | None
+
+    @property
+    def symbols(self) -> set[str]:
+        """The symbols in it, without the batch."""
+        return symbols_of(self.dims) - {BATCH}
+
+    def tensor(self, local: Any) -> tf.Tensor:
+        """The tensor, for the device of `local`."""
+        return local.shape(self.dims, self.dtype, self.axis)
+
+
+def attributes_of(op: tf.Operation) -> dict[str, Any]:
+    """An operation's attributes, without TensorFlow's marks."""
+    return {name: one for name, one in op.node_def.attr.items() if not name.startswith("_")}
+
+
+def create(
+    kind: str, inputs: Sequence[Any], attributes: Mapping[str, Any], name: str | None = None
+) -> list[tf.Tensor]:
+    """Adds an operation to the graph that is being built; returns its outputs."""
+    graph = tf.compat.v1.get_default_graph()
+    return graph.create_op(kind, list(inputs), attrs=dict(attributes), name=name).outputs
+
+
+def operation(
+    op: tf.Operation,
+    shapes: Mapping[int, Shaped],
+    signature: Signature | None,
+    own: Sequence[Shaped] = (),
+) -> Callable[..., list[Any]]:
+    """A function that writes a traced operation anew, for one device.
+
+    `own`: the shapes of a device's outputs, if its kernel may not be trusted with no rows.
+    """
+    attributes, kind = attributes_of(op), op.type
+    if signature is not None:
+        kind = signature.kind or kind
+        attributes = {**attributes, **signature.attributes}
+        attributes = {name: one for name, one in attributes.items() if one is not None}
+    count, name, functions = len(op.inputs), op.name, _functions_of(op)
+    types = [tensor.dtype for tensor in op.outputs]
+
+    def emit(local: Any, *tensors: Any) -> list[Any]:
+        rest = iter(tensors)
+        for one in functions:
+            one.add_to_graph(tf.compat.v1.get_default_graph())
+        inputs = [shapes[i].tensor(local) if i in shapes else next(rest) for i in range(count)]
+        if not own:
+            return create(kind, inputs, attributes, name)
+        sizes = [one.tensor(local) for one in own]
+        return local.unless_empty(
+            lambda: create(kind, inputs, attributes, name), list(zip(sizes, types))
+        )
+
+    return emit
+
+
+def own_shapes(op: tf.Operation, signature: Signature | None, label: Any) -> list[Shaped]:
+    """The shapes of a device's outputs, where its kernel may not be trusted with no rows."""
+    if signature is None or label is None or label not in signature.zero_if_empty:
+        return []
+    assert signature.dims is not None, op.type
+    axes = [list(one).index(label) if label in one else None for one in signature.outputs]
+    return [Shaped(dims, tf.int32, axis) for dims, axis in zip(signature.dims, axes)]
+
+
+def _functions_of(op: tf.Operation) -> list[Any]:
+    """The functions that it calls which only its graph knows: those of `tf.compat.v1`'s kind."""
+    names = [one.func.name for one in op.node_def.attr.values() if one.HasField("func")]
+    functions = [op.graph._get_function(name) for name in names]
+    return [one for one in functions if one is not None and not hasattr(one, "graph")]
+
+
+def elements_of(dims: Any) -> float:
+    """A rough number of elements."""
+    result = 1.0
+    for dim in dims or ():
+        if isinstance(dim, Dim):
+            dim = sum(factor * SAMPLE ** len(key) for key, factor in dim.terms.items())
+        result *= max(0, dim or 0)
+    return result
+
+
+_NO_WORK = frozenset(
+    {"Const", "Identity", "IdentityN", "Reshape", "Shape", "ReadVariableOp", "NoOp", "ExpandDims"}
+)
+
+
+def work_of(op: tf.Operation, inputs: Sequence[Value], outputs: Sequence[Value]) -> float:
+    """A rough number of floating-point operations."""
+    if op.type in _NO_WORK or not outputs:
+        return 0.0
+    of_result = sum(elements_of(one.dims) for one in outputs)
+    sizes = [elements_of(one.dims) for one in inputs if one.dtype not in (tf.resource, tf.variant)]
+    if op.type in ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum") and len(sizes) == 2:
+        return 2 * math.sqrt(max(1.0, sizes[0] * sizes[1] * of_result))  # exact for (m, k) x (k, n)
+    if op.type.startswith(("Conv", "Depthwise")) and inputs[0].dims is not None:
+        return _convolution(op, inputs, outputs)
+    return max([of_result, *sizes])
+
+
+def _convolution(op: tf.Operation, inputs: Sequence[Value], outputs: Sequence[Value]) -> float:
+    is_of_filter = "BackpropFilter" in op.type
+    kernel = outputs[0] if is_of_filter else inputs[1]
+    result = inputs[2] if "Backprop" in op.type else outputs[0]
+    if not kernel.dims or not result.dims:
+        return 0.0
+    of_one = elements_of(kernel.dims) / max(1.0, elements_of(kernel.dims[-1:]))
+    if "Depthwise" in op.type:
+        of_one = elements_of(kernel.dims[:-2])
+    return 2 * of_one * elements_of(result.dims)

@@ -1,0 +1,503 @@
+"""Decides how every tensor of a traced step lies on the devices, and writes the program for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition import crossings
+from keras_multigpu.engines.tensorflow.partition.constants import evaluate
+from keras_multigpu.engines.tensorflow.partition.layouts import (
+    COPIED,
+    WHOLE,
+    Copied,
+    Layout,
+    Partial,
+    Split,
+    Value,
+    Whole,
+)
+from keras_multigpu.engines.tensorflow.partition.operations import (
+    Shaped,
+    elements_of,
+    operation,
+    own_shapes,
+    work_of,
+)
+from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing, Item, Program
+from keras_multigpu.engines.tensorflow.partition.signatures import (
+    Choice,
+    Signature,
+    output_dims,
+    static_dims,
+)
+from keras_multigpu.engines.tensorflow.partition.sizes import (
+    BATCH,
+    Dim,
+    Unknown,
+    divide,
+    is_known,
+    product,
+    symbols_of,
+)
+
+ALL_DEVICES, EACH_DEVICE, ONE_DEVICE = "all", "each", "one"
+"""What a planner plans: what all devices do together; what each does for its rows, where nothing
+can cross and what is whole is on each device; what one device does for all."""
+
+
+class NeedsOthers(Exception):  # noqa: N818 - an answer, caught where the question is asked
+    """A device's part needs the other devices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """How an operation of the traced step is computed, for reports.
+
+    Attributes:
+        type: its type.
+        name: its name, which begins with its layers'.
+        how: `"spread"`, `"whole"` (nothing of it has rows), or `"gathered"` (on gathered rows).
+        work: a rough number of floating-point operations, at a batch of 32.
+    """
+
+    type: str
+    name: str
+    how: str
+    work: float
+
+
+class Planner:
+    """Plans a graph, and the functions that it calls.
+
+    Args:
+        rules: {type of operation: rule}.
+        count: the number of devices.
+        batch: the number of rows: a `Dim`, or the number itself.
+        records: where to note how operations are computed.
+        way: `ALL_DEVICES`, `EACH_DEVICE` or `ONE_DEVICE`.
+        names: numbers for the names of symbols.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[str, Callable[..., Any]],
+        count: int,
+        batch: Any,
+        records: list[Record],
+        *,
+        way: str = ALL_DEVICES,
+        names: Iterator[int] | None = None,
+    ):
+        self.rules, self.count, self.batch, self.records = rules, count, batch, records
+        self.way = way
+        self.trained: set[int] = set()  # the `id`s of the values of trained variables' resources
+        self.names = itertools.count() if names is None else names
+        self.program = Program()
+        self.cache: dict[Any, Any] = {}
+        self.versions: dict[int, int] = {}  # how often a resource was changed, by its value's id
+        self._choose = Choice(self.unit_of, elements_of) if way != ONE_DEVICE else _no_choice
+        self._levels: dict[Any, int] = {}  # of traced operations, for those that must come after
+        self._first_level = 0  # of a function's operations that are planned as part of the step
+
+    # Sizes
+
+    def unit_of(self, dim: Any) -> Any:
+        """The multiple of the batch's rows that a dimension is; `None` if it is none."""
+        if dim is None or (isinstance(dim, int) and dim == 0):
+            return None
+        try:
+            unit = divide(dim, self.batch)
+        except (Unknown, ZeroDivisionError):
+            return None
+        return unit
+
+    def has_rows(self, dims: Any) -> bool:
+        """Whether a dimension is a multiple of the batch's rows."""
+        return any(self.unit_of(dim) is not None for dim in dims or ())
+
+    def value(
+        self,
+        dtype: tf.DType,
+        dims: Any,
+        layout: Layout = WHOLE,
+        item: Item | None = None,
+        **more: Any,
+    ) -> Value:
+        """A value with its item; dimensions that aren't known become symbols."""
+        forms = {} if item is None else {layout: item}
+        return self.with_symbols(Value(dtype, dims, layout, forms, **more))
+
+    def with_symbols(self, value: Value) -> Value:
+        """A value, with symbols for the dimensions that aren't known."""
+        if value.dims is not None and None in value.dims:
+            value.dims = tuple(
+                self._symbol(value, axis) if dim is None else dim
+                for axis, dim in enumerate(value.dims)
+            )
+        return value
+
+    def _symbol(self, value: Value, axis: int) -> Dim:
+        name = f"size{next(self.names)}"
+        item = next(iter(value.forms.values()))
+        assert value.axis != axis, "a split axis is a multiple of the rows"
+        self.program.symbols[name] = item, axis
+        return Dim.symbol(name)
+
+    # Layouts
+
+    def get(self, value: Value, layout: Layout) -> Item:
+        """The item that has a value in a layout."""
+        if layout not in value.forms:
+            value.forms[layout] = self._convert(value, layout)
+        return value.forms[layout]
+
+    def _convert(self, value: Value, layout: Layout) -> Item:
+        if value.const is not None and not isinstance(layout, (Split, Partial)):
+            return self._constant(value, layout)
+        made = value.make(layout) if value.make is not None else None
+        if made is not None:
+            return made
+        if self.way != ALL_DEVICES or value.is_free:
+            return self._convert_locally(value, layout)
+        if isinstance(layout, Whole):
+            if COPIED in value.forms:
+                return crossings.first(self.program, value.forms[COPIED])
+            item = value.forms[value.layout]
+            if isinstance(value.layout, Split):
+                return crossings.gather(self.program, item, value.layout.axis)
+            assert isinstance(value.layout, Partial)
+            return crossings.reduce(self.program, item, value.layout.kind, self._what("sum", value))
+        if isinstance(layout, Copied):
+            whole = self.get(value, WHOLE)
+            return crossings.copy(self.program, whole, self._what("copy", value))
+        if isinstance(layout, Partial):
+            return crossings.on_first(self.program, self.get(value, WHOLE), layout.kind)
+        if value.dtype == tf.variant:
+            raise NeedsOthers  # a whole list can't be taken apart
+        whole = self.get(value, WHOLE)
+        return crossings.scatter(self.program, whole, layout.axis, self._unit(value, layout.axis))
+
+    def _what(self, kind: str, value: Value) -> Crossing:
+        dims = value.dims or ()
+        size = int(product(dims)) if is_known(dims) else None
+        return Crossing(kind, size, value.is_trained)
+
+    def _convert_locally(self, value: Value, layout: Layout) -> Item:
+        """On each device all that is whole is there already; its rows are a slice."""
+        if isinstance(layout, (Whole, Copied)):
+            found = value.forms.get(WHOLE) or value.forms.get(COPIED)
+            if found is None and value.is_free and layout != WHOLE:
+                whole = self.get(value, WHOLE)
+                what = self._what("copy", value)
+                is_all = self.way == ALL_DEVICES
+                return crossings.copy(self.program, whole, what) if is_all else whole
+            if found is None:
+                raise NeedsOthers
+            return found
+        whole = self.get(value, COPIED)
+        if isinstance(layout, Partial):
+            return crossings.only_on_first(self.program, whole, layout.kind)
+        if value.dtype == tf.variant:
+            raise NeedsOthers
+        return crossings.own_slice(self.program, whole, layout.axis, self._unit(value, layout.axis))
+
+    def _unit(self, value: Value, axis: int) -> Any:
+        assert value.dims is not None
+        unit = self.unit_of(value.dims[axis])
+        assert unit is not None, (value, axis)
+        return unit
+
+    def _constant(self, value: Value, layout: Layout) -> Item:
+        const = value.const
+        assert const is not None
+        place = EACH if isinstance(layout, Copied) else 0
+
+        def emit(local: Any) -> list[Any]:
+            return [local.constant(const, value.dtype)]
+
+        symbols = symbols_of(const.flat) - {BATCH}
+        return self.add(emit, [], place, [value.dtype], symbols=symbols, is_cheap=True)[0]
+
+    def add(
+        self, emit: Any, inputs: Sequence[Item], place: int, types: Sequence[Any], **more: Any
+    ) -> list[Item]:
+        """Adds a node to the program."""
+        if self.way != ALL_DEVICES:
+            assert place != ALL
+            place = EACH
+        return self.program.add(emit, inputs, place, types, **more)
+
+    def new_input(self, dtype: tf.DType) -> Item:
+        """One more input of the program, on the first device."""
+        item = Item(dtype, 0)
+        self.program.inputs.append(item)
+        return item
+
+    def outside(self, value: Value) -> Value | None:
+        """The value of a resource outside, if it is read there."""
+        return None
+
+    def add_mixed(
+        self, emit: Any, inputs: Sequence[Item], place: int, types: Any, places: Any, **more: Any
+    ) -> list[Item]:
+        """Adds a node whose outputs have different places."""
+        items = self.add(emit, inputs, place, types, **more)
+        if place == ALL:
+            for item, one in zip(items, places):
+                item.place = one
+        return items
+
+    # Operations
+
+    def whole(
+        self, op: tf.Operation, values: Sequence[Value], signature: Signature | None = None
+    ) -> list[Item]:
+        """Computes an operation on one device, on whole values."""
+        if self.way == EACH_DEVICE and op.op_def.is_stateful:
+            raise NeedsOthers
+        shapes = self._shapes(values, signature, None)
+        inputs = [None if i in shapes else self.get(v, WHOLE) for i, v in enumerate(values)]
+        return self._operation(op, inputs, shapes, signature, self._place(values), values)
+
+    def each(
+        self, op: tf.Operation, values: Sequence[Value], signature: Signature, label: Any
+    ) -> list[Item]:
+        """Computes an operation on every device: split along a label, or (`None`) all of it."""
+        shapes = self._shapes(values, signature, label)
+        inputs: list[Item | None] = []
+        for number, (value, labels) in enumerate(zip(values, signature.inputs)):
+            is_split = label is not None and label in labels
+            layout = Split(list(labels).index(label)) if is_split else COPIED
+            inputs.append(None if number in shapes else self.get(value, layout))
+        own = own_shapes(op, signature, label)
+        return self._operation(op, inputs, shapes, signature, EACH, values, own)
+
+    def _shapes(
+        self, values: Sequence[Value], signature: Signature | None, label: Any
+    ) -> dict[int, Shaped]:
+        """The inputs that are not taken from the trace: shapes, and constants."""
+        if signature is None:
+            return {}
+        found: dict[int, Shaped] = {}
+        for number, output in signature.shapes.items():
+            assert signature.dims is not None
+            labels = list(signature.outputs[output])
+            axis = labels.index(label) if label is not None and label in labels else None
+            found[number] = Shaped(signature.dims[output], values[number].dtype, axis)
+        for number, numbers in signature.constants.items():
+            found[number] = Shaped(numbers, values[number].dtype, None)
+        return found
+
+    def _operation(
+        self,
+        op: tf.Operation,
+        inputs: Sequence[Item | None],
+        shapes: Mapping[int, Shaped],
+        signature: Signature | None,
+        place: int,
+        values: Sequence[Value],
+        own: Sequence[Shaped] = (),
+    ) -> list[Item]:
+        emit = operation(op, shapes, signature, own)
+        symbols = set().union(*(one.symbols for one in (*shapes.values(), *own)))
+        return self.add(
+            emit,
+            [one for one in inputs if one is not None],
+            place,
+            [output.dtype for output in op.outputs],
+            name=op.name,
+            symbols=symbols,
+            after=0 if place == EACH else self.after(op),
+            is_cheap=all(value.is_free for value in values) and op.type in _CHEAP,
+        )
+
+    def after(self, op: tf.Operation) -> int:
+        """The level that an operation must not be before: what it waits for has effects."""
+        levels = [self._levels.get(id(one), 0) for one in op.control_inputs]
+        return max([self._first_level, *levels])
+
+    def _place(self, values: Sequence[Value]) -> int:
+        """The device of what is computed whole: where its state is, or its inputs are."""
+        items = [item for value in values for item in value.forms.values() if not item.is_each]
+        resources = [item for item in items if item.dtype == tf.resource]
+        return next((item.place for item in [*resources, *items] if item.place > 0), 0)
+
+    def apply(
+        self, op: tf.Operation, values: Sequence[Value], signature: Signature
+    ) -> tuple[list[Value], str]:
+        """Computes an operation as its signature allows; returns its values, and how."""
+        dims = output_dims(op, values, signature)
+        if all(v.is_free for v in values) and self._may_defer(op, dims):
+            return [self._defer(op, values, signature, dims[0])], "whole"
+        label = self._choose(values, signature, dims)
+        if label is not None:
+            return self._spread(op, values, signature, label, dims), "spread"
+        return self.fallback(op, values, dims, signature)
+
+    def _spread(
+        self, op: tf.Operation, values: Any, signature: Signature, label: Any, dims: Any
+    ) -> list[Value]:
+        items = self.each(op, values, signature, label)
+        made = []
+        for item, labels, shape, tensor in zip(items, signature.outputs, dims, op.outputs):
+            layout: Layout = Partial(signature.partial or "sum")
+            if label in labels:
+                layout = Split(list(labels).index(label))
+            made.append(self.value(tensor.dtype, shape, layout, item))
+            is_sum = isinstance(layout, Partial) and tensor.dtype.is_floating
+            made[-1].is_trained = is_sum and _GRADIENTS in op.name
+        return made
+
+    def _may_defer(self, op: tf.Operation, dims: Sequence[Any]) -> bool:
+        return (
+            len(op.outputs) == 1
+            and not op.op_def.is_stateful
+            and dims[0] is not None
+            and None not in dims[0]
+        )
+
+    def _defer(
+        self, op: tf.Operation, values: Sequence[Value], signature: Signature, dims: Any
+    ) -> Value:
+        """A value that is computed where it is used, in the layout that is asked for."""
+
+        def make(layout: Layout) -> Item | None:
+            if isinstance(layout, Whole):
+                return self.whole(op, values, signature)[0]
+            if isinstance(layout, Copied):
+                return self.each(op, values, signature, None)[0]
+            if isinstance(layout, Partial):
+                return None
+            label = signature.outputs[0][layout.axis]
+            wanted = [dims[layout.axis]] + [
+                dim
+                for number, (value, labels) in enumerate(zip(values, signature.inputs))
+                if number not in signature.shapes
+                for one, dim in zip(labels, value.dims or ())
+                if one == label
+            ]
+            if label is None or any(self.unit_of(dim) is None for dim in wanted):
+                return None
+            if not signature.regroups and any(dim != wanted[0] for dim in wanted):
+                return None
+            return self.each(op, values, signature, label)[0]
+
+        return Value(op.outputs[0].dtype, dims, WHOLE, {}, make)
+
+    def fallback(
+        self,
+        op: tf.Operation,
+        values: Sequence[Value],
+        dims: Sequence[Any] | None = None,
+        signature: Signature | None = None,
+    ) -> tuple[list[Value], str]:
+        """Computes an operation whole; what has a row for each of the batch's is split again."""
+        shaped = signature.shapes if signature is not None else ()
+        is_gathered = any(v.axis is not None for i, v in enumerate(values) if i not in shaped)
+        items = self.whole(op, values, signature)
+        made = []
+        for number, (tensor, item) in enumerate(zip(op.outputs, items)):
+            known = static_dims(tensor) if dims is None else dims[number]
+            value = self.value(tensor.dtype, known, WHOLE, item)
+            if is_gathered and value.dims and self.unit_of(value.dims[0]) is not None:
+                value.layout = Split(0)  # what follows is spread again
+            made.append(value)
+        return made, "gathered" if is_gathered else "whole"
+
+    # The graph
+
+    def run_call(self, op: tf.Operation, graph: Any, values: Sequence[Value]) -> list[Value]:
+        """Plans a function that an operation calls as if its operations stood there."""
+        before, self._first_level = self._first_level, self.after(op)
+        try:
+            return self.run_graph(graph, dict(zip(map(id, graph.inputs), values)), graph.outputs)
+        finally:
+            self._first_level = before
+
+    def run_graph(
+        self,
+        graph: Any,
+        known: dict[int, Value],
+        outputs: Sequence[tf.Tensor],
+        part: slice = slice(None),
+    ) -> list[Value]:
+        """Plans what the outputs need, and what has effects among a part of the operations.
+
+        `known` has the values of the graph's inputs, by the `id` of their tensors.
+        """
+        for op in needed(graph, outputs, part):
+            is_done = id(op) in self._levels
+            if is_done or (op.outputs and all(id(output) in known for output in op.outputs)):
+                continue
+            values = [known[id(tensor)] for tensor in op.inputs]
+            before = len(self.program.nodes)
+            made, how = self._one(op, values)
+            assert len(made) == len(op.outputs), op.type
+            known.update((id(tensor), value) for tensor, value in zip(op.outputs, made))
+            added = self.program.nodes[before:]
+            waits = [one.level + (one.place == EACH) for one in added]
+            self._levels[id(op)] = max([*waits, self.after(op)])
+            if how:
+                work = work_of(op, values, made)
+                self.records.append(Record(op.type, op.name, how, work))
+        return [known[id(tensor)] for tensor in outputs]
+
+    def _one(self, op: tf.Operation, values: Sequence[Value]) -> tuple[list[Value], str]:
+        constants = evaluate(op, values)
+        if constants is not None:
+            return [
+                Value(output.dtype, one.shape, const=one)
+                for output, one in zip(op.outputs, constants)
+            ], ""
+        rule = self.rules.get(op.type)
+        made = rule(self, op, values) if rule is not None else None
+        if isinstance(made, Signature):
+            return self.apply(op, values, made)
+        if isinstance(made, tuple):
+            return made
+        return (made, "") if made is not None else self.fallback(op, values)
+
+
+_GRADIENTS = "gradient_tape/"  # the scope of what TensorFlow's tapes compute
+_CHEAP = frozenset(
+    {"Cast", "Fill", "Range", "RealDiv", "Mul", "AddV2", "Sub", "Maximum", "Minimum"}
+)
+
+
+def needed(graph: Any, outputs: Sequence[tf.Tensor], part: slice) -> list[tf.Operation]:
+    """The operations that outputs need, and effects of a part of all; inputs first."""
+    operations = graph.get_operations()
+    inputs = {id(tensor) for tensor in graph.inputs}
+    roots = [tensor.op for tensor in outputs if id(tensor) not in inputs]
+    roots += [op for op in operations[part] if _has_effect(op)]
+    order: list[tf.Operation] = []
+    place = {id(op): number for number, op in enumerate(operations)}
+    done: set[int] = set()
+    for root in sorted(roots, key=lambda op: place[id(op)]):
+        stack = [(root, False)]
+        while stack:
+            op, is_ready = stack.pop()
+            if is_ready:
+                order.append(op)
+            elif id(op) not in done:
+                done.add(id(op))
+                stack.append((op, True))
+                before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+                stack += [(one, False) for one in reversed(before) if id(one) not in done]
+    return [op for op in order if op.type != "Placeholder"]
+
+
+_WITHOUT_EFFECT = frozenset({"Placeholder", "ReadVariableOp", "VarIsInitializedOp"})
+
+
+def _has_effect(op: tf.Operation) -> bool:
+    return op.op_def.is_stateful and op.type not in _WITHOUT_EFFECT
+
+
+def _no_choice(values: Any, signature: Any, dims: Any) -> None:
+    """One device splits nothing."""

@@ -1,0 +1,136 @@
+"""What the devices compute: the nodes of a program, in order, with the items they pass on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+EACH = -1
+"""The place of what every device computes on its own part."""
+
+ALL = -2
+"""The place of what takes, or gives, the parts of all devices: crossings."""
+
+Emit = Callable[..., Sequence[Any]]
+
+
+@dataclasses.dataclass(eq=False)
+class Item:
+    """A tensor of the program: on the device `place`, or one on each device (`EACH`)."""
+
+    dtype: Any
+    place: int
+    level: int = 0
+    node: Node | None = None
+    output: int = 0
+
+    @property
+    def is_each(self) -> bool:
+        """Whether every device has its own."""
+        return self.place == EACH
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a region computes it, so that others get it only after the region."""
+        return self.node is not None and self.node.place == EACH
+
+
+@dataclasses.dataclass(frozen=True)
+class Crossing:
+    """A tensor that is copied to all devices, or whose addends are summed.
+
+    Attributes:
+        kind: `"copy"` or `"sum"`.
+        size: its elements; `None` if not known.
+        is_trained: whether it is a weight, or a gradient: it may cross in another type.
+    """
+
+    kind: str
+    size: int | None
+    is_trained: bool
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """A step of a program.
+
+    Attributes:
+        emit: takes a `Local` (for `ALL`: the `Devices`) and the inputs' tensors; gives the outputs.
+        inputs: the items it takes.
+        place: a device's number, `EACH` or `ALL`.
+        name: of the traced operation, for people.
+        sizes: for each symbol of dimensions that it uses: an item, and the axis of that size.
+        level: how many crossings lie before it.
+        crossing: what crosses, for crossings that may go through hubs.
+        is_free: whether it takes nothing and costs little: each region that uses it computes it.
+        outputs: the items it gives.
+    """
+
+    emit: Emit
+    inputs: Sequence[Item]
+    place: int
+    name: str
+    sizes: Mapping[str, tuple[Item, int]]
+    level: int = 0
+    is_free: bool = False
+    crossing: Crossing | None = None
+    outputs: list[Item] = dataclasses.field(default_factory=list)
+
+    @property
+    def needs(self) -> list[Item]:
+        """All items that it takes."""
+        return [*self.inputs, *(item for item, _ in self.sizes.values())]
+
+
+@dataclasses.dataclass
+class Program:
+    """The nodes of a graph, in an order in which inputs come first.
+
+    Attributes:
+        nodes: all of them.
+        inputs: the items that the caller gives.
+        outputs: the items that the caller gets.
+        symbols: where the size of a symbol is found: an item and its axis.
+        unbound: symbols that are found outside.
+    """
+
+    nodes: list[Node] = dataclasses.field(default_factory=list)
+    inputs: list[Item] = dataclasses.field(default_factory=list)
+    outputs: list[Item] = dataclasses.field(default_factory=list)
+    symbols: dict[str, tuple[Item, int]] = dataclasses.field(default_factory=dict)
+    unbound: set[str] = dataclasses.field(default_factory=set)
+
+    def add(
+        self,
+        emit: Emit,
+        inputs: Sequence[Item],
+        place: int,
+        types: Sequence[Any],
+        *,
+        name: str = "",
+        gives: int | None = None,
+        symbols: Collection[str] = (),
+        after: int = 0,
+        is_cheap: bool = False,
+    ) -> list[Item]:
+        """Adds a node and returns its outputs, of these types.
+
+        `gives`: where a crossing puts its outputs. `symbols`: of the dimensions that it uses.
+        `after`: a level that it must not be before. `is_cheap`: whether it may be computed twice.
+        """
+        sizes = {one: self.symbols[one] for one in symbols if one in self.symbols}
+        self.unbound.update(one for one in symbols if one not in self.symbols)
+        node = Node(emit, inputs, place, name, sizes)
+        node.is_free = is_cheap and place == EACH and all(map(_is_free, node.needs))
+        assert place == ALL or all(one.is_each == (place == EACH) for one in inputs), name
+        wait = 0 if place == EACH else 1
+        node.level = max([after, *(one.level + wait * one.is_local for one in node.needs)])
+        where = place if gives is None else gives
+        node.outputs = [Item(one, where, node.level, node, i) for i, one in enumerate(types)]
+        self.nodes.append(node)
+        return node.outputs
+
+
+def _is_free(item: Item) -> bool:
+    return item.node is not None and item.node.is_free

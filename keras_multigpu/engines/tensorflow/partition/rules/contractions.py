@@ -1,0 +1,107 @@
+"""Sums of products over common axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.signatures import Signature
+from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, broadcast
+
+RULES = Table()
+
+
+@RULES.rule("MatMul")
+def matmul(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
+    """Rows and columns are kept, the inner axis is summed."""
+    a = ("k", "m") if op.get_attr("transpose_a") else ("m", "k")
+    b = ("n", "k") if op.get_attr("transpose_b") else ("k", "n")
+    return Signature([a, b], [("m", "n")], "sum")
+
+
+@RULES.rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def batch_matmul(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """As a product of matrices, with axes in front that broadcast."""
+    a = ("k", "m") if op.get_attr("adj_x") else ("m", "k")
+    b = ("n", "k") if op.get_attr("adj_y") else ("k", "n")
+    shapes = [value.dims or () for value in values]
+    fronts = [shape[:-2] for shape in shapes]
+    try:
+        front = broadcast(*fronts)
+    except Unknown:
+        return None
+    rank = len(front)
+    aligned = [(1,) * (rank - len(one)) + tuple(one) for one in fronts]
+    labels = [
+        ("batch", axis)
+        if dim != 1 and all(one[axis] == dim or one[axis] == 1 for one in aligned)
+        else None
+        for axis, dim in enumerate(front)
+    ]
+    inputs = [
+        tuple(labels[axis] if one[axis] == front[axis] else None for axis in range(rank))[
+            rank - len(shape) :
+        ]
+        + ends
+        for one, shape, ends in zip(aligned, fronts, (a, b))
+    ]
+    ends = [dict(zip(a, shapes[0][-2:]))["m"], dict(zip(b, shapes[1][-2:]))["n"]]
+    return Signature(inputs, [(*labels, "m", "n")], "sum", dims=[(*front, *ends)])
+
+
+@RULES.rule("Einsum")
+def einsum(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """The equation names the axes."""
+    inputs, output = op.get_attr("equation").decode().split("->")
+    terms = [*inputs.split(","), output]
+    if "..." in inputs + output or any(len(set(term)) < len(term) for term in terms):
+        return None
+    in_several = {
+        one for one in output if all(one not in term for term in terms[:-1])
+    }  # an axis that only the output has
+    if in_several:
+        return None
+    sizes: dict[str, list[Any]] = {}
+    for term, value in zip(terms, values):
+        for one, dim in zip(term, value.dims or ()):
+            sizes.setdefault(one, []).append(dim)
+    # A size of 1 may broadcast against another.
+    labels = {one: one if all(d == dims[0] for d in dims) else None for one, dims in sizes.items()}
+    dims = [max(sizes[one], key=lambda dim: dim != 1) for one in output]
+    signature = [tuple(labels[one] for one in term) for term in terms]
+    return Signature(signature[:-1], signature[-1:], "sum", dims=[dims])
+
+
+@RULES.rule("BiasAddGrad")
+def bias_add_grad(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
+    """All axes but the channels are summed."""
+    labels = tuple(range(len(values[0].dims or ())))
+    channel = 1 if op.get_attr("data_format") == b"NCHW" else labels[-1]
+    return Signature([labels], [(channel,)], "sum")
+
+
+@RULES.rule("L2Loss")
+def l2_loss(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
+    """A sum over all axes."""
+    return Signature([tuple(range(len(values[0].dims or ())))], [()], "sum")
+
+
+@RULES.rule("Cross")
+def cross(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """The last axis belongs together."""
+    if values[0].dims != values[1].dims:
+        return None
+    labels = (*range(len(values[0].dims or ()) - 1), None)
+    return Signature([labels, labels], [labels], dims=[values[0].dims])
+
+
+@RULES.rule("SparseTensorDenseMatMul")
+def sparse_matmul(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """The columns of the dense matrix are independent; the entries of the sparse one add up."""
+    dense = ("column", None) if op.get_attr("adjoint_b") else (None, "column")
+    dims = dict(zip(dense, values[3].dims or ()))
+    inputs = [("entry", None), ("entry",), (None,), dense]
+    return Signature(inputs, [(None, "column")], "sum", dims=[(None, dims["column"])])

@@ -1,0 +1,254 @@
+"""Calls, branches and loops: what they compute is planned as the rest of the step is.
+
+What nothing of which crosses, each device runs for its rows: one loop for each device. What
+crosses, all devices run together. What has no rows, one device runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.inner import (
+    ALL_DEVICES,
+    EACH_DEVICE,
+    ONE_DEVICE,
+    Inner,
+    State,
+    joined,
+    state_of,
+)
+from keras_multigpu.engines.tensorflow.partition.layouts import SUM, WHOLE, Partial, Value
+from keras_multigpu.engines.tensorflow.partition.planner import NeedsOthers, Planner
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+
+RULES = Table()
+
+
+def graph_named(op: tf.Operation, name: str) -> Any:
+    """The graph of a function that an operation's graph knows by name.
+
+    `None` for those of `tf.compat.v1`'s kind, as in `tf.nn.ctc_loss`: they are called whole.
+    """
+    return getattr(op.graph._get_function(name), "graph", None)
+
+
+def graph_of(op: tf.Operation, attribute: str) -> Any:
+    """The graph of the function that an attribute names."""
+    return graph_named(op, op.get_attr(attribute).name)
+
+
+def ways(planner: Planner, values: Sequence[Value]) -> tuple[str, ...]:
+    """How it may run, the best first."""
+    if planner.way != ALL_DEVICES:
+        return (planner.way,)
+    if any(value.is_spread or (value.is_free and planner.has_rows(value.dims)) for value in values):
+        return EACH_DEVICE, ALL_DEVICES, ONE_DEVICE
+    return (ONE_DEVICE,)
+
+
+def first_possible(
+    planner: Planner, values: Sequence[Value], plan: Callable[[str], list[Value]]
+) -> list[Value]:
+    """The plan of the first way that is possible."""
+    *others, last = ways(planner, values)
+    for way in others:
+        try:
+            return plan(way)
+        except NeedsOthers:
+            continue
+    return plan(last)
+
+
+def _sums(planner: Planner, values: Sequence[Value]) -> list[Value]:
+    """The values, without addends."""
+    found = []
+    for value in values:
+        if isinstance(value.layout, Partial):
+            value = planner.value(value.dtype, value.dims, WHOLE, planner.get(value, WHOLE))
+        found.append(value)
+    return found
+
+
+def _changed(planner: Planner, values: Sequence[Value]) -> None:
+    """Resources may be changed: whoever reads them afterwards reads again."""
+    for value in values:
+        if value.dtype == tf.resource:
+            planner.versions[id(value)] = planner.versions.get(id(value), 0) + 1
+
+
+@RULES.rule("PartitionedCall", "StatefulPartitionedCall", needs_ranks=False)
+def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
+    """As if its operations stood here; what XLA compiles stays a compiled function."""
+    graph = graph_of(op, "f")
+    if graph is None:
+        return None
+    marks = op.node_def.attr
+    is_compiled = "_XlaMustCompile" in marks and marks["_XlaMustCompile"].b
+    if not is_compiled or planner.way == EACH_DEVICE:
+        return planner.run_call(op, graph, values)
+    values = _sums(planner, values)
+
+    def plan(way: str) -> list[Value]:
+        if way == ALL_DEVICES:
+            raise NeedsOthers
+        inner = Inner(planner, way)
+        results = inner.run(graph, [inner.take(value) for value in values])
+        layouts = [inner.kept(value) for value in results]
+        inner.give(results, layouts)
+
+        def emit(scope: Any, *tensors: Any) -> list[Any]:
+            def function(*given: Any) -> list[Any]:
+                return inner.write(scope, given)
+
+            return list(tf.function(function, autograph=False, jit_compile=True)(*tensors))
+
+        return inner.added(emit, [], layouts, results, op)
+
+    made = first_possible(planner, values, plan)
+    _changed(planner, values)
+    return made
+
+
+@RULES.rule("If", "StatelessIf", "Case", "StatelessCase", needs_ranks=False)
+def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
+    """The branches agree on the layouts of their results."""
+    if op.type.endswith("If"):
+        graphs = [graph_of(op, "else_branch"), graph_of(op, "then_branch")]
+    else:
+        graphs = [graph_named(op, one.name) for one in op.get_attr("branches")]
+    if None in graphs:
+        return None
+    values = [*_sums(planner, values)]
+
+    def plan(way: str) -> list[Value]:
+        inners = [Inner(planner, way, is_branch=True) for _ in graphs]
+        results = []
+        for inner, graph in zip(inners, graphs):
+            results.append(inner.run(graph, [inner.take(value) for value in values[1:]]))
+        states = [state_of(inner, value) for inner, value in zip([inners[0]] * len(results[0]), results[0])]
+        for inner, found in zip(inners[1:], results[1:]):
+            states = [joined(a, state_of(inner, b), planner) for a, b in zip(states, found)]
+        for inner, found in zip(inners, results):
+            inner.give(found, [state.layout for state in states])
+        taken = Inner.common(inners)
+
+        def emit(scope: Any, chosen: Any, *tensors: Any) -> list[Any]:
+            def run(inner: Inner) -> Callable[[], list[Any]]:
+                return lambda: [*inner.write(scope, tensors), tf.constant(0)]
+
+            if op.type.endswith("If"):
+                chosen = tf.cast(chosen, tf.int32)
+            made = tf.switch_case(chosen, [run(inner) for inner in inners])
+            return inners[0].unflat(tf.nest.flatten(made)[:-1], [s.layout for s in states])
+
+        first = inners[0]
+        chosen = first.outer_item(values[0])
+        return first.added(emit, [chosen], [s.layout for s in states], states, op, taken)
+
+    made = first_possible(planner, values[1:], plan)
+    _changed(planner, values)
+    return made
+
+
+@RULES.rule("While", "StatelessWhile", needs_ranks=False)
+def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
+    """What the body passes through unchanged is taken from outside; the rest has states."""
+    body, test = graph_of(op, "body"), graph_of(op, "cond")
+    if body is None or test is None:
+        return None
+    is_carried = [_origin(a) is not b for a, b in zip(body.outputs, body.inputs)]
+    values = _sums(planner, values)
+
+    def plan(way: str) -> list[Value]:
+        states = [
+            state_of(planner, value) if carried else None
+            for value, carried in zip(values, is_carried)
+        ]
+        while True:
+            inner, results = _once(planner, way, body, values, states)
+            after = [
+                None if state is None else joined(state, state_of(inner, result), planner)
+                for state, result in zip(states, results)
+            ]
+            if after == states:
+                break
+            states = after
+        inner.give(
+            [r for r, s in zip(results, states) if s is not None],
+            [s.layout for s in states if s is not None],
+        )
+        check, (decision,) = _once(planner, way, test, values, states)
+        check.give([decision], [WHOLE])
+        return _loop_node(planner, op, way, values, states, inner, check)
+
+    made = first_possible(planner, values, plan)
+    _changed(planner, values)
+    return made
+
+
+def _origin(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor that identities pass on."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _once(
+    planner: Planner, way: str, graph: Any, values: list[Value], states: Sequence[State | None]
+) -> tuple[Inner, list[Value]]:
+    """Plans a loop's function for one iteration."""
+    inner = Inner(planner, way)
+    inside = [
+        inner.take(value) if state is None else inner.carried(state, tensor)
+        for value, state, tensor in zip(values, states, graph.inputs)
+    ]
+    return inner, inner.run(graph, inside)
+
+
+def _loop_node(
+    planner: Planner,
+    op: tf.Operation,
+    way: str,
+    values: list[Value],
+    states: Sequence[State | None],
+    inner: Inner,
+    check: Inner,
+) -> list[Value]:
+    carried = [state for state in states if state is not None]
+    layouts = [state.layout for state in carried]
+    first = [inner.outer_item(v, s.layout) for v, s in zip(values, states) if s is not None]
+    tensors = [tensor for tensor, s in zip(op.outputs, states) if s is not None]
+    taken = Inner.common([inner, check])
+    count = len(first)
+
+    def emit(scope: Any, *given: Any) -> list[Any]:
+        variables = inner.flat(given[:count], layouts)
+        specs = inner.shapes(carried, tensors, scope)
+
+        def parts(flat: Sequence[Any]) -> list[Any]:
+            return [*inner.unflat(flat, layouts), *given[count:]]
+
+        def body(*flat: Any) -> list[Any]:
+            made = inner.flat(inner.write(scope, parts(flat)), layouts)
+            for tensor, shape in zip(made, specs):
+                tensor.set_shape(shape)
+            return made
+
+        made = tf.while_loop(
+            lambda *flat: check.write(scope, parts(flat))[0],
+            body,
+            variables,
+            shape_invariants=specs,
+            parallel_iterations=op.get_attr("parallel_iterations"),
+        )
+        return inner.unflat(tf.nest.flatten(made), layouts)
+
+    results = inner.added(emit, first, layouts, carried, op, taken, tensors)
+    rest = iter(results)
+    return [value if state is None else next(rest) for value, state in zip(values, states)]
+
+
+__all__ = ["RULES", "SUM"]

@@ -1,0 +1,169 @@
+"""Operations that compute element by element, with broadcasting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.layouts import COPIED, SUM, Partial, Value
+from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
+from keras_multigpu.engines.tensorflow.partition.program import EACH
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table, no_axis
+from keras_multigpu.engines.tensorflow.partition.signatures import Signature
+from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, broadcast
+
+RULES = Table()
+
+ALIASES = "Identity IdentityN StopGradient PreventGradient Snapshot EnsureShape".split()
+ELEMENTWISE = """
+    Abs Acos Acosh Add AddV2 Angle ApproximateEqual Asin Asinh Atan Atan2 Atanh BesselI0
+    BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0
+    BesselY1 BitwiseAnd BitwiseOr BitwiseXor Cast Ceil CheckNumerics CheckNumericsV2 ClipByValue
+    Complex ComplexAbs Conj Cos Cosh Dawsn Digamma Div DivNoNan Elu EluGrad Equal Erf Erfc Erfinv
+    Exp Expint Expm1 Floor FloorDiv FloorMod FresnelCos FresnelSin Greater GreaterEqual Igamma
+    IgammaGradA Igammac Imag Inv InvGrad Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad
+    LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod
+    Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Polygamma PopulationCount Pow Real RealDiv
+    Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad
+    SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad Softsign
+    SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv
+    TruncateMod Xdivy Xlog1py Xlogy Zeta
+    Betainc RandomGammaGrad
+    AsString RegexFullMatch StaticRegexFullMatch StaticRegexReplace StringLength StringLower
+    StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber
+    StringUpper DecodeBase64 EncodeBase64
+""".split()
+
+
+@RULES.rule(*ALIASES, needs_ranks=False)
+def alias(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
+    """The inputs themselves."""
+    return list(values)
+
+
+@RULES.rule(*ELEMENTWISE)
+def elementwise(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """An axis is split if every input has it in full, or has one entry there for all."""
+    if any(value.dtype == tf.variant for value in values):
+        return None
+    if op.type in ("Equal", "NotEqual") and not op.get_attr("incompatible_shape_error"):
+        return None  # it may be a scalar
+    kept = addends(planner, op, values)
+    if kept is not None:
+        return kept
+    try:
+        dims = broadcast(*[value.dims or () for value in values])
+    except Unknown:
+        return None
+    rank = len(dims)
+    aligned = [(1,) * (rank - len(v.dims or ())) + tuple(v.dims or ()) for v in values]
+    is_clear = [
+        dims[axis] != 1 and all(one[axis] == dims[axis] or one[axis] == 1 for one in aligned)
+        for axis in range(rank)
+    ]
+    inputs = [
+        tuple(
+            axis if is_clear[axis] and one[axis] == dims[axis] else None
+            for axis in range(rank - len(value.dims or ()), rank)
+        )
+        for value, one in zip(values, aligned)
+    ]
+    labels = tuple(axis if is_clear[axis] else None for axis in range(rank))
+    return Signature(inputs, [labels], dims=[dims])
+
+
+@RULES.rule("Bitcast")
+def bitcast(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Between types of one size."""
+    if values[0].dtype.size != op.outputs[0].dtype.size:
+        return None
+    labels = tuple(range(len(values[0].dims or ())))
+    return Signature([labels], [labels], dims=[values[0].dims])
+
+
+@RULES.rule("Select")
+def select(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """A condition for each element, for each row, or for all."""
+    condition, rank = values[0].dims or (), len(values[1].dims or ())
+    if values[1].dims != values[2].dims:
+        return None
+    labels = tuple(range(rank))
+    if len(condition) not in (0, 1, rank) or condition != (values[1].dims or ())[: len(condition)]:
+        return None
+    return Signature([labels[: len(condition)], labels, labels], [labels], dims=[values[1].dims])
+
+
+@RULES.rule("FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxArgsGradient")
+def quantized_gradient(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """The gradients of the range are sums over all elements."""
+    labels = tuple(range(len(values[0].dims or ())))
+    if values[0].dims != values[1].dims:
+        return None
+    inputs = [labels, labels, *map(no_axis, values[2:])]
+    outputs = [labels, *[()] * (len(op.outputs) - 1)]
+    return Signature(inputs, outputs, "sum" if len(outputs) > 1 else None)
+
+
+@RULES.rule("BiasAdd")
+def bias_add(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
+    """The bias goes along the channels."""
+    labels = tuple(range(len(values[0].dims or ())))
+    channel = 1 if op.get_attr("data_format") == b"NCHW" else labels[-1]
+    return Signature([labels, (channel,)], [labels], dims=[values[0].dims])
+
+
+@RULES.rule("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxArgs", "QuantizeAndDequantizeV4")
+def quantized(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Element by element, with a range for all."""
+    if op.type == "QuantizeAndDequantizeV4" and not op.get_attr("range_given"):
+        return None
+    if any(value.dims for value in values[1:]):
+        return None
+    labels = tuple(range(len(values[0].dims or ())))
+    return Signature([labels, *map(no_axis, values[1:])], [labels], dims=[values[0].dims])
+
+
+ADDS = ("AddN", "AddV2", "Add")
+
+
+def addends(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    """Addends that are added to, or negated, stay addends: they need not be summed yet."""
+    is_addend = [value.layout == SUM for value in values]
+    if not any(is_addend) or any(value.axis is not None for value in values):
+        return None
+    if any(isinstance(v.layout, Partial) and not one for v, one in zip(values, is_addend)):
+        return None
+    if op.type != "Neg" and (
+        op.type not in ADDS or any(value.dims != values[0].dims for value in values)
+    ):
+        return None
+    attributes = attributes_of(op)
+
+    def emit(local: Any, *tensors: Any) -> list[Any]:
+        return create(op.type, tensors, attributes, op.name)
+
+    items = planner.add(
+        emit,
+        [planner.get(value, SUM) for value in values],
+        EACH,
+        [op.outputs[0].dtype],
+        name=op.name,
+    )
+    return [planner.value(op.outputs[0].dtype, values[0].dims, SUM, items[0])]
+
+
+def reshaped_addends(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    """Addends of a static shape that are reshaped, transposed, ... stay addends."""
+    shape = op.outputs[0].shape
+    if values[0].layout != SUM or not shape.is_fully_defined():
+        return None
+    attributes = attributes_of(op)
+
+    def emit(local: Any, *tensors: Any) -> list[Any]:
+        return create(op.type, tensors, attributes, op.name)
+
+    inputs = [planner.get(values[0], SUM)]
+    inputs += [planner.get(value, COPIED) for value in values[1:]]
+    items = planner.add(emit, inputs, EACH, [op.outputs[0].dtype], name=op.name)
+    return [planner.value(op.outputs[0].dtype, tuple(shape.as_list()), SUM, items[0])]

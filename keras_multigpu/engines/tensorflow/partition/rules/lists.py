@@ -1,0 +1,189 @@
+"""Tensor lists: each device has one, of its slices of the elements."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.constants import constant_of
+from keras_multigpu.engines.tensorflow.partition.inner import join_elements
+from keras_multigpu.engines.tensorflow.partition.layouts import (
+    COPIED,
+    WHOLE,
+    Copied,
+    Elements,
+    Layout,
+    Partial,
+    Split,
+    Value,
+    Whole,
+)
+from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
+from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
+from keras_multigpu.engines.tensorflow.partition.rules.elementwise import elementwise
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim
+
+RULES = Table()
+
+_ANY = Elements(None, None, False)
+
+
+def _items(planner: Any, op: tf.Operation, inputs: Sequence[Item], place: int) -> list[Item]:
+    """The operation, on one or on each device, with these inputs."""
+    attributes = attributes_of(op)
+
+    def emit(local: Any, *tensors: Any) -> list[Any]:
+        return create(op.type, tensors, attributes, op.name)
+
+    types = [tensor.dtype for tensor in op.outputs]
+    return planner.add(emit, inputs, place, types, name=op.name)
+
+
+def _shape_item(planner: Any, value: Value, layout: Layout) -> Item:
+    """An element's shape: unknown along the axis that is split, and where it isn't a number."""
+    form = WHOLE if isinstance(layout, Whole) else COPIED
+    if value.const is None or value.const.ndim == 0 or not isinstance(layout, Split):
+        return planner.get(value, form)
+    numbers = [
+        -1 if axis == layout.axis or isinstance(dim, Dim) else dim
+        for axis, dim in enumerate(value.const)
+    ]
+    const = constant_of(np.array(numbers, dtype=object))
+    return planner.get(Value(value.dtype, const.shape, const=const), form)
+
+
+def _form(value: Value) -> Layout:
+    return value.layout if isinstance(value.layout, Split) else WHOLE
+
+
+def _place(layout: Layout) -> int:
+    return EACH if isinstance(layout, Split) else 0
+
+
+@RULES.rule("EmptyTensorList", "TensorListReserve", needs_ranks=False)
+def new(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
+    """Made in the layout in which it is used."""
+
+    def make(layout: Layout) -> Item | None:
+        if isinstance(layout, Partial):
+            return None
+        form = WHOLE if isinstance(layout, Whole) else COPIED
+        inputs = [_shape_item(planner, values[0], layout)]
+        inputs += [planner.get(value, form) for value in values[1:]]
+        return _items(planner, op, inputs, 0 if form == WHOLE else EACH)[0]
+
+    return [Value(tf.variant, None, make=make, elements=Elements())]
+
+
+@RULES.rule("TensorListSetItem", "TensorListPushBack", needs_ranks=False)
+def put(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
+    """The list lies as its elements do."""
+    items = values[0]
+    element = values[2] if op.type == "TensorListSetItem" else values[1]
+    layout = _form(items) if isinstance(items.layout, Split) else _form(element)
+    other = WHOLE if isinstance(layout, Whole) else COPIED
+    inputs = [planner.get(items, layout)]
+    inputs += [planner.get(v, layout if v is element else other) for v in values[1:]]
+    const = None if element.const is None else tuple(element.const.flat)
+    now = Elements(element.dims, const, const is not None)
+    if op.type == "TensorListSetItem":
+        now = Elements(element.dims, None, False)
+    item = _items(planner, op, inputs, _place(layout))[0]
+    known = join_elements(items.elements or _ANY, now)
+    return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
+
+
+@RULES.rule("TensorListFromTensor", needs_ranks=False)
+def from_tensor(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
+    """The first axis is that of the list."""
+    x = values[0]
+    known = Elements(None if x.dims is None else x.dims[1:], None, False)
+    layout = Split(x.axis - 1) if x.axis else WHOLE
+    inputs = [
+        planner.get(x, Split(x.axis) if x.axis else WHOLE),
+        _shape_item(planner, values[1], layout),
+    ]
+    item = _items(planner, op, inputs, _place(layout))[0]
+    return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
+
+
+@RULES.rule("TensorListGetItem", "TensorListPopBack", "TensorListStack", needs_ranks=False)
+def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
+    """One element, the last one, or all."""
+    items, tensor = values[0], op.outputs[-1]
+    known = items.elements or _ANY
+    dims = static_dims(tensor) if known.dims is None else known.dims
+    layout, is_all = _form(items), op.type == "TensorListStack"
+    if is_all and known.dims is not None:
+        count = op.get_attr("num_elements")
+        first = (static_dims(tensor) or (None,))[0] if count < 0 else count
+        dims = (first, *known.dims)
+    other = WHOLE if isinstance(layout, Whole) else COPIED
+    shape = 2 if op.type == "TensorListGetItem" else 1
+    inputs = [planner.get(items, layout)]
+    inputs += [
+        _shape_item(planner, v, layout) if number == shape else planner.get(v, other)
+        for number, v in enumerate(values[1:], 1)
+    ]
+    made = _items(planner, op, inputs, _place(layout))
+    axis = Split(layout.axis + is_all) if isinstance(layout, Split) else WHOLE
+    value = planner.value(tensor.dtype, dims, axis, made[-1])
+    if known.const is not None and not is_all and known.dims is not None:
+        const = constant_of(np.zeros([int(dim) for dim in known.dims], dtype=object))
+        const.flat[:] = list(known.const)
+        value = Value(tensor.dtype, known.dims, const=const)
+    if op.type != "TensorListPopBack":
+        return [value]
+    rest = Value(tf.variant, None, layout, {layout: made[0]}, elements=known)
+    return [rest, value]
+
+
+@RULES.rule("TensorListLength", needs_ranks=False)
+def length(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
+    """The same for all devices' lists."""
+    layout = _form(values[0])
+    item = _items(planner, op, [planner.get(values[0], layout)], _place(layout))[0]
+    form = WHOLE if isinstance(layout, Whole) else COPIED
+    return [Value(tf.int32, (), WHOLE, {form: item})]
+
+
+@RULES.rule("TensorListElementShape", needs_ranks=False)
+def element_shape(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Known, if the elements' dimensions are."""
+    known = values[0].elements
+    if known is None or known.dims is None or None in known.dims:
+        return None
+    const = constant_of(np.zeros(len(known.dims), dtype=object))
+    const[:] = list(known.dims)
+    return [Value(op.outputs[0].dtype, const.shape, const=const)]
+
+
+@RULES.rule("TensorListResize", needs_ranks=False)
+def resize(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
+    """Of the same elements."""
+    layout = _form(values[0])
+    other = WHOLE if isinstance(layout, Whole) else COPIED
+    inputs = [planner.get(values[0], layout), planner.get(values[1], other)]
+    item = _items(planner, op, inputs, _place(layout))[0]
+    known = dataclasses.replace(values[0].elements or _ANY, is_constant=False, const=None)
+    return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
+
+
+@RULES.rule("ZerosLike", "AddN", needs_ranks=False)
+def like(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Of lists; other tensors have their own rule."""
+    if values[0].dtype != tf.variant:
+        return elementwise(planner, op, values) if all(v.dims is not None for v in values) else None
+    layouts = {_form(value) for value in values if not value.is_free} or {WHOLE}
+    if len(layouts) > 1:
+        return None
+    (layout,) = layouts
+    item = _items(planner, op, [planner.get(v, layout) for v in values], _place(layout))[0]
+    known = dataclasses.replace(values[0].elements or _ANY, is_constant=False, const=None)
+    return [Value(tf.variant, None, layout, {layout: item}, elements=known)]

@@ -1,0 +1,323 @@
+"""Parts of tensors, taken and joined: gathers, slices, pads, concatenations, stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
+from keras_multigpu.engines.tensorflow.partition.signatures import Signature, static_dims
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim, Unknown
+
+RULES = Table()
+
+
+@RULES.rule("GatherV2")
+def gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Split along indices, or along what isn't indexed."""
+    table, indices = values[0].dims or (), values[1].dims or ()
+    count = op.get_attr("batch_dims")
+    count += len(indices) if count < 0 else 0
+    axes = axes_of(values[2], len(table))
+    if axes is None or table[:count] != indices[:count]:
+        return None
+    axis = axes[0]
+    of_table = [
+        ("batch", a) if a < count else None if a == axis else ("table", a)
+        for a in range(len(table))
+    ]
+    of_indices = [("batch" if a < count else "index", a) for a in range(len(indices))]
+    output = [*of_table[:axis], *of_indices[count:], *of_table[axis + 1 :]]
+    dims = (*table[:axis], *indices[count:], *table[axis + 1 :])
+    return Signature([of_table, of_indices, ()], [output], dims=[dims])
+
+
+@RULES.rule("GatherNd")
+def gather_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Split along indices, or along the axes behind those that are indexed."""
+    table, indices = values[0].dims or (), values[1].dims or ()
+    if not indices or not isinstance(indices[-1], int):
+        return None
+    labels = tuple(range(len(indices) - 1))
+    depth = indices[-1]
+    rest = tuple(("rest", axis) for axis in range(depth, len(table)))
+    return Signature(
+        [(None,) * depth + rest, (*labels, None)],
+        [(*labels, *rest)],
+        dims=[(*indices[:-1], *table[depth:])],
+        zero_if_empty=rest,
+    )
+
+
+@RULES.rule("ScatterNd")
+def scatter_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Updates add up; the axes behind those that are indexed are kept."""
+    indices, updates, dtype = values[0].dims or (), values[1].dims or (), values[1].dtype
+    is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
+    if values[2].const is None or not indices or not isinstance(indices[-1], int) or not is_number:
+        return None
+    dims = tuple(values[2].const)
+    labels = tuple(range(len(indices) - 1))
+    rest = tuple(("rest", axis) for axis in range(indices[-1], len(dims)))
+    if len(updates) != len(labels) + len(rest):
+        return None
+    output = (None,) * indices[-1] + rest
+    return Signature(
+        [(*labels, None), (*labels, *rest), (None,)],
+        [output],
+        "sum",
+        dims=[dims],
+        shapes={2: 0},
+        zero_if_empty=rest,
+    )
+
+
+@RULES.rule("ConcatV2")
+def concat(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Other axes than the one that is joined."""
+    rank = len(values[0].dims or ())
+    axes = axes_of(values[-1], rank)
+    if axes is None or any(len(value.dims or ()) != rank for value in values[:-1]):
+        return None
+    labels = tuple(None if a in axes else a for a in range(rank))
+    shapes = [value.dims or () for value in values[:-1]]
+    dims = [
+        sum(one[1:], one[0]) if axis in axes else one[0]
+        for axis, one in enumerate(zip(*shapes))
+    ]
+    return Signature([labels] * len(shapes) + [()], [labels], dims=[dims])
+
+
+@RULES.rule("Pack")
+def pack(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """A new axis, in which the inputs follow each other."""
+    rank = len(values[0].dims or ())
+    if any(len(value.dims or ()) != rank for value in values):
+        return None
+    axis = op.get_attr("axis") % (rank + 1)
+    labels, dims = list(range(rank)), list(values[0].dims or ())
+    after = [*labels[:axis], None, *labels[axis:]]
+    return Signature(
+        [labels] * len(values), [after], dims=[(*dims[:axis], len(values), *dims[axis:])]
+    )
+
+
+@RULES.rule("Unpack")
+def unpack(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Other axes than the one that is taken apart."""
+    rank = len(values[0].dims or ())
+    axis = op.get_attr("axis") % rank
+    labels = [None if a == axis else a for a in range(rank)]
+    after = [a for a in range(rank) if a != axis]
+    dims = tuple((values[0].dims or ())[a] for a in after)
+    return Signature([labels], [after] * len(op.outputs), dims=[dims] * len(op.outputs))
+
+
+@RULES.rule("Split", "SplitV")
+def split(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Other axes than the one that is cut."""
+    x = values[1] if op.type == "Split" else values[0]
+    rank = len(x.dims or ())
+    axes = axes_of(values[0] if op.type == "Split" else values[2], rank)
+    if axes is None:
+        return None
+    labels = [None if a in axes else a for a in range(rank)]
+    inputs = [(), labels] if op.type == "Split" else [labels, (None,), ()]
+    return Signature(inputs, [labels] * len(op.outputs), dims=_of_cut(op, x, axes[0]))
+
+
+def _of_cut(op: tf.Operation, x: Value, axis: int) -> list[Any]:
+    dims: list[Any] = []
+    for tensor in op.outputs:
+        static = static_dims(tensor) or (None,) * len(x.dims or ())
+        dims.append(tuple(s if a == axis else d for a, (s, d) in enumerate(zip(static, x.dims or ()))))
+    return dims
+
+
+@RULES.rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
+def pad(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Other axes than those that are padded."""
+    before = values[1].const
+    if before is None:
+        return None
+    sign = -1 if op.type == "MirrorPadGrad" else 1
+    shape = values[0].dims or ()
+    is_padded = [any(one != 0 for one in pair) for pair in before]
+    labels = tuple(None if one else axis for axis, one in enumerate(is_padded))
+    dims = tuple(dim + sign * (pair[0] + pair[1]) for dim, pair in zip(shape, before))
+    inputs = [labels, (None, None), *map(no_axis, values[2:])]
+    is_mirror = op.type.startswith("Mirror")
+    return Signature(inputs, [labels], dims=[dims], zero_if_empty=labels if is_mirror else ())
+
+
+@RULES.rule("Slice")
+def slice_(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Other axes than those that are cut."""
+    shape, begins, sizes = values[0].dims or (), values[1].const, values[2].const
+    if begins is None or sizes is None:
+        begins = sizes = [None] * len(shape)
+        static = static_dims(op.outputs[0]) or (None,) * len(shape)
+        return Signature([no_axis(values[0]), (None,), (None,)], [(None,) * len(shape)], dims=[static])
+    is_full = [b == 0 and (s == -1 or s == d) for b, s, d in zip(begins, sizes, shape)]
+    labels = tuple(axis if full else None for axis, full in enumerate(is_full))
+    dims = tuple(
+        d if full else d - b if s == -1 else s
+        for full, d, b, s in zip(is_full, shape, begins, sizes)
+    )
+    return Signature(
+        [labels, (None,), (None,)],
+        [labels],
+        dims=[dims],
+        constants={1: list(begins), 2: [-1 if full else s for full, s in zip(is_full, sizes)]},
+    )
+
+
+def cut(op: tf.Operation, dims: Sequence[Any], bounds: Sequence[Value]) -> Any:
+    """Labels before and after `x[begin:end:stride]`, and the dimensions after; or `None`."""
+    begin, end, stride = (value.const for value in bounds)
+    steps = numbers_of(stride)
+    if steps is None:
+        return None
+    has = {
+        name: [op.get_attr(f"{name}_mask") >> i & 1 for i in range(len(steps))]
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    before: list[Any] = []
+    after: list[Any] = []
+    sizes: list[Any] = []
+
+    def keep(axis: int) -> None:
+        before.append(axis)
+        after.append(axis)
+        sizes.append(dims[axis])
+
+    for i, step in enumerate(steps):
+        axis = len(before)
+        if has["ellipsis"][i]:
+            taken = sum(not new for new in has["new_axis"][i + 1 :])
+            for one in range(axis, len(dims) - taken):
+                keep(one)
+        elif has["new_axis"][i]:
+            after.append(None)
+            sizes.append(1)
+        elif has["shrink_axis"][i]:
+            before.append(None)
+        else:
+            first = 0 if has["begin"][i] else None if begin is None else begin[i]
+            last = dims[axis] if has["end"][i] else None if end is None else end[i]
+            is_to_end = has["end"][i] or _is_at_least(last, dims[axis])
+            if step == 1 and _is_zero(first) and is_to_end:
+                keep(axis)  # `x[:]`, whatever the size
+            elif step < 0 and (has["begin"][i] or has["end"][i]):
+                before.append(None)
+                after.append(None)
+                is_all = step == -1 and has["begin"][i] and has["end"][i]
+                sizes.append(dims[axis] if is_all else None)
+            else:
+                before.append(None)
+                after.append(None)
+                sizes.append(_length(dims[axis], first, last, step))
+    for axis in range(len(before), len(dims)):
+        keep(axis)
+    return before, after, sizes
+
+
+def _is_at_least(value: Any, dim: Any) -> bool:
+    """Whether an end is the end of the axis, or beyond."""
+    try:
+        return value is not None and bool(value >= dim)
+    except Unknown:
+        return False
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int) and value == 0
+
+
+def _length(dim: Any, first: Any, last: Any, step: int) -> Any:
+    """The number of entries that a slice takes; `None` if it isn't known."""
+    if all(isinstance(one, int) for one in (dim, first, last)):
+        return len(range(dim)[first:last:step])
+    is_from_start = isinstance(first, int) and first >= 0 and step == 1
+    if is_from_start and isinstance(dim, Dim) and not isinstance(last, int) and last == dim and first == 0:
+        return dim
+    return None
+
+
+@RULES.rule("StridedSlice")
+def strided_slice(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Other axes than those that are cut."""
+    found = cut(op, values[0].dims or (), values[1:])
+    if found is None:
+        return None
+    before, after, sizes = found
+    static = static_dims(op.outputs[0]) or (None,) * len(sizes)
+    dims = tuple(s if s is not None else d for s, d in zip(static, sizes))
+    return Signature([before, (None,), (None,), (None,)], [after], dims=[dims])
+
+
+@RULES.rule("StridedSliceGrad")
+def strided_slice_grad(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """The reverse: zeros where nothing was taken."""
+    if values[0].const is None:
+        return None
+    dims = tuple(values[0].const)
+    found = cut(op, dims, values[1:4])
+    if found is None:
+        return None
+    before, after, _ = found
+    return Signature([(None,)] * 4 + [after], [before], shapes={0: 0}, dims=[dims])
+
+
+@RULES.rule("OneHot")
+def one_hot(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """A new axis for the classes."""
+    labels, dims = list(range(len(values[0].dims or ()))), list(values[0].dims or ())
+    axis = op.get_attr("axis") % (len(labels) + 1)
+    depth = None if values[1].const is None else values[1].const[()]
+    return Signature(
+        [labels, (), (), ()],
+        [[*labels[:axis], None, *labels[axis:]]],
+        dims=[(*dims[:axis], depth, *dims[axis:])],
+    )
+
+
+@RULES.rule("LowerBound", "UpperBound")
+def search_sorted(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Each row has its own sorted values."""
+    if (values[0].dims or ())[:1] != (values[1].dims or ())[:1]:
+        return None
+    return Signature([("row", None), ("row", None)], [("row", None)], dims=[values[1].dims])
+
+
+@RULES.rule("Bucketize")
+def bucketize(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
+    """Element by element."""
+    labels = tuple(range(len(values[0].dims or ())))
+    return Signature([labels], [labels], dims=[values[0].dims])
+
+
+@RULES.rule(
+    "TensorScatterUpdate",
+    "TensorScatterAdd",
+    "TensorScatterSub",
+    "TensorScatterMax",
+    "TensorScatterMin",
+)
+def tensor_scatter(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Axes behind the indexed ones; places of rows are not followed."""
+    depth = (values[1].dims or (None,))[-1]
+    if not isinstance(depth, int):
+        return None
+    rank, k = len(values[0].dims or ()), len(values[1].dims or ()) - 1
+    rest = tuple(range(depth, rank))
+    return Signature(
+        [(None,) * depth + rest, no_axis(values[1]), (None,) * k + rest],
+        [(None,) * depth + rest],
+        dims=[values[0].dims],
+        zero_if_empty=rest,
+    )

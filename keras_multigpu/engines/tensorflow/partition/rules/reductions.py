@@ -1,0 +1,144 @@
+"""Reductions of axes, and what runs along an axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Value
+from keras_multigpu.engines.tensorflow.partition.program import EACH
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
+from keras_multigpu.engines.tensorflow.partition.signatures import Signature
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, product, symbols_of
+
+RULES = Table()
+
+REDUCTIONS = {
+    "Sum": "sum",
+    "Mean": "sum",
+    "Max": "max",
+    "Min": "min",
+    "Prod": "prod",
+    "Any": "any",
+    "All": "all",
+}
+
+
+@RULES.rule(*REDUCTIONS)
+def reduction(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Split along an axis that is kept, or reduced to addends."""
+    dims = values[0].dims or ()
+    axes = axes_of(values[1], len(dims))
+    if axes is None:
+        return None
+    if not axes:
+        return [values[0]]
+    is_kept = op.get_attr("keep_dims")
+    labels = tuple(range(len(dims)))
+    kept = [axis for axis in labels if is_kept or axis not in axes]
+    signature = Signature(
+        [labels, no_axis(values[1])],
+        [tuple(None if axis in axes else axis for axis in kept)],
+        REDUCTIONS[op.type],
+        dims=[tuple(1 if axis in axes else dims[axis] for axis in kept)],
+        constants={1: axes},
+    )
+    is_mean = op.type == "Mean"
+    if not is_mean or values[0].axis not in axes or values[0].dtype.is_integer:
+        signature.partial = None if is_mean else signature.partial  # no mean of means
+        return signature
+    return _mean(planner, op, values, signature, [dims[axis] for axis in axes])
+
+
+def _mean(
+    planner: Any, op: tf.Operation, values: list[Value], signature: Signature, reduced: list[Any]
+) -> Any:
+    """The mean over a split axis: all sums by the count of all.
+
+    Sums of half precision would overflow where means don't.
+    """
+    count, dtype = product(reduced), op.outputs[0].dtype
+    signature.kind = "Sum"
+    wide = tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
+    if wide != dtype:
+        values = [_cast(planner, values[0], wide), values[1]]
+        signature.attributes = {"T": tf.compat.v1.AttrValue(type=wide.as_datatype_enum)}
+    (total,), how = planner.apply(op, values, signature)
+
+    def emit(local: Any, whole: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.cast(tf.cast(whole, wide) / tf.cast(local.dim(count), wide), dtype)]
+
+    item = planner.add(
+        emit,
+        [planner.get(total, WHOLE)],
+        0,
+        [dtype],
+        name=op.name,
+        symbols=symbols_of([count]) - {BATCH},
+    )[0]
+    return [planner.value(dtype, total.dims, WHOLE, item)], how
+
+
+def _cast(planner: Any, value: Value, dtype: tf.DType) -> Value:
+    def emit(local: Any, tensor: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.cast(tensor, dtype)]
+
+    item = planner.add(emit, [planner.get(value, value.layout)], EACH, [dtype])[0]
+    return planner.value(dtype, value.dims, value.layout, item)
+
+
+@RULES.rule("ArgMax", "ArgMin")
+def arg_max(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Places along an axis, which can't be split."""
+    axes = axes_of(values[1], len(values[0].dims or ()))
+    if axes is None:
+        return None
+    labels = tuple(None if a in axes else a for a in range(len(values[0].dims or ())))
+    kept = tuple(one for one in labels if one is not None)
+    return Signature([labels, no_axis(values[1])], [kept])
+
+
+@RULES.rule("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2")
+def along(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Other axes than the one along which it runs."""
+    axes = axes_of(values[1], len(values[0].dims or ()))
+    if axes is None:
+        return None
+    labels = tuple(None if a in axes else a for a in range(len(values[0].dims or ())))
+    return Signature([labels, no_axis(values[1])], [labels], dims=[values[0].dims])
+
+
+@RULES.rule("Roll")
+def roll(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Other axes than those that are rolled."""
+    axes = axes_of(values[2], len(values[0].dims or ()))
+    if axes is None:
+        return None
+    labels = tuple(None if a in axes else a for a in range(len(values[0].dims or ())))
+    return Signature([labels, *map(no_axis, values[1:])], [labels], dims=[values[0].dims])
+
+
+@RULES.rule("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
+def unsorted_segment(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Entries that go to segments add up; the axes behind are kept."""
+    rank = len(values[1].dims or ())
+    if values[2].const is None:
+        return None
+    ids, rest = tuple(range(rank)), tuple(range(rank, len(values[0].dims or ())))
+    dims = (values[2].const[()], *(values[0].dims or ())[rank:])
+    kind = op.type.removeprefix("UnsortedSegment").lower()
+    return Signature([(*ids, *rest), ids, ()], [(None, *rest)], kind, dims=[dims])
+
+
+@RULES.rule("DenseBincount")
+def bincount(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Counts for each row, or for all."""
+    rank = len(values[0].dims or ())
+    is_weighted = values[2].dims != (0,)
+    if rank == 2:
+        weights = ("row", None) if is_weighted else (None,)
+        return Signature([("row", None), (), weights], [("row", None)])
+    if op.get_attr("binary_output"):
+        return None
+    return Signature([("row",), (), ("row",) if is_weighted else (None,)], [(None,)], "sum")

@@ -1,0 +1,240 @@
+"""Operations on rows: the first axis is the batch, the others belong together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table, no_axis
+from keras_multigpu.engines.tensorflow.partition.signatures import Signature
+
+RULES = Table()
+
+# {type: the inputs that have no rows}
+ROWS: dict[str, tuple[int, ...]] = {
+    "Conv2D": (1,),
+    "Conv3D": (1,),
+    "DepthwiseConv2dNative": (1,),
+    "Dilation2D": (1,),
+    "Dilation2DBackpropInput": (1,),
+    "MaxPool": (),
+    "MaxPoolV2": (1, 2),
+    "MaxPoolGrad": (),
+    "MaxPoolGradGrad": (),
+    "MaxPool3D": (),
+    "MaxPool3DGrad": (),
+    "MaxPool3DGradGrad": (),
+    "AvgPool": (),
+    "AvgPool3D": (),
+    "LRN": (),
+    "LRNGrad": (),
+    "DepthToSpace": (),
+    "SpaceToDepth": (),
+    "ExtractImagePatches": (),
+    "ExtractVolumePatches": (),
+    "ResizeArea": (1,),
+    "ResizeBicubic": (1,),
+    "ResizeBicubicGrad": (),
+    "ResizeBilinear": (1,),
+    "ResizeBilinearGrad": (),
+    "ResizeNearestNeighbor": (1,),
+    "ResizeNearestNeighborGrad": (1,),
+    "ScaleAndTranslate": (1, 2, 3),
+    "ScaleAndTranslateGrad": (2, 3),
+    "ImageProjectiveTransformV3": (2, 3),
+    "SparseSoftmaxCrossEntropyWithLogits": (),
+    "InTopKV2": (2,),
+}
+# Images: channels last, any axes in front; {type: the inputs beside the images}
+IMAGES: dict[str, tuple[int, ...]] = {
+    "RGBToHSV": (),
+    "HSVToRGB": (),
+    "AdjustContrastv2": (1,),
+    "AdjustHue": (1,),
+    "AdjustSaturation": (1,),
+}
+# {type: the input with the shape of the output, and the other inputs that have no rows}
+GRADIENTS: dict[str, tuple[int, ...]] = {
+    "AvgPoolGrad": (0,),
+    "AvgPool3DGrad": (0,),
+    "Conv2DBackpropInput": (0, 1),
+    "Conv3DBackpropInputV2": (0, 1),
+    "DepthwiseConv2dNativeBackpropInput": (0, 1),
+}
+FILTERS = (
+    "Conv2DBackpropFilter",
+    "Conv3DBackpropFilterV2",
+    "DepthwiseConv2dNativeBackpropFilter",
+    "Dilation2DBackpropFilter",
+)
+# {type: the input with an image's new height and width}
+SIZES: dict[str, int] = {
+    "ResizeArea": 1,
+    "ResizeBicubic": 1,
+    "ResizeBilinear": 1,
+    "ResizeNearestNeighbor": 1,
+    "ResizeNearestNeighborGrad": 1,
+    "ScaleAndTranslate": 1,
+    "ImageProjectiveTransformV3": 2,
+}
+# oneDNN's kernels give no rows the sizes of the input
+CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
+# Kernels that end the process if there are no rows (oneDNN's, in single precision)
+NEEDS_ROWS = frozenset({"MaxPoolGrad", "MaxPoolGradGrad", "MaxPool3DGrad", "MaxPool3DGradGrad"})
+# {type: how many axes at the end belong together}
+LAST_AXES: dict[str, int] = {
+    "Softmax": 1,
+    "LogSoftmax": 1,
+    "TopKV2": 1,
+    "FFT": 1,
+    "FFT2D": 2,
+    "FFT3D": 3,
+    "IFFT": 1,
+    "IFFT2D": 2,
+    "IFFT3D": 3,
+    "RFFT": 1,
+    "RFFT2D": 2,
+    "RFFT3D": 3,
+    "IRFFT": 1,
+    "IRFFT2D": 2,
+    "IRFFT3D": 3,
+    "Cholesky": 2,
+    "CholeskyGrad": 2,
+    "LogMatrixDeterminant": 2,
+    "MatrixDeterminant": 2,
+    "MatrixInverse": 2,
+    "MatrixLogarithm": 2,
+    "MatrixSquareRoot": 2,
+    "Eig": 2,
+    "Lu": 2,
+    "MatrixSolve": 2,
+    "MatrixTriangularSolve": 2,
+    "Qr": 2,
+    "Svd": 2,
+    "SelfAdjointEigV2": 2,
+    "MatrixBandPart": 2,
+    "MatrixDiagPartV3": 2,
+    "MatrixDiagV3": 1,
+    "MatrixSetDiagV3": 2,
+}
+_KEEP_SHAPE = ("Softmax", "LogSoftmax", "MatrixBandPart")
+_WITH_TWO = ("MatrixSolve", "MatrixTriangularSolve", "CholeskyGrad", "MatrixSetDiagV3")
+
+
+def _row(rank: int, has_rows: bool = True) -> tuple[str | None, ...]:
+    return ("row" if has_rows else None, *(None,) * (rank - 1)) if rank else ()
+
+
+def _rank(value: Value) -> int:
+    return len(value.dims or ())
+
+
+@RULES.rule(*ROWS)
+def rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Each row by itself."""
+    without = set(ROWS[op.type])
+    if any(tensor.shape.rank is None for tensor in op.outputs):
+        return None
+    if op.type == "ImageProjectiveTransformV3" and (values[1].dims or ())[0] == 1:
+        without.add(1)  # one transformation for all images
+    inputs = [_row(_rank(value), i not in without) for i, value in enumerate(values)]
+    outputs = [_row(tensor.shape.rank) for tensor in op.outputs]
+    if op.type in NEEDS_ROWS:
+        like = values[1 if op.type.endswith("GradGrad") else 0].dims
+        return Signature(inputs, outputs, dims=[like], zero_if_empty=["row"])
+    dims = _dims_of(op, values)
+    is_guarded = dims is not None and op.type in CONVOLUTIONS
+    return Signature(inputs, outputs, dims=dims, zero_if_empty=["row"] if is_guarded else [])
+
+
+def _dims_of(op: tf.Operation, values: list[Value]) -> list[Any] | None:
+    """The dimensions of a convolution or an image, if they are known."""
+    given = values[0].dims or ()
+    if op.type in SIZES:
+        size = values[SIZES[op.type]].const
+        return None if size is None else [(given[0], *size, given[-1])]
+    sizes = op.outputs[0].shape[1:]
+    if op.type in CONVOLUTIONS and sizes.is_fully_defined():
+        return [(given[0], *sizes.as_list())]
+    return None
+
+
+@RULES.rule("SoftmaxCrossEntropyWithLogits")
+def cross_entropy(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Each row by itself, if logits and labels have the same ones."""
+    if values[0].dims != values[1].dims or _rank(values[0]) != 2:
+        return None  # broadcast
+    pair = _row(2)
+    return Signature([pair, pair], [_row(1), pair], dims=[values[0].dims[:1], values[0].dims])  # type: ignore[index]
+
+
+@RULES.rule(*IMAGES)
+def images(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Each image by itself; contrast belongs to an image's pixels."""
+    rank = _rank(values[0])
+    if rank < 4:
+        return None
+    inputs = [_row(_rank(value), i not in IMAGES[op.type]) for i, value in enumerate(values)]
+    return Signature(inputs, [_row(rank)], dims=[values[0].dims])
+
+
+@RULES.rule(*GRADIENTS)
+def gradients(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Gradients by rows, of a shape that is an input."""
+    if values[0].const is None or len(values[0].const) != op.outputs[0].shape.rank:
+        return None
+    inputs = [_row(_rank(value), i not in GRADIENTS[op.type]) for i, value in enumerate(values)]
+    output = _row(len(values[0].const))
+    dims = [tuple(values[0].const)]
+    guarded = ["row"] if "Conv" in op.type else []
+    return Signature(inputs, [output], shapes={0: 0}, dims=dims, zero_if_empty=guarded)
+
+
+@RULES.rule(*FILTERS)
+def filters(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Gradients by filters: the rows add up.
+
+    The kernels of grouped and depthwise convolutions give garbage if there are no rows.
+    """
+    shape = op.outputs[0].shape
+    if not shape.is_fully_defined():
+        return None
+    inputs = [_row(_rank(values[0])), no_axis(values[1]), _row(_rank(values[2]))]
+    dims, output = [tuple(shape.as_list())], _row(shape.rank, False)
+    return Signature(inputs, [output], "sum", dims=dims, zero_if_empty=["row"])
+
+
+@RULES.rule(*LAST_AXES)
+def last_axes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Any axes in front, the last ones belong together."""
+    ranks = [tensor.shape.rank for tensor in op.outputs]
+    if None in ranks:
+        return None
+    # Several diagonals are an axis more of the input.
+    front = ranks[0] - 2 if op.type == "MatrixDiagV3" else _rank(values[0]) - LAST_AXES[op.type]
+    if front < 0 or not all(_has_front(op, value, values[0], front) for value in _matrices(op, values)):
+        return None
+    labels = tuple(range(front))
+    with_front = list(map(id, _matrices(op, values)))
+    inputs = [
+        labels + (None,) * (_rank(value) - front) if id(value) in with_front else no_axis(value)
+        for value in values
+    ]
+    outputs = [labels + (None,) * (rank - front) if rank >= front else (None,) * rank for rank in ranks]
+    dims: Any = [values[0].dims] if op.type in _KEEP_SHAPE else None
+    if op.type == "TopKV2" and values[1].const is not None:
+        dims = [((values[0].dims or ())[:-1] + (values[1].const[()],))] * 2
+    return Signature(inputs, outputs, dims=dims)
+
+
+def _matrices(op: tf.Operation, values: list[Value]) -> list[Value]:
+    """The inputs that have rows; the others are sizes, places of diagonals, fills."""
+    return values[:2] if op.type in _WITH_TWO else values[:1]
+
+
+def _has_front(op: tf.Operation, value: Value, first: Value, front: int) -> bool:
+    """Whether nothing is broadcast."""
+    is_aligned = op.type == "MatrixSetDiagV3" or _rank(value) == _rank(first)
+    return is_aligned and (value.dims or ())[:front] == (first.dims or ())[:front]

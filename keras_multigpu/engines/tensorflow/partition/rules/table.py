@@ -1,0 +1,44 @@
+"""The table that rules enter themselves into, and what many of them ask."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
+
+Rule = Callable[..., Any]
+
+
+class Table(dict[str, Rule]):
+    """{type of operation: rule}."""
+
+    def rule(self, *types: str, needs_ranks: bool = True) -> Callable[[Rule], Rule]:
+        """Enters a rule for types; without the ranks of all inputs it says nothing."""
+
+        def enter(function: Rule) -> Rule:
+            @functools.wraps(function)
+            def checked(planner: Any, op: Any, values: Any) -> Any:
+                if needs_ranks and any(value.dims is None for value in values):
+                    return None
+                return function(planner, op, values)
+
+            for one in types:
+                assert one not in self, one
+                self[one] = checked
+            return function
+
+        return enter
+
+
+def axes_of(value: Value, rank: int) -> list[int] | None:
+    """Constant axes, sorted, as numbers from 0; `None` if they aren't known."""
+    numbers = numbers_of(value.const)
+    return None if numbers is None else sorted({one % rank if rank else 0 for one in numbers})
+
+
+def no_axis(value: Value) -> tuple[None, ...]:
+    """Labels of an input that can't be split."""
+    return (None,) * len(value.dims or ())

@@ -1,0 +1,35 @@
+"""Every rule: the operation itself on one device, and spread over three."""
+
+import pytest
+from support.rule_cases import CASES
+from support.rule_cases.check import check
+
+from keras_multigpu.engines.tensorflow.partition.rules import RULES, control, lists, state
+from keras_multigpu.engines.tensorflow.partition.rules.random import draw_whole
+
+# Tested where whole steps are.
+ELSEWHERE = {*control.RULES, *lists.RULES, *state.RULES} - {"AddN", "ZerosLike"}
+EVERY = [pytest.param(one, id=f"{kind}-{n}") for kind, all_ in CASES.items() for n, one in enumerate(all_)]
+
+
+@pytest.mark.backend_free
+def test_every_type_has_a_case():
+    drawn_whole = {kind for kind in RULES if getattr(RULES[kind], "__wrapped__", None) is draw_whole}
+    assert set(RULES) - ELSEWHERE - drawn_whole <= set(CASES)
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_symbolic(case):
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EVERY)
+def test_static(case):
+    check(case, is_static=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [one for one in EVERY if one.values[0].is_compilable])
+def test_compiled(case):
+    check(case, (7, 2), compiled=True)

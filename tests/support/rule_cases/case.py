@@ -1,0 +1,129 @@
+"""A case of a rule: a function of rows, and how its rows are drawn."""
+
+import dataclasses
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+DTYPES = {
+    "d": tf.float64,
+    "f": tf.float32,
+    "h": tf.float16,
+    "p": tf.float64,  # positive
+    "i": tf.int32,
+    "l": tf.int64,
+    "b": tf.bool,
+    "c": tf.complex128,
+    "s": tf.string,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A function, called with a tensor for each entry of `data`.
+
+    Attributes:
+        type: the operation that has to be spread.
+        function: gives tensors.
+        data: a tensor's sizes, `B` for the batch's rows, and after a colon its type, one letter
+            of `DTYPES`, for integers followed by their limit. Without `B` it is the same for all
+            batches.
+        traceless: whether the rule leaves no record: it passes on values, or makes them anew.
+        is_compilable: whether XLA compiles it, and gives the same numbers.
+        whole: other operations that may be computed whole, on gathered rows.
+        tolerance: relative, and of the size of one.
+    """
+
+    type: str
+    function: Callable
+    data: tuple[str, ...]
+    traceless: bool = False
+    is_compilable: bool = True
+    has_gradient: bool = True
+    whole: tuple[str, ...] = ()
+    tolerance: float = 1e-10
+
+    @property
+    def specs(self):
+        """(sizes, dtype, letter, limit) of each tensor."""
+        found = []
+        for text in self.data:
+            sizes, _, kind = text.partition(":")
+            kind = kind or "d"
+            shape = [size if size == "B" else int(size) for size in sizes.split()]
+            found.append((shape, DTYPES[kind[0]], kind[0], int(kind[1:] or 5)))
+        return found
+
+    def rows(self, batch):
+        """The tensors of a batch that have rows, the axis of rows first."""
+        return [self._draw(n, batch) for n, spec in enumerate(self.specs) if "B" in spec[0]]
+
+    def wholes(self):
+        """The other tensors, by their numbers."""
+        return {n: self._draw(n, 0) for n, spec in enumerate(self.specs) if "B" not in spec[0]}
+
+    def _draw(self, number, batch):
+        shape, dtype, letter, limit = self.specs[number]
+        rng = np.random.default_rng([zlib.crc32(self.type.encode()), number, batch])
+        shape = [batch, *[size for size in shape if size != "B"]] if "B" in shape else shape
+        if letter in "il":
+            return tf.constant(rng.integers(0, limit, shape), dtype)
+        if letter == "b":
+            return tf.constant(rng.random(shape) < 0.5)
+        if letter == "s":
+            words = np.array(["QQ==", " Rg== ", "ab c", "", "12", "1.5"])[:limit]
+            return tf.constant(words[rng.integers(0, len(words), shape)])
+        values = rng.normal(size=shape)
+        if letter == "p":
+            values = 0.1 + 0.8 * rng.random(shape)
+        if letter == "c":
+            values = values + 1j * rng.normal(size=shape)
+        return tf.constant(values, dtype)
+
+    def step(self):
+        """The function of a batch's rows, which gives results, and their gradients."""
+        wholes, specs = self.wholes(), self.specs
+
+        def placed(rows):
+            rest = iter(rows)
+            return [wholes[n] if n in wholes else _moved(next(rest), specs[n][0]) for n in range(len(specs))]
+
+        def results(rows):
+            made = self.function(*placed(rows))
+            return [made] if tf.is_tensor(made) else list(made)
+
+        def with_gradients(*rows):
+            watched = [one for one in (*rows, *wholes.values()) if one.dtype.is_floating]
+            with tf.GradientTape() as tape:
+                tape.watch(watched)
+                made = results(rows)
+            outputs = [one for one in made if one.dtype.is_floating]
+            found = tape.gradient(
+                outputs, watched, [tf.cos(one) for one in outputs], unconnected_gradients="zero"
+            )
+            return made, [tf.convert_to_tensor(one) for one in found]
+
+        return with_gradients if self._is_differentiable(with_gradients) else lambda *rows: results(rows)
+
+    def _is_differentiable(self, function):
+        if not self.has_gradient:
+            return False
+        try:
+            function(*self.rows(2))
+        except LookupError:  # TensorFlow has no gradient for it
+            return False
+        return True
+
+
+def _moved(rows, shape):
+    """The tensor with the axis of rows where the case wants it."""
+    axis = shape.index("B")
+    order = [*range(1, axis + 1), 0, *range(axis + 1, len(shape))]
+    return rows if axis == 0 else tf.transpose(rows, order)
+
+
+def case(kind, function, *data, **settings):
+    """A case."""
+    return Case(kind, function, data, **settings)

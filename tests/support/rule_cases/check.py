@@ -1,0 +1,62 @@
+"""A case, computed by three devices and by one."""
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.step import spread
+
+DEVICES = ["/CPU:0", "/CPU:1", "/CPU:2"]
+
+
+def check(case, batches=(7, 2, 1), *, is_static=False, compiled=False):
+    """Asserts the numbers of a case, and that its operation is spread."""
+    step = case.step()
+    plain = tf.function(step, autograph=False, reduce_retracing=True, jit_compile=compiled or None)
+    data = {batch: case.rows(batch) for batch in batches}
+    if is_static:
+        steps = {batch: _spread(case, step, rows, compiled) for batch, rows in data.items()}
+    else:
+        specs = [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in data[batches[0]]]
+        steps = dict.fromkeys(batches, _spread(case, step, specs, compiled))
+    for batch, rows in data.items():
+        parallel, records, crossings = steps[batch]
+        expected = tf.nest.flatten(plain(*rows))
+        found = tf.nest.flatten(parallel(*rows))
+        for number, (one, other) in enumerate(zip(expected, found)):
+            same(one, other, case.tolerance, f"{case.type} {case.data}: result {number} of {batch} rows")
+        if batch > 1 or not is_static:
+            how(case, records, crossings, len(rows))
+
+
+def _spread(case, step, specs, compiled):
+    records = []
+
+    def function(*rows):
+        records.clear()
+        return spread(step, rows, DEVICES, records=records, compiled=compiled)
+
+    traced = tf.function(function, autograph=False).get_concrete_function(*specs)
+    cuts = [op for op in traced.graph.get_operations() if op.type == "SplitV"]
+    return traced, records, len(cuts)
+
+
+def same(one, other, tolerance, where):
+    """Asserts that two tensors are equal to rounding."""
+    one, other = np.asarray(one), np.asarray(other)
+    assert (one.dtype, one.shape) == (other.dtype, other.shape), where
+    if one.dtype.kind in "fc":
+        np.testing.assert_allclose(other, one, tolerance, tolerance, err_msg=where)
+    else:
+        np.testing.assert_array_equal(other, one, err_msg=where)
+
+
+def how(case, records, cuts, count):
+    """Asserts that the operation was spread, and that nothing else was gathered for it."""
+    found = {record.how for record in records if record.type == case.type}
+    gathered = {record.type for record in records if record.how == "gathered"}
+    assert gathered <= set(case.whole), (gathered, case.data)
+    if case.traceless:
+        assert cuts <= count, f"{case.type}: made by one device, and sent"
+        assert any(record.how == "spread" for record in records)
+    else:
+        assert "spread" in found, (found, case.data, [(r.type, r.how) for r in records])
