@@ -200,8 +200,8 @@ class TensorFlowSteps(Steps):
 
     def _build_optimizer(self, name: str) -> None:
         """Creates the slots before a training step is traced, which would be traced twice."""
-        optimizer = getattr(self._model, "optimizer", None)
-        if name == "train_step" and not getattr(optimizer, "built", True) and self._model.built:
+        optimizer: Any = getattr(self._model, "optimizer", None)
+        if name == "train_step" and self._lacks_slots() and self._model.template.built:
             variables = self._model.trainable_variables
             in_fresh_thread(lambda: optimizer.build(variables))
 
