@@ -91,7 +91,6 @@ class Plan:
     Attributes:
         is_whole: run the whole call, without slicing.
         obstacle: why it can't be sliced and therefore runs on one device.
-        doubt: why slices may give other numbers than one device.
         losses: the rule that merges each loss of the slices.
         updates: the rule that merges each assigned state, by the `id` of the variable.
         rows_for_each: the rows of each output for a row of the batch, `None` if they vary.
@@ -101,7 +100,6 @@ class Plan:
 
     is_whole: bool = False
     obstacle: str | None = None
-    doubt: str | None = None
     losses: Sequence[str] = ()
     updates: Mapping[int, str] = dataclasses.field(default_factory=dict)
     rows_for_each: Sequence[int | None] = ()

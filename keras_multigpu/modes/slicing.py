@@ -58,26 +58,16 @@ class SlicedCalls:
         return plan.finish(_merge_outputs(results, slices))
 
     def _warn_of(self, plan: engines.Plan) -> None:
-        """Warns once if the call can't use its devices, or if its results may differ."""
-        if len(self._devices) == 1:
+        """Warns once if the call can't use its devices."""
+        if len(self._devices) == 1 or not plan.obstacle:
             return
         title = repr(self._layer.name)
         if self._whole is not None:
             title += f", which a step of {self._whole.name!r} calls,"
-        if plan.obstacle:
-            text = (
-                f"{title} runs on {self._devices[0]!r} alone, and not on "
-                f"{len(self._devices)} devices: {plan.obstacle}. The numbers are those of one "
-                "device."
-            )
-        elif plan.doubt:
-            text = (
-                f"{title} could not be tried on made-up rows ({plan.doubt}). We assume that "
-                "its rows are independent, and that the losses and states that its layers add or "
-                "assign are means over the rows. Otherwise the numbers differ from one device's."
-            )
-        else:
-            return
+        text = (
+            f"{title} runs on {self._devices[0]!r} alone, and not on {len(self._devices)} devices: "
+            f"{plan.obstacle}. The numbers are those of one device."
+        )
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(text, stacklevel=2)

@@ -134,6 +134,29 @@ class Centred(layers.Dense):
         return super().call(inputs - ops.mean(inputs, axis=0))
 
 
+@pytest.mark.parametrize("rows", [8, 35])
+def test_a_part_that_gets_scores_of_all_pairs_of_rows(rows):
+    """Beside a value for each row: no number of made-up rows suits both, so nothing is sliced."""
+
+    class Corrected(layers.Layer):
+        def call(self, scores, probabilities):
+            return scores - ops.log(probabilities)
+
+    def compute(model, x):
+        found = model.part(x)
+        scores = model.correct(ops.matmul(found, ops.transpose(found)), ops.sigmoid(x[:, 0]))
+        targets = ops.arange(ops.shape(x)[0])
+        return ops.mean(keras.losses.sparse_categorical_crossentropy(targets, scores, True))
+
+    class Pairs(Steps):
+        def __init__(self, make, compute):
+            super().__init__(make, compute)
+            self.correct = Corrected()
+
+    with pytest.warns(UserWarning, match="alone, and not on 2 devices"):
+        _train(lambda: layers.Dense(3), compute, rows=rows, kind=Pairs)
+
+
 def test_a_part_whose_rows_see_each_other():
     with pytest.warns(
         UserWarning, match="'centred.*', which a step of 'steps.*rows of a batch"

@@ -55,20 +55,17 @@ def make_plan(trace: Trace) -> Plan:
         _check(tried)
         if trace.order > 1:
             _raise(find_chained(floats(tried.forward.structured_outputs["outputs"])))
-        try:
-            probe = Probe(tried)
-            backward = Backward(tried.forward.graph, probe.wide) if trace.order else None
-            sees_places = probe.wide.sees_places or bool(backward and backward.sees_places)
-            _raise(probe.find_dependence(sees_places))
-            plan.rows_for_each = probe.rows_for_each()
-            _find_rules(plan, probe, tried)
-            if backward is not None:
-                trace.gradient_rules.update(_gradient_rules(probe, tried))
-                _check_custom_gradients(backward, probe, tried)
-        except ProbeError as error:
-            plan.doubt = str(error)
-            losses = tried.forward.structured_outputs["losses"]
-            plan.losses = [kinds.ROWS if _has_rows(loss) else kinds.MEAN for loss in losses]
+        probe = Probe(tried)
+        backward = Backward(tried.forward.graph, probe.wide) if trace.order else None
+        sees_places = probe.wide.sees_places or bool(backward and backward.sees_places)
+        _raise(probe.find_dependence(sees_places))
+        plan.rows_for_each = probe.rows_for_each()
+        _find_rules(plan, probe, tried)
+        if backward is not None:
+            trace.gradient_rules.update(_gradient_rules(probe, tried))
+            _check_custom_gradients(backward, probe, tried)
+    except ProbeError as error:
+        plan.obstacle = f"it could not be tried on made-up rows ({error})"
     except (_ObstacleError, DependenceError) as error:
         plan.obstacle = str(error)
     return plan
@@ -178,10 +175,6 @@ def _loss_rule(found: set[str], loss: Any) -> str:
             "model's loss, which sees the whole batch)"
         )
     return rule
-
-
-def _has_rows(loss: Any) -> bool:
-    return bool(loss.shape.rank) and loss.shape[0] is None
 
 
 def _first(found: set[str]) -> str | None:
