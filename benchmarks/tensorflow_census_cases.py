@@ -153,7 +153,7 @@ def optimizers() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def _target(kind: str) -> str:
-    if "Sparse" in kind:
+    if "Sparse" in kind or kind in ("Circle", "CategoricalGeneralizedCrossEntropy"):
         return "class"
     if kind == "CTC":
         return "ctc"

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_multigpu.engines.tensorflow.partition.layouts import COPIED, SUM, Partial, Value
 from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
 from keras_multigpu.engines.tensorflow.partition.program import EACH
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table, no_axis
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table, join, no_axis
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, broadcast
 
@@ -35,6 +35,9 @@ ELEMENTWISE = """
     StringUpper DecodeBase64 EncodeBase64
 """.split()
 
+# Those that don't broadcast
+SAME_SIZES = (*[one for one in ELEMENTWISE if one.endswith("Grad")], "AddN")
+
 
 @RULES.rule(*ALIASES, needs_ranks=False)
 def alias(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
@@ -52,6 +55,9 @@ def elementwise(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     kept = addends(planner, op, values)
     if kept is not None:
         return kept
+    if op.type in SAME_SIZES and len({len(value.dims or ()) for value in values}) == 1:
+        for axis in range(len(values[0].dims or ())):
+            join(*[(value, axis) for value in values])
     try:
         dims = broadcast(*[value.dims or () for value in values])
     except Unknown:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table, no_axis
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
@@ -226,6 +227,8 @@ def last_axes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     dims: Any = [values[0].dims] if op.type in _KEEP_SHAPE else None
     if op.type == "TopKV2" and values[1].const is not None:
         dims = [((values[0].dims or ())[:-1] + (values[1].const[()],))] * 2
+    if op.type == "MatrixDiagV3" and [numbers_of(v.const) for v in values[1:4]] == [[0], [-1], [-1]]:
+        dims = [(*(values[0].dims or ()), (values[0].dims or ())[-1])]
     return Signature(inputs, outputs, dims=dims)
 
 
