@@ -120,7 +120,10 @@ LAST_AXES: dict[str, int] = {
     "MatrixDiagV3": 1,
     "MatrixSetDiagV3": 2,
 }
-_KEEP_SHAPE = ("Softmax", "LogSoftmax", "MatrixBandPart")
+_KEEP_SHAPE = (
+    "Softmax", "LogSoftmax", "MatrixBandPart", "MatrixSetDiagV3", "MatrixInverse", "Cholesky",
+    "MatrixLogarithm", "MatrixSquareRoot", "FFT", "FFT2D", "FFT3D", "IFFT", "IFFT2D", "IFFT3D",
+)
 _WITH_TWO = ("MatrixSolve", "MatrixTriangularSolve", "CholeskyGrad", "MatrixSetDiagV3")
 
 
