@@ -88,7 +88,10 @@ class Case:
 
         def placed(rows):
             rest = iter(rows)
-            return [wholes[n] if n in wholes else _moved(next(rest), specs[n][0]) for n in range(len(specs))]
+            return [
+                wholes[n] if n in wholes else _moved(next(rest), specs[n][0])
+                for n in range(len(specs))
+            ]
 
         def results(rows):
             made = self.function(*placed(rows))
@@ -105,7 +108,11 @@ class Case:
             )
             return made, [tf.convert_to_tensor(one) for one in found]
 
-        return with_gradients if self._is_differentiable(with_gradients) else lambda *rows: results(rows)
+        return (
+            with_gradients
+            if self._is_differentiable(with_gradients)
+            else lambda *rows: results(rows)
+        )
 
     def _is_differentiable(self, function):
         if not self.has_gradient:

@@ -23,7 +23,12 @@ def check(case, batches=(7, 2, 1), *, is_static=False, compiled=False):
         expected = tf.nest.flatten(plain(*rows))
         found = tf.nest.flatten(parallel(*rows))
         for number, (one, other) in enumerate(zip(expected, found)):
-            same(one, other, case.tolerance, f"{case.type} {case.data}: result {number} of {batch} rows")
+            same(
+                one,
+                other,
+                case.tolerance,
+                f"{case.type} {case.data}: result {number} of {batch} rows",
+            )
         if batch > 1 or not is_static:
             how(case, records, crossings, len(rows))
 

@@ -99,14 +99,14 @@ def _strided_slice(op: tf.Operation, x: Constant, *bounds: Constant) -> Any:
             index.append(int(begin))
         else:
             start = None if masks["begin"] >> axis & 1 else int(begin)
-            index.append(
-                slice(start, None if masks["end"] >> axis & 1 else int(end), int(stride))
-            )
+            index.append(slice(start, None if masks["end"] >> axis & 1 else int(end), int(stride)))
     return x[tuple(index)]
 
 
 def _slice(op: tf.Operation, x: Constant, begins: Constant, sizes: Constant) -> Any:
-    return x[tuple(slice(int(b), None if s == -1 else int(b) + int(s)) for b, s in zip(begins, sizes))]
+    return x[
+        tuple(slice(int(b), None if s == -1 else int(b) + int(s)) for b, s in zip(begins, sizes))
+    ]
 
 
 def _reduce(function: Callable[[list[Any]], Any]) -> Callable[..., Any]:

@@ -9,12 +9,18 @@ from keras_multigpu.engines.tensorflow.partition.rules.random import draw_whole
 
 # Tested where whole steps are.
 ELSEWHERE = {*control.RULES, *lists.RULES, *state.RULES} - {"AddN", "ZerosLike"}
-EVERY = [pytest.param(one, id=f"{kind}-{n}") for kind, all_ in CASES.items() for n, one in enumerate(all_)]
+EVERY = [
+    pytest.param(one, id=f"{kind}-{n}")
+    for kind, all_ in CASES.items()
+    for n, one in enumerate(all_)
+]
 
 
 @pytest.mark.backend_free
 def test_every_type_has_a_case():
-    drawn_whole = {kind for kind in RULES if getattr(RULES[kind], "__wrapped__", None) is draw_whole}
+    drawn_whole = {
+        kind for kind in RULES if getattr(RULES[kind], "__wrapped__", None) is draw_whole
+    }
     assert set(RULES) - ELSEWHERE - drawn_whole <= set(CASES)
 
 

@@ -14,7 +14,6 @@ from keras_multigpu.engines.tensorflow.partition.inner import join_elements
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     COPIED,
     WHOLE,
-    Copied,
     Elements,
     Layout,
     Partial,
