@@ -82,12 +82,15 @@ class Case:
             values = values + 1j * rng.normal(size=shape)
         return tf.constant(values, dtype)
 
-    def step(self):
-        """The function of a batch's rows, which gives results, and their gradients."""
+    def step(self, is_drawn=False):
+        """The function of a batch's rows, which gives results, and their gradients.
+
+        With `is_drawn`, all tensors but the first are random numbers that the step draws.
+        """
         wholes, specs = self.wholes(), self.specs
 
         def placed(rows):
-            rest = iter(rows)
+            rest = iter([rows[0], *map(_drawn, rows[1:])] if is_drawn else rows)
             return [
                 wholes[n] if n in wholes else _moved(next(rest), specs[n][0])
                 for n in range(len(specs))
@@ -122,6 +125,16 @@ class Case:
         except LookupError:  # TensorFlow has no gradient for it
             return False
         return True
+
+
+def _drawn(rows):
+    """Random numbers of the same sizes, that each device can draw for its rows."""
+    sizes = tf.shape(rows)
+    if rows.dtype.is_integer:
+        return tf.random.stateless_uniform(sizes, [3, 4], 0, 2, rows.dtype)
+    if rows.dtype.is_floating:
+        return tf.random.stateless_uniform(sizes, [3, 4], dtype=rows.dtype)
+    return tf.cast(tf.ones(sizes, tf.int32), rows.dtype)
 
 
 def _moved(rows, shape):

@@ -152,6 +152,13 @@ def _stitch(op: tf.Operation, *parts: Constant) -> Constant:
     return result
 
 
+def _split(op: tf.Operation, x: Constant, sizes: Constant, axis: Constant) -> list[Constant]:
+    counts = [int(one) for one in sizes]
+    rest = x.shape[int(axis)] - sum(one for one in counts if one >= 0)
+    counts = [rest if one < 0 else one for one in counts]
+    return np.split(x, np.cumsum(counts)[:-1], axis=int(axis))
+
+
 def _list_diff(op: tf.Operation, x: Constant, y: Constant) -> list[Constant]:
     if any(isinstance(one, Dim) for one in (*x, *y)):
         raise Unknown
@@ -197,6 +204,8 @@ _EVALUATE: dict[str, Callable[..., Any]] = {
     "Squeeze": lambda op, a: np.squeeze(a, tuple(op.get_attr("squeeze_dims")) or None),
     "Reshape": _reshape,
     "Transpose": lambda op, a, order: np.transpose(a, [int(one) for one in order]),
+    "Split": lambda op, axis, x: np.split(x, op.get_attr("num_split"), axis=int(axis)),
+    "SplitV": _split,
     "StridedSlice": _strided_slice,
     "Slice": _slice,
     "GatherV2": _gather,

@@ -53,6 +53,11 @@ DECIDED = {
     ],
     "Reshape": [lambda x: tf.reshape(tf.shape(x), [3, -1])],
     "Transpose": [lambda x: tf.transpose(tf.stack([tf.shape(x), [1, 2, 3]]), [1, 0])],
+    "Split": [lambda x: tf.split(tf.shape(x), 3), lambda x: tf.split([[1, 2], [3, 4]], 2, -1)],
+    "SplitV": [
+        lambda x: tf.split(tf.shape(x), [1, 2, 0]),
+        lambda x: tf.split([[1, 2], [3, 4]], [-1, 1], 1),
+    ],
     "StridedSlice": [
         lambda x: tf.shape(x)[1:],
         lambda x: tf.shape(x)[-1],

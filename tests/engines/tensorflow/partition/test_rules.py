@@ -39,3 +39,16 @@ def test_static(case):
 @pytest.mark.parametrize("case", [one for one in EVERY if one.values[0].is_compilable])
 def test_compiled(case):
     check(case, (7, 2), compiled=True)
+
+
+SEVERAL = [
+    one
+    for one in EVERY
+    if sum("B" in text for text in one.values[0].data) > 1 and ":s" not in one.values[0].data[0]
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SEVERAL)
+def test_drawn(case):
+    check(case, is_drawn=True)
