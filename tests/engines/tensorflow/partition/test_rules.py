@@ -41,10 +41,14 @@ def test_compiled(case):
     check(case, (7, 2), compiled=True)
 
 
+# TensorFlow's kernels of these write over their last input if nothing else uses it.
+WRITES_OVER_ITS_INPUT = ("MaxPoolGradGrad", "MaxPool3DGradGrad")
 SEVERAL = [
     one
     for one in EVERY
-    if sum("B" in text for text in one.values[0].data) > 1 and ":s" not in one.values[0].data[0]
+    if sum("B" in text for text in one.values[0].data) > 1
+    and ":s" not in one.values[0].data[0]
+    and one.values[0].type not in WRITES_OVER_ITS_INPUT
 ]
 
 
