@@ -33,6 +33,24 @@ def check(case, batches=(7, 2, 1), *, is_static=False, compiled=False, is_drawn=
             how(case, records, crossings, len(rows))
 
 
+def check_elsewhere(case):
+    """Asserts the numbers of a case, whatever tensor is split, along whatever axis."""
+    for number, (shape, *_) in enumerate(case.specs):
+        for axis in range(len(shape)):
+            step, given = case.split_elsewhere(number, axis)
+            for size in (given.shape[0], None):
+                spec = tf.TensorSpec([size, *given.shape[1:]], given.dtype)
+                where = f"{case.type} {case.data}: tensor {number} split along {axis} ({size})"
+                plain = tf.function(step, autograph=False)
+                try:
+                    expected = plain.get_concrete_function(spec)(given)
+                except (ValueError, tf.errors.InvalidArgumentError):
+                    continue  # it needs the static size
+                found = _spread(case, step, [spec], False)[0](given)
+                for one, other in zip(tf.nest.flatten(expected), tf.nest.flatten(found)):
+                    same(one, other, case.tolerance, where)
+
+
 def _spread(case, step, specs, compiled):
     records = []
 

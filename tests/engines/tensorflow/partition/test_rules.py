@@ -2,7 +2,7 @@
 
 import pytest
 from support.rule_cases import CASES
-from support.rule_cases.check import check
+from support.rule_cases.check import check, check_elsewhere
 
 from keras_multigpu.engines.tensorflow.partition.rules import RULES, control, lists, state
 from keras_multigpu.engines.tensorflow.partition.rules.random import draw_whole
@@ -56,3 +56,9 @@ SEVERAL = [
 @pytest.mark.parametrize("case", SEVERAL)
 def test_drawn(case):
     check(case, is_drawn=True)
+
+
+@pytest.mark.thin(12)
+@pytest.mark.parametrize("case", EVERY)
+def test_elsewhere(case):
+    check_elsewhere(case)
