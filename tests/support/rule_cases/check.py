@@ -1,6 +1,7 @@
 """A case, computed by three devices and by one."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.step import spread
@@ -13,6 +14,11 @@ def check(case, batches=(7, 2, 1), *, is_static=False, compiled=False, is_drawn=
     step = case.step(is_drawn)
     plain = tf.function(step, autograph=False, reduce_retracing=True, jit_compile=compiled or None)
     data = {batch: case.rows(batch) for batch in batches}
+    if compiled:
+        try:
+            plain(*data[batches[0]])
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+            pytest.skip(f"XLA does not compile it on one device either: {error.message[:200]}")
     if is_static:
         steps = {batch: _spread(case, step, rows, compiled) for batch, rows in data.items()}
     else:
