@@ -46,7 +46,7 @@ def draw(results: list[dict], environment: dict[str, str], title: str, peer: str
     axes.set_yticks(range(len(models)), [_NAMES.get(model, model) for model in models])
     axes.invert_yaxis()
     axes.set_xlabel(f"keras_multigpu's time / {title}'s: below 1 keras_multigpu is faster")
-    axes.legend(loc="lower right", framealpha=1, edgecolor="none")  # hides the line at 1
+    figure.legend(loc="outside lower center", ncols=len(counts), frameon=False)
     figure.suptitle(f"A training step on CPU devices, against {title}", fontsize=11)
     axes.set_title(f"{environment['host']}\n{environment['versions']}", fontsize=8)
     for side in ("top", "right"):

@@ -1,32 +1,25 @@
-"""The command line: `python -m keras_multigpu check`, `demo`, `bench`, `devices`, `serve`."""
+"""The command line: `python -m keras_multigpu check`, `demo`, `bench`, `devices`, `serve`.
+
+Whatever needs Keras is imported by the command that needs it, after the arguments are read.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from keras_multigpu import cluster
-from keras_multigpu.bench import BENCHMARKS, run_bench
-from keras_multigpu.check import run_check
-from keras_multigpu.demo import run_demo
-from keras_multigpu.devices import list_devices
+_MODELS = ("mlp", "resnet50")  # of `bench`
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command; `arguments` default to this process's command line."""
     parser = make_parser()
     chosen = parser.parse_args(arguments)
-    if chosen.command == "demo":
-        run_demo(chosen.devices, chosen.epochs)
-    elif chosen.command == "check":
-        if not run_check():
-            parser.exit(1)
-    elif chosen.command == "bench":
-        run_bench(chosen.model, chosen.batch_size, chosen.devices, chosen.steps, chosen.repeats)
-    elif chosen.command == "serve":
-        _serve(parser, chosen)
-    else:
-        print(*list_devices(), sep="\n")
+    from keras_multigpu import engines
+
+    engines.current()  # a missing backend, or one that is not supported, is met here
+    run: Callable[[argparse.ArgumentParser, argparse.Namespace], None] = chosen.run
+    run(parser, chosen)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -35,11 +28,14 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m keras_multigpu", description="Multi-GPU training of any Keras model."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("check", help="say what is here, and compare one device with all")
+    check = commands.add_parser("check", help="say what is here, and compare one device with all")
+    check.set_defaults(run=_check)
     demo = commands.add_parser("demo", help="train on one device and on several, and compare")
     demo.add_argument("--devices", type=int, help="how many devices (default: all GPUs, or 4)")
     demo.add_argument("--epochs", type=int, default=5, help="how many epochs (default: 5)")
-    commands.add_parser("devices", help="list the devices that can be used")
+    demo.set_defaults(run=_demo)
+    devices = commands.add_parser("devices", help="list the devices that can be used")
+    devices.set_defaults(run=_devices)
     _add_bench(commands)
     _add_serve(commands)
     return parser
@@ -48,11 +44,12 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_bench(commands: argparse._SubParsersAction) -> None:
     bench = commands.add_parser("bench", help="time a model on 1, 2, 4 devices")
     said = "default: resnet50 on GPUs, and else mlp"
-    bench.add_argument("--model", choices=tuple(BENCHMARKS), help=said)
+    bench.add_argument("--model", choices=_MODELS, help=said)
     bench.add_argument("--batch-size", type=int, help="rows on all devices together")
     bench.add_argument("--devices", type=int, nargs="+", metavar="N", help="default: 1, 2, 4, ...")
     bench.add_argument("--steps", type=int, default=20, help="batches of a run (default: 20)")
     bench.add_argument("--repeats", type=int, default=3, help="timed runs (default: 3)")
+    bench.set_defaults(run=_bench)
 
 
 def _add_serve(commands: argparse._SubParsersAction) -> None:
@@ -78,9 +75,37 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
         metavar="N",
         help="how many CPU devices to divide the processor into (default: 1)",
     )
+    serve.set_defaults(run=_serve)
+
+
+def _check(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    from keras_multigpu.check import run_check
+
+    if not run_check():
+        parser.exit(1)
+
+
+def _demo(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    from keras_multigpu.demo import run_demo
+
+    run_demo(chosen.devices, chosen.epochs)
+
+
+def _devices(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    from keras_multigpu.devices import list_devices
+
+    print(*list_devices(), sep="\n")
+
+
+def _bench(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    from keras_multigpu.bench import run_bench
+
+    run_bench(chosen.model, chosen.batch_size, chosen.devices, chosen.steps, chosen.repeats)
 
 
 def _serve(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    from keras_multigpu import cluster
+
     try:
         cluster.serve(chosen.bind, virtual_devices=chosen.virtual_devices)
     except (ValueError, cluster.ClusterError) as error:

@@ -112,7 +112,11 @@ def check_choice(name: str, value: Any, *choices: str | None) -> None:
 def check_model(model: Any, *, built: bool = False) -> None:
     """Refuses what is not a Keras model; with `built`, a model without weights too."""
     if not isinstance(model, keras.Model):
-        hint = " Create the model first: pass `YourModel()`." if inspect.isclass(model) else ""
+        hint = ""
+        if inspect.isclass(model):
+            hint = " Create the model first: pass `YourModel()`."
+        elif isinstance(model, keras.Layer):
+            hint = " Make a model of the layer: `keras.Sequential([layer])`."
         raise ValueError(
             "`model` must be a Keras 3 model, an instance of `keras.Model`. "
             f"Received: model={model!r} (of type {type(model).__module__}."

@@ -81,7 +81,7 @@ def choose_devices(n_gpus: int | None, devices: Sequence[str] | None) -> tuple[s
         TypeError: if `devices` is not a sequence of names.
     """
     if n_gpus is not None:
-        n_gpus = positive_integer("n_gpus", n_gpus, _HINT)
+        n_gpus = positive_integer("n_gpus", n_gpus, _find_meant(n_gpus) or _HINT)
     if devices is not None:
         return _named_devices(n_gpus, devices)
     engine = engines.current()
@@ -180,15 +180,21 @@ def warn_of_one_cpu() -> None:
 
 
 def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...]:
-    is_list = isinstance(devices, Sequence) and not isinstance(devices, str)
-    if not is_list or not all(isinstance(name, str) for name in devices):
+    is_list = isinstance(devices, Sequence) and _name_of(devices) is None
+    names = [_name_of(one) for one in devices] if is_list else [None]
+    if None in names:
         raise TypeError(
             '`devices` must be a list of device names such as "gpu:0", as `list_devices()` gives '
             f"them. Received: devices={devices!r}.{_find_cure(devices)}"
         )
-    found = [engines.current().find_device(name) for name in devices]
+    if not names:
+        raise ValueError(
+            "`devices` must name devices, at least one. Received: devices=[]. Leave `devices` out "
+            f"to use all, or choose from {', '.join(list_devices())}."
+        )
+    found = [engines.current().find_device(name) for name in names if name is not None]
     unknown = [name for name, device in zip(devices, found) if device is None]
-    if unknown or not found:
+    if unknown:
         raise ValueError(
             f"`devices` must name devices of this process, or of machines that it is connected to: "
             f"{', '.join(list_devices())}. "
@@ -207,17 +213,32 @@ def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...
     return chosen
 
 
+def _name_of(device: Any) -> str | None:
+    """The name of a device, or `None`; the backend's own objects for devices have one too."""
+    return device if isinstance(device, str) else engines.current().name_of(device)
+
+
 def _find_cure(devices: Any) -> str:
-    """The names that numbers of devices stand for, or the number that a list does."""
+    """What to write for the devices that were meant; `""` if that can't be told."""
     if as_integer(devices):
         return f" Write `n_gpus={devices}`."
-    if isinstance(devices, str):
-        return f" Write `devices=[{devices!r}]`."
-    numbers = [as_integer(one) for one in devices] if isinstance(devices, Sequence) else [None]
-    if None in numbers:
-        return ""
+    is_list = isinstance(devices, Sequence) and _name_of(devices) is None
     kind = choose_devices(None, None)[0].partition(":")[0]
-    return f" Write `devices={[f'{kind}:{number}' for number in numbers]}`."
+    names = [
+        _name_of(one) if as_integer(one) is None else f"{kind}:{as_integer(one)}"
+        for one in (devices if is_list else [devices])
+    ]
+    return "" if None in names or not names else f" Write `devices={names}`."
+
+
+def _find_meant(n_gpus: Any) -> str:
+    """What to write for what is no number of devices; `""` if that can't be told."""
+    text = n_gpus if isinstance(n_gpus, str) else ""
+    if text.isdigit() or (isinstance(n_gpus, float) and n_gpus.is_integer()):
+        return f"Write `n_gpus={int(n_gpus)}`." if int(n_gpus) > 0 else ""
+    if text and engines.current().find_device(text) is None:
+        return ""
+    return "" if isinstance(n_gpus, (bool, int)) else _find_cure(n_gpus).strip()
 
 
 def _too_many(n_gpus: int, gpus: int, cpus: int) -> str:

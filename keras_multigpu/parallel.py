@@ -20,6 +20,7 @@ from keras_multigpu.modes import (
     TowerParallel,
     build_parallel,
     making_template,
+    watch_template,
 )
 
 Mode = Literal["data", "tower", "model"]
@@ -163,7 +164,8 @@ def make_parallel(
         RuntimeError: if the Keras backend is not supported.
 
     Warns:
-        UserWarning: if it uses the CPU device because there is no GPU; once in a process.
+        UserWarning: if it uses the CPU device because there is no GPU; once in a process. And if
+            the template is trained before any parallel model of it is used.
 
     Example:
         >>> import numpy as np
@@ -183,7 +185,9 @@ def make_parallel(
     request = _check(model, n_gpus, mode, devices, options)
     if n_gpus is None and devices is None and request.devices == ("cpu:0",):
         warn_of_one_cpu()
-    return build_parallel(_MODES[mode], request)
+    parallel = build_parallel(_MODES[mode], request)
+    watch_template(parallel.template, len(parallel.devices))
+    return parallel
 
 
 def _check(
@@ -203,6 +207,11 @@ def _check(
                 f"mode={mode!r} has the options {', '.join(known)}. Received: {name}={value!r}."
                 f"{_find_cure(name, value, known)}"
             )
+    if isinstance(n_gpus, str) and n_gpus in _MODES:
+        raise ValueError(
+            f"`n_gpus` must be a positive integer. Received: n_gpus={n_gpus!r}. "
+            f"Write `mode={n_gpus!r}`."
+        )
     chosen = choose_devices(n_gpus, devices)
     template = _made_by(model, mode, chosen, options) if is_function else model
     return engines.Request(mode, template, chosen, options)

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import functools
 
-from keras_multigpu.extras import how_to_install
+from keras_multigpu.extras import SUPPORTED, explain_missing
 
 try:
     import keras
 except ModuleNotFoundError as error:
-    if error.name not in ("keras", "tensorflow", "jax", "torch"):
+    if error.name not in ("keras", "tensorflow", "jax", "torch", "openvino"):
         raise
-    raise ImportError(
-        f"keras_multigpu needs Keras 3 with a backend, and `{error.name}` is not installed. "
-        "Install a backend with the extra `tensorflow` or `jax-cuda` (NVIDIA GPUs), or "
-        f"`tensorflow-cpu` or `jax` (no GPU): {how_to_install('tensorflow')}. With JAX, set the "
-        "environment variable KERAS_BACKEND=jax: Keras takes TensorFlow otherwise."
-    ) from error
+    raise ImportError(explain_missing(error.name)) from error
 
 from keras_multigpu.engines.attributes import set_attributes, with_attributes
 from keras_multigpu.engines.base import Engine
@@ -34,11 +29,13 @@ from keras_multigpu.engines.runners import (
     TowerRunner,
 )
 from keras_multigpu.engines.shared import (
+    SEED,
     SEED_STEP,
     check_alike,
     count_rows,
     is_array,
     is_training,
+    reason_of,
     split_tensors,
     value_of,
 )
@@ -50,6 +47,7 @@ __all__ = [
     "MEAN",
     "ROWS",
     "SAME",
+    "SEED",
     "SEED_STEP",
     "Address",
     "ClusterError",
@@ -73,6 +71,7 @@ __all__ = [
     "is_array",
     "is_training",
     "own_steps",
+    "reason_of",
     "set_attributes",
     "split_tensors",
     "take_apart",
@@ -100,9 +99,4 @@ def _engine(backend: str) -> Engine:
         from keras_multigpu.engines.jax import JaxEngine
 
         return JaxEngine()
-    raise RuntimeError(
-        "keras_multigpu works on the Keras backends 'tensorflow' and 'jax'. "
-        f"Received: keras.backend.backend()={backend!r}. Set the environment variable "
-        "KERAS_BACKEND=tensorflow or KERAS_BACKEND=jax before Keras is imported, and restart the "
-        "process or kernel."
-    )
+    raise RuntimeError(SUPPORTED.format(received=f"keras.backend.backend()={backend!r}"))

@@ -54,6 +54,10 @@ class Engine(abc.ABC):
     def find_device(self, name: str) -> str | None:
         """The canonical form of a device's name; `None` if there is no such device."""
 
+    @abc.abstractmethod
+    def name_of(self, device: Any) -> str | None:
+        """The name of one of the backend's own device objects; `None` for anything else."""
+
     @property
     @abc.abstractmethod
     def no_gpu_support(self) -> str:

@@ -26,6 +26,7 @@ class TrainedModel(Protocol):
     steps_per_execution: int
     optimizer: Any
     variables: list[keras.Variable]
+    weights: list[keras.Variable]
     trainable_variables: list[keras.Variable]
     """As `Steps.seen` gives them, like `non_trainable_variables`."""
     non_trainable_variables: list[keras.Variable]
@@ -115,6 +116,9 @@ class DataRunner(PlacingRunner):
     `shard` says what is spread over the devices: `"optimizer"` (slots), `"weights"` (both), `None`.
     """
 
+    partitions_steps: bool = True
+    """Whether a whole step is spread, so that the parts of a model that it calls need not be."""
+
     @abc.abstractmethod
     def __init__(
         self,
@@ -153,6 +157,16 @@ class DataRunner(PlacingRunner):
         arrive on the first device. `sizes` are the rows that belong to each slice: 0 for a slice
         beyond the last row, which holds a copy of that row.
         """
+
+    @abc.abstractmethod
+    def function(
+        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
+    ) -> Callable[..., Any]:
+        """A user's own training step, compiled for all devices: see `DataParallel.function`."""
+
+    @abc.abstractmethod
+    def explain(self) -> str:
+        """What of each step that has run is computed by one device alone."""
 
     @abc.abstractmethod
     def for_part(self, part: keras.Layer) -> DataRunner | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -30,6 +31,17 @@ _NO_SCOPES = (
     "interactive_logging",
 )
 """What Keras keeps per thread and is not a scope: the numbers of automatic names, above all."""
+
+
+_COLORS = re.compile(r"\x1b\[\d+m")
+
+
+def reason_of(error: Exception) -> str:
+    """The text of an error that Keras or TensorFlow explains, without the explanation: one line."""
+    text = _COLORS.sub("", str(error)).rpartition("Error encountered:")[2]
+    for explanation in ("Arguments received by", " for '{{node"):
+        text = text.partition(explanation)[0]
+    return " ".join(text.split()).rstrip(".")
 
 
 def check_alike(states: Sequence[Sequence[keras.Variable]]) -> None:

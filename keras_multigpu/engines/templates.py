@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 import warnings
 from typing import Any
 
 import keras
+
+from keras_multigpu.engines.shared import reason_of
 
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 
@@ -29,7 +32,7 @@ def own_steps(template: keras.Model) -> list[str]:
     ]
 
 
-def forget_losses(template: keras.Model) -> None:
+def forget_losses(template: keras.Layer) -> None:
     """Forgets the losses of an earlier trace.
 
     Keras finds a layer's losses by their `id`, which a new one of another layer may have by chance.
@@ -37,22 +40,68 @@ def forget_losses(template: keras.Model) -> None:
     template._clear_losses()
 
 
-def input_of_fixed_rows(layer: keras.Layer) -> keras.KerasTensor | None:
-    """A symbolic input of a model whose batch size is fixed, or `None`."""
-    inputs = keras.tree.flatten(getattr(layer, "inputs", None))
+class _Called(keras.Layer):
+    """Calls a model, so that Keras traces the whole call for symbolic inputs."""
+
+    def __init__(self, model: keras.Layer):
+        super().__init__(autocast=False)
+        self._model = model
+
+    def call(self, inputs: Any) -> Any:
+        return self._model(inputs)
+
+
+def input_of_noted_rows(model: keras.Layer) -> keras.KerasTensor | None:
+    """A symbolic input of a model whose shape has a number of rows, or `None`."""
+    inputs = keras.tree.flatten(getattr(model, "inputs", None))
     return next((one for one in inputs if one is not None and one.shape[0] is not None), None)
 
 
+def fixed_rows(model: keras.Layer) -> str | None:
+    """Why a model takes batches of one size only, or `None`.
+
+    Keras notes the shape of the first batch, and then takes batches of any size. So a model with
+    such a shape is traced with one row more.
+    """
+    fixed = input_of_noted_rows(model)
+    if fixed is None:
+        return None
+    inputs: Any = model.inputs
+    known = inputs[0] if isinstance(model, keras.Sequential) else model.input
+    more = fixed.shape[0] + 1
+    other = keras.tree.map_structure(functools.partial(_with_rows, rows=more), known)
+    try:
+        _Called(model).compute_output_spec(other)
+    except Exception as error:  # any layer's or user's error: it comes with other rows only
+        reason = reason_of(error)
+        return (
+            f"its input {fixed.name!r} has the fixed batch_shape={tuple(fixed.shape)}, and a call "
+            f"with {more} rows fails ({reason})"
+        )
+    finally:
+        forget_losses(model)
+    return None
+
+
+def _with_rows(tensor: Any, rows: int) -> Any:
+    """A symbolic tensor like another one, with so many rows."""
+    if tensor is None:
+        return None
+    shape = (rows, *tensor.shape[1:])
+    kind = {"sparse": tensor.sparse, "ragged": tensor.ragged}
+    return keras.KerasTensor(shape, tensor.dtype, **kind, name=tensor.name)
+
+
 def check_any_batch_size(template: keras.Model) -> None:
-    """Refuses a template whose batch size is fixed."""
-    tensor = input_of_fixed_rows(template)
-    if tensor is not None:
-        shape, name = tuple(tensor.shape), tensor.name
+    """Refuses a template whose layers or operations contain the size of a batch."""
+    reason = fixed_rows(template)
+    if reason is not None:
         raise ValueError(
             "Data mode slices the batch, so the template must take any batch size. "
-            f"Received: a model whose input {name!r} has the fixed batch_shape={shape}. "
-            f"Rebuild it with `keras.Input(shape={shape[1:]}, name={name!r})`, without a "
-            "batch size, and copy the weights with `set_weights`."
+            f"Received: {template.name!r}: {reason}. Take the number of rows from "
+            "`keras.ops.shape(x)[0]` in layers and functions, build the model without a batch size "
+            "(`keras.Input(shape=...)`, or `build((None, ...))`), and copy the weights with "
+            "`set_weights`."
         )
 
 

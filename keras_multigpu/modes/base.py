@@ -10,9 +10,10 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.graphs.costs import variables_bytes
+from keras_multigpu.modes.forgotten import check_compiled, note_use, warn_of_cloning
 from keras_multigpu.modes.one_model import calling, computing
 from keras_multigpu.modes.saving import SavedModel
-from keras_multigpu.modes.symbolic import warn_of_building
+from keras_multigpu.modes.symbolic import CalledOutputs, is_read_by_keras
 from keras_multigpu.progress import with_first_told
 
 _OF_TOWERS = ("predict_replicas", "disagreement", "replicas", "clones", "mix", "loss_of")
@@ -45,6 +46,7 @@ class ParallelModel(SavedModel):
         super().__init__(template)
         self._parallel_devices = tuple(devices)
         self._parallel_options = dict(options)
+        self._parallel_called = CalledOutputs()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -96,6 +98,7 @@ class ParallelModel(SavedModel):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; builds the template first if it is not built."""
+        note_use(self)
         if not self.built:
             with computing(self):
                 self._parallel_build(args, kwargs)
@@ -118,13 +121,19 @@ class ParallelModel(SavedModel):
 
     @property
     def output(self) -> Any:
-        """The template's symbolic outputs; a model built on them is not parallel."""
-        return warn_of_building(self, "output", super().output)
+        """The symbolic outputs, of a call of this model on its symbolic inputs."""
+        if is_read_by_keras("output"):
+            return super().output
+        return self._parallel_called.of(self, self._parallel_described_outputs())
 
     @property
     def outputs(self) -> Any:
-        """The template's symbolic outputs as a list; a model built on them is not parallel."""
-        return warn_of_building(self, "outputs", self.template.outputs)
+        """The symbolic outputs as a list, of a call of this model on its symbolic inputs."""
+        described = self._parallel_described_outputs()
+        if is_read_by_keras("outputs"):
+            return described
+        made = self._parallel_called.of(self, described)
+        return made if made is described else keras.tree.flatten(made)
 
     @outputs.setter
     def outputs(self, value: Any) -> None:
@@ -133,7 +142,17 @@ class ParallelModel(SavedModel):
     @property
     def layers(self) -> list[keras.Layer]:
         """The template's layers."""
+        warn_of_cloning(self)
         return self.template.layers
+
+    def _parallel_described_outputs(self) -> Any:
+        """The list of symbolic outputs by which Keras describes the model."""
+        return self.template.outputs
+
+    def _run_through_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """Copies the template's graph for `keras.models.clone_model`."""
+        warn_of_cloning(self)
+        return self.template._run_through_graph(*args, **kwargs)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """The template's symbolic outputs."""
@@ -185,15 +204,19 @@ class ParallelModel(SavedModel):
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as Keras does."""
-        return self._parallel_steps.run_loop(super().fit, args, kwargs)
+        return self._parallel_run_loop(super().fit, args, kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the model, as Keras does."""
-        return self._parallel_steps.run_loop(super().evaluate, args, kwargs)
+        return self._parallel_run_loop(super().evaluate, args, kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts, as Keras does."""
-        return self._parallel_steps.run_loop(super().predict, args, kwargs)
+        return self._parallel_run_loop(super().predict, args, kwargs)
+
+    def _parallel_run_loop(self, loop: Any, args: Any, kwargs: Any) -> Any:
+        self._parallel_begin(loop.__name__)
+        return self._parallel_steps.run_loop(loop, args, kwargs)
 
     def reset_metrics(self) -> None:
         """Resets the metrics, as Keras does when an epoch or an evaluation begins."""
@@ -203,15 +226,24 @@ class ParallelModel(SavedModel):
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Trains on one batch, as Keras does."""
-        return self._parallel_steps.run_batch(super().train_on_batch, args, kwargs)
+        return self._parallel_run_batch(super().train_on_batch, args, kwargs)
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates on one batch, as Keras does."""
-        return self._parallel_steps.run_batch(super().test_on_batch, args, kwargs)
+        return self._parallel_run_batch(super().test_on_batch, args, kwargs)
 
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts one batch, as Keras does."""
-        return self._parallel_steps.run_batch(super().predict_on_batch, args, kwargs)
+        return self._parallel_run_batch(super().predict_on_batch, args, kwargs)
+
+    def _parallel_run_batch(self, step: Any, args: Any, kwargs: Any) -> Any:
+        self._parallel_begin(step.__name__)
+        return self._parallel_steps.run_batch(step, args, kwargs)
+
+    def _parallel_begin(self, method: str) -> None:
+        note_use(self)
+        if not method.startswith("predict"):
+            check_compiled(self, method)
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:

@@ -115,4 +115,4 @@ def _copy_slots(optimizer: keras.Optimizer, copy: keras.Optimizer, model: keras.
     if shapes[0] != shapes[1]:
         raise ValueError(f"the copy has state of the shapes {shapes[1]} in place of {shapes[0]}")
     for own, other in zip(copy.variables, optimizer.variables):
-        own.assign(other)
+        own.assign(keras.ops.copy(other))  # JAX donates a variable's array to its step

@@ -11,9 +11,8 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.engines import SEED_STEP, check_alike
-
-_SEEDS = 2**31
+from keras_multigpu.engines import check_alike
+from keras_multigpu.modes.apart import seed_of, set_apart
 
 
 def clone(template: keras.Model, number: int) -> keras.Model:
@@ -50,6 +49,7 @@ def clone(template: keras.Model, number: int) -> keras.Model:
         ) from error
     check_alike([template.variables, model.variables])
     _copy_fixed(template, model)
+    set_apart(template, model, number)
     return model
 
 
@@ -57,7 +57,7 @@ def _copy_fixed(template: keras.Model, model: keras.Model) -> None:
     """Copies the template's values that gradients don't train to a clone."""
     for variable, own in zip(template.variables, model.variables):
         if not variable.trainable and "seed_generator" not in variable.path:
-            own.assign(variable)
+            own.assign(keras.ops.copy(variable))  # JAX donates a variable's array
 
 
 def follow(template: keras.Model, model: keras.Model) -> None:
@@ -129,7 +129,7 @@ def _adapt(config: Any, number: int, classes: dict[str, type]) -> Any:
     for key, value in config.items():
         is_seed = key == "seed" and isinstance(value, int) and not isinstance(value, bool)
         if is_seed:
-            adapted[key] = (value + number * SEED_STEP) % _SEEDS
+            adapted[key] = seed_of(value, number)
         elif key == "shared_object_id":
             adapted[key] = f"{value} in clone {number}"  # else clones would share it
         else:

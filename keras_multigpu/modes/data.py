@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -35,7 +35,7 @@ class DataParallel(PlacedModel):
     """
 
     mode = "data"
-    _parallel_names = ("placement",)
+    _parallel_names = ("explain", "function", "placement")
     _parallel_runner: engines.DataRunner
 
     def __init__(
@@ -76,6 +76,50 @@ class DataParallel(PlacedModel):
         """
         return self._parallel_runner.placement
 
+    def function(
+        self,
+        step: Callable[..., Any],
+        *,
+        jit_compile: bool | None = None,
+        rows: Collection[int | str] | None = None,
+    ) -> Callable[..., Any]:
+        """Makes a training step of your own run on all devices, with the numbers of one.
+
+        The step may call any number of models, use tapes or `jax.grad`, and apply optimizers. On
+        TensorFlow the result is a `tf.function`, on JAX a `jax.jit` function.
+
+        Args:
+            step: a function of structures of tensors.
+            jit_compile: whether XLA compiles it, on TensorFlow.
+            rows: the arguments whose first axis is the batch, by number or name. By default all
+                tensors that it takes, which must then have equally many rows.
+
+        Returns:
+            A function of the same arguments.
+
+        Raises:
+            ValueError: when it is called, if tensors have different numbers of rows and `rows` is
+                not given.
+
+        Example:
+            >>> import keras
+            >>> from keras_multigpu import make_parallel
+            >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            >>> parallel = make_parallel(model, 1)
+            >>> predict = parallel.function(lambda x: parallel(x, training=False))
+            >>> predict(keras.ops.ones((3, 4))).shape[0]
+            3
+        """
+        return self._parallel_runner.function(step, jit_compile, rows)
+
+    def explain(self) -> str:
+        """What of each step that has run one device computes alone, by layer and operation.
+
+        Returns:
+            A table, as text.
+        """
+        return self._parallel_runner.explain()
+
     def _parallel_least_bytes(self, rows: int) -> int | None:
         """As in every mode, but tables whose rows are spread over the devices need not cross."""
         kept = self.placement
@@ -98,6 +142,8 @@ class DataParallel(PlacedModel):
             return self._parallel_calls(args, kwargs, self.jit_compile)
 
     def _parallel_in_step(self) -> contextlib.AbstractContextManager[None]:
+        if self._parallel_runner.partitions_steps:
+            return contextlib.nullcontext()
         return self._parallel_parts.in_step()
 
     def _parallel_retrace(self) -> None:

@@ -27,12 +27,18 @@ class LatestUse:
             their calls.
         mixed: the outputs of the latest call.
         outputs: the replicas' outputs that were mixed.
+        is_in_step: whether a step of Keras's is running.
+        mix_loss: the mean of the mix's loss, where the replicas' own losses are reported.
     """
 
     symbolic_outputs: Any = None
     unmixed: bool | None = None
     mixed: Any = None
     outputs: list[Any] = dataclasses.field(default_factory=list)
+    is_in_step: bool = False
+    mix_loss: keras.Metric = dataclasses.field(
+        default_factory=lambda: keras.metrics.Mean(name="mix_loss")
+    )
 
 
 class MixedModel(ParallelModel):
@@ -112,15 +118,10 @@ class MixedModel(ParallelModel):
         before, after = self.template.outputs, self.outputs
         return [one.shape for one in before] == [one.shape for one in after]
 
-    @property
-    def outputs(self) -> list[keras.KerasTensor]:
+    def _parallel_described_outputs(self) -> list[keras.KerasTensor]:
         """The mix's symbolic outputs, if the template has symbolic outputs."""
         self.template.outputs  # noqa: B018  the template's error where there are none
         return keras.tree.flatten(self._parallel_latest.symbolic_outputs)
-
-    @outputs.setter
-    def outputs(self, value: Any) -> None:
-        self.template.outputs = value  # as in the other modes
 
     @property
     def output_names(self) -> list[str] | None:
@@ -140,10 +141,6 @@ class MixedModel(ParallelModel):
 
     def _parallel_mix_outputs(self, outputs: list[Any], features: Any) -> Any:
         return _call_mix(self._parallel_mix, outputs, features)
-
-    def _run_through_graph(self, *args: Any, **kwargs: Any) -> Any:
-        """Copies the template's graph for `keras.models.clone_model`, without the mix."""
-        return self.template._run_through_graph(*args, **kwargs)
 
     @property
     def trainable(self) -> bool:

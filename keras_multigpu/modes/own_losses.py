@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 
+from keras_multigpu import engines
 from keras_multigpu.arguments import check_choice
 from keras_multigpu.layers.outputs import are_alike
 from keras_multigpu.modes.committee import mean_of_apart
@@ -56,33 +59,59 @@ class OwnLosses(MixedModel):
                 f"{_CURE}"
             )
 
-    def train_step(self, *args: Any) -> Any:
-        """The template's training step."""
+    @contextlib.contextmanager
+    def _parallel_in_step(self) -> Iterator[None]:
+        latest = self._parallel_latest
+        latest.is_in_step = True
         try:
-            return self._parallel_inherited("train_step")(*args)
-        finally:  # they would keep the step's graph
-            self._parallel_latest.mixed, self._parallel_latest.outputs = None, []
+            yield
+        finally:  # the outputs would keep the step's graph
+            latest.is_in_step, latest.mixed, latest.outputs = False, None, []
+
+    @property
+    def _parallel_shows_mix_loss(self) -> bool:
+        # A step that is set on an instance may be the template's, which has no such metric.
+        is_set = not {"train_step", "test_step"}.isdisjoint(vars(self.template))
+        return self.compiled and self.loss_of == "replicas" and not is_set
+
+    @property
+    def metrics(self) -> list[keras.Metric]:
+        """The metrics; where the replicas' own losses are reported, the mix's loss is beside them.
+
+        Keras's metrics see the mix.
+        """
+        metrics = super().metrics
+        if not self._parallel_shows_mix_loss:
+            return metrics
+        return [*metrics[:1], self._parallel_latest.mix_loss, *metrics[1:]]
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True) -> Any:  # type: ignore[no-untyped-def]
-        """The loss of the mix, or in training the mean of the replicas' own losses.
+        """The loss of the mix, or the mean of the replicas' own losses.
+
+        In the second case the logs have the loss of the mix under the name `mix_loss`.
 
         Raises:
             ValueError: if the replicas' own losses can't be computed.
         """
-        if not training or self.loss_of == "mix":
-            return self._parallel_inherited("compute_loss")(x, y, y_pred, sample_weight, training)
+        own_loss, latest = self._parallel_inherited("compute_loss"), self._parallel_latest
+        is_of_step = training or latest.is_in_step  # Keras also calls it to build the loss
+        if self.loss_of == "mix" or not is_of_step:
+            return own_loss(x, y, y_pred, sample_weight, training)
         self._parallel_check_mix()
-        if y_pred is not self._parallel_latest.mixed:
+        if y_pred is not latest.mixed:
             raise ValueError(
-                "With `loss_of='replicas'` every replica is trained by its own loss, which needs "
-                f"`compute_loss` to be given the model's outputs as they are. Received: "
+                "With `loss_of='replicas'` the loss is the mean of the replicas' own losses, which "
+                "needs `compute_loss` to be given the model's outputs as they are. Received: "
                 f"y_pred={y_pred}. {_CURE}"
             )
-        own_loss = self._parallel_inherited("compute_loss")
         losses = [
             own_loss(x, y, self._parallel_own_outputs(one, x), sample_weight, training)
-            for one in self._parallel_latest.outputs
+            for one in latest.outputs
         ]
+        if self._parallel_shows_mix_loss:
+            with _kept(self.metrics_variables):
+                mix_loss = own_loss(x, y, y_pred, sample_weight, training)
+            latest.mix_loss.update_state(mix_loss, engines.count_rows(_first((x, y_pred))))
         return mean_of_apart(*losses) if self._parallel_trained_apart else sum(losses) / len(losses)
 
     def _parallel_own_outputs(self, outputs: Any, features: Any) -> Any:
@@ -96,3 +125,16 @@ class OwnLosses(MixedModel):
         if is_function and are_alike(outputs, self._parallel_latest.mixed):
             return outputs
         return self._parallel_mix_outputs([outputs] * len(self._parallel_latest.outputs), features)
+
+
+@contextlib.contextmanager
+def _kept(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Scope after which variables have the values of before: a loss may update metrics."""
+    values = [keras.ops.copy(variable) for variable in variables]
+    yield
+    for variable, value in zip(variables, values):
+        variable.assign(value)
+
+
+def _first(structure: Any) -> Any:
+    return next(one for one in keras.tree.flatten(structure) if one is not None)

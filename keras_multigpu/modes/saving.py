@@ -141,9 +141,12 @@ class SavedModel(OneModel):
         return next(base for base in cls.__mro__ if isinstance(vars(base).get("mode"), str))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as Keras does, through the importable class."""
-        rebuild, *state = super().__reduce__()
-        return (getattr(self._parallel_mode_class(), rebuild.__name__), *state)
+        """Pickles as Keras does, or what replaces Keras's way, through the importable class."""
+        # Not `super()`: a template's own way would make another template.
+        rebuild, *state = keras.Model.__reduce__(self)
+        if getattr(rebuild, "__self__", None) is type(self):
+            rebuild = getattr(self._parallel_mode_class(), rebuild.__name__)
+        return (rebuild, *state)
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the variables that the template holds outside its layers."""

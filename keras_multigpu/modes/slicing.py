@@ -48,6 +48,7 @@ class SlicedCalls:
         if plan.is_whole:
             (result,) = runner.run([call], [None], plan)
             self._warn_of(plan)  # after the call: its error comes first
+            add_losses(self._layer, result.losses)
             return result.outputs
         slices = _slice(call, len(self._devices), is_part=self._whole is not None)
         results = runner.run(slices.calls, slices.sizes, plan)

@@ -1,31 +1,45 @@
-"""Symbolic outputs of a parallel model, on which no parallel model can be built."""
+"""Symbolic outputs of a parallel model: models that are built on them call it."""
 
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import Any
 
 import keras
 
+from keras_multigpu.graphs.graph import symbolic_ends
 
-def warn_of_building(model: Any, name: str, value: Any) -> Any:
-    """Returns symbolic outputs; warns users of them, who may build a model that is not parallel.
 
-    Keras reads them too: to build a model that calls this one, or to draw it.
+def is_read_by_keras(name: str) -> bool:
+    """Whether Keras, or this library, reads a property: the property's function asks this."""
+    frame = inspect.currentframe()
+    while frame and frame.f_code.co_name in ("is_read_by_keras", name, "__getattribute__"):
+        frame = frame.f_back
+    reader = frame.f_globals.get("__name__", "") if frame else ""
+    return reader.partition(".")[0] in ("keras", "keras_multigpu")
+
+
+class CalledOutputs:
+    """The symbolic outputs of a call of a parallel model on its template's symbolic inputs.
+
+    A model that is built on them calls the parallel model. On the template's outputs it would run
+    on one device.
     """
-    frame, level = inspect.currentframe(), 1
-    while frame and frame.f_code.co_name in ("warn_of_building", name, "__getattribute__"):
-        frame, level = frame.f_back, level + 1
-    caller = frame.f_globals.get("__name__", "") if frame else ""
-    is_symbolic = any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(value))
-    if is_symbolic and caller.partition(".")[0] not in ("keras", "keras_multigpu"):
-        warnings.warn(
-            f"`{name}` of a parallel model is its template's: a model that is built on it, such as "
-            f"`keras.Model(parallel.input, layer(parallel.{name}))`, runs on one device, without "
-            f"the parallel model. Received: {model.name!r}, in mode {model.mode!r}. Call the "
-            "parallel model: `outputs = layer(parallel(inputs))`, with `inputs = keras.Input(...)`."
-            f" If you mean the template's graph, use `parallel.template.{name}`.",
-            stacklevel=level,
-        )
-    return value
+
+    def __init__(self) -> None:
+        self._described: list[Any] = []
+        self._made: Any = None
+
+    def of(self, model: Any, described: Any) -> Any:
+        """The outputs of a model, in the structure of a call.
+
+        `described` are the outputs that Keras describes the model by: if they change, it is called
+        again. What is not symbolic (an attribute of a user's class) is returned as it is.
+        """
+        tensors = keras.tree.flatten(described)
+        if not any(isinstance(one, keras.KerasTensor) for one in tensors):
+            return described
+        if list(map(id, tensors)) != list(map(id, self._described)):
+            self._made = model(symbolic_ends(model.template)[0])
+            self._described = tensors
+        return self._made

@@ -14,15 +14,15 @@ from keras_multigpu.graphs.costs import row_bytes
 from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
 from keras_multigpu.layers.outputs import hand_on_logits
-from keras_multigpu.modes.committee import check_loss_scale, clone, follow
+from keras_multigpu.modes.committee import check_loss_scale
 from keras_multigpu.modes.losses import add_losses
+from keras_multigpu.modes.members import Members
 from keras_multigpu.modes.mixed import LatestUse, features_of
 from keras_multigpu.modes.one_model import lent
-from keras_multigpu.modes.own_losses import OwnLosses
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
-class TowerParallel(OwnLosses):
+class TowerParallel(Members):
     """Replicas that see the whole batch, mixed into one prediction.
 
     Args:
@@ -35,8 +35,9 @@ class TowerParallel(OwnLosses):
         num_replicas: the number of replicas; `None` for one per device.
         loss_of: what is trained: the `"mix"`, or the `"replicas"`. Independent replicas are then
             trained as separate models: each with the gradients of its own loss, clipped
-            separately. The reported loss is their mean. With `None`, independent replicas are
-            trained so, unless the mix has weights or the template has its own `train_step`.
+            separately. The logs' `loss` is the mean of their losses, and `mix_loss` the loss of
+            the mix. With `None`, independent replicas are trained so, unless the mix has weights
+            or the template has its own `train_step`.
 
     Attributes:
         clones: the replicas after the first, if they are independent.
@@ -44,7 +45,7 @@ class TowerParallel(OwnLosses):
 
     mode = "tower"
     _parallel_names = ("replicas", "clones", "mix", "loss_of", "predict_replicas", "disagreement")
-    _parallel_hidden = OwnLosses._parallel_hidden | {"replicas"}
+    _parallel_hidden = Members._parallel_hidden | {"replicas"}
     _parallel_on_fewer_devices = "It computes the same, with several replicas on a device."
     _parallel_runner: engines.TowerRunner
 
@@ -97,10 +98,6 @@ class TowerParallel(OwnLosses):
         away = sum(home != self._parallel_homes[0] for home in self._parallel_homes)
         return 2 * away * rows * sum(map(row_bytes, outputs))
 
-    def _parallel_clone(self, number: int, device: str) -> keras.Model:
-        with engines.current().on_device(device):
-            return clone(self.template, number)
-
     def _parallel_describe(self) -> str:
         options = self._parallel_options
         replicas = f"{options['num_replicas']} {options['replicas']} replicas"
@@ -113,11 +110,6 @@ class TowerParallel(OwnLosses):
         if self._parallel_options["replicas"] == "independent":
             return (self.template, *self._parallel_clones)
         return (self.template,) * self._parallel_options["num_replicas"]
-
-    @property
-    def clones(self) -> list[keras.Model]:
-        """The replicas after the first, if they are independent."""
-        return list(self._parallel_clones)
 
     @property
     def built(self) -> bool:
@@ -134,11 +126,13 @@ class TowerParallel(OwnLosses):
         for model, home in zip((self.template, *self._parallel_clones), self._parallel_homes):
             with engines.current().on_device(home):
                 model.build(*args, **kwargs)
+        self._parallel_set_apart()
 
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         models = [self.template, *self._parallel_clones, self._parallel_mix]
         with lent(self, self._parallel_clones):  # their `call` runs here, and only here
             engines.current().build(self._parallel_call_one_by_one, (args, kwargs), models)
+        self._parallel_set_apart()
 
     def _parallel_call_one_by_one(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the replicas as an ordinary model, for building and export.
@@ -259,20 +253,3 @@ class TowerParallel(OwnLosses):
                 f"scales of float8 layers. Received: {overwritten[0].path!r} and "
                 f'{len(self.replicas)} replicas. Use `mode="data"`.'
             )
-
-    def _parallel_check_change(self, method: str) -> None:
-        if self._parallel_clones:
-            raise ValueError(
-                "The layers of independent replicas are fixed once they are made. Received: a call "
-                f"of `{method}` on a model with {len(self.replicas)} of them. Change the "
-                "template's layers, and make it parallel again."
-            )
-
-    def _parallel_seen(self, name: str) -> list[keras.Variable]:
-        self._parallel_follow()
-        return super()._parallel_seen(name)
-
-    def _parallel_follow(self) -> None:
-        """Freezes the same layers in all replicas as in the template."""
-        for model in self._parallel_clones:
-            follow(self.template, model)

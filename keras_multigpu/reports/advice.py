@@ -211,7 +211,7 @@ def _with_times(one: Prediction, measured: Measured, speed: float) -> Prediction
     alone = times.get((one.mode, 1)) or times["data", 1]
     # Towers are compared with as many on one device.
     work = one.devices if one.mode in ("tower", "committee") else 1
-    return one.with_times(timing.rounds, work * alone.seconds)
+    return one.with_times(timing.rounds, [work * seconds for seconds in alone.rounds])
 
 
 def _with_counts(
@@ -250,7 +250,8 @@ def _describe(
     if speed != 1:
         found["speed"] = f"{speed:g} times that of the device here"
     if work.processors is not None:
-        found["processors"] = f"those of {work.processors:.3g} devices"
+        number = f"{work.processors:.3g}"
+        found["processors"] = f"those of {number} device{'' if number == '1' else 's'}"
     if overlap:
         found["overlap"] = f"{overlap:.0%} of the copies hidden"
     if host_link is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ _MOVED = {
     "committee": "outputs and their gradients",
     "model": "activations and their gradients",
 }
+_ALTERNATIVES = ("data", "model")  # ways to train one model; the others train several
+_COPIES = {"tower": "shared replicas", "committee": "a committee"}
 _RANGES = (
     "A predicted step is shortest if the devices pay side by side for the part that doesn't depend "
     "on the rows, and longest if they pay for it one after the other; the fastest and the slowest "
@@ -59,8 +62,14 @@ class Advice(Report):
         by_mode: dict[str, list[Prediction]] = {}
         for one in self.predictions:
             by_mode.setdefault(one.mode, []).append(one)
-        self.verdicts = {mode: decide(found) for mode, found in by_mode.items()}
-        others = [f"{describe(one)}." for one in self.predictions if one.devices > 1]
+        judged = {mode: _judge(found) for mode, found in by_mode.items()}
+        self.verdicts = {mode: one.text for mode, one in _with_one_best(judged).items()}
+        told = [id(one.about) for one in judged.values()]
+        others = [
+            f"{describe(one)}."
+            for one in self.predictions
+            if one.devices > 1 and id(one) not in told
+        ]
         if any(one.devices > 1 and not one.is_measured for one in self.predictions):
             notes = [_RANGES, *notes]
         notes = [*self.verdicts.values(), *others, *notes]
@@ -91,7 +100,34 @@ class Advice(Report):
             axes.grid(alpha=0.3)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Verdict:
+    """What to do, in words, about which prediction, and whether that is to take several devices."""
+
+    text: str
+    about: Prediction | None = None
+    takes: bool = False
+
+
+def _with_one_best(judged: Mapping[str, _Verdict]) -> dict[str, _Verdict]:
+    """Verdicts by mode, of which one at most takes several devices for the same training."""
+    found = dict(judged)
+    taken = [mode for mode in _ALTERNATIVES if mode in judged and judged[mode].takes]
+    best = max(taken, key=lambda mode: judged[mode].about.speedup, default=None)  # type: ignore[union-attr]
+    for mode in taken:
+        about = judged[mode].about
+        if mode != best and about is not None:
+            text = f"Mode {mode!r} gains less than mode {best!r}: {describe(about)}."
+            found[mode] = _Verdict(text, about)
+    return found
+
+
 def decide(predictions: Sequence[Prediction]) -> str:
+    """The verdict on the predictions of one mode, in words."""
+    return _judge(predictions).text
+
+
+def _judge(predictions: Sequence[Prediction]) -> _Verdict:
     """The verdict on the predictions of one mode.
 
     Several devices are worth it if they are at least 5% faster at an efficiency of at least 50%;
@@ -100,20 +136,24 @@ def decide(predictions: Sequence[Prediction]) -> str:
     """
     several = [one for one in predictions if one.devices > 1]
     if not several:
-        return "Nothing to decide: give more than one device."
+        return _Verdict("Nothing to decide: give more than one device.")
     sure = [one for one in several if _gains(one, one.speedup_range[0]) or not one.is_wide]
     worth_it = [one for one in sure if _gains(one, one.speedup)]
     if worth_it:
         best = max(worth_it, key=lambda one: one.speedup)
-        return (
-            f"Take {best.devices} devices in mode {best.mode!r}: {best.speedup:.2f} times as fast "
-            f"as one{_range(best)}, an efficiency of {best.efficiency:.0%}."
+        take = f"For {_COPIES[best.mode]} take" if best.mode in _COPIES else "Take"
+        text = (
+            f"{take} {best.devices} devices in mode {best.mode!r}: {best.speedup:.2f} times as "
+            f"fast as one{_range(best)}, an efficiency of {best.efficiency:.0%}; {_blame(best)}."
         )
+        return _Verdict(text, best, takes=True)
     unsure = [one for one in several if one.is_wide and _gains(one, one.speedup_range[1])]
     if unsure:
-        return _say_measure(max(unsure, key=lambda one: one.speedup))
+        best = max(unsure, key=lambda one: one.speedup)
+        return _Verdict(_say_measure(best), best)
     best = max(several, key=lambda one: one.speedup)
-    return f"Stay on one device: {_compare(best)}, because {_blame(best)}."
+    joined = ";" if best.is_measured else ", because"
+    return _Verdict(f"Stay on one device: {_compare(best)}{joined} {_blame(best)}.", best)
 
 
 def _gains(one: Prediction, speedup: float) -> bool:
@@ -143,6 +183,8 @@ def describe(prediction: Prediction) -> str:
 def _compare(one: Prediction) -> str:
     name = f"{one.devices} in mode {one.mode!r}"
     be, take = ("were", "took") if one.is_measured else ("would be", "would take")
+    if "1.00" in (f"{one.speedup:.2f}", f"{1 / one.speedup:.2f}"):
+        return f"{name} {take} about as long as one{_range(one, inverse=True)}"
     if one.speedup >= _GAIN:
         efficiency = f"an efficiency of {one.efficiency:.0%}"
         return f"{name} {be} {one.speedup:.2f} times as fast{_range(one)}, {efficiency}"

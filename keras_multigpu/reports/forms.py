@@ -22,6 +22,7 @@ from keras_multigpu.extras import how_to_install
 from keras_multigpu.version import __version__
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B")
+_CODE = re.compile(r"`([^`]+)`")
 _UNITS = ("kB", "MB", "GB", "TB")
 
 
@@ -71,6 +72,11 @@ def markdown_cell(text: str) -> str:
     """With bars escaped, and backslashes too, so that none escapes a bar's own backslash."""
     escaped = text.replace("\\", "\\\\").replace("|", "\\|")
     return "<br>".join(escaped.splitlines())
+
+
+def html_text(text: str) -> str:
+    """Escaped, with `code` between backticks as such."""
+    return _CODE.sub(r"<code>\1</code>", html.escape(text))
 
 
 def html_row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:

@@ -56,8 +56,11 @@ class Link:
         return copies * self.latency_s + size / self.bytes_per_s
 
     def __str__(self) -> str:
-        speed = "no limit" if math.isinf(self.bytes_per_s) else f"{self.bytes_per_s / 1e9:.4g} GB/s"
-        return f"{self.name}: {speed} each way, {1e6 * self.latency_s:.3g} us per copy"
+        latency = f"{1e6 * self.latency_s:.3g} us"
+        if math.isinf(self.bytes_per_s):
+            cost = f"take {latency}, of any size" if self.latency_s else "cost nothing"
+            return f"{self.name}: copies {cost}"
+        return f"{self.name}: {self.bytes_per_s / 1e9:.4g} GB/s each way, {latency} per copy"
 
 
 def _pcie(transfers_per_s: float) -> float:

@@ -154,8 +154,8 @@ class MemoryReport(Report):
         axes.set_xlim(0, 1.15 * max(ends, default=1.0))
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
-        axes.set_title(self.title, pad=30)
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=8, frameon=False)
+        axes.set_title(self.title)
+        figure.legend(loc="outside lower center", ncols=4, frameon=False)
 
     def _notes(self) -> list[str]:
         if not self.devices:

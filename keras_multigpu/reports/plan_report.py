@@ -47,6 +47,11 @@ class Choice:
         return self.prediction.mode
 
     @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return self.prediction.devices
+
+    @property
     def memory(self) -> int | None:
         """The bytes of the device that needs most, if known."""
         return self.prediction.load.memory
@@ -69,7 +74,10 @@ class Choice:
         lines = []
         if self.remat:
             lines.append('make the layers in `keras.RematScope("full")`, the model outside of it')
-        lines.append(f"parallel = make_parallel(model, {self.prediction.devices}{given})")
+        if self.devices > 1:
+            lines.append(f"parallel = make_parallel(model, {self.devices}{given})")
+        else:
+            lines.append("train the model as it is")
         if self.parts > 1:
             lines.append(
                 f"compile it with an optimizer with gradient_accumulation_steps={self.parts}, and "
@@ -79,7 +87,7 @@ class Choice:
 
 
 class PlanReport(Report):
-    """The ways to train a model on several devices: those that fit first, the fastest first.
+    """The ways to train a model on n devices, or on one: those that fit first, the fastest first.
 
     Args:
         choices: the ways.
@@ -97,7 +105,7 @@ class PlanReport(Report):
         >>> step = predict("data", 2, load, Link("fast", 1e11))
         >>> found = PlanReport([Choice(step, None, parts=1, rows=64, remat=False, fits=True)], 2)
         >>> found.best
-        {'mode': 'data'}
+        {'n_gpus': 2, 'mode': 'data'}
         >>> print(found.notes[0])
         The fastest that fits takes 22.4 ms: parallel = make_parallel(model, 2, mode='data')
     """
@@ -116,11 +124,12 @@ class PlanReport(Report):
         self.choices = sorted(choices, key=order)
         rows = [[find(one) for find in _TABLE.values()] for one in self.choices]
         notes = [self._conclude(), *notes]
-        super().__init__(f"Plan for {devices} devices", list(_TABLE), rows, notes, settings)
+        title = f"Plan for {devices} device{'' if devices == 1 else 's'}"
+        super().__init__(title, list(_TABLE), rows, notes, settings)
 
     @property
     def best(self) -> dict[str, Any]:
-        """The options of the fastest way that fits: `make_parallel(model, n, **plan.best)`.
+        """The arguments of the fastest way that fits: `make_parallel(model, **plan.best)`.
 
         Its batch and `keras.RematScope` are in `choices[0]`.
 
@@ -132,12 +141,20 @@ class PlanReport(Report):
                 f"`best` needs a way to train that fits. Received: {self._conclude()} Give more "
                 "devices, devices with more memory, or a smaller batch."
             )
-        return self.choices[0].options
+        return {"n_gpus": self.choices[0].devices, **self.choices[0].options}
 
     def _conclude(self) -> str:
         best = next((one for one in self.choices if one.fits), None)
         if best is not None:
-            return f"The fastest that fits takes {show_seconds(best.update_s)}: {best.call}"
+            text = f"The fastest that fits takes {show_seconds(best.update_s)}: {best.call}"
+            others = [one for one in self.choices if one.fits and one.devices > 1]
+            if best.devices > 1 or not others:
+                return text
+            return (
+                f"Stay on one device: an update takes {show_seconds(best.update_s)} there, and "
+                f"{show_seconds(others[0].update_s)} on {others[0].devices} in the fastest way "
+                f"that fits. {text}"
+            )
         known = [one.memory for one in self.choices if one.memory is not None]
         least = f" The least is {show_bytes(min(known))} on a device." if known else ""
         return f"None of {len(self.choices)} ways fits.{least}"
@@ -161,11 +178,13 @@ class PlanReport(Report):
 def _label(one: Choice) -> str:
     spread = "" if one.shard is None else f", {one.shard} spread"
     parts = f", {one.parts} parts" if one.parts > 1 else ""
-    return f"{one.mode}{spread}{parts}{', recomputed' if one.remat else ''}"
+    mode = one.mode if one.devices > 1 else "one device"
+    return f"{mode}{spread}{parts}{', recomputed' if one.remat else ''}"
 
 
 _TABLE: dict[Column, Callable[[Choice], Any]] = {
-    Column("mode"): lambda one: one.mode,
+    Column("devices"): lambda one: one.devices,
+    Column("mode"): lambda one: one.mode if one.devices > 1 else None,
     Column("shard"): lambda one: one.shard,
     Column("parts"): lambda one: one.parts,
     Column("rows of a part"): lambda one: one.rows,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,18 +16,17 @@ from keras_multigpu.graphs.graph import is_graph
 from keras_multigpu.reports.forms import describe_environment, read_bytes, show_bytes, show_seconds
 from keras_multigpu.reports.interconnect import Link, default_link, find_link
 from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.models import random_state_kept, variables_bytes
+from keras_multigpu.reports.models import variables_bytes
 from keras_multigpu.reports.placement import find_cut
 from keras_multigpu.reports.plan_report import Choice, PlanReport
 from keras_multigpu.reports.prediction import Cut, Sizes, StepTime, predict
+from keras_multigpu.reports.recomputing import count_recomputed
 from keras_multigpu.reports.subject import Subject
 from keras_multigpu.reports.timing import measure_steps
 from keras_multigpu.reports.workload import Shard, Workload
 
 SHARDS = ("weights", "optimizer")
 _MOST_HALVINGS = 4  # of a batch, whose parts' gradients are accumulated
-_COLORS = re.compile(r"\x1b\[\d+m")
-_WORTH_IT = 0.97  # of a step's memory: recomputing that saves less is no choice
 _AGAIN = 4 / 3  # a step computes forward once and backward twice; recomputed, forward twice
 
 
@@ -49,11 +47,12 @@ def plan(
 ) -> PlanReport:
     """Finds the ways to train a model on n devices that fit into their memory, the fastest first.
 
-    A way is a mode, what it spreads over the devices (`shard`), in how many parts a batch is
-    computed, and whether activations are computed again in the backward pass (`keras.RematScope`)
-    instead of kept. The parts of a batch have their gradients accumulated, so that an update still
-    sees the whole batch. What compares or counts the rows of a batch (`BatchNormalization`,
-    contrastive losses, means over masks or weights) sees the part. The devices need not be here.
+    One device is always among the ways: more are not always faster. A way is a mode, what it
+    spreads over the devices (`shard`), in how many parts a batch is computed, and whether
+    activations are computed again in the backward pass (`keras.RematScope`), not kept. The parts
+    of a batch have their gradients accumulated, so that an update still sees the whole batch. What
+    compares or counts the rows of a batch (`BatchNormalization`, contrastive losses, means over
+    masks or weights) sees the part. The devices need not be here.
 
     The memory is counted on one device, for the rows that a device gets and for fewer, as
     `reports.memory` does it. Times are predicted as `advise` does it: from steps on one device, and
@@ -77,8 +76,8 @@ def plan(
         steps: the least number of steps to time.
 
     Returns:
-        A report with a row for each way. `plan.best` has the options of the fastest one that fits:
-        `make_parallel(model, n, **plan.best)`.
+        A report with a row for each way. `plan.best` has the arguments of the fastest one that
+        fits: `make_parallel(model, **plan.best)`.
 
     Raises:
         ValueError: as `advise` does, or if `memory` is no number of bytes.
@@ -87,8 +86,8 @@ def plan(
         >>> model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)])
         >>> model.compile("adam", "mse")
         >>> found = plan(model, 64, 2, memory="1 GB", link="nvlink4", step_seconds=0.01)
-        >>> found.best["mode"]
-        'data'
+        >>> found.best
+        {'n_gpus': 2, 'mode': 'data'}
     """
     count = positive_integer("n_gpus", n_gpus)
     limit, given = read_bytes("memory", memory), find_link(link)
@@ -96,23 +95,20 @@ def plan(
         model, batch_size, (count,), ("data",), inputs=inputs, targets=targets,
         step_seconds=step_seconds, speed=speed, overlap=overlap, steps=steps,
     )  # fmt: skip
-    shards, notes = _find_shards(model, count)
-    ways: list[tuple[str, Shard | None]] = [("data", shard) for shard in shards]
-    has_stages = is_graph(model) and not engines.current().partitions
-    if count > 1 and (count in (cuts or {}) or has_stages):
-        ways.append(("model", None))
+    ways, notes = _find_ways(model, count, cuts or {})
     search = _Search(subject, ways, count, limit, given or default_link(), overlap, cuts or {})
     rows = (search.rows, max(search.rows // 2, 1))
     step = subject.known or measure_steps(model, subject.batch, rows, subject.steps, {}).step
     step = step.sped_up(subject.speed)
     plain = search.count(model)
     choices = list(search.choose(plain, step))
-    recomputed, why_not = _recompute(search, plain)
+    recomputed, why_not = count_recomputed(model, search.count, plain, search.rows)
     choices += search.choose(recomputed, step.sped_up(1 / _AGAIN), remat=True)
     notes += why_not
-    if plain["data"].unknown:
+    unknown = plain[search.rows].unknown
+    if unknown:
         notes.append(
-            f"The size of {plain['data'].unknown} tensors is known only when the step runs: they "
+            f"The size of {unknown} tensors is known only when the step runs: they "
             "are left out, and a step needs more than this."
         )
     settings = {
@@ -125,6 +121,29 @@ def plan(
         **describe_environment(choose_devices(None, None)[:1]),
     }
     return PlanReport(choices, count, settings=settings, notes=notes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Way:
+    """A mode, what it spreads, and on how many devices."""
+
+    mode: str
+    shard: Shard | None
+    devices: int
+
+
+def _find_ways(
+    model: keras.Model, count: int, cuts: Mapping[int, Cut]
+) -> tuple[list[_Way], list[str]]:
+    """The ways to use a number of devices, or one of them, and why others are left out."""
+    ways = [_Way("data", None, 1)]
+    notes: list[str] = []
+    if count > 1:
+        shards, notes = _find_shards(model, count)
+        ways += [_Way("data", shard, count) for shard in shards]
+        if count in cuts or (is_graph(model) and not engines.current().partitions):
+            ways.append(_Way("model", None, count))
+    return ways, notes
 
 
 def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], list[str]]:
@@ -159,10 +178,10 @@ def _shard_of(name: str, kept: engines.Kept) -> Shard:
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """The ways in question (a mode, and what it spreads), and the devices."""
+    """The ways in question, and the devices."""
 
     subject: Subject
-    ways: Sequence[tuple[str, Shard | None]]
+    ways: Sequence[_Way]
     devices: int
     limit: int
     link: Link
@@ -174,71 +193,43 @@ class _Search:
         """The rows of a device in mode `"data"`."""
         return math.ceil(self.subject.batch_size / self.devices)
 
-    def count(self, model: keras.Model) -> dict[str, Sizes]:
-        """The counted sizes of a copy of the model, by mode: for a slice of the batch, or all."""
-        rows = {"data": self.rows, "model": self.subject.batch_size}
-        least = {mode: max(count // 2**_MOST_HALVINGS, 1) for mode, count in rows.items()}
-        modes = dict(self.ways)
-        return {mode: self.subject.count_sizes(model, rows[mode], least[mode]) for mode in modes}
+    def _rows_of(self, way: _Way) -> int:
+        """The rows of a device."""
+        is_sliced = way.mode == "data" and way.devices > 1
+        return self.rows if is_sliced else self.subject.batch_size
+
+    def count(self, model: keras.Model) -> dict[int, Sizes]:
+        """The counted sizes of a copy of the model, by the rows of a device."""
+        found = {}
+        for rows in {self._rows_of(way) for way in self.ways}:
+            least = max(rows // 2**_MOST_HALVINGS, 1)
+            found[rows] = self.subject.count_sizes(model, rows, least)
+        return found
 
     def choose(
-        self, sizes: Mapping[str, Sizes], step: StepTime, *, remat: bool = False
+        self, sizes: Mapping[int, Sizes], step: StepTime, *, remat: bool = False
     ) -> Iterator[Choice]:
         """For each way, the least number of equal parts of a batch that fits; else the largest."""
         powers = [2**power for power in range(1, _MOST_HALVINGS + 1)]
-        equal = [one for one in powers if self.subject.batch_size % (one * self.devices) == 0]
-        for mode, shard in self.ways if sizes else ():
+        for way in self.ways if sizes else ():
+            equal = [one for one in powers if self.subject.batch_size % (one * way.devices) == 0]
             for parts in (1, *equal):
-                choice = self._choose(mode, shard, sizes[mode], step, parts, remat)
-                is_given = mode == "model" and self.devices in self.cuts  # for a whole batch
+                choice = self._choose(way, sizes[self._rows_of(way)], step, parts, remat)
+                is_given = way.mode == "model" and way.devices in self.cuts  # for a whole batch
                 if choice.fits or is_given:
                     break
             yield choice
 
-    def _choose(
-        self, mode: str, shard: Shard | None, sizes: Sizes, step: StepTime, parts: int, remat: bool
-    ) -> Choice:
+    def _choose(self, way: _Way, sizes: Sizes, step: StepTime, parts: int, remat: bool) -> Choice:
         """A way to train on one part of a batch after the other."""
-        rows, cuts = self.subject.batch_size // parts, dict(self.cuts)
-        if mode == "model" and self.devices not in cuts:
-            cuts[self.devices] = find_cut(self.subject.model, self.devices, rows, sizes)
+        rows, cuts, shard = self.subject.batch_size // parts, dict(self.cuts), way.shard
+        if way.mode == "model" and way.devices not in cuts:
+            cuts[way.devices] = find_cut(self.subject.model, way.devices, rows, sizes)
         if parts > 1:  # the sums of the gradients are kept like slots
             sizes = dataclasses.replace(sizes, slots=sizes.slots + sizes.gradients)
         by_compiler = engines.current().partitions
         work = Workload(step, rows, sizes, by_compiler, cuts=cuts, shard=shard)
-        load = find_load(mode, work, self.devices)
-        found = predict(mode, self.devices, load, self.link, overlap=self.overlap)
+        load = find_load(way.mode, work, way.devices)
+        found = predict(way.mode, way.devices, load, self.link, overlap=self.overlap)
         fits = load.memory is not None and load.memory <= self.limit
         return Choice(found, shard.name if shard else None, parts, rows, remat, fits)
-
-
-def _recompute(
-    search: _Search, plain: Mapping[str, Sizes]
-) -> tuple[Mapping[str, Sizes], list[str]]:
-    """The sizes with layers made in a `keras.RematScope`, or why they are left out."""
-    model = search.subject.model
-    if not is_graph(model):
-        return {}, ["Recomputing is left out: only functional and Sequential models are copied."]
-    with random_state_kept():
-        copy = keras.models.clone_model(model, clone_function=_recomputing)
-    if model.compiled:
-        optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
-        copy.compile(optimizer, model.loss, jit_compile=model.jit_compile)
-    try:
-        found = search.count(copy)
-    except ValueError as error:  # Keras can't recompute all layers on TensorFlow
-        reason = " ".join(_COLORS.sub("", str(error)).partition("Arguments received")[0].split())
-        return {}, [f"Recomputing activations is left out, because Keras can't do it: {reason}"]
-    reduced, whole = (
-        sizes["data"].work + search.rows * (sizes["data"].activations or 0)
-        for sizes in (found, plain)
-    )
-    if reduced > _WORTH_IT * whole:
-        return {}, ["Recomputing activations (`keras.RematScope`) saves hardly any memory."]
-    return found, []
-
-
-def _recomputing(layer: keras.Layer) -> keras.Layer:
-    """A copy of a layer, whose intermediate results are computed again when they are needed."""
-    with keras.RematScope("full"):
-        return type(layer).from_config(layer.get_config())

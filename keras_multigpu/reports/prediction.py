@@ -153,7 +153,8 @@ class Prediction:
 
     Of the likely step, `compute_s` are spent computing (`rows_s` of it on rows, with shared
     processors) and `transfer_s` waiting for copies. `alone_s` is the time of the same work on one
-    device. `is_measured` says that the step was timed on so many devices.
+    device. `is_measured` says that the step was timed on so many devices; `alone_rounds` are then
+    the times of each round on one device.
     """
 
     mode: str
@@ -166,6 +167,7 @@ class Prediction:
     least_s: float
     most_s: float
     is_measured: bool = False
+    alone_rounds: tuple[float, ...] = ()
 
     @property
     def step_s(self) -> float:
@@ -180,7 +182,8 @@ class Prediction:
     @property
     def speedup_range(self) -> tuple[float, float]:
         """The smallest and the largest speed-up."""
-        return self.alone_s / self.most_s, self.alone_s / self.least_s
+        alone = self.alone_rounds or (self.alone_s,)
+        return min(alone) / self.most_s, max(alone) / self.least_s
 
     @property
     def efficiency(self) -> float:
@@ -190,15 +193,17 @@ class Prediction:
     @property
     def is_wide(self) -> bool:
         """Whether the ends differ by more than 30%: too wide to decide by."""
-        return self.most_s > 1.3 * self.least_s
+        low, high = self.speedup_range
+        return high > 1.3 * low
 
-    def with_times(self, rounds: Sequence[float], alone_s: float) -> Prediction:
-        """The same with timed steps: one of each round, and the same work on one device."""
+    def with_times(self, rounds: Sequence[float], alone: Sequence[float]) -> Prediction:
+        """The same with timed steps of each round, and the same work on one device in each."""
         step = statistics.median(rounds)
         transfer = min(self.transfer_s, step)
         return dataclasses.replace(
-            self, compute_s=step - transfer, transfer_s=transfer, alone_s=alone_s,
+            self, compute_s=step - transfer, transfer_s=transfer, alone_s=statistics.median(alone),
             least_s=min(rounds), most_s=max(rounds), is_measured=True,
+            alone_rounds=tuple(alone) if self.devices > 1 else (),
         )  # fmt: skip
 
     def widened(self, rounds: Sequence[float]) -> Prediction:

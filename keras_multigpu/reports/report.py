@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_multigpu.extras import how_to_install
-from keras_multigpu.reports.forms import html_row, markdown_cell, new_figure, one_line
+from keras_multigpu.reports.forms import html_row, html_text, markdown_cell, new_figure, one_line
 
 _PLOTS = (".png", ".svg", ".pdf")
 
@@ -153,10 +153,10 @@ class Report(abc.ABC):
     def _html(self, picture: str) -> str:
         header, *rows = self._cells()
         sides = self._sides()
-        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self._settings())
+        lines = "".join(f"<li>{html_text(line)}</li>" for line in self._settings())
         folded = f"<details><summary>Settings</summary><ul>{lines}</ul></details>"
         body = "".join(html_row("td", row, sides) for row in rows)
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        notes = "".join(f"<p>{html_text(note)}</p>" for note in self.notes)
         return (
             f"<div><p><strong>{html.escape(self.title)}</strong></p>{notes}{picture}"
             f"<table><thead>{html_row('th', header, sides)}</thead><tbody>{body}</tbody></table>"

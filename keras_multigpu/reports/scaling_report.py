@@ -216,7 +216,12 @@ class ScalingReport(Report):
             return []
         best = max(range(1, len(self.runs)), key=self.speedups.__getitem__)
         count, speedup = self.runs[best].devices, self.speedups[best]
-        if speedup > 1:
+        if f"{speedup:.2f}" == "1.00" or f"{1 / speedup:.2f}" == "1.00":
+            notes = [
+                f"More devices are no faster than {base.devices}: {count} take as long"
+                f"{' for each row' if weak else ''}."
+            ]
+        elif speedup > 1:
             notes = [
                 f"{count} devices are {speedup:.2f} times as fast as {base.devices}"
                 f"{', in rows per second' if weak else ''}, an efficiency of "

@@ -85,7 +85,12 @@ def _in_step(report: MemoryReport) -> int:
 
 
 def _check_modes(modes: Sequence[str], counts: Sequence[int], batch_size: int) -> None:
-    """Known modes; in mode `"data"` every device needs a row."""
+    """One known mode or more; in mode `"data"` every device needs a row."""
+    if isinstance(modes, str) or not modes:
+        raise ValueError(
+            f"`modes` must be a sequence of one mode or more. Received: modes={modes!r}. Give "
+            f"`modes=({modes or 'data'!r},)`."
+        )
     for mode in modes:
         check_mode(mode)
     if "data" in modes and max(counts) > batch_size:

@@ -17,7 +17,7 @@ from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports.models import Snapshot, build_optimizer, random_state_kept, state_of
 from keras_multigpu.reports.prediction import StepTime
 
-ROUNDS = 3
+ROUNDS = 5
 _WARM_UP = 3  # steps; the first one traces and compiles
 _LONG_ENOUGH_S = 0.15  # short steps are repeated until a round takes this long
 _MOST_STEPS = 100
@@ -31,18 +31,15 @@ class Stopwatch(keras.callbacks.Callback):
     epoch's own time. The clock stops at the end of the last epoch: TensorFlow may take seconds
     after that to take down a data pipeline.
 
-    `seconds` and `batches` are those of the whole `fit`. With `every`, it waits for the result of
-    every step, and not only of an epoch's first one; `each` then holds the wall time and the
-    processor time of each step except the first of each epoch.
+    `seconds` and `batches` are those of the whole `fit`. A step is all that `fit` does for a batch:
+    Keras's loop and the batch's way to the device, too.
     """
 
-    def __init__(self, *, every: bool = False):
+    def __init__(self) -> None:
         super().__init__()
         self.seconds = 0.0
         self.batches = 0
-        self.each: list[tuple[float, float]] = []
-        self._every = every
-        self._timed_s, self._timed = 0.0, 0
+        self._timed_s, self._timed_cpu_s, self._timed = 0.0, 0.0, 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the clock."""
@@ -50,41 +47,43 @@ class Stopwatch(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Starts to count batches."""
-        self._first = self._last = (0, 0.0, 0.0)  # batches of the epoch, and both clocks
+        self._first = (0, 0.0, 0.0)  # batches of the epoch, and both clocks
+        self._done = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Notes when a batch ends; with `steps_per_execution`, several at once."""
-        is_first = not self._last[0]
-        if is_first or self._every:
+        if not self._done:
             keras.tree.map_structure(keras.ops.convert_to_numpy, logs)  # waits for them
-        before, self._last = self._last, (batch + 1, time.perf_counter(), time.process_time())
-        if is_first:
-            self._first = self._last
-        elif self._every:
-            count, wall, cpu = (new - old for new, old in zip(self._last, before))
-            self.each.append((wall / count, cpu / count))
+            self._first = (batch + 1, time.perf_counter(), time.process_time())
+        self._done = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds up the steps of the epoch."""
-        now = time.perf_counter()  # the logs are numbers by now, so the steps are done
+        now, cpu = time.perf_counter(), time.process_time()  # the logs are numbers: steps are done
         self.seconds = now - self._begin
-        (done, *_), (first, first_end, _) = self._last, self._first
+        done, (first, first_end, first_cpu) = self._done, self._first
         if known := (self.params or {}).get("steps"):  # the last execution may have fewer steps
             done = min(done, known)
         self.batches += done
         if done > first:
             self._timed += done - first
             self._timed_s += now - first_end
+            self._timed_cpu_s += cpu - first_cpu
 
     @property
     def step_seconds(self) -> float | None:
         """The mean time of the steps after the first of an epoch; `None` if there were none."""
         return self._timed_s / self._timed if self._timed else None
 
+    @property
+    def step_cpu_seconds(self) -> float | None:
+        """The processor's seconds in such a step, of all threads; `None` if there were none."""
+        return self._timed_cpu_s / self._timed if self._timed else None
+
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The median step of each round: in wall time, and in processor time of all threads."""
+    """The mean step of each round: in wall time, and in processor time of all threads."""
 
     rounds: tuple[float, ...]
     cpu_rounds: tuple[float, ...]
@@ -215,12 +214,10 @@ class Training:
         # Copies: on JAX a step takes over the arrays that it is given.
         self._start = Snapshot(state_of(parallel))
 
-    def fit(
-        self, x: Any, *, every: bool = False, **given: Any
-    ) -> tuple[keras.callbacks.History, Stopwatch]:
+    def fit(self, x: Any, **given: Any) -> tuple[keras.callbacks.History, Stopwatch]:
         """Trains on the rows in order; returns the history and the times."""
         self._start.restore()
-        watch = Stopwatch(every=every)
+        watch = Stopwatch()
         return self.model.fit(x, **given, shuffle=False, callbacks=[watch], verbose=0), watch
 
 
@@ -233,7 +230,7 @@ class Steps:
         arrays = keras.tree.flatten(self._batch)
         self._rows = len(arrays[0])
         size = sum(np.asarray(part).nbytes for part in arrays)
-        self._most = max(2, _MOST_BYTES // max(size, 1))  # batches in memory
+        self._most = _MOST_BYTES // max(size, 1)  # batches in memory
 
     def warm_up(self, least: int) -> int:
         """Traces and compiles; returns how many steps a round takes, `least` or more."""
@@ -242,13 +239,15 @@ class Steps:
         return max(least, min(round(_LONG_ENOUGH_S / step), _MOST_STEPS))
 
     def time(self, steps: int) -> tuple[float, float]:
-        """The median step in seconds, and the processor's seconds in the median step."""
+        """The mean step of a `fit` in seconds, and the processor's seconds in it."""
         self._training.model._parallel_place()
-        batches = min(steps + 1, self._most)  # the first of an epoch is not timed
+        first = self._training.model.steps_per_execution  # of an epoch: these are not timed
+        batches = max(min(steps + first, self._most), first + 1)
         x, y = keras.tree.map_structure(
             lambda part: np.concatenate([keras.ops.convert_to_numpy(part)] * batches), self._batch
         )
-        epochs = -(-steps // (batches - 1))
-        _, watch = self._training.fit(x, every=True, y=y, batch_size=self._rows, epochs=epochs)
-        wall, cpu = map(statistics.median, zip(*watch.each))
-        return wall, cpu
+        epochs = -(-steps // (batches - first))
+        _, watch = self._training.fit(x, y=y, batch_size=self._rows, epochs=epochs)
+        assert watch.step_seconds is not None
+        assert watch.step_cpu_seconds is not None
+        return watch.step_seconds, watch.step_cpu_seconds

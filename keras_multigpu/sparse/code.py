@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_multigpu.arguments import as_integer, check_choice, positive_integer
+from keras_multigpu.sparse.missing import EMPTY_FIELDS, Missing
 
 RECIPE = "xxh64 of UTF-8, seed 0, groups of hexadecimal digits"
 BUCKETS = 8
@@ -88,13 +89,13 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """The codes of all columns, one after the other in the row, and the text of missing values.
+    """The codes of all columns, one after the other in the row, and which values are missing.
 
     `groups` are the widths of the columns' groups. `width` is the number of indices, `ones` how
     many of them a row has.
     """
 
-    def __init__(self, groups: Mapping[str, int], splits: int, missing: str):
+    def __init__(self, groups: Mapping[str, int], splits: int, missing: Missing):
         self.splits, self.missing = splits, missing
         self.codes: dict[str, Code] = {}
         self.width, self.ones = 0, splits * len(groups)
@@ -112,7 +113,9 @@ class Layout:
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits, different for layouts that can give different indices."""
         groups = [[name, code.group] for name, code in self.codes.items()]
-        parts: list[Any] = [RECIPE, self.splits, self.missing, groups]
+        parts: list[Any] = [RECIPE, self.splits, self.missing.text, groups]
+        if self.missing.setting != EMPTY_FIELDS:  # which had no name in earlier versions
+            parts.append(self.missing.setting)
         text = json.dumps(parts, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 

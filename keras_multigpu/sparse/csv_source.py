@@ -39,8 +39,9 @@ class Piece(NamedTuple):
 class CsvSource(Source):
     """A CSV file with a header; the text in the file is hashed as it stands.
 
-    Empty fields are missing values. A quoted field may contain line ends. `delimiter` is the
-    character between fields; the other arguments are described at `Source`.
+    Empty fields, quoted or not, are nulls or empty texts, as the schema says. A quoted field may
+    contain line ends. `delimiter` is the character between fields; the other arguments are
+    described at `Source`.
     """
 
     def __init__(
@@ -131,9 +132,12 @@ class CsvSource(Source):
         if data.startswith(BYTE_ORDER_MARK):
             # Arrow drops a mark at the beginning. After the header it belongs to a value.
             data = BYTE_ORDER_MARK + data
-        return read_fields(
-            data, self._header, names, delimiter=self.delimiter, newlines_in_values=True
-        )
+        options = {"delimiter": self.delimiter, "newlines_in_values": True}
+        table, malformed = read_fields(data, self._header, names, **options)
+        if not self.schema.is_empty_field_null:
+            for place, name in enumerate(table.column_names):
+                table = table.set_column(place, name, table.column(name).fill_null(b""))
+        return table, malformed
 
     def _find_row(self, data: bytes, piece: Piece, number: int) -> tuple[int, str]:
         """The line on which a row begins, and its text; blank rows have no number."""

@@ -123,7 +123,8 @@ class HashedDataset(EpochDataset):
         self._has_weight = weight is not None
         self._num_labels = len(numbers) - self._has_weight
         is_shuffled = choose_shuffle(shuffle, self._num_labels > 0)
-        schema = Schema(tuple(self.encoder.layout_.codes), numbers)
+        layout = self.encoder.layout_
+        schema = Schema(tuple(layout.codes), numbers, layout.missing.is_empty_field)
         sources = _make_sources(files, schema, chunk_rows, errors, delimiter)
         chunks = self._scan(sources, ReadingBar([source.path for source in sources], verbose))
         self._order = Order(chunks, batch_size, seed if is_shuffled else None, process, processes)

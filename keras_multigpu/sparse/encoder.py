@@ -14,7 +14,8 @@ from keras_multigpu.sparse import settings
 from keras_multigpu.sparse.cardinality import Cardinality
 from keras_multigpu.sparse.code import BUCKETS, Layout, Place, find_splits, group_width
 from keras_multigpu.sparse.hashing import TableHasher, find_distinct, hash_texts
-from keras_multigpu.sparse.tables import MISSING, find_names, is_table, to_columns, to_texts
+from keras_multigpu.sparse.missing import EMPTY_FIELDS, MISSING, Missing
+from keras_multigpu.sparse.tables import find_names, is_table, to_columns, to_texts
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,6 +38,10 @@ class HashEncoder:
             a code; `None` for the layout's own width, with which it is about 0.03 (`"wide"`) or
             0.39 (`"published"`).
         missing: the text that stands for a missing value.
+        missing_values: the texts that are missing values, in files and tables alike, beside `None`,
+            not-a-number and nulls. The empty text is one by default, because an empty field of a
+            CSV file may be either; with `[]` it is a value. `"empty fields"` is the rule of
+            earlier versions: the empty text is missing in a CSV file, and only there.
         output: the default form of `transform`: `"indices"`, `"csr"` or `"dense"`.
         others: `"error"` refuses a table with other columns, `"ignore"` leaves them out.
         num_threads: how many columns are hashed at a time.
@@ -71,12 +76,14 @@ class HashEncoder:
     num_threads: int = 1
     layout: str = "wide"
     buckets: float | None = None
+    missing_values: Sequence[str] | str = ("",)
 
     def __post_init__(self) -> None:
         """Checks the settings, forgets estimates, and lays out the row if nothing is missing."""
         settings.check(self.get_params())
         self._seen: dict[str, Cardinality] = {}
         self._layout: Layout | None = None
+        self._missing = Missing.parse(self.missing, self.missing_values)
         self._given = settings.named_columns(self.columns)
         if self._given and None not in self._given.values():
             self._lay_out({name: count for name, count in self._given.items() if count})
@@ -86,7 +93,7 @@ class HashEncoder:
         splits = find_splits(self.layout, self.splits)
         options = splits, self.layout, self.buckets, self.collision_probability
         groups = {name: group_width(count, *options) for name, count in cardinalities.items()}
-        self._layout = Layout(groups, splits, self.missing)
+        self._layout = Layout(groups, splits, self._missing)
 
     @property
     def is_ready(self) -> bool:
@@ -140,7 +147,8 @@ class HashEncoder:
         for name in (name for name, count in given.items() if count is None):
             seen = self._seen.setdefault(name, Cardinality())
             for chunk in columns[name].chunks:
-                seen.add(hash_texts(to_texts(find_distinct(chunk), self.missing)))
+                texts = to_texts(find_distinct(chunk))
+                seen.add(np.delete(hash_texts(texts), self._missing.find(texts)))
         estimates = {name: max(1, seen.estimate()) for name, seen in self._seen.items()}
         self._given = given
         self._lay_out({name: count or estimates[name] for name, count in given.items()})
@@ -176,7 +184,7 @@ class HashEncoder:
         as chunks of a Parquet file do, the dictionary is hashed once for both.
         """
         layout, others = self.layout_, self.others
-        hasher = TableHasher(layout.codes, layout.missing, int(self.num_threads))
+        hasher = TableHasher(layout, int(self.num_threads))
         return lambda table: hasher(to_columns(table, list(layout.codes), others=others))
 
     def explain(self, index: int | str) -> Place | int:
@@ -262,8 +270,12 @@ class HashEncoder:
         return cls.from_json(pathlib.Path(path).read_text(encoding="utf-8"))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Encoders were pickled without a layout when there was only the published one.
-        self.__dict__.update({"layout": "published", "buckets": None, **state})
+        # Pickles of earlier versions lack what was the same for all encoders.
+        unnamed = {"layout": "published", "buckets": None, "missing_values": EMPTY_FIELDS}
+        self.__dict__.update({**unnamed, **state})
+        self._missing = Missing.parse(self.missing, self.missing_values)
+        if self._layout is not None:
+            self._lay_out(self.cardinalities_)
 
     def __sklearn_is_fitted__(self) -> bool:
         return self.is_ready

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
-from keras_multigpu.sparse.code import HASH_BITS, Code
+from keras_multigpu.sparse.code import HASH_BITS, Code, Layout
+from keras_multigpu.sparse.missing import Missing
 from keras_multigpu.sparse.tables import is_text, to_texts
 
 # One number with as many bytes as a code has: NumPy copies it in one piece.
@@ -31,10 +31,11 @@ class ColumnHasher:
     The latest dictionary is kept: if the next chunk has the same one, it is not hashed again.
     """
 
-    def __init__(self, code: Code, missing: str):
+    def __init__(self, code: Code, missing: Missing):
         self._code = code
-        self._missing_text = missing
-        self._missing = self._codes_of(pa.array([missing], pa.string()))[0]
+        self._find_missing = missing.find
+        text = pa.array([missing.text], pa.string())
+        self._missing = code.indices(hash_texts(text))[0]
         self._dictionary: pa.Array | None = None
         self._codes = np.empty((0, code.splits), "int32")
 
@@ -69,7 +70,7 @@ class ColumnHasher:
 
     def _codes_of(self, values: pa.Array) -> np.ndarray:
         codes = np.empty((len(values), self._code.splits), "int32")
-        self._write_texts(to_texts(values, self._missing_text), codes)
+        self._write_texts(to_texts(values), codes)
         return codes
 
     def _write_texts(self, strings: pa.Array, out: np.ndarray) -> None:
@@ -84,16 +85,16 @@ class ColumnHasher:
             stored = np.frombuffer(data if data is not None else b"", "uint8")
             bits = HASH_BITS // self._code.splits
             compiled.write_codes(stored, ends, out, self._code.start, self._code.group, bits)
-        if strings.null_count:
-            out[pc.is_null(strings).to_numpy(zero_copy_only=False)] = self._missing
+        out[self._find_missing(strings)] = self._missing
 
 
 class TableHasher:
     """Computes the indices of tables that come one after the other, on `num_threads` threads."""
 
-    def __init__(self, codes: Mapping[str, Code], missing: str, num_threads: int = 1):
-        self._hashers = {name: ColumnHasher(code, missing) for name, code in codes.items()}
-        self._splits = next(iter(codes.values())).splits
+    def __init__(self, layout: Layout, num_threads: int = 1):
+        missing = layout.missing
+        self._hashers = {name: ColumnHasher(code, missing) for name, code in layout.codes.items()}
+        self._splits = layout.splits
         self._num_threads = num_threads
 
     def __call__(self, columns: Mapping[str, pa.ChunkedArray]) -> np.ndarray:

@@ -8,15 +8,19 @@ from typing import Any
 
 from keras_multigpu.arguments import check_choice, finite_number, positive_integer
 from keras_multigpu.sparse.code import check_cardinality, find_splits
+from keras_multigpu.sparse.missing import EMPTY_FIELDS, Missing
 
-_FORMAT = 2
-# What the settings were called for that had no name in files of format 1.
-_FORMAT_1 = {"layout": "published", "buckets": None}
+_FORMAT = 3
+# What the settings were that had no name in files of earlier formats.
+_UNNAMED: dict[Any, dict[str, Any]] = {
+    1: {"layout": "published", "buckets": None, "missing_values": EMPTY_FIELDS},
+    2: {"missing_values": EMPTY_FIELDS},
+}
 
 
 def check(settings: Mapping[str, Any]) -> None:
     """Refuses invalid settings; `named_columns` checks the columns."""
-    layout, buckets, missing = (settings[name] for name in ("layout", "buckets", "missing"))
+    layout, buckets = settings["layout"], settings["buckets"]
     find_splits(layout, settings["splits"])
     if buckets is not None and layout == "published":
         raise ValueError(
@@ -34,11 +38,7 @@ def check(settings: Mapping[str, Any]) -> None:
         name = "collision_probability"
         finite_number(name, settings[name], expected, lambda one: 0 < one < 1)
     check_output(settings["output"])
-    if not isinstance(missing, str):
-        raise ValueError(
-            "`missing` must be a string, the text that stands for a missing value. "
-            f"Received: missing={missing!r}."
-        )
+    Missing.parse(settings["missing"], settings["missing_values"])
     check_choice("others", settings["others"], "error", "ignore")
     positive_integer("num_threads", settings["num_threads"])
 
@@ -88,8 +88,8 @@ def parse(text: str, names: Sequence[str]) -> tuple[dict[str, Any], str]:
             "An encoder is loaded from the JSON that `to_json` or `save` wrote. "
             f"Received: {text[:60]!r}: {error!r}."
         ) from error
-    if number == 1:
-        content, number = {**content, **_FORMAT_1}, _FORMAT
+    if number in _UNNAMED:
+        content, number = {**content, **_UNNAMED[number]}, _FORMAT
     if number != _FORMAT or set(content) != set(names):
         raise ValueError(
             f"An encoder's JSON has format {_FORMAT} and the settings {', '.join(names)}. "

@@ -54,10 +54,14 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The columns to read: `features` to hash, and `numbers`, the labels and the weight."""
+    """The columns to read: `features` to hash, and `numbers`, the labels and the weight.
+
+    An empty field of a CSV file is null in a feature, or the empty text.
+    """
 
     features: tuple[str, ...]
     numbers: tuple[str, ...]
+    is_empty_field_null: bool = True
 
     @property
     def names(self) -> list[str]:

@@ -13,6 +13,8 @@ The text is Python's `str` of the value, made the same for every library:
 | missing: `None`, not-a-number, `NaT`, `pandas.NA`, a null | `nan`, or the text that you choose |
 | category | the text of its value |
 
+A text is missing too if it is one of the encoder's `missing_values`.
+
 pandas turns integers with missing values into floats, whose texts are `7.0`, not `7`: a warning
 says so. Read such a column as `Int64`, or fill it, to get the texts of integers. Other types
 (dates, decimals, lists) are refused: their texts differ between libraries.
@@ -29,7 +31,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-MISSING = "nan"
 _KINDS = "a pandas or polars DataFrame, a pyarrow Table, or a dict from names to arrays"
 Columns = dict[str, pa.ChunkedArray]
 
@@ -46,8 +47,8 @@ def has_text(kind: pa.DataType) -> bool:
     return is_text(kind) or any(rule(kind) for rule in rules)
 
 
-def to_texts(values: pa.Array, missing: str = MISSING) -> pa.Array:
-    """The texts of values; `missing` is that of not-a-number, and nulls may stay nulls.
+def to_texts(values: pa.Array) -> pa.Array:
+    """The texts of values; those of nulls and of not-a-number are null.
 
     Pass distinct values where speed counts: floats are converted one by one.
     """
@@ -59,7 +60,7 @@ def to_texts(values: pa.Array, missing: str = MISSING) -> pa.Array:
     if pa.types.is_floating(kind):
         to_double = float if pa.types.is_float64(kind) else _shortest
         doubles = map(to_double, values.to_numpy(zero_copy_only=False))
-        return pa.array((missing if x != x else str(x + 0.0) for x in doubles), pa.string())
+        return pa.array((None if x != x else str(x + 0.0) for x in doubles), pa.string())
     return values.cast(pa.string())
 
 

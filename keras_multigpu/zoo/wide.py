@@ -171,7 +171,8 @@ class WideModel(keras.Model):
             raise ValueError(
                 "The indices must come from the encoder that the model was made with, whose "
                 f"fingerprint is {self.encoder.fingerprint!r}. Received: fingerprint={found!r}. "
-                "Use `model.encoder`, or make and train a model with the other encoder."
+                "Use `model.encoder`, or make and train a model with the other encoder. Encoders "
+                'of earlier versions have `missing_values="empty fields"`.'
             )
 
     def get_config(self) -> dict[str, Any]:

@@ -147,6 +147,7 @@ def _ask_for_devices():
     engine.use_virtual_devices(4)
     assert engine.find_device(names[-1]) == names[-1]
     assert engine.find_device("toaster:0") is None
+    assert engine.name_of("cpu:0") is None
     assert engine.describe_device(names[-1])
     assert engine.host_of(names[-1]) == ""
     assert engine.num_processes == 1

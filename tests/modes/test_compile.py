@@ -255,3 +255,26 @@ def test_single_steps_of_a_template_that_accumulates(rng):
         found.append([*map(np.asarray, losses), *model.get_weights()])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_template_and_its_parallel_model_train_in_turns(rng):
+    """Each has its own slots: on JAX a step takes over the memory of its model's."""
+    x, y = rng.normal(size=(16, 4)), rng.normal(size=(16, 2))
+    template = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    template.compile(keras.optimizers.Adam(0.01), "mse")
+    template.fit(x, y, verbose=0)
+    parallel, reference = make_parallel(template, 4), keras.models.clone_model(template)
+    reference.compile_from_config(template.get_compile_config())
+    optimizers = []
+    for model in (template, parallel):
+        reference.set_weights(template.get_weights())
+        reference.optimizer.build(reference.trainable_variables)
+        for own, other in zip(reference.optimizer.variables, model.optimizer.variables):
+            own.assign(np.array(other))
+        for one in (reference, model):
+            one.fit(x, y, verbose=0, epochs=3, shuffle=False)
+        assert difference(reference.get_weights(), template.get_weights()) < 2e-5
+        optimizers.append([np.array(slot) for slot in model.optimizer.variables])
+        assert difference(optimizers[-1], [*map(np.array, reference.optimizer.variables)]) < 2e-5
+    for model in (parallel, template):
+        model.fit(x, y, verbose=0)

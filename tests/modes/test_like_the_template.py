@@ -40,8 +40,7 @@ def test_structure():
     assert parallel.layers == template.layers
     assert parallel.get_layer("hidden") is template.get_layer("hidden")
     assert parallel.inputs == template.inputs
-    with pytest.warns(UserWarning, match="of a parallel model is its template's"):
-        assert parallel.outputs == template.outputs
+    assert [one.shape for one in parallel.outputs] == [one.shape for one in template.outputs]
     assert parallel.output_names == template.output_names == ["a", "b"]
     assert (parallel.input_shape, parallel.output_shape) == ((None, 6), [(None, 2), (None, 1)])
     assert parallel.count_params() == template.count_params()
@@ -54,25 +53,37 @@ def test_structure():
 
 
 @pytest.mark.parametrize("mode", ["data", "tower", "model"])
-def test_building_on_the_outputs_is_told(mode):
-    """Such a model is the template's, and not parallel; Keras's own uses of them are no mistake."""
+@pytest.mark.parametrize("is_sequential", [False, True])
+def test_models_built_on_the_outputs_call_the_parallel_model(mode, is_sequential):
+    """Looking at the outputs says nothing, and changes no name."""
     template = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
-    template = keras.Model(template.inputs[0], template.outputs[0])
+    if not is_sequential:
+        template = keras.Model(template.inputs[0], template.outputs[0])
     parallel = make_parallel(template, 2, mode=mode)
-    for name in ("output",) if mode == "tower" else ("output", "outputs"):
-        told = f"(?s)`{name}` of a parallel.*mode '{mode}'.*parallel.template.{name}"
-        with pytest.warns(UserWarning, match=told) as caught:
-            keras.Model(
-                parallel.inputs,
-                keras.layers.Dense(1)(keras.tree.flatten(getattr(parallel, name))[0]),
-            )
-        assert [one.filename for one in caught] == [__file__]
+    assert len(parallel.outputs) == 1
+    assert parallel.output is parallel.outputs[0]
     inputs = keras.Input((6,))
-    outer = keras.Model(inputs, keras.layers.Dense(1)(parallel(inputs)))
-    assert parallel in outer.layers
-    outer.summary(print_fn=lambda line: None)
+    for outer in (
+        keras.Model(parallel.inputs, keras.layers.Dense(1)(parallel.output)),
+        keras.Model(parallel.inputs, [keras.layers.Dense(1)(one) for one in parallel.outputs]),
+        keras.Model(inputs, keras.layers.Dense(1)(parallel(inputs))),
+    ):
+        assert parallel in outer.layers
+        outer.summary(print_fn=lambda line: None)
+        outer.compile("sgd", "mse")
+        outer.fit(np.ones((3, 6)), np.ones((3, 1)), verbose=0)
     parallel.summary(print_fn=lambda line: None)
-    assert outer.predict(np.ones((3, 6)), verbose=0).shape == (3, 1)
+    assert len(template.outputs) == 1
+    assert template.outputs[0] is not parallel.output
+
+
+def test_outputs_follow_a_change_of_the_layers():
+    parallel = make_parallel(keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)]), 2)
+    assert parallel.outputs[0].shape == (None, 2)
+    parallel.add(keras.layers.Dense(3))
+    assert parallel.outputs[0].shape == (None, 3)
+    with pytest.raises(AttributeError, match="has no defined outputs yet"):
+        _ = make_parallel(keras.Sequential([keras.layers.Dense(2)]), 2).outputs
 
 
 def test_weights_in_and_out():

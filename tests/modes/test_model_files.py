@@ -1,7 +1,9 @@
 """Whole-model files, copies, exports: a parallel model survives them as a parallel model."""
 
 import copy
+import pathlib
 import pickle
+import tempfile
 import zipfile
 
 import keras
@@ -47,6 +49,19 @@ def _functional():
 def _sequential():
     keras.utils.set_random_seed(3)
     return keras.Sequential([keras.Input((6,)), layers.Dense(4), layers.Dense(2)])
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Pickled(keras.Sequential):
+    """Has another way to be pickled."""
+
+    def __reduce__(self):
+        return type(self), ()
+
+
+def _pickled():
+    keras.utils.set_random_seed(3)
+    return Pickled([keras.Input((6,)), layers.Dense(2)])
 
 
 def _trained(build, rng, n=4, **options):
@@ -133,9 +148,40 @@ def test_sharded_weights(rng, tmp_path):
     assert difference(plain.get_weights(), parallel.get_weights()) == 0
 
 
-@every_build
+def _unpack(content):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.keras"
+        path.write_bytes(content)
+        return keras.models.load_model(path)
+
+
+def _pack(model):
+    """Pickles a model, in place of Keras's way, as SciKeras does."""
+    kind = type(model)
+    keras.saving.register_keras_serializable("", kind.__qualname__)(kind)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.keras"
+        model.save(path)
+        return _unpack, (path.read_bytes(),)
+
+
+def _deepcopy(model, memo):
+    rebuild, state = _pack(model)
+    return rebuild(*state)
+
+
+@pytest.fixture(params=["keras", "replaced", "replaced_deepcopy"])
+def pickling(request, monkeypatch):
+    """Keras's way to pickle models, or one that replaces it."""
+    if request.param != "keras":
+        monkeypatch.setattr(keras.Model, "__reduce__", _pack)
+    if request.param == "replaced_deepcopy":
+        monkeypatch.setattr(keras.Model, "__deepcopy__", _deepcopy, raising=False)
+
+
+@pytest.mark.parametrize("build", [_sequential, _functional, _configured, _pickled])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies(build, copied, rng):
+def test_copies(build, copied, rng, pickling):
     parallel, x, y = _trained(build, rng)
     other = copied(parallel)
     assert isinstance(other, ParallelModel)
@@ -154,7 +200,7 @@ def test_configuration(build, rng):
     assert config == kept
     assert other.devices == parallel.devices
     assert other.predict(x, verbose=0) is not None
-    cloned = keras.models.clone_model(parallel)
+    cloned = keras.models.clone_model(parallel.template)
     cloned(np.zeros((1, 6), "float32"))
     cloned.set_weights(parallel.get_weights())
     assert difference(cloned.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-6

@@ -185,13 +185,66 @@ def test_what_only_towers_have():
         (["cpu:9"], ValueError, r"cpu:0, cpu:1, cpu:2, cpu:3. Received.*\['cpu:9'\] are unknown"),
         (["gpu:0"], ValueError, r"\['gpu:0'\] are unknown"),
         (["/job:worker/task:0/device:CPU:0"], ValueError, "are unknown"),
-        ([], ValueError, "must name devices"),
+        (["cpu:0", 1], TypeError, r"Write `devices=\['cpu:0', 'cpu:1'\]`"),
+        ([], ValueError, r"at least one. Received: devices=\[\]. Leave `devices` out .*from cpu:0"),
         (["cpu:0", "CPU:0"], ValueError, "each device once"),
     ],
 )
 def test_wrong_device_names(devices, error, message):
     with pytest.raises(error, match=message):
         make_parallel(_model(), devices=devices)
+
+
+@pytest.mark.parametrize(
+    ("n_gpus", "cure"),
+    [
+        ([0, 1], "`devices=['cpu:0', 'cpu:1']`"),
+        (("cpu:0", "cpu:1"), "`devices=['cpu:0', 'cpu:1']`"),
+        ("CPU:1", "`devices=['CPU:1']`"),
+        ("tower", "`mode='tower'`"),
+        ("3", "`n_gpus=3`"),
+        (2.0, "`n_gpus=2`"),
+    ],
+)
+def test_what_was_meant_by_a_wrong_number_of_devices(n_gpus, cure):
+    with pytest.raises(ValueError, match="`n_gpus` must be a positive integer. Rec") as error:
+        make_parallel(_model(), n_gpus)
+    assert f"n_gpus={n_gpus!r}" in str(error.value)
+    assert str(error.value).endswith(f" Write {cure}.")
+
+
+@pytest.mark.parametrize("n_gpus", [[], "all", 0, "0", True, {"cpu:0"}, None.__class__])
+def test_what_can_mean_no_devices(n_gpus):
+    with pytest.raises(ValueError, match="Give the number of devices, 1 or more; 1 runs the same"):
+        make_parallel(_model(), n_gpus)
+
+
+def _objects():
+    """The backend's own objects for the devices."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.devices()
+    import tensorflow as tf
+
+    return tf.config.list_logical_devices("CPU")
+
+
+def test_devices_by_the_backends_own_objects():
+    found = _objects()
+    for given in (found[1:3], [found[1], "cpu:2"]):
+        assert make_parallel(_model(), devices=given).devices == ("cpu:1", "cpu:2")
+    with pytest.raises(TypeError, match=r"Write `devices=\['cpu:1'\]`.$"):
+        make_parallel(_model(), devices=found[1])
+    with pytest.raises(ValueError, match=r"Write `devices=\['cpu:1', 'cpu:2'\]`.$"):
+        make_parallel(_model(), found[1:3])
+    with pytest.raises(TypeError, match="`devices` must be a list of device names such as"):
+        make_parallel(_model(), devices=[object()])
+
+
+def test_a_layer_is_no_model():
+    with pytest.raises(ValueError, match=r"Make a model of the layer: `keras.Sequential\(\[layer"):
+        make_parallel(keras.layers.Dense(1), 2)
 
 
 def test_number_and_names_that_disagree():
@@ -255,6 +308,73 @@ def test_no_backend_at_all():
     assert "ImportError: keras_multigpu needs Keras 3 with a backend" in done.stderr
     assert f"`{backend}` is not installed" in done.stderr
     assert "pip install '.[tensorflow]'` in a clone of keras_multigpu" in done.stderr
+
+
+_HIDE = """
+import importlib.machinery, sys
+finder, hidden = importlib.machinery.PathFinder, {hidden!r}
+find = finder.find_spec
+finder.find_spec = lambda name, *more: None if name in hidden else find(name, *more)
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "hidden", "said"),
+    [
+        ("tensorflow", ["tensorflow"], "`tensorflow` is not installed. JAX is: set the environ"),
+        ("jax", ["jax"], "`jax` is not installed. TensorFlow is: set the environment variable KER"),
+        ("jax", ["jax", "tensorflow"], "`jax` is not installed. Install a backend"),
+        ("torch", ["torch"], "'jax'. Received: the backend 'torch', which is not installed either"),
+    ],
+)
+def test_which_backend_is_missing(backend, hidden, said):
+    """Another one that is here comes first; of a backend that is not supported, that it isn't."""
+    code = _HIDE.format(hidden=hidden) + "import keras_multigpu\n"
+    done = run_python("-c", code, KERAS_BACKEND=backend)
+    assert said in done.stderr
+    assert "before Keras is imported, and restart" in done.stderr or "Install a" in done.stderr
+    assert done.returncode == 1
+
+
+def test_the_command_line_reads_its_arguments_before_it_imports_a_backend():
+    """A wrong backend is not even met."""
+    code = _HIDE.format(hidden=["keras"])
+    for arguments, status in ((["--help"], 0), (["chek"], 2), (["bench", "--model", "x"], 2)):
+        run = f"{code}import runpy\nsys.argv = ['-m', *{arguments!r}]\n"
+        run += "sys.orig_argv = ['python', '-m', 'keras_multigpu']\n"
+        run += "runpy.run_module('keras_multigpu', run_name='__main__', alter_sys=True)\n"
+        done = run_python("-c", run)
+        assert done.returncode == status, done.stderr
+        assert "usage: python -m keras_multigpu" in done.stdout + done.stderr
+    done = run_python("-m", "keras_multigpu", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run_python("-c", f"{code}import keras_multigpu\n")
+    assert "needs Keras 3 with a backend, and `keras` is not installed" in done.stderr
+
+
+def test_modules_with_extras_are_there_when_they_are_used():
+    code = (
+        "import sys, keras_multigpu as k\n"
+        "print({'keras_multigpu.zoo', 'keras_multigpu.sparse'} & set(sys.modules))\n"
+        "print(k.zoo.wide.__name__, k.sparse.HashEncoder.__name__)\n"
+        "print(sorted(set(dir(k)) - set(k.__all__)))\n"
+        "k.toast\n"
+    )
+    done = run_python("-c", code)
+    assert done.stdout.split("\n")[:3] == [
+        "set()",
+        "wide HashEncoder",
+        "['sparse', 'zoo']",
+    ]
+    assert "AttributeError: module 'keras_multigpu' has no attribute 'toast'" in done.stderr
+    code = _HIDE.format(hidden=["xxhash"]) + (
+        "import keras_multigpu as k, pydoc\n"
+        "print(hasattr(k, 'zoo'), len(pydoc.render_doc(k)) > 100)\n"
+        "k.sparse\n"
+    )
+    done = run_python("-c", code)
+    assert done.stdout.split() == ["False", "True"]
+    assert "AttributeError: keras_multigpu.sparse needs the library `xxhash`" in done.stderr
 
 
 def test_the_public_names():

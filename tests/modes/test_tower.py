@@ -152,7 +152,10 @@ def test_replicas_trained_each_by_its_own_loss(rng):
         assert difference(model.get_weights(), replica.get_weights()) < 1e-5
     mixed = np.mean([model.predict(x, verbose=0) for model in alone], axis=0)
     own = sum(float(ops.sum(model.losses[0])) for model in alone) / 3
-    assert abs(parallel.evaluate(x, y, verbose=0) - np.mean((mixed - y) ** 2) - own) < 1e-5
+    logs = parallel.evaluate(x, y, verbose=0, return_dict=True)
+    assert abs(logs["mix_loss"] - np.mean((mixed - y) ** 2) - own) < 1e-5
+    losses = [model.evaluate(x, y, verbose=0) for model in alone]
+    assert abs(logs["loss"] - np.mean(losses)) < 1e-5
 
 
 def test_own_losses_need_a_mix_without_weights(rng):
@@ -236,6 +239,19 @@ def test_replicas_begin_apart_and_share_what_is_fixed(rng):
     assert _trained(parallel) == 3 * _trained(template)
     parallel.trainable = False
     assert not parallel.trainable_variables
+
+
+def test_the_template_is_trained_alone_beside_replicas_on_its_device(rng):
+    """Each has its copy of what is fixed: on JAX a step takes over the memory of its model's."""
+    x, y = _data(rng)
+    template = _regressor()
+    template.layers[2].trainable = False
+    parallel = _committee(1, template, num_replicas=3)
+    for model in (template, parallel):
+        model.compile("sgd", "mse")
+        model.fit(x, y, verbose=0)
+    second = parallel.replicas[1].layers[2].get_weights()
+    assert difference(second, template.layers[2].get_weights()) == 0
 
 
 def test_each_shared_replica_draws_its_own_numbers():
@@ -389,6 +405,31 @@ def test_whole_models_are_loaded_in_safe_mode(replicas, mix, rng, tmp_path):
     assert difference(variables(parallel), variables(loaded)) < 1e-5
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_weights_loaded_before_a_training(wrapped, rng, tmp_path):
+    """The optimizer has no state yet. Keras warns, and loads the rest."""
+    x, y = _data(rng)
+    loss_of = "mix" if wrapped else "replicas"
+    trained, built, fresh = models = [_committee(3, loss_of=loss_of) for _ in range(3)]
+    for model in models:
+        adam = keras.optimizers.Adam(0.01)
+        model.compile(keras.optimizers.LossScaleOptimizer(adam) if wrapped else adam, "mse")
+    trained.fit(x, y, verbose=0)
+    trained.save_weights(tmp_path / "tower.weights.h5")
+    text = r"Skipping variable loading for optimizer '\w+', because it has \d+ variables"
+    with pytest.warns(UserWarning, match=text + ".*the saved optimizer has"):
+        fresh.load_weights(tmp_path / "tower.weights.h5")
+    built.optimizer.build(built.trainable_variables)
+    built.load_weights(tmp_path / "tower.weights.h5")
+    assert difference(trained.get_weights(), fresh.get_weights()) == 0
+    outputs = [model.predict_replicas(x, verbose=0) for model in models]
+    assert difference(*outputs[:2]) == difference(*outputs[1:]) == 0
+    logs = [model.train_on_batch(x, y) for model in (trained, built)]
+    assert difference(*logs) < 1e-5
+    assert difference(variables(trained), variables(built)) < 1e-5
+    assert fresh.train_on_batch(x, y) == pytest.approx(logs[0], abs=1e-5)
+
+
 @pytest.mark.slow
 def test_on_fewer_devices(rng, tmp_path, monkeypatch):
     x, y = _data(rng)
@@ -491,7 +532,8 @@ def test_penalties_are_the_mean_of_the_replicas(rng):
     parts = parallel.predict_replicas(x, verbose=0)
     penalties = [sum(map(float, model.losses)) for model in parallel.replicas]
     expected = np.mean((np.mean(parts, axis=0) - y) ** 2) + np.mean(penalties)
-    assert abs(parallel.evaluate(x, y, verbose=0) - expected) < 1e-5
+    logs = parallel.evaluate(x, y, verbose=0, return_dict=True)
+    assert abs(logs["mix_loss"] - expected) < 1e-5
     assert len(set(np.round(penalties, 6))) == 3
 
 

@@ -264,8 +264,10 @@ def test_what_is_here_is_timed(modes):
         assert two.least_s <= two.step_s <= two.most_s
         assert two.alone_s == one.step_s * (2 if mode in ("tower", "committee") else 1)
         assert eight.most_s > eight.least_s > 0
-        words = next(note for note in advice.notes if note.startswith(f"2 in mode {mode!r}"))
-        assert " were " in words or " took " in words
+        words = [note for note in advice.notes if f"2 in mode {mode!r}" in note]
+        words += [note for note in advice.notes if f"2 devices in mode {mode!r}" in note]
+        assert len(words) == 1  # each is told once, by the verdict or below
+        assert " were " in words[0] or " took " in words[0] or " measured " in words[0]
     assert "processors" in advice.settings  # which virtual devices share
     after = [keras.ops.convert_to_numpy(one) for one in state_of(model)]
     assert all(map(np.array_equal, before, after))
@@ -289,6 +291,15 @@ def test_the_models_own_loss():
     given = {"inputs": np.ones((16, 6)), "targets": np.ones((16, 1))}
     reports.advise(model, 16, (1,), link=LINK, steps=1, **given)
     assert (16, 1) in [(shape[0] or 16, *shape[1:]) for shape in seen]
+
+
+def test_several_steps_in_an_execution():
+    """The first execution of an epoch is not timed, however many steps it has."""
+    model = dense(optimizer="sgd", loss="mse", steps_per_execution=4)
+    given = {"inputs": np.ones((16, 6)), "targets": np.ones((16, 2))}
+    (found,) = reports.advise(model, 16, (1,), link=LINK, steps=2, **given).predictions
+    assert found.is_measured
+    assert 0 < found.step_s < 1
 
 
 @pytest.mark.parametrize(
@@ -320,7 +331,7 @@ def test_speed_processors_and_overlap():
     assert found.compute_s == pytest.approx(0.004)
     assert found.transfer_s == 0
     assert advice.settings["speed"] == "4 times that of the device here"
-    assert advice.settings["processors"] == "those of 1 devices"
+    assert advice.settings["processors"] == "those of 1 device"
     assert advice.settings["overlap"] == "100% of the copies hidden"
 
 
@@ -400,6 +411,11 @@ def test_the_link_of_this_machine(monkeypatch):
         ({"model": keras.Sequential([keras.layers.Dense(1)])}, r"`model` must be built"),
         ({"batch_size": 0}, r"`batch_size` must be a positive integer. Received: batch_size=0"),
         ({"n_gpus": (2, 2)}, r"`n_gpus` must be a sequence.*Received: n_gpus=\(2, 2\)"),
+        ({"modes": ()}, r"sequence of one mode or more. Received: modes=\(\). Give `modes=\('data"),
+        (
+            {"modes": "model"},
+            r"one mode or more. Received: modes='model'. Give `modes=\('model',\)`",
+        ),
         ({"modes": ("fast",)}, r"`modes` must be of 'data'.*Received: mode='fast'"),
         ({"link": "isdn"}, r"`link` must be one of.*Received: link='isdn'"),
         ({"step_seconds": 0}, r"`step_seconds` must be a finite number, above 0.*step_seconds=0"),

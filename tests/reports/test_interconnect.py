@@ -14,7 +14,9 @@ def test_seconds():
     assert link.seconds(200) == 2.5
     assert link.seconds(200, copies=3) == 3.5
     assert Link("free", float("inf"), 0.5).seconds(1e12) == 0.5
-    assert str(Link("free", float("inf"))) == "free: no limit each way, 0 us per copy"
+    assert str(Link("free", float("inf"))) == "free: copies cost nothing"
+    assert str(Link("near", float("inf"), 2e-6)) == "near: copies take 2 us, of any size"
+    assert str(Link("slow", 1e6, 0.5)) == "slow: 0.001 GB/s each way, 5e+05 us per copy"
 
 
 def test_presets():

@@ -1,5 +1,6 @@
 """The memory of a step, counted without running on GPUs."""
 
+import io
 import json
 import re
 
@@ -11,6 +12,7 @@ from support.parity import difference, variables
 
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.engines import Holding
+from keras_multigpu.reports import memory_report
 
 ON_JAX = keras.backend.backend() == "jax"
 ROWS = 64
@@ -188,6 +190,18 @@ def test_forms(tmp_path):
     widths = [bar.get_width() for bars in axes.containers for bar in bars]
     assert widths == [400, 0, 500, 700]
     assert [text.get_text() for text in axes.texts] == [" 900 MB", " 700 MB"]
+
+
+@pytest.mark.backend_free
+def test_the_picture_has_room_for_its_legend():
+    held = [Holding("gpu:0", kind, 10**6, False) for kind in memory_report.KINDS]
+    figure = reports.MemoryReport(held, settings={}).plot()
+    figure.savefig(io.BytesIO(), format="png")  # lays it out
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == 8
+    extent = legend.get_window_extent()
+    assert figure.bbox.x0 <= extent.x0 < extent.x1 <= figure.bbox.x1
+    assert figure.bbox.y0 <= extent.y0 < extent.y1 <= figure.axes[0].get_window_extent().y0
 
 
 def test_wrong_arguments(rng):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import keras
 import numpy as np
@@ -46,7 +47,7 @@ def roomy(model):
 
 
 def test_what_fits_is_the_fastest(model, roomy):
-    assert roomy.best == {"mode": "data"}
+    assert roomy.best == {"n_gpus": 2, "mode": "data"}
     first = roomy.choices[0]
     assert first.fits
     assert first.parts == 1
@@ -55,7 +56,7 @@ def test_what_fits_is_the_fastest(model, roomy):
     assert times == sorted(times)
     step = 0.02 + 128 * 0.08 / 256  # the line through the given times
     assert times[0] == pytest.approx(step + 0.25 * 0.02 + first.prediction.transfer_s)
-    parallel = make_parallel(model, 2, **roomy.best)
+    parallel = make_parallel(model, **roomy.best)
     x, y = np.ones((256, 64), "float32"), np.ones((256, 8), "float32")
     parallel.compile("adam", "mse")
     counted = reports.memory(parallel, (x, y)).peak
@@ -63,13 +64,14 @@ def test_what_fits_is_the_fastest(model, roomy):
 
 
 def test_less_memory_asks_for_another_way(model, roomy):
-    plain = next(one for one in roomy.choices if one.mode == "data" and one.shard is None)
+    ways = (one for one in roomy.choices if one.devices == 2)
+    plain = next(one for one in ways if one.mode == "data" and one.shard is None)
     found = _plan(model, 0.97 * plain.memory)
     first = found.choices[0]
     assert (first.mode, first.shard, first.parts, first.remat) != ("data", None, 1, False)
     assert first.fits
     assert first.memory <= 0.97 * plain.memory
-    assert make_parallel(model, 2, **found.best).mode == found.best["mode"]
+    assert make_parallel(model, **found.best).mode == found.best["mode"]
 
 
 def test_only_options_that_the_backend_takes(model, roomy):
@@ -158,10 +160,10 @@ def test_parts_of_the_state():
     assert moved.sent == 2 * 800 * 3 / 4 + 48 * 4  # and the outputs of other devices' rows
 
 
-def _choice(memory, seconds, fits, **given):
+def _choice(memory, seconds, fits, devices=2, **given):
     load = Load(seconds, seconds, seconds, Traffic(), memory)
     values = {"shard": None, "parts": 1, "rows": 64, "remat": False, **given}
-    return Choice(predict("data", 2, load, LINK), fits=fits, **values)
+    return Choice(predict("data", devices, load, LINK), fits=fits, **values)
 
 
 @pytest.mark.backend_free
@@ -173,7 +175,7 @@ def test_forms(tmp_path):
     ]
     report = PlanReport(choices, 2, settings={"model": "m"})
     assert [one.memory for one in report.choices] == [6e9, 7e9, 9e9]
-    assert report.best == {"mode": "data", "shard": "weights"}
+    assert report.best == {"n_gpus": 2, "mode": "data", "shard": "weights"}
     text = str(report)
     assert "takes 40.0 ms: parallel = make_parallel(model, 2, mode='data', shard='weights')" in text
     call = report.choices[1].call
@@ -187,6 +189,81 @@ def test_forms(tmp_path):
     left, right = report.plot().axes
     assert [bar.get_width() for bar in left.patches] == [6000, 7000, 9000]
     assert [bar.get_width() for bar in right.patches] == [40, 120, 10]
+
+
+@pytest.mark.backend_free
+def test_one_device_that_fits_and_wins():
+    several = [_choice(6e9, 0.04, True, shard="weights"), _choice(5e9, 0.03, True)]
+    alone = _choice(7e9, 0.02, True, devices=1)
+    report = PlanReport([*several, alone], 2)
+    assert report.notes[0] == (
+        "Stay on one device: an update takes 20.0 ms there, and 30.0 ms on 2 in the fastest way "
+        "that fits. The fastest that fits takes 20.0 ms: train the model as it is"
+    )
+    assert report.best == {"n_gpus": 1, "mode": "data"}
+    assert [row[:2] for row in report.rows] == [(1, None), (2, "data"), (2, "data")]
+    for fits, seconds in ((False, 0.02), (True, 0.05)):
+        other = PlanReport([*several, _choice(7e9, seconds, fits, devices=1)], 2)
+        assert other.notes[0].startswith("The fastest that fits takes 30.0 ms: parallel = make_par")
+    only = PlanReport([alone], 1)
+    assert only.title == "Plan for 1 device"
+    assert only.notes[0].startswith("The fastest that fits takes 20.0 ms: train the model as it is")
+
+
+def test_one_device_is_always_there(model, roomy):
+    (alone,) = (one for one in roomy.choices if one.devices == 1 and not one.remat)
+    assert alone.update_s == pytest.approx(0.1)
+    counted = reports.memory(make_parallel(model, 1), (np.ones((256, 64)), np.ones((256, 8)))).peak
+    assert alone.memory == pytest.approx(counted, rel=0.2)
+    slow = Link("slow", 1e6, 1.0)
+    found = reports.plan(model, 256, 2, memory="1 GB", link=slow, step_seconds=STEP)
+    assert found.notes[0].startswith("Stay on one device: an update takes 100 ms there, and ")
+    assert make_parallel(model, **found.best).devices == ("cpu:0",)
+    single = reports.plan(model, 256, 1, memory="1 GB", step_seconds=STEP, link=LINK)
+    assert {(one.devices, one.shard) for one in single.choices} == {(1, None)}
+    assert not any("shard" in note for note in single.notes)
+
+
+LAYERS = {
+    "dropout": lambda: layers.Dropout(0.1),
+    "batch_normalization": layers.BatchNormalization,
+    "lstm": lambda: keras.Sequential([layers.Reshape((8, 8)), layers.LSTM(4, name="lstm")]),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_keras_cannot_compute_again(name):
+    """They are left out, and named."""
+    inner = LAYERS[name]()
+    model = keras.Sequential([keras.Input((64,)), layers.Dense(64), inner, layers.Dense(2)])
+    model.compile("sgd", "mse")
+    found = _plan(model, "1 GB")
+    assert found.best["mode"] == "data"
+    assert not any(one.remat for one in found.choices)
+    (note,) = (one for one in found.notes if one.startswith("Recomputing activations"))
+    told = f"on {engines.current().title} Keras can't do it for this model, which has layers with"
+    assert told in note
+    kind = name.title().replace("_", "").replace("Lstm", "LSTM")
+    assert re.search(rf"argument `training` or `mask` \((\w+, )*{kind}(, \w+)*\)\.$", note)
+
+
+class Stubborn(layers.Layer):
+    """Can't be computed again, for another reason."""
+
+    def call(self, inputs):
+        if self._remat_mode is not None:
+            raise NotImplementedError("not twice")
+        return inputs
+
+
+def test_another_reason_not_to_compute_again():
+    convolution = layers.Conv1D(4, 1)
+    model = keras.Sequential([keras.Input((64, 1)), convolution, Stubborn()])
+    model.compile("sgd", "mse")
+    (note,) = (one for one in _plan(model, "1 GB").notes if one.startswith("Recomputing"))
+    assert "Keras can't do it for this model, which fails (" in note
+    assert "not twice" in note
+    assert "\n" not in note
 
 
 @pytest.mark.backend_free

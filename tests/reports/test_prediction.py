@@ -157,7 +157,7 @@ def test_a_prediction_is_as_uncertain_as_the_time_it_is_made_from():
 def test_times_take_the_place_of_a_prediction():
     load = find_load("data", WORK, 2)
     one = predict("data", 2, load, Link("link", 1e4))
-    found = one.with_times((6.0, 5.0, 8.0), alone_s=10.0)
+    found = one.with_times((6.0, 5.0, 8.0), alone=[10.0])
     assert (found.least_s, found.step_s, found.most_s) == (5.0, 6.0, 8.0)
     assert found.transfer_s == one.transfer_s
     assert (found.alone_s, found.is_measured) == (10.0, True)
@@ -165,8 +165,19 @@ def test_times_take_the_place_of_a_prediction():
         "2 in mode 'data' were 1.67 times as fast (1.25 to 2.00), an efficiency of 83%: measured "
         "6.00 s per step, one device 10.0 s"
     )
-    slow = one.with_times((12.0, 12.0, 12.0), alone_s=10.0)
+    slow = one.with_times((12.0, 12.0, 12.0), alone=[10.0])
     assert describe(slow).startswith("2 in mode 'data' took 1.20 times as long: measured 12.0 s")
+    assert decide([slow]) == (
+        "Stay on one device: 2 in mode 'data' took 1.20 times as long; measured 12.0 s per step, "
+        "one device 10.0 s."
+    )
+    equal = one.with_times((10.01,), alone=[10.0])
+    assert describe(equal).startswith("2 in mode 'data' took about as long as one: measured")
+    # Rounds on one device differ, too.
+    noisy = one.with_times((6.0, 5.0, 8.0), alone=[9.0, 10.0, 14.0])
+    assert noisy.speedup == pytest.approx(10 / 6)
+    assert noisy.speedup_range == (9 / 8, 14 / 5)
+    assert noisy.is_wide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +223,7 @@ def prediction(compute, transfer, *, alone=0.04, devices=2, mode="data", total=N
         ),
         (
             prediction(0.01, 0.03, duplex=True),
-            "2 in mode 'data' would be hardly faster (1.00 times): 30.0 ms of 40.0 ms go into "
+            "2 in mode 'data' would take about as long as one: 30.0 ms of 40.0 ms go into "
             "moving 30.0 MB of gradients",
         ),
         (
@@ -247,7 +258,10 @@ def test_verdicts():
         "Stay on one device: 2 in mode 'data' would take 1.10 times as long, because 18.0 ms of "
         "44.0 ms go into moving 18.0 MB of weights and gradients."
     )
-    best = "Take 2 devices in mode 'data': 1.60 times as fast as one, an efficiency of 80%."
+    best = (
+        "Take 2 devices in mode 'data': 1.60 times as fast as one, an efficiency of 80%; 4.00 ms "
+        "of 25.0 ms go into moving 4.00 MB of weights and gradients."
+    )
     assert decide([slow, fast]) == best
     # Four times as many devices that are a little faster are not worth it.
     many = prediction(0.019, 0.001, devices=8)
@@ -267,7 +281,7 @@ def test_verdicts_of_ranges():
     # 0.1 of 1.0 may be paid twice: worth it in any case.
     assert decide([ranged(0.1, 0.9)]) == (
         "Take 2 devices in mode 'data': 1.74 times as fast as one (1.54 to 1.82), an efficiency "
-        "of 87%."
+        "of 87%; 75.0 ms of 575 ms don't shrink with fewer rows per device."
     )
     assert decide([ranged(0.6, 0.4)]).startswith(
         "Measure it: 2 devices in mode 'data' would be 0.71 to 1.25 times as fast as one. "
@@ -279,7 +293,7 @@ def test_verdicts_of_ranges():
     )
     # What is sure goes before what may be faster.
     assert decide([ranged(0.1, 0.9), ranged(0.1, 0.9, devices=8)]).startswith("Take 2 devices")
-    noisy = ranged(0.1, 0.9).with_times((0.4, 0.7, 1.2), alone_s=1.0)
+    noisy = ranged(0.1, 0.9).with_times((0.4, 0.7, 1.2), alone=[1.0])
     assert decide([noisy]).startswith(
         "Measure it again: 2 devices in mode 'data' were 0.83 to 2.50 times as fast as one"
     )
@@ -290,8 +304,10 @@ def test_the_report():
     advice = Advice([prediction(0.04, 0, devices=1), prediction(0.02, 0.005), towers])
     assert list(advice.verdicts) == ["data", "committee"]
     assert advice.notes[:2] == list(advice.verdicts.values())
-    assert len(advice.notes) == 5
+    # What a verdict tells is not told again.
+    assert len(advice.notes) == 3
     assert advice.notes[-1].startswith("A predicted step is shortest if")
+    assert advice.verdicts["committee"].startswith("For a committee take 2 devices in mode 'com")
     lines = str(advice).splitlines()
     assert lines[2].split()[:8] == [
         "mode",
@@ -309,6 +325,16 @@ def test_the_report():
     left, right = advice.plot().axes
     assert [bar.get_width() for bar in left.containers[1]] == pytest.approx([0, 5, 1])
     assert right.lines[0].get_ydata().tolist() == pytest.approx([1, 1.6])
+
+
+def test_one_way_to_train_a_model_is_advised():
+    """Modes "data" and "model" train the same model; of two that gain, the better one is taken."""
+    ways = [prediction(0.025, 0, mode=mode) for mode in ("data", "tower")]
+    better = prediction(0.02, 0.001, mode="model")
+    verdicts = Advice([*ways, better, prediction(0.022, 0, devices=4)]).verdicts
+    assert verdicts["data"].startswith("Mode 'data' gains less than mode 'model': 2 in mode 'dat")
+    assert verdicts["tower"].startswith("For shared replicas take 2 devices in mode 'tower': 1.60")
+    assert verdicts["model"].startswith("Take 2 devices in mode 'model': 1.90 times as fast as one")
 
 
 def test_how_quantities_are_shown():

@@ -112,6 +112,12 @@ def test_html_is_escaped_and_needs_nothing_else():
         assert text.count(f"<{tag}>") == text.count(f"</{tag}>") > 0
 
 
+def test_code_in_html():
+    """Between backticks in the notes, escaped too."""
+    text = report(notes=["See `a < b`, not `c`; 5` stays."])._repr_html_()
+    assert "<p>See <code>a &lt; b</code>, not <code>c</code>; 5` stays.</p>" in text
+
+
 def test_html_begins_with_what_was_found_and_a_picture(monkeypatch):
     numbers = {"rows": [("a", 1, 8.25, None), ("b", 16, 4.0, None)]}
     text = report(**numbers).to_html()

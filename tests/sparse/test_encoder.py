@@ -129,11 +129,12 @@ def test_a_file_without_a_layout_is_the_published_one(tmp_path):
 
 
 def test_a_pickle_without_a_layout_is_the_published_one():
-    new = published({"x": 1000})
+    new = published({"x": 1000}, missing_values="empty fields")
     state = {name: value for name, value in vars(new).items() if name not in ("layout", "buckets")}
     old = HashEncoder.__new__(HashEncoder)
     old.__setstate__(state)
     assert old.set_params(splits=4).fingerprint == new.fingerprint
+    new.set_params(missing_values=["NA"])
     for encoder in (new, HashEncoder({"x": 1000}, buckets=2)):
         assert pickle.loads(pickle.dumps(encoder)).get_params() == encoder.get_params()
 
@@ -188,7 +189,9 @@ def test_fingerprints():
         HashEncoder({"x": 100, "y": 50}, buckets=2),
     ]
     assert len({one.fingerprint for one in [first, *others]}) == 9
-    assert first.fingerprint == "711a832bf516323c"
+    assert first.fingerprint == "529c06fadc4930a3"
+    first.set_params(missing_values="empty fields")
+    assert first.fingerprint == "711a832bf516323c"  # as before there was a choice
 
 
 # Estimated cardinalities, and scikit-learn.
@@ -373,8 +376,8 @@ def test_files_that_were_not_written_by_an_encoder():
     for text in ("", "[]", "{}", "3", '{"format": 1}'):
         with pytest.raises(ValueError, match="JSON that `to_json` or `save` wrote. Received:"):
             HashEncoder.from_json(text)
-    with pytest.raises(ValueError, match="has format 2 and the settings.*Received: format 3"):
-        HashEncoder.from_json(encoder.to_json().replace('"format": 2', '"format": 3'))
+    with pytest.raises(ValueError, match="has format 3 and the settings.*Received: format 4"):
+        HashEncoder.from_json(encoder.to_json().replace('"format": 3', '"format": 4'))
     with pytest.raises(ValueError, match="fingerprint that was saved.*Received: fingerprint='b"):
         HashEncoder.from_json(
             encoder.to_json().replace(encoder.fingerprint, "b" * 16).replace(": 10", ": 10000")

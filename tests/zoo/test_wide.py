@@ -172,6 +172,37 @@ def test_an_encoder_that_does_not_fit(data, tmp_path):
         model.fit(np.ones((2, 8), "int32"), np.ones(2), validation_data=data_of_other)
 
 
+def test_a_model_answers_alike_about_a_file_and_a_table(tmp_path):
+    """The model of a CSV file with empty texts, which is what the label depends on."""
+    city = ["Rome", "", "Paris", ""] * 50
+    table = {"city": city, "clicked": [float(one == "") for one in city]}
+    lines = [f'"{one}",{label}\n' for one, label in zip(*table.values())]
+    (tmp_path / "a.csv").write_text("city,clicked\n" + "".join(lines))
+    own = HashEncoder({"city": 50})
+    model = wide(own)
+    data = HashedDataset(tmp_path / "a.csv", own, label="clicked", batch_size=20)
+    model.fit(data, epochs=5, verbose=0)
+    from_file = model.predict(HashedDataset(tmp_path / "a.csv", own, batch_size=20), verbose=0)
+    from_table = model.predict_table({"city": city}, verbose=0)
+    assert difference(from_file, from_table) < 1e-6
+    assert from_table[1] > 0 > from_table[0]
+    earlier = model.get_config()
+    earlier["encoder"] = OLD_FILE
+    loaded = WideModel.from_config(earlier)
+    assert loaded.encoder.transform({"city": ["", None]}).tolist() == [[63, 273], [113, 231]]
+    message = f'={loaded.encoder.fingerprint!r}.*`missing_values="empty fields"`'
+    with pytest.raises(ValueError, match=message):
+        model.check_encoder(loaded.encoder)
+
+
+# Written before an encoder was told which texts are missing.
+OLD_FILE = """{
+ "format": 2, "columns": {"city": 50}, "splits": 2, "collision_probability": null,
+ "missing": "nan", "output": "indices", "others": "error", "num_threads": 1, "layout": "wide",
+ "buckets": 8, "fingerprint": "5ca9bfcba085ac1d"
+}"""
+
+
 def test_indices_that_no_encoder_gives(data):
     table, y = data
     indices = encoder().transform(table)

@@ -12,9 +12,9 @@ class Call:
 
     Attributes:
         number: counts the calls, alike in all processes.
+        name: what errors call it: ``"`fit`"``.
         is_loop: whether the processes end it together (`fit`), or it is of single steps
             (`train_on_batch`) and lasts until another call begins.
-        before: the steps of the calls that were open when it began, by their numbers.
         steps: how many have begun, but for those that `coming` counts.
         coming: how many batches have come to the steps that run now.
         written: what this process has written in it.
@@ -25,8 +25,8 @@ class Call:
     """
 
     number: int
+    name: str = "no call"
     is_loop: bool = True
-    before: dict[int, int] = dataclasses.field(default_factory=dict)
     steps: int = 0
     coming: Callable[[], int] = lambda: 0
     written: list[str] = dataclasses.field(default_factory=list)

@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.optimizers.schedules import LearningRateSchedule
 
 COMPARED = 1024
 """How many elements of each array in a batch the processes compare."""
@@ -64,6 +65,7 @@ def describe(model: keras.Model) -> str:
         [_settings(layer) for layer in model._flatten_layers()],
         [(tuple(one.shape), str(one.dtype), one.trainable) for one in variables],
         _settings(optimizer),
+        _schedule(optimizer),
     )
     return f"{type(model).__name__} {_checksum(known)}"
 
@@ -74,7 +76,8 @@ def describe_compiled(model: keras.Model) -> str:
     config = getattr(getattr(model, "_compile_config", None), "config", {})
     named = ("loss", "loss_weights", "metrics", "weighted_metrics")
     forms = [(name, _form(config.get(name))) for name in named]
-    return _checksum((model.run_eagerly, model.steps_per_execution, forms))
+    ways = model.run_eagerly, model.jit_compile, model.steps_per_execution
+    return _checksum((ways, forms))
 
 
 def _checksum(known: Any) -> str:
@@ -84,6 +87,8 @@ def _checksum(known: Any) -> str:
 def _settings(part: Any) -> tuple[str, list[tuple[str, Any]]]:
     """The class of a layer or optimizer, and its plain settings."""
     kept = []
+    if isinstance(part, keras.Layer):
+        kept.append(("dtype_policy", part.dtype_policy.name))
     for name, value in sorted(vars(part).items()) if part is not None else ():
         if name.startswith("_") or name in _OWN_AFFAIRS:
             continue
@@ -94,6 +99,12 @@ def _settings(part: Any) -> tuple[str, list[tuple[str, Any]]]:
         elif isinstance(value, (keras.Loss, keras.Optimizer)):
             kept.append((name, repr(_form(value))))
     return type(part).__qualname__, kept
+
+
+def _schedule(optimizer: Any) -> Any:
+    """The settings of a schedule of learning rates; a rate alone is compared with the weights."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    return _settings(rate) if isinstance(rate, LearningRateSchedule) else None
 
 
 def _form(value: Any) -> Any:

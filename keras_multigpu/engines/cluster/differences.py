@@ -2,43 +2,49 @@
 
 DIFFERENCES = {
     "rows": (
-        "Its rows and those of process 0 differ at step {step}.",
+        "Its rows and those of process {other} differ at step {step}.",
         "Give the same data, in the same order, in all processes: each takes its part. Data that "
         "shuffle themselves need the same seed in all. (For data that differ, see "
         "`join(data='parts')`.)",
     ),
     "weights": (
-        "Its weights and those of process 0 differ at step {step}.",
+        "Its weights and those of process {other} differ at step {step}.",
         "Build the model with the same seed in all processes (`keras.utils.set_random_seed` after "
-        "`join`), or load the same file.",
+        "`join`), or load the same file. Change weights and settings in all processes alike.",
+    ),
+    "values": (
+        "Its state and that of process {other} differ at step {step}: its is {its}, and that of "
+        "process {other} is {first}.",
+        "Change weights, learning rates and other settings in all processes alike: a callback that "
+        "does so must run in all of them, and decide by what is the same in all.",
     ),
     "steps": (
-        "It makes another step than process 0 at step {step}: its is {its!r}, and that of process "
-        "0 is {first!r}.",
+        "It makes another step than process {other} at step {step}: its is {its!r}, and that of "
+        "process {other} is {first!r}.",
         "Make the same steps in all processes: a callback that trains, evaluates or predicts must "
         "do so in all of them, and the data must have the same number of batches in all.",
     ),
     "passes": (
-        "It is at another place in its data than process 0 at step {step}: at {its}, and process 0 "
-        "at {first}.",
+        "It is at another place in its data than process {other} at step {step}: at {its}, and "
+        "process {other} at {first}.",
         "Give each process a part of the data with the same number of batches.",
     ),
     "parts": (
-        "Its part of a batch does not fit to that of process 0 at step {step}: it is {its}, and "
-        "that of process 0 is {first}.",
+        "Its part of a batch does not fit to that of process {other} at step {step}: it is {its}, "
+        "and that of process {other} is {first}.",
         "Give all processes parts of the same structure, with the same types and the same shape of "
         "a row. Only the number of rows may differ.",
     ),
 }
 """What is wrong, and its cure.
 
-`its` and `first` are what the named process and process 0 have told of themselves.
+`its` and `first` are what the named process and the other one have told of themselves.
 """
 
-SAME_LENGTH = {
+SAME_CALLS = {
     "same": "Give the same data, with the same number of batches, and make the same calls, in all "
     "processes.",
     "parts": "Give each process a part of the data with the same number of batches, and make the "
     "same calls in all processes.",
 }
-"""The cure for other numbers of steps, by what each process gives to a step."""
+"""The cure for other steps or calls, by what each process gives to a step."""

@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator
 
 from keras_multigpu.engines.cluster.board import BEAT, Board
 from keras_multigpu.engines.cluster.calls import Call
-from keras_multigpu.engines.cluster.differences import DIFFERENCES, SAME_LENGTH
+from keras_multigpu.engines.cluster.differences import DIFFERENCES, SAME_CALLS
 from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.members import RESTART, Members
+from keras_multigpu.engines.cluster.places import END, Places, odd_one
 
 
 class Group(Members):
     """Processes that run the same script, as one of them sees them.
 
     Every wait ends: when the others have arrived, or with a `ClusterError` if one of them shows no
-    sign of life for `timeout` seconds, has ended, has failed, or makes another call.
+    sign of life for `timeout` seconds, has ended, has failed, or waits elsewhere.
 
     Args:
         board, number, names, timeout: as in `Members`.
@@ -28,6 +29,7 @@ class Group(Members):
 
     Attributes:
         data: the argument.
+        places: where the processes are in what they do together.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Group(Members):
     ):
         super().__init__(board, number, names, timeout)
         self.data = data
+        self.places = Places(board, number, len(names), timeout)
         self._count = 0
         # Those that are open, each begun within the one before it: a callback of a `fit` may train
         # another model. The first stands for steps outside of any.
@@ -51,34 +54,43 @@ class Group(Members):
         """The innermost call that is open."""
         return self._calls[-1]
 
-    def open(self, is_loop: bool) -> Call:
+    def here(self, what: str) -> str:
+        """Where this process is, for people: ``"step 5 of `fit`"``."""
+        loops = [call.name for call in self._calls[::-1] if call.is_loop] or [self.call.name]
+        return f"{what} of {' within '.join(loops)}"
+
+    def open(self, name: str, is_loop: bool) -> Call:
         """Opens a call, within the one that is open."""
         if self.broken is not None:
             raise self.broken
-        before = {call.number: call.begun for call in self._calls}
         if not self.call.is_loop:
             self.close(self.call)
         self._count += 1
         self._forget_past()
-        call = Call(self._count, is_loop, before)
+        call = Call(self._count, f"`{name}`" if name.isidentifier() else name, is_loop)
         self._calls.append(call)
         return call
 
-    def meet(self, name: str, facts: dict[str, str]) -> None:
+    def meet(self, facts: dict[str, str]) -> None:
         """Waits until all processes have opened the call; compares facts that must be equal."""
-        mine = {"call": name, **facts}
-        told = self._gather("loops", json.dumps({**mine, "steps": self.call.before}), self.call)
-        first, *others = (json.loads(told[number]) for number in range(len(self.names)))
-        first.pop("steps", None)
-        for number, other in enumerate(others, 1):
-            for fact, value in first.items():
-                if other.get(fact) != value:
-                    raise self._break(
-                        number,
-                        f"Its {fact} is {other.get(fact)}. In process 0 it is {value}.",
-                        "Run the same script in all processes, with the same data, files and "
-                        "seeds (`keras.utils.set_random_seed`).",
-                    )
+        call, outer = self.call, self._calls[-2]
+        place = f"the beginning of {call.name}"
+        if outer.is_loop:
+            place += f" within {outer.name}, after {outer.begun} steps"
+        mine = {"call": call.name, **facts}
+        told = self._gather("loops", json.dumps(mine), call, place)
+        every = [json.loads(told[number]) for number in range(len(self.names))]
+        for fact in mine:
+            found = odd_one([one.get(fact) for one in every])
+            if found is not None:
+                number, other = found
+                raise self._break(
+                    number,
+                    f"Its {fact} is {every[number].get(fact)}. In process {other} it is "
+                    f"{every[other].get(fact)}.",
+                    "Run the same script in all processes, with the same data, files and "
+                    "seeds (`keras.utils.set_random_seed`).",
+                )
 
     def resume(self, call: Call) -> bool:
         """Goes on with a call after single steps within it; returns whether it is still open."""
@@ -87,14 +99,12 @@ class Group(Members):
         return call is self.call
 
     def end(self, call: Call) -> None:
-        """Waits until all processes have come to the end of a call; compares their steps."""
+        """Waits until all processes have come to the end of a call."""
         if call.has_ended:
             return
         self.resume(call)
-        told = self._gather("ends", str(call.begun), call)
-        for number in range(len(self.names)):
-            if told[number] != told[0]:
-                raise self._break(number, *self._other_length(told[number], told[0]))
+        place = f"the end of {call.name}, after {call.begun} steps"
+        self._gather(END, str(call.begun), call, place)
         call.has_ended = True
 
     def close(self, call: Call | None) -> None:
@@ -113,17 +123,19 @@ class Group(Members):
                 self._board.write(key, None)
         self._past = [(call, count) for call, count in self._past if count >= self._count - 1]
 
-    def differing(self, what: str, digest: str) -> int | None:
-        """The first process where the checksum of `what` is not that of process 0, if any."""
-        told = self._gather(f"{what} {len(self.call.written)}", digest, self.call)
-        return next((k for k in range(len(self.names)) if told[k] != told[0]), None)
+    def differing(self, what: str, digest: str) -> tuple[int, int] | None:
+        """The first process with another checksum of `what` than most, and one of these."""
+        kind = f"{what} {len(self.call.written)}"
+        place = self.here(f"the comparison of {what} after step {self.call.begun}")
+        told = self._gather(kind, digest, self.call, place)
+        return odd_one([told[number] for number in range(len(self.names))])
 
     def fail(self, error: BaseException, call: Call | None = None) -> None:
         """Tells the others that this process has left a call (or none) with an error."""
         call = self._calls[0] if call is None else call
         if self.broken is not None:
             # The others then name the process that this one has given up, not this one.
-            broken = [self.broken.host, self.broken.problem, self.broken.cure]
+            broken = [self.broken.host, self.broken.problem, self.broken.cure, self._is_lost]
             self._board.write(f"given up/{self.number}", json.dumps(broken))
             return
         if isinstance(error, KeyboardInterrupt):
@@ -135,8 +147,8 @@ class Group(Members):
         text = " ".join(words)[:300].rstrip(".:")
         self._board.write(f"{kind}/{self.number}", f"stopped with {text}")
 
-    def differs(self, number: int, what: str, mine: str = "") -> ClusterError:
-        """The error for a process that differs from process 0 in its rows, weights, ...
+    def differs(self, number: int, other: int, what: str, mine: str = "") -> ClusterError:
+        """The error for a process that differs from another one in its rows, weights, ...
 
         Some differences (`what`) take a text of this process, `mine`: all processes then call this,
         and the error has the texts of both.
@@ -146,7 +158,8 @@ class Group(Members):
         if mine:
             key = f"{what} {len(self.call.written)}"
             texts |= self._gather(key, mine, self.call, longest=self.timeout)
-        told = problem.format(step=self.call.begun, its=texts[number], first=texts[0])
+        step, its, first = self.call.begun, texts[number], texts[other]
+        told = problem.format(step=step, other=other, its=its, first=first)
         return self._break(number, told, cure)
 
     def count_step(self) -> None:
@@ -159,15 +172,17 @@ class Group(Members):
         call, before = self.call, arrived()
         call.coming = lambda: arrived() - before
         try:
-            yield
+            with self.places.at_steps(call.coming, lambda: self.here(f"step {call.begun}")):
+                yield
         finally:
             more, call.coming = call.coming(), lambda: 0
             call.steps += more
 
     def check(self, silence: float | None = None) -> None:
         """Raises a `ClusterError` if a process is lost, by default after `timeout` of silence."""
-        calls, count = list(self._calls), self._count
-        told = self._board.read("")
+        if self.broken is not None:
+            raise self.broken
+        calls, told = list(self._calls), self._board.read("")
         for number in self._others:
             # The reasons first: a process that has failed ends.
             if f"given up/{number}" in told:
@@ -176,40 +191,26 @@ class Group(Members):
             for kind in (*failures, "ended"):
                 if f"{kind}/{number}" in told:
                     raise self._break(number, f"It has {told[f'{kind}/{number}']}.", RESTART)
-            # A thread may check; what it has read must still be so.
-            error = self._find_other_length(number, told, calls, count)
-            if error is not None and (calls, count) == (self._calls, self._count):
-                raise self._break(number, *error)
+        found = self.places.find_odd(told)
+        if found is not None:
+            raise self._break(*found, SAME_CALLS[self.data])
         self._check_signs(silence)
 
-    def _find_other_length(
-        self, number: int, told: dict[str, str], calls: list[Call], count: int
-    ) -> tuple[str, str] | None:
-        """What is wrong, and its cure, if another process has ended or left an open call too early.
-
-        `calls` are the open ones, and `count` is how many have begun.
-        """
-        news = json.loads(told.get(f"loops/{count + 1}/{number}", "{}"))
-        left = news.get("steps", {})
-        for call in calls:
-            ended = told.get(f"ends/{call.number}/{number}")
-            if ended is None:
-                steps = left.get(str(call.number))
-                if steps is not None and call.begun > steps:
-                    return self._other_length(steps, f"{call.begun} or more", "left")
-            elif call.begun > int(ended):
-                return self._other_length(ended, f"{call.begun} or more")
-            elif call is not calls[-1] and f"loops/{calls[-1].number}/{number}" not in told:
-                return self._other_length(ended, "a further call within it")
-        return None
-
     def _gather(
-        self, kind: str, value: str, call: Call, longest: float = math.inf
+        self, kind: str, value: str, call: Call, place: str = "", longest: float = math.inf
     ) -> dict[int, str]:
-        """Waits for what each process writes of a kind in a call; `longest` in seconds."""
+        """Waits for what each process writes of a kind in a call; `longest` in seconds.
+
+        Without a `place`, all processes are known to come.
+        """
         prefix = f"{kind}/{call.number}/"
-        call.written.append(f"{prefix}{self.number}")
-        self._board.write(call.written[-1], value)
+        with self.places.at(prefix, place) if place else self.places.aside():
+            call.written.append(f"{prefix}{self.number}")
+            self._board.write(call.written[-1], value)
+            return self._await(prefix, longest)
+
+    def _await(self, prefix: str, longest: float) -> dict[int, str]:
+        """Waits for what each process writes under a prefix, up to `longest` seconds."""
         begun = time.monotonic()
         due = begun + BEAT
         is_told = longest < math.inf
@@ -228,13 +229,8 @@ class Group(Members):
                     f"A parallel model has waited {self.timeout:g} seconds for "
                     f"{', '.join(absent)}: alive, but not at the same call. All processes must "
                     "make the same calls of parallel models in the same order.",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
 
     def attend(self) -> None:
         """Does what another process waits for meanwhile, if a backend has that."""
-
-    def _other_length(self, steps: str, expected: str, how: str = "ended") -> tuple[str, str]:
-        """What is wrong with a process that ends or leaves a call after other steps; the cure."""
-        problem = f"It {how} a loop after {steps} steps, and others after {expected}."
-        return problem, SAME_LENGTH[self.data]

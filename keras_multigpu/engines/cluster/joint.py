@@ -77,13 +77,13 @@ def together(steps: JointSteps, name: str, is_loop: bool = True) -> Iterator[Non
     try:
         call = steps.call
         if is_loop or call is None or not group.resume(call):
-            steps.call = call = group.open(is_loop)
+            steps.call = call = group.open(name, is_loop)
             facts = {
                 "model": describe(steps.model),
                 "compilation": describe_compiled(steps.model),
                 "devices": ", ".join(steps.model.devices),
             }
-            group.meet(name, facts)
+            group.meet(facts)
         yield
         if is_loop:
             group.end(call)

@@ -41,6 +41,7 @@ class Members(abc.ABC):
         self.number, self.names, self.timeout = number, names, timeout
         self._board = board
         self.broken: ClusterError | None = None
+        self._is_lost = False  # whether it is for a process that is lost, for all one can see
 
     @property
     def is_writer(self) -> bool:
@@ -105,11 +106,13 @@ class Members(abc.ABC):
             if self._board.silence(number) > silence:
                 raise self._silent(number, self._board.silence(number))
 
-    def _given_up(self, number: int, host: str, problem: str, cure: str) -> ClusterError:
-        """The error for what another process has stopped with."""
-        if host == self.names[self.number]:  # this process, which goes on all the same
+    def _given_up(
+        self, number: int, host: str, problem: str, cure: str, is_lost: bool
+    ) -> ClusterError:
+        """The error for what another process has stopped with: all name the same process."""
+        if is_lost and host == self.names[self.number]:  # this process, which goes on all the same
             return self._break(number, f"It has stopped with ClusterError: {host}: {problem}", cure)
-        return self._break(self.names.index(host), problem, cure)
+        return self._break(self.names.index(host), problem, cure, is_lost)
 
     def _silent(self, number: int, seconds: float) -> ClusterError:
         return self._break(
@@ -119,8 +122,9 @@ class Members(abc.ABC):
             else f"It has given no sign of life for {seconds:.0f} seconds: it was killed or "
             "frozen, or the network is broken.",
             f"Check that host. {RESTART}",
+            is_lost=True,
         )
 
-    def _break(self, number: int, problem: str, cure: str) -> ClusterError:
-        self.broken = ClusterError(self.names[number], problem, cure)
+    def _break(self, number: int, problem: str, cure: str, is_lost: bool = False) -> ClusterError:
+        self.broken, self._is_lost = ClusterError(self.names[number], problem, cure), is_lost
         return self.broken

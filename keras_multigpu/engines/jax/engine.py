@@ -69,6 +69,9 @@ class JaxEngine(Engine):
         short = f"{kind}:{int(local[2])}"
         return short if short in self.list_devices(kind) else None
 
+    def name_of(self, device: Any) -> str | None:
+        return devices.name_of(device) if isinstance(device, jax.Device) else None
+
     @property
     def no_gpu_support(self) -> str:
         return devices.no_gpu_support()

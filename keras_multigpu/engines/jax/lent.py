@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import keras
 
 from keras_multigpu.engines.jax.state.stacked import StackedVariable
@@ -25,6 +27,17 @@ class LentState:
     def __init__(self, model: TrainedModel):
         self._model = model
         self.latest: Any = ()
+        self._given: dict[str, dict[int, weakref.ref[Any]]] = {}
+
+    def note(self, name: str, state: Any) -> None:
+        """Notes the state that the latest step of a name gave."""
+        self._given[name] = {id(leaf): weakref.ref(leaf) for leaf in jax.tree.leaves(state)}
+
+    def is_assigned(self, leaf: Any) -> bool:
+        """Whether a whole array in a state comes from no step: somebody has assigned it."""
+        refs = (given.get(id(leaf)) for given in self._given.values())
+        is_given = any(ref is not None and ref() is leaf for ref in refs)
+        return leaf.is_fully_replicated and not is_given
 
     def current(self, variable: keras.Variable) -> Any:
         """A variable's array, which a step has while Keras has removed it from the variable."""

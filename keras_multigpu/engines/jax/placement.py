@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -136,13 +136,20 @@ class Placement:
         whole = jax.tree.map(_expand, batch, shardings, is_leaf=_is_sparse)
         return jax.tree.map(joint.put, batch, whole)
 
-    def put_state(self, state: Any, read: Sequence[Any] = ()) -> Any:
+    def put_state(
+        self,
+        state: Any,
+        read: Sequence[Any] = (),
+        is_assigned: Callable[[Any], bool] = lambda leaf: False,
+    ) -> Any:
         """A model's state for a step that donates it: a copy on every device.
 
-        `read` are arrays whose copies the step reads, and does not donate.
+        `read` are arrays whose copies the step reads, and does not donate. What processes compare
+        is not on all devices yet, or is `is_assigned`: computed by a process from what is there.
         """
         if self.group is not None:
-            new = [leaf for leaf in jax.tree.leaves(state) if not self._is_on_all(leaf)]
+            leaves = jax.tree.leaves(state)
+            new = [leaf for leaf in leaves if not self._is_on_all(leaf) or is_assigned(leaf)]
             if new:
                 joint.compare_weights(new, self.mesh, self.group)
         seen = set(map(id, read))

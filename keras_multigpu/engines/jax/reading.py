@@ -48,25 +48,44 @@ def read(
     return outputs, _filled(new, weights)
 
 
-def reading(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def reading(step: Callable[[Any, Any], Any], name: str) -> Callable[[Any, Any], Any]:
     """A `test_step` or `predict_step` for `read`; called otherwise, it is as it was."""
+    is_partial = name == "predict_step"  # it returns the second part of the state only
 
     def filled_step(state: Any, data: Any) -> Any:
         if not isinstance(data, WithWeights):
             return step(state, data)
-        given = {id(weight): Given(number) for number, weight in enumerate(data.weights)}
         outputs, new = step(_filled(state, data.weights), data.batch)
-        return outputs, jax.tree.map(lambda value: given.get(id(value), value), new)
+        first = len(jax.tree.leaves(state[0], is_leaf=_is_given)) if is_partial else 0
+        return outputs, _marked(new, data.weights, first)
 
     return filled_step
 
 
+def _marked(state: Any, weights: list[Any], first: int) -> Any:
+    """A state with numbers in place of the weights that a step did not change.
+
+    It begins with the weight of number `first`. What a step has assigned to two variables is
+    copied for the second: JAX can't donate one array twice.
+    """
+    leaves, structure = jax.tree.flatten(state)
+    seen = set(map(id, weights))
+    marked: list[Any] = []
+    for number, value in enumerate(leaves, first):
+        if number < len(weights) and value is weights[number]:
+            marked.append(Given(number))
+        else:
+            marked.append(jax.numpy.copy(value) if id(value) in seen else value)
+            seen.add(id(value))
+    return structure.unflatten(marked)
+
+
 def _filled(state: Any, weights: list[Any]) -> Any:
     """A state with the weights in place of their numbers."""
-
-    def is_given(value: Any) -> bool:
-        return isinstance(value, Given)
-
     return jax.tree.map(
-        lambda value: weights[value.number] if is_given(value) else value, state, is_leaf=is_given
+        lambda value: weights[value.number] if _is_given(value) else value, state, is_leaf=_is_given
     )
+
+
+def _is_given(value: Any) -> bool:
+    return isinstance(value, Given)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import keras
 
 from keras_multigpu.engines.attributes import get_mask, set_mask
+from keras_multigpu.engines.functions import have_rows
 from keras_multigpu.engines.jax.placement import Placement, placement_on
 from keras_multigpu.engines.jax.rows import spreading
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
@@ -99,6 +102,31 @@ class RowsRunner(DataRunner):
         ((args, kwargs),) = calls
         with self._rows_spread(args, kwargs) as (args, kwargs):
             return [Result(self._template(*args, **kwargs))]
+
+    def function(
+        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
+    ) -> Callable[..., Any]:
+        compiled, where = jax.jit(step), self.where
+
+        @functools.wraps(step)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            marks = have_rows(step, rows, args, kwargs)
+
+            def put(leaf: Any, has_rows: bool) -> Any:
+                if not hasattr(leaf, "shape"):
+                    return leaf
+                return jax.device_put(leaf, where.of_rows(leaf) if has_rows else where.replicated)
+
+            args, kwargs = keras.tree.map_structure(put, (args, kwargs), marks)
+            return compiled(*args, **kwargs)
+
+        return run
+
+    def explain(self) -> str:
+        return (
+            "XLA partitions every step, operation by operation; what it copies whole it does not "
+            "say. `reports.transfers` counts what crosses between the devices."
+        )
 
     def for_part(self, part: keras.Layer) -> RowsRunner | None:
         # Unmarked, a part that gets no rows of the batch (noise, say) runs whole on every device.

@@ -36,12 +36,15 @@ _LAST_AXES = {
 
 
 def spread(
-    step: Callable[[Any, Any], Any], place: Placement, scatters: bool = False
+    step: Callable[[Any, Any], Any],
+    place: Placement,
+    scatters: bool = False,
+    look: Callable[[Any, int], None] = lambda jaxpr, rows: None,
 ) -> Callable[[Any, Any], Any]:
     """Keras's step, with the operations spread that XLA would not; unchanged if not compiled.
 
     With `scatters`, for a state that is spread, too, sums over the rows stay in parts where only
-    parts are needed.
+    parts are needed. `look` sees a traced step with a whole state, and its number of rows.
     """
 
     def spread_step(state: Any, batch: Any) -> Any:
@@ -63,6 +66,8 @@ def spread(
         # If only the state is spread, XLA must not compute grouped convolutions with its parts.
         spreader = _Spreader(place, rows, scatters) if rows else _Whole(place, 0, False)
         traced = jax.make_jaxpr(flat_step)(*leaves)
+        if rows and not scatters:
+            look(traced.jaxpr, rows)
         spread_out = traced.replace(jaxpr=spreader.spread(traced.jaxpr))
         return structure[0].unflatten(core.jaxpr_as_fun(spread_out)(*leaves))
 

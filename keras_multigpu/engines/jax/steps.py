@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import keras
 
 from keras_multigpu.engines.cluster.calls import Call
@@ -29,6 +30,7 @@ from keras_multigpu.engines.jax.reading import read, reading
 from keras_multigpu.engines.jax.runners import JaxRunner
 from keras_multigpu.engines.jax.spreading import spread
 from keras_multigpu.engines.jax.state.parted import is_spread
+from keras_multigpu.engines.jax.tables import WholeTables
 from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
 
 
@@ -56,6 +58,7 @@ class JaxSteps(Steps):
         self._is_prepared = False  # whether what a loop's first call has made is spread
         group = runner.where.group
         self._readings = Readings(self, group) if group and runner.spreads_state else None
+        self._tables = WholeTables()
         weakref.finalize(model, runner.where.copies.clear)
 
     @property
@@ -86,6 +89,7 @@ class JaxSteps(Steps):
         are.
         """
         undivided, where, only_reads = Undivided(), self.where, self._only_reads(name)
+        lent = self.lent
 
         def next_step() -> tuple[str, int]:
             self._position += 1
@@ -99,12 +103,19 @@ class JaxSteps(Steps):
                 if only_reads:
                     outputs, state = read(function, state, batches, where)
                 else:
-                    outputs, state = function(where.put_state(state), batches)
+                    # The template may move the weights in one process: `template.predict`, say.
+                    slots = set(map(id, jax.tree.leaves(state[2]))) if len(state) == 4 else set()
+                    state = where.put_state(
+                        state, is_assigned=lambda one: id(one) in slots and lent.is_assigned(one)
+                    )
+                    outputs, state = function(state, batches)
                 outputs = where.outputs(outputs)
                 where.finish((outputs, state))
                 if name == "predict_function":
                     outputs = self._own_rows(outputs, batches)
             self.lent.latest = state
+            if self.group is not None:
+                self.lent.note(name, state)
             return outputs, state
 
         return step
@@ -142,7 +153,13 @@ class JaxSteps(Steps):
 
     def around(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
         runner = self._runner
-        return reading(spread(runner.around(step), self.where, runner.spreads_state))
+        look = self._look_at_tables if name == "train_step" else (lambda jaxpr, rows: None)
+        spread_step = spread(runner.around(step), self.where, runner.spreads_state, look)
+        return reading(spread_step, name)
+
+    def _look_at_tables(self, jaxpr: Any, rows: int) -> None:
+        if self.lent.latest:  # to a step that runs, not one that is only compiled for a report
+            self._tables.look(jaxpr, self.model.trainable_variables, self.where.count, rows)
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return self._runner.seen(variables)
@@ -182,7 +199,7 @@ class JaxSteps(Steps):
         if not self.is_running:
             self.begin_pass()
         self._is_prepared = False
-        joint = together(self, "a step on one batch", is_loop=False)
+        joint = together(self, "single steps", is_loop=False)
         with joint, self.lent.returned(), self._lending():
             result = step(*args, **kwargs)
         self.lent.latest = ()

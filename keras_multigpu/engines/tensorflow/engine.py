@@ -15,6 +15,7 @@ from keras_multigpu.engines.cluster.remote import Address
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow import names
+from keras_multigpu.engines.tensorflow.checks import check_no_strategy
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.counting.memory import find_memory
@@ -56,6 +57,11 @@ class TensorFlowEngine(Engine):
             return local if local in self.list_devices(local.partition(":")[0]) else None
         remote = remote_name(name)
         return remote if remote in self.remote.list_devices() else None
+
+    def name_of(self, device: Any) -> str | None:
+        if isinstance(device, tf.config.PhysicalDevice):
+            return names.name_of(device)
+        return local_name(device.name) if isinstance(device, tf.config.LogicalDevice) else None
 
     @property
     def no_gpu_support(self) -> str:
@@ -106,6 +112,7 @@ class TensorFlowEngine(Engine):
         return "" if owner == joined.number else joined.names[owner]
 
     def check(self, request: Request) -> None:
+        check_no_strategy(request.template)
         processes.check_devices(request.devices, request.mode)
 
     def take_rows(self, tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:

@@ -112,6 +112,16 @@ def count_own(kind: str) -> int:
     return count
 
 
+def name_of(physical: tf.config.PhysicalDevice) -> str | None:
+    """The short name of a physical device; `None` if it is hidden, or divided into several."""
+    kind = physical.device_type
+    visible = tf.config.get_visible_devices(kind)
+    parts = [len(tf.config.get_logical_device_configuration(one) or (None,)) for one in visible]
+    if physical not in visible or parts[visible.index(physical)] > 1:
+        return None
+    return f"{kind.lower()}:{sum(parts[: visible.index(physical)])}"
+
+
 def is_default(device: str) -> bool:
     """Whether TensorFlow uses the device of this short name by default."""
     return device == first("gpu" if count_own("gpu") else "cpu")

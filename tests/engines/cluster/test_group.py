@@ -6,6 +6,7 @@ import json
 
 import keras
 import pytest
+from keras.optimizers.schedules import ExponentialDecay
 from support import process_script as script
 from support.boards import Told
 
@@ -20,9 +21,12 @@ def group_of(told, number=0, **options):
 
 
 def begin(group, name, facts=None, is_loop=True):
-    call = group.open(is_loop)
-    group.meet(name, facts or {})
+    call = group.open(name, is_loop)
+    group.meet(facts or {})
     return call
+
+
+FIT = json.dumps({"call": "`fit`"})
 
 
 def test_another_model_is_noticed():
@@ -30,7 +34,7 @@ def test_another_model_is_noticed():
     used = script.build()
     used.predict(script.data()[0][:2], verbose=0)  # in one process only
     assert tanh == meeting_facts(used) == meeting_facts(script.build())
-    told = Told(loops__1__1=json.dumps({"call": "fit", **relu}))
+    told = Told(loops__1__1=json.dumps({"call": "`fit`", **relu}))
     with pytest.raises(ClusterError, match="Its model is .*. In process 0 it is ") as caught:
         begin(group_of(told), "fit", tanh)
     assert caught.value.host == "b (process 1)"
@@ -41,10 +45,15 @@ def meeting_facts(model):
     return {"model": describe(model)[-8:]}
 
 
-def _compiled(loss="mse", *, frozen=False, **options):
-    model = script.build()
-    model.layers[0].trainable = not frozen
-    model.compile("sgd", loss, **options)
+def _compiled(loss="mse", *, frozen=False, rate=0.01, policy="float32", **options):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = script.build()
+        model.layers[0].trainable = not frozen
+        model.compile(keras.optimizers.SGD(rate), loss, **options)
+    finally:
+        keras.config.set_dtype_policy(before)
     return model
 
 
@@ -62,6 +71,10 @@ def _other_loss(truth, predicted):
 COMPILED = {
     "frozen": lambda: _compiled(frozen=True),
     "eager": lambda: _compiled(run_eagerly=True),
+    "otherwise": lambda: _compiled(jit_compile=not _compiled().jit_compile),
+    "schedule": lambda: _compiled(rate=ExponentialDecay(0.01, 10, 0.9)),
+    "other schedule": lambda: _compiled(rate=ExponentialDecay(0.01, 20, 0.9)),
+    "half precision": lambda: _compiled(policy="mixed_bfloat16"),
     "several": lambda: _compiled(steps_per_execution=2),
     "name": lambda: _compiled("mae"),
     "function": lambda: _compiled(_other_loss),
@@ -91,16 +104,16 @@ def test_what_a_model_is_compiled_with_is_compared():
 
 
 def test_another_call_is_noticed():
-    group = group_of(Told(loops__1__1=json.dumps({"call": "evaluate"})))
-    with pytest.raises(ClusterError, match="Its call is evaluate. In process 0 it is fit. Run"):
+    group = group_of(Told(loops__1__1=json.dumps({"call": "`evaluate`"})))
+    with pytest.raises(ClusterError, match="Its call is `evaluate`. In process 0 it is `fit`. Run"):
         begin(group, "fit")
-    with pytest.raises(ClusterError, match="Its call is evaluate"):
+    with pytest.raises(ClusterError, match="Its call is `evaluate`"):
         begin(group, "fit")  # what is broken stays so
 
 
 def test_an_interrupted_process_computes_no_more():
     """Both may be interrupted in different steps: they would not meet again."""
-    told = Told(loops__1__1=json.dumps({"call": "fit"}), loops__2__1=json.dumps({"call": "fit"}))
+    told = Told(loops__1__1=FIT, loops__2__1=FIT)
     for error, is_broken in ((OSError("disk full"), False), (KeyboardInterrupt(), True)):
         group = group_of(told)
         call = begin(group, "fit")
@@ -115,46 +128,67 @@ def test_an_interrupted_process_computes_no_more():
 
 
 def test_a_difference_is_told_without_a_process_that_waits_elsewhere():
-    group = group_of(Told(loops__1__1=json.dumps({"call": "fit"})))
+    group = group_of(Told(loops__1__1=FIT))
     begin(group, "fit")
     group.timeout = 0.1
-    error = group.differs(1, "steps", "train_step")
+    error = group.differs(1, 0, "steps", "train_step")
     assert "its is 'unknown', and that of process 0 is 'train_step'" in str(error)
 
 
+def place(number, kind, text):
+    return json.dumps([number, kind, text])
+
+
+def at_end(number):
+    return place(number, "end/1/", "the end of `fit`, after 1 steps")
+
+
 def test_other_lengths_of_data_are_noticed():
-    told = {"loops__1__1": json.dumps({"call": "fit"}), "ends__1__1": "1"}
-    for meet_again in (lambda group: group.end(group.call), Group.check):
-        group = group_of(Told(**told))
-        begin(group, "fit")
-        group.count_step()
-        group.count_step()
-        with pytest.raises(ClusterError, match="It ended a loop after 1 steps, and others aft"):
-            meet_again(group)
+    told = Told(loops__1__1=FIT, places__1=at_end(2))
+    group, come = group_of(told), [1]
+    begin(group, "fit")
+    group.count_step()
+    with group.places.at("step", group.here("step 1")):
+        group.check()
+    with group.counting(come.__len__):
+        group.check()  # data of unknown length may end in this step
+        come.append(2)
+        expected = "It is at the end of `fit`, after 1 steps, and process 0 is at step 2 of `fit`."
+        with pytest.raises(
+            ClusterError, match=f"{expected} Give the same data, with the same"
+        ) as e:
+            group.check()
+    assert e.value.host == "b (process 1)"
+    with pytest.raises(ClusterError, match="It is at the end"):
+        group.check()  # what is broken stays so
+
+
+def test_the_end_is_told_to_those_who_go_on():
+    told = Told(loops__1__1=FIT, places__1=place(1, "step", "step 1 of `fit`"))
+    group = group_of(told)
+    call = begin(group, "fit")
+    with pytest.raises(
+        ClusterError, match="It is at the end of `fit`, after 0 steps, and process 1"
+    ):
+        group.end(call)
+    assert json.loads(told.entries["places/0"])[:2] == [1, "end/1/"]
 
 
 def test_data_may_end_later_here():
     """Of data of unknown length a process begins one step more, which finds their end."""
-    told = Told(loops__1__1=json.dumps({"call": "fit"}), ends__1__1="1")
-    group, come = group_of(told), [1]
-    begin(group, "fit")
-    group.count_step()
-    with group.counting(come.__len__):
-        group.check()
-        come.append(2)
-        with pytest.raises(ClusterError, match="It ended a loop after 1 steps, and others after 2"):
-            group.check()
-    group = group_of(told)
+    group = group_of(Told(loops__1__1=FIT, end__1__1="1", places__1=at_end(2)))
     call = begin(group, "fit")
-    group.count_step()
-    with pytest.raises(StopIteration), group.counting(come.__len__):
+    with group.counting(iter([0, 0, 1, 1, 1, 1, 1, 1]).__next__):
+        pass
+    with pytest.raises(StopIteration), group.counting(list[int]().__len__):
         raise StopIteration
     group.end(call)
+    group.check()
 
 
 def test_several_batches_in_one_step_are_counted():
     """Of `steps_per_execution` batches, a process may find one less than another."""
-    told, come = Told(loops__1__1=json.dumps({"call": "fit"}), ends__1__1="2"), []
+    told, come = Told(loops__1__1=FIT, places__1=at_end(3)), []
     group = group_of(told)
     begin(group, "fit")
     with group.counting(come.__len__):
@@ -163,35 +197,41 @@ def test_several_batches_in_one_step_are_counted():
     assert group.call.begun == 2
     with group.counting(come.__len__):
         come.append(3)
-        with pytest.raises(
-            ClusterError, match="after 2 steps, and others after 3 or more. Give th"
-        ):
+        with pytest.raises(ClusterError, match="process 0 is at step 3 of `fit`. Give the same da"):
             group.check()
     assert group.call.begun == 3
 
 
-@pytest.mark.parametrize("steps", [{"1": 2}, {"1": 2, "2": 5}])
-def test_a_process_that_goes_on_to_another_call_is_noticed(steps):
-    """Here the callback of an epoch's end calls another model, and its epochs are shorter."""
-    told = Told(loops__1__1=json.dumps({"call": "fit"}))
-    group = group_of(told)
+def test_a_call_that_another_process_does_not_make_is_noticed():
+    """A callback calls another model, in one process."""
+    inner = place(2, "loops/2/", "the beginning of `evaluate` within `fit`, after 1 steps")
+    group = group_of(Told(loops__1__1=FIT, places__1=inner))
     begin(group, "fit")
     group.count_step()
-    group.count_step()
-    told.entries["loops/2/1"] = json.dumps({"call": "evaluate", "steps": steps})
-    group.check()
-    group.count_step()
-    with pytest.raises(ClusterError, match="It left a loop after 2 steps, and others after 3 or m"):
+    with group.places.at("step", group.here("step 1")):
+        group.check()
+    with (
+        group.places.at("step", group.here("step 2")),
+        pytest.raises(ClusterError, match="the beginning of `evaluate` within `fit`, after 1 st"),
+    ):
         group.check()
 
 
-def test_a_process_that_ends_before_a_call_within_is_noticed():
-    told = Told(loops__1__1=json.dumps({"call": "fit"}), ends__1__1="0")
+def test_where_a_process_is_within_calls():
+    told = Told(loops__1__1=FIT, loops__2__1=json.dumps({"call": "`evaluate`"}))
     group = group_of(told)
+    assert group.here("step 1") == "step 1 of no call"
     begin(group, "fit")
-    group.open(is_loop=True)
-    with pytest.raises(ClusterError, match="after 0 steps, and others after a further call within"):
-        group.check()
+    group.count_step()
+    told.entries["places/1"] = place(1, "end/1/", "the end of `fit`")
+    told.entries.pop("loops/2/1")
+    with pytest.raises(ClusterError) as caught:
+        begin(group, "evaluate")
+    expected = "process 1 is at the end of `fit`."
+    assert caught.value.problem == (
+        f"It is at the beginning of `evaluate` within `fit`, after 1 steps, and {expected}"
+    )
+    assert group.here("step 1") == "step 1 of `evaluate` within `fit`"
 
 
 def test_what_is_lost_is_named():
@@ -225,6 +265,36 @@ def test_of_three_the_lost_one_is_named_by_all():
         first.check()
 
 
+def test_all_adopt_the_verdict_on_one_that_is_out_of_step():
+    """Also the one that it names."""
+    names = ("a (process 0)", "b (process 1)")
+    board = Told(loops__1__1=FIT, places__1=at_end(1))
+    first, second = (Group(board, number, names, timeout=5.0) for number in (0, 1))
+    begin(first, "fit")
+    with pytest.raises(ClusterError) as seen, first.places.at("step", first.here("step 1")):
+        first.check()
+    first.fail(seen.value)
+    with pytest.raises(ClusterError) as told:
+        second.check()
+    assert str(told.value) == str(seen.value)
+    assert told.value.host == names[1]
+
+
+def test_of_three_the_one_that_differs_from_most_is_named():
+    names = ("a (process 0)", "b (process 1)", "c (process 2)")
+    other = json.dumps({"call": "`fit`", "model": "A"})
+    told = Told(loops__1__1=other, loops__1__2=other)
+    with pytest.raises(
+        ClusterError, match=r"^a \(process 0\): Its model is B. In process 1 it is A"
+    ):
+        begin(Group(told, 0, names, timeout=5.0), "fit", {"model": "B"})
+    told.entries.update({"weights 1/1/1": "2", "weights 1/1/2": "2"})
+    group = Group(told, 0, names, timeout=5.0)
+    begin(group, "fit", {"model": "A"})
+    assert group.differing("weights", "1") == (0, 1)
+    assert "Its weights and those of process 1 differ" in str(group.differs(0, 1, "weights"))
+
+
 def test_the_first_process_leaves_when_the_others_are_silent():
     """They have said that they end, but still need its service until they have disconnected."""
     told = Told(ended__1="ended")
@@ -244,7 +314,7 @@ def test_a_process_that_does_not_come_is_told_of(monkeypatch):
     def read(prefix, seconds=0.0):
         came.append(prefix)
         if len(came) > 5:
-            told.entries["loops/1/1"] = json.dumps({"call": "fit"})
+            told.entries["loops/1/1"] = FIT
         return Told.read(told, prefix)
 
     monkeypatch.setattr(told, "read", read)
@@ -253,7 +323,7 @@ def test_a_process_that_does_not_come_is_told_of(monkeypatch):
 
 
 def test_other_weights_are_noticed():
-    error = group_of(Told()).differs(1, "weights")
+    error = group_of(Told()).differs(1, 0, "weights")
     assert "Its weights and those of process 0 differ at step 0. Build the model" in str(error)
 
 
@@ -265,6 +335,12 @@ def test_other_weights_are_noticed():
             ("train_step", "test_step"),
             "(process 1): It makes another step than process 0 at step 1: its is 'test_step', and "
             "that of process 0 is 'train_step'. Make the same steps in all processes",
+        ),
+        (
+            "values",
+            ("learning_rate=0.1", "learning_rate=0.2"),
+            "Its state and that of process 0 differ at step 1: its is learning_rate=0.2, and that "
+            "of process 0 is learning_rate=0.1. Change weights, learning rates and other settings",
         ),
         (
             "passes",
@@ -283,18 +359,19 @@ def test_other_weights_are_noticed():
 def test_what_differs_is_told(what, told, expected):
     group = group_of(Told(**{f"{what} 0__0__1": told[1]}))
     group.count_step()
-    error = group.differs(1, what, told[0])
+    error = group.differs(1, 0, what, told[0])
     assert expected in str(error)
     with pytest.raises(ClusterError, match=r"^b \(process 1\): It"):
-        group.open(is_loop=True)
+        group.open("fit", is_loop=True)
 
 
 def test_parts_need_equal_numbers_of_batches():
-    group = group_of(Told(ends__1__1="1", loops__1__1='{"call": "fit"}'), data="parts")
+    group = group_of(Told(places__1=at_end(1), loops__1__1=FIT), data="parts")
     begin(group, "fit")
-    group.count_step()
-    group.count_step()
-    with pytest.raises(ClusterError, match="others after 2 or more. Give each process a part of"):
+    with (
+        group.places.at("step", group.here("step 1")),
+        pytest.raises(ClusterError, match="is at step 1 of `fit`. Give each process a part of"),
+    ):
         group.check()
 
 
@@ -322,30 +399,30 @@ def test_a_call_within_another(monkeypatch):
         group.count_step()
     group.end(inner)
     group.close(inner)
-    assert told.entries[f"ends/{inner.number}/0"] == "5"
-    steps = begin(group, "a step on one batch", is_loop=False)
+    assert told.entries[f"end/{inner.number}/0"] == "5"
+    steps = begin(group, "single steps", is_loop=False)
     group.count_step()
     assert group.call is steps
     assert group.resume(outer)  # which ends the single steps
     group.check()
     group.count_step()
-    begin(group, "a step on one batch", is_loop=False)
+    begin(group, "single steps", is_loop=False)
     group.end(outer)  # which is not the end of the single step
     group.close(outer)
-    assert told.entries[f"ends/{outer.number}/0"] == "2"
+    assert told.entries[f"end/{outer.number}/0"] == "2"
     assert group.call.number == 0
 
 
 def test_single_steps_are_one_call_until_another(monkeypatch):
     group, _ = alike(monkeypatch)
-    first = begin(group, "a step on one batch", is_loop=False)
+    first = begin(group, "single steps", is_loop=False)
     assert group.resume(first)
     loop = begin(group, "evaluate")
     group.count_step()
     group.end(loop)
     group.close(loop)
     assert not group.resume(first)
-    second = begin(group, "a step on one batch", is_loop=False)
+    second = begin(group, "single steps", is_loop=False)
     group.count_step()
     group.count_step()
     group.check()  # these steps are none of the loop that has ended
@@ -372,7 +449,7 @@ def test_what_was_written_in_past_calls_is_deleted(monkeypatch):
         group.end(inner)
         group.close(inner)
     written = {key for key, value in told.entries.items() if key.endswith("/0") and value}
-    kinds = ("ends", "loops", "weights 1")
+    kinds = ("end", "loops", "weights 1")
     kept = {f"{kind}/{k}/0" for kind in kinds for k in (inner.number - 1, inner.number)}
     assert written == kept | {f"loops/{outer.number}/0"}
 
@@ -416,7 +493,7 @@ def test_an_error_is_told_under_the_call_that_it_left(monkeypatch):
 
     def fit():
         with joint.together(steps, "fit"):
-            with joint.together(other, "a step on one batch", is_loop=False):
+            with joint.together(other, "single steps", is_loop=False):
                 pass
             raise ValueError("in a callback")
 

@@ -36,6 +36,24 @@ class Draws(layers.Layer):
         return inputs + 0.1 * keras.random.normal(keras.ops.shape(inputs), seed=self.seeds)
 
 
+class Target(layers.Layer):
+    """Copies one weight to others in each call, of which a target network is made."""
+
+    def build(self, shape):
+        self.online = self.add_weight(shape=(37, 37), name="online")
+        self.targets = [
+            self.add_weight(shape=(37, 37), name=f"target{number}", trainable=False)
+            for number in range(3)
+        ]
+
+    def call(self, inputs):
+        outputs = sum(inputs @ target for target in self.targets) + inputs @ self.online
+        half = self.online / 2
+        for target, value in zip(self.targets, (self.online, half, half)):
+            target.assign(value)
+        return outputs
+
+
 class Swaps(keras.Sequential):
     """Swaps two of its weights in each evaluation step."""
 
@@ -162,6 +180,23 @@ def test_weights_that_have_the_same_array():
         model.predict(_X, verbose=0)
         model.fit(_X, y, batch_size=4, shuffle=False, verbose=0)
     assert difference(_state(plain), _state(parallel)) < 2e-5
+
+
+@pytest.mark.parametrize("settings", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])
+@pytest.mark.parametrize("name", _CALLS)
+def test_a_step_that_copies_a_weight_leaves_no_two_with_one_array(name, settings):
+    make = lambda: keras.Sequential([keras.Input((37,)), Target(), layers.Dense(3)])  # noqa: E731
+    plain, template, parallel = _pair(make, **settings)
+    for model in (plain, parallel):
+        for _ in range(2):
+            _CALLS[name](model)
+    shards = [variable.value.addressable_shards[0].data for variable in template.variables]
+    assert len({shard.unsafe_buffer_pointer() for shard in shards}) == len(shards)
+    plain.set_weights(plain.get_weights())  # its eager steps leave some with one array
+    for model in (plain, template):  # which donates each array to XLA, once
+        model.compile("sgd", "mse")
+        model.fit(_X, _Y, batch_size=4, shuffle=False, verbose=0)
+    assert difference(_state(plain), _state(template)) < 2e-5
 
 
 class Latest(keras.metrics.Metric):

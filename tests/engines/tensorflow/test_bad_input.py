@@ -22,12 +22,50 @@ def test_the_runtimes_own_device_names():
     assert parallel.devices == ("cpu:1",)
 
 
-def test_a_fixed_batch_size():
-    inputs = keras.Input(batch_shape=(8, 3), name="pixels")
-    template = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    with pytest.raises(ValueError, match=r"input 'pixels' has the fixed batch_shape=\(8, 3\)") as e:
+class Noted(layers.Layer):
+    """Notes the first batch's number of rows, and uses it: in its state, or in a shape."""
+
+    def __init__(self, has_state):
+        super().__init__()
+        self.has_state = has_state
+
+    def build(self, shape):
+        self.rows = shape[0]
+        if self.has_state:
+            self.state = self.add_weight(shape=shape, trainable=False)
+
+    def call(self, inputs):
+        return inputs + self.state if self.has_state else ops.reshape(inputs, (self.rows, 3))
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def _functional(rows):
+    inputs = keras.Input(batch_shape=(rows, 3), name="pixels")
+    return keras.Model(inputs, layers.Dense(1)(ops.concatenate([inputs, ops.ones((rows, 2))], -1)))
+
+
+def _built(layer, rows):
+    model = keras.Sequential([layer, layers.Dense(1)])
+    model(np.zeros((rows, 3)))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: _functional(8), "Concatenate.*Dimension 0 in both shapes must be equal"),
+        (lambda: _built(Noted(False), 8), "Noted.call.*Cannot reshape"),
+        (lambda: _built(Noted(True), 8), "Noted.call.*Dimensions must be equal"),
+    ],
+)
+def test_a_batch_size_in_the_model(make, reason):
+    told = rf"template must take any.*shape=\(8, 3\), and a call with 9 rows fails \(.*{reason}"
+    template = make()
+    with pytest.raises(ValueError, match=f"{told}.*\\). Take the number of rows from") as error:
         make_parallel(template, 2)
-    assert "keras.Input(shape=(3,), name='pixels')" in str(e.value)
+    assert "\n" not in str(error.value)
     assert make_parallel(template, 1).devices == ("cpu:0",)
 
 

@@ -171,7 +171,8 @@ def test_the_template_compiles_for_xla_where_keras_would():
     template = _build()
     template.compile("adam", "mse", jit_compile=True)
     make_parallel(template, N, shard="weights")
-    template.fit(*_batch(), verbose=0)
+    with pytest.warns(UserWarning, match="a parallel model of it, on 4 devices, was made and nev"):
+        template.fit(*_batch(), verbose=0)
     assert np.isfinite(template.predict(_batch()[0], verbose=0)).all()
 
 

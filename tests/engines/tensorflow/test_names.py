@@ -1,6 +1,7 @@
 """Names of devices, of this process and of other machines."""
 
 import pytest
+import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow import names
 
@@ -43,3 +44,11 @@ def test_the_host():
     assert names.host_of(first) == names.host_of(second)
     assert names.host_of(first) != names.host_of(other)
     assert names.host_of(first) != names.host_of(names.full_name("gpu:0"))
+
+
+def test_physical_devices_of_tensorflow(monkeypatch):
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{n}", "GPU") for n in range(4)]
+    divided = {gpus[2]: [tf.config.LogicalDeviceConfiguration(1)] * 2}
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus[1:])
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", divided.get)
+    assert [names.name_of(one) for one in gpus] == [None, "gpu:0", None, "gpu:3"]

@@ -142,14 +142,20 @@ def test_a_part_whose_rows_see_each_other():
     assert len(told) == 1
 
 
-def _fixed():
+def _noted(uses_it):
     inputs = keras.Input(batch_shape=(6, 4), name="six")
-    return keras.Model(inputs, layers.Dense(1)(inputs))
+    rows = ops.reshape(inputs, (6, 2, 2)) if uses_it else inputs
+    return keras.Model(inputs, layers.Dense(1)(layers.Flatten()(rows)))
 
 
-def test_a_part_of_a_fixed_batch_size():
-    with pytest.warns(UserWarning, match=r"its input 'six' has the fixed batch_shape=\(6, 4\)"):
-        _train(_fixed, _square, rows=12)
+def test_a_part_that_contains_a_batch_size():
+    with pytest.warns(UserWarning, match=r"input 'six' has the fixed batch_shape=\(6, 4\), and a"):
+        _train(lambda: _noted(uses_it=True), _square, rows=12)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_part_that_was_built_on_a_batch(run_eagerly):
+    _train(lambda: _noted(uses_it=False), _square, is_sliced=True, run_eagerly=run_eagerly)
 
 
 def test_losses_of_parts():

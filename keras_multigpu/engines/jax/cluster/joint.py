@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.cluster.descriptions import COMPARED, digest_of
 from keras_multigpu.engines.cluster.joint import check_owners
+from keras_multigpu.engines.cluster.places import STEP, odd_one
 from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.cluster import processes
 from keras_multigpu.engines.jax.cluster.group import Group
@@ -63,12 +64,15 @@ def compare_weights(values: Any, mesh: Mesh, group: Group) -> None:
     """Raises a `ClusterError` if another process has other weights, or has no new ones."""
     digest = digest_of(jax.tree.leaves(values), sys.maxsize)
     step = "a step with new weights or metrics, the first one of an epoch, say"
-    _compare({"steps": (_checksum(step), step), "weights": (digest, "")}, 0, mesh, group)
+    place = group.here(f"new weights or metrics before step {group.call.begun + 1}")
+    facts = {"steps": (_checksum(step), step), "weights": (digest, "")}
+    _compare(facts, 0, place, mesh, group)
 
 
 def meet(step: str, mesh: Mesh, group: Group) -> None:
     """Waits for the other processes; raises a `ClusterError` if one makes another step."""
-    _compare({"steps": (_checksum(step), step)}, 0, mesh, group)
+    place = group.here(f"{step} after step {group.call.begun}")
+    _compare({"steps": (_checksum(step), step)}, 0, place, mesh, group)
 
 
 def compare_steps(batch: Any, step: str, position: int, mesh: Mesh, group: Group) -> list[int]:
@@ -87,24 +91,28 @@ def compare_steps(batch: Any, step: str, position: int, mesh: Mesh, group: Group
         facts["parts"] = _digest_of_part(batch), _describe(batch)
     else:
         facts["rows"] = digest_of(leaves, COMPARED), ""
-    return _compare(facts, rows, mesh, group)
+    place = group.here(f"step {group.call.begun}")
+    return _compare(facts, rows, place, mesh, group)
 
 
-def _compare(facts: dict[str, tuple[int, str]], rows: int, mesh: Mesh, group: Group) -> list[int]:
+def _compare(
+    facts: dict[str, tuple[int, str]], rows: int, place: str, mesh: Mesh, group: Group
+) -> list[int]:
     """Raises a `ClusterError` if a fact differs; returns the `rows` of each process.
 
     A fact is a number of 31 bits, and what to tell of it.
     """
     numbers = [number for number, _ in facts.values()]
     numbers += [0] * (_EXCHANGED - 1 - len(numbers)) + [rows]
-    every = exchange(numbers, mesh, group)
-    while min(every)[0] < 0:  # another process reads spread weights
-        group.attend([one[0] for one in every])
+    with group.places.at(f"{STEP} on {mesh.device_ids.tolist()}", place):
         every = exchange(numbers, mesh, group)
+        while min(every)[0] < 0:  # another process reads spread weights
+            group.attend([one[0] for one in every])
+            every = exchange(numbers, mesh, group)
     for column, (what, (_, told)) in enumerate(facts.items()):
-        for number, one in enumerate(every):
-            if one[column] != every[0][column]:
-                raise group.differs(number, what, told)
+        found = odd_one([one[column] for one in every])
+        if found is not None:
+            raise group.differs(*found, what, told)
     return [one[-1] for one in every]
 
 

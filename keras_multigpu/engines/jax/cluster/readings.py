@@ -43,7 +43,8 @@ class Readings:
         kind = WEIGHTS_AND_SLOTS if slots else WEIGHTS
         if steps.is_running:
             group.ask(steps.call)
-            values = self._read(self._meet(kind), wanted)
+            with group.places.aside():
+                values = self._read(self._meet(kind), wanted)
             steps.call.readings += 1
         else:
             with together(steps, "the reading of weights"):
@@ -58,7 +59,8 @@ class Readings:
 
     def take_part(self, kinds: list[int] | None = None) -> None:
         """Takes part in another process's reading; `kinds` is what the processes have said."""
-        self._read(self._meet(_TAKES_PART) if kinds is None else kinds, wanted=False)
+        with self._group.places.aside():
+            self._read(self._meet(_TAKES_PART) if kinds is None else kinds, wanted=False)
         self._steps.call.readings += 1
 
     def meet(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -138,12 +139,15 @@ class _Files:
 
     def load(self, store: Any) -> None:
         entries = self._entries()
-        if len(store.keys()) != len(entries):
-            raise ValueError(
-                f"The optimizer {self._optimizer.name!r} has {len(entries)} variables, counted for "
-                f"each replica. Received: a file with {len(store.keys())}. Compile the model as "
-                "the one that was saved, with as many replicas, and train it before loading."
+        if len(store.keys()) != len(entries):  # as Keras does
+            warnings.warn(
+                f"Skipping variable loading for optimizer {self._optimizer.name!r}, because it has "
+                f"{len(entries)} variables, counted for each replica, whereas the saved optimizer "
+                f"has {len(store.keys())} variables. To load them, compile the model as the saved "
+                "one, and call `parallel.optimizer.build(parallel.trainable_variables)` first.",
+                stacklevel=2,
             )
+            return
         rows: dict[int, list[np.ndarray]] = {}
         for place, entry in enumerate(entries):
             rows.setdefault(id(entry.variable), []).append(np.asarray(store[str(place)]))

@@ -9,21 +9,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.cluster.descriptions import COMPARED
 from keras_multigpu.engines.cluster.parts import NO_WHOLE_NUMBER, check_has_rows
+from keras_multigpu.engines.cluster.places import odd_one
 from keras_multigpu.engines.shared import count_rows, is_array
+from keras_multigpu.engines.tensorflow.cluster import batch_facts
 from keras_multigpu.engines.tensorflow.cluster.collectives import can_cross
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
-from keras_multigpu.engines.tensorflow.results import tensors_of
+from keras_multigpu.engines.tensorflow.cluster.samples import Samples, alike
 from keras_multigpu.engines.tensorflow.tensors import map_tensors, take_rows
 from keras_multigpu.engines.values import Tensor
 
-_KINDS = ("steps", "passes", "rows")
+_KINDS = ("steps", "passes", "rows", "values")
 """What the processes compare at each step, in this order."""
 
 
@@ -90,53 +91,68 @@ class JointBatches:
         finally:
             self._is_inside = before
 
-    def differing(self) -> tuple[int, str, str] | None:
-        """The first process that differed from process 0 in the latest step, if any did.
+    def differing(self, describe: Callable[[int], str] = str) -> tuple[int, int, str, str] | None:
+        """The first process that differed from most in the latest step, if any did.
+
+        `describe` tells what a number of the samples stands for.
 
         Returns:
-            The process, in what it differed, and what to tell of this process.
+            The process, one of the others, in what they differed, and what to tell of this process.
         """
         facts = self._ledger.facts.numpy().tolist()
         own = facts[self._peers.collectives.number]
         for column, kind in enumerate(_KINDS):
-            number = next((k for k, one in enumerate(facts) if one[column] != facts[0][column]), 0)
-            if number:
-                step, form = self._traced.get(own[0], ("", ""))
-                told = {"steps": step, "passes": f"step {own[1] + 1} of a pass", "parts": form}
-                kind = "parts" if kind == "rows" and self.are_parts else kind
-                return number, kind, told.get(kind, "")
+            found = odd_one([one[column] for one in facts])
+            if found is None:
+                continue
+            if kind == "values":
+                return *found, kind, describe(max(facts[k][column] for k in found) - 1)
+            step, form = self._traced.get(own[0], ("", ""))
+            told = {"steps": step, "passes": f"step {own[1] + 1} of a pass", "parts": form}
+            kind = "parts" if kind == "rows" and self.are_parts else kind
+            return *found, kind, told.get(kind, "")
         return None
 
-    def check(self, data: Any, step: str) -> tuple[Any, Tensor]:
+    def check(self, data: Any, step: str, samples: Samples | None = None) -> tuple[Any, Tensor]:
         """Fails if another process is in another step, or has other data: see `differing`.
 
-        `step` is the step's name. Returns the data, and how many rows each process has.
+        `step` is the step's name. With `samples`, it fails too if those of another process differ.
+        Returns the data, and how many rows each process has.
         """
         collectives, ledger = self._peers.collectives, self._ledger
         if self.are_parts:
             data = _as_tensors(data)
             _check_types(data)
         name = zlib.crc32(step.encode())
-        self._traced[name] = step, _describe(data)
+        self._traced[name] = step, batch_facts.describe(data)
         with tf.device(collectives.device):
             facts = [
                 tf.constant(name, tf.int64),
                 self._position(),
-                _digest_of_part(data) if self.are_parts else _digest(data),
-                tf.cast(_rows(data), tf.int64),
+                batch_facts.digest_of_part(data) if self.are_parts else batch_facts.digest(data),
+                tf.cast(batch_facts.rows(data), tf.int64),
             ]
         with tf.control_dependencies(facts):
             come = ledger.come.assign_add(1)
         with tf.device(collectives.device), tf.control_dependencies([come]):
-            own = tf.stack(facts)
-            rows = [own if k == collectives.number else 0 * own for k in range(collectives.count)]
-            every = tf.reshape(collectives.sum(tf.concat(rows, axis=0)), [len(rows), len(facts)])
-            with tf.control_dependencies([ledger.facts.assign(every)]):
-                are_alike = tf.reduce_all(every[:, :-1] == every[0, :-1])
-                check = tf.debugging.Assert(are_alike, [every])
+            taken = tf.zeros([0, 2], tf.float64) if samples is None else samples.take(come)
+            every = self._of_all(
+                tf.concat([facts, tf.reshape(tf.bitcast(taken, tf.int64), [-1])], 0)
+            )
+            values = alike(every[:, 4:]) if samples is not None else 0 * every[:, 0]
+            known = tf.concat([every[:, :3], values[:, None], every[:, 3:4]], axis=1)
+            with tf.control_dependencies([ledger.facts.assign(known)]):
+                are_alike = tf.reduce_all(known[:, :-1] == known[0, :-1])
+                check = tf.debugging.Assert(are_alike, [known])
         # In eager mode the check is done already.
         with tf.control_dependencies([] if check is None else [check]):
-            return map_tensors(tf.identity, data), tf.identity(every[:, -1])
+            return map_tensors(tf.identity, data), tf.identity(known[:, -1])
+
+    def _of_all(self, own: Tensor) -> Tensor:
+        """The vectors of all processes, from that of this one: a row for each."""
+        collectives = self._peers.collectives
+        rows = [own if k == collectives.number else 0 * own for k in range(collectives.count)]
+        return tf.reshape(collectives.sum(tf.concat(rows, axis=0)), [collectives.count, -1])
 
     def _position(self) -> Tensor:
         """How many batches this pass has had; it is compared where they are parts."""
@@ -184,8 +200,8 @@ def _as_tensors(data: Any) -> Any:
 
 def _check_types(data: Any) -> None:
     for one in tf.nest.flatten(data):
-        if tf.is_tensor(one) and (_is_composite(one) or not can_cross(one.dtype)):
-            kind = f"{type(one).__name__} " if _is_composite(one) else "tensor "
+        if tf.is_tensor(one) and (batch_facts.is_composite(one) or not can_cross(one.dtype)):
+            kind = f"{type(one).__name__} " if batch_facts.is_composite(one) else "tensor "
             raise ValueError(
                 "Where each process gives its part of a batch, the batch has dense numbers and "
                 f"flags only, on TensorFlow. Received: a {kind}of type {one.dtype.name!r}. Make it "
@@ -196,57 +212,3 @@ def _check_types(data: Any) -> None:
                 "Where each process gives its part of a batch, the numbers of its axes are known "
                 f"before a step. Received: {one}. Give it its shape (`tf.ensure_shape`)."
             )
-
-
-def _rows(data: Any) -> Any:
-    """The number of rows of the first tensor that has any."""
-    tensors = [one for one in tf.nest.flatten(data) if tf.is_tensor(one) and one.shape.rank]
-    return count_rows(tensors[0]) if tensors else tf.constant(0)
-
-
-def _digest(data: Any) -> Tensor:
-    """A checksum of a batch: shapes, types, and about `COMPARED` values of each tensor."""
-    digest = tf.constant(0, tf.int64)
-    for one in tensors_of(data):
-        step = tf.maximum(1, tf.size(one) // COMPARED)
-        digest = _add_to(_add_to(digest, tf.shape(one)), tf.reshape(one, [-1])[::step])
-    return digest
-
-
-def _digest_of_part(data: Any) -> Tensor:
-    """A checksum of what the parts of a batch have in common, scalars with their values."""
-    kinds = tf.nest.map_structure(_kind, data)
-    digest = tf.constant(zlib.crc32(repr(kinds).encode()), tf.int64)
-    for one in filter(tf.is_tensor, tf.nest.flatten(data)):
-        digest = _add_to(digest, tf.shape(one)[1:] if len(one.shape) else one)
-    return digest
-
-
-def _add_to(digest: Tensor, values: Tensor) -> Tensor:
-    text = tf.strings.join([tf.strings.as_string(digest), tf.io.serialize_tensor(values)])
-    return tf.strings.to_hash_bucket_fast(text, 2**31)
-
-
-def _kind(value: Any) -> str:
-    if not tf.is_tensor(value):
-        return repr(value)
-    return value.dtype.name
-
-
-def _is_composite(value: Tensor) -> bool:
-    return isinstance(value, (tf.SparseTensor, tf.RaggedTensor))
-
-
-def _describe(data: Any) -> str:
-    """The types and shapes of a batch, for people."""
-
-    def name(one: Any) -> Any:
-        if not tf.is_tensor(one):
-            return one
-        if one.shape.rank is None:
-            return f"{one.dtype.name}(?)"
-        axes = ["rows", *("?" if axis is None else str(axis) for axis in one.shape[1:])]
-        kind = type(one).__name__.removesuffix("Tensor").lower() if _is_composite(one) else ""
-        return f"{kind} {one.dtype.name}({', '.join(axes[: len(one.shape)])})".strip()
-
-    return repr(tf.nest.map_structure(name, data)).replace("'", "")

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.partition.crossings import hubs_of
 from keras_multigpu.engines.tensorflow.partition.local import Devices, Local
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Item, Node, Program
 
@@ -29,44 +30,67 @@ def _write_nodes(nodes: Sequence[Node], local: Local, known: dict[int, Any]) -> 
         known.update((id(item), tensor) for item, tensor in zip(node.outputs, outputs))
 
 
-def write(program: Program, devices: Devices, given: Sequence[Any], compiled: bool) -> list[Any]:
-    """Writes a program for all devices.
+def write(program: Program, devices: Devices, given: Sequence[Any]) -> list[Any]:
+    """Writes a program for all devices; `given` and the result as for `Writer`."""
+    return Writer(program, devices, given).write(program.outputs)
 
-    `given` and the result are tensors, or lists of one for each device. With `compiled`, XLA
-    compiles the regions.
+
+class Writer:
+    """Writes a program for all devices, in one part or several.
+
+    Args:
+        program: the program.
+        devices: the devices; says whether XLA compiles the regions.
+        given: the inputs' tensors, or lists of one for each device. So are the results.
     """
-    known: dict[int, Any] = dict(zip(map(id, program.inputs), given))
-    nodes = _used(program)
-    for level in range(max((node.level for node in nodes), default=0) + 1):
-        now = [node for node in nodes if node.level == level]
-        for node in now:
-            if node.place != EACH:
-                _write_alone(node, devices, known, compiled)
-        region = [node for node in now if node.place == EACH]
-        if region:
-            _Region(region, nodes, program.outputs).write(devices, known, compiled)
-    return [known[id(item)] for item in program.outputs]
+
+    def __init__(self, program: Program, devices: Devices, given: Sequence[Any]):
+        self._program, self._devices = program, devices
+        self._known: dict[int, Any] = dict(zip(map(id, program.inputs), given))
+        self._written: set[int] = set()
+        self._hubs = hubs_of(program.nodes, devices.names)
+
+    def give(self, item: Item, tensor: Any) -> None:
+        """Gives one more input."""
+        self._known[id(item)] = tensor
+
+    def write(self, outputs: Sequence[Item], until: int | None = None) -> list[Any]:
+        """Writes what outputs need, and what has effects, of the nodes `until` a number."""
+        nodes = _used(self._program.nodes[:until], outputs)
+        nodes = [node for node in nodes if id(node) not in self._written]
+        self._written.update(id(node) for node in nodes if not node.is_free)
+        for level in sorted({node.level for node in nodes}):
+            now = [node for node in nodes if node.level == level]
+            for node in now:
+                if node.place != EACH:
+                    _write_alone(node, self._devices, self._known, self._hubs.get(id(node)))
+            region = [node for node in now if node.place == EACH]
+            if region:
+                made = _Region(region, self._program.nodes, self._program.outputs)
+                made.write(self._devices, self._known)
+        return [self._known[id(item)] for item in outputs]
 
 
-def _used(program: Program) -> list[Node]:
-    """The nodes that something needs."""
-    wanted = set(map(id, program.outputs))
+def _used(nodes: Sequence[Node], outputs: Sequence[Item]) -> list[Node]:
+    """The nodes that outputs need, and those with effects."""
+    wanted = set(map(id, outputs))
     used = []
-    for node in reversed(program.nodes):
+    for node in reversed(nodes):
         if node.place >= 0 or not node.outputs or any(id(one) in wanted for one in node.outputs):
             used.append(node)
             wanted.update(id(item) for item in node.needs)
     return used[::-1]
 
 
-def _write_alone(node: Node, devices: Devices, known: dict[int, Any], compiled: bool) -> None:
+def _write_alone(node: Node, devices: Devices, known: dict[int, Any], hubs: Any) -> None:
     """Writes a crossing, or what one device computes."""
     is_crossing = node.place == ALL
     with tf.device(None if is_crossing else devices.names[node.place]):
         for name, (item, axis) in node.sizes.items():
             _set_size(devices, name, known[id(item)], axis)
         inputs = [known[id(item)] for item in node.inputs]
-        outputs = node.emit(devices if is_crossing else devices.whole, *inputs)
+        more = {} if hubs is None else {"parts_of": hubs}
+        outputs = node.emit(devices if is_crossing else devices.whole, *inputs, **more)
         known.update((id(item), tensor) for item, tensor in zip(node.outputs, outputs))
 
 
@@ -94,7 +118,9 @@ class _Region:
         wanted = set(map(id, results))
         for node in used:
             if id(node) not in self._inside:
-                wanted.update(id(one) for one in node.needs if node.place != EACH or not _is_free(one))
+                wanted.update(
+                    id(one) for one in node.needs if node.place != EACH or not _is_free(one)
+                )
         self.outputs = [one for node in nodes for one in node.outputs if id(one) in wanted]
 
     def _take(self, node: Node) -> None:
@@ -116,13 +142,13 @@ class _Region:
     def _is_outside(self, item: Item) -> bool:
         return id(item.node) not in self._inside and not _is_free(item)
 
-    def write(self, devices: Devices, known: dict[int, Any], compiled: bool) -> None:
+    def write(self, devices: Devices, known: dict[int, Any]) -> None:
         """Writes it for all devices: as calls of one function, if it is more than a few nodes."""
         for name, (item, axis) in self.sizes.items():
             _set_size(devices, name, known[id(item)], axis)
         given = [known[id(item)] for item in self.inputs]
-        is_function = compiled or len(self.nodes) > _FEW
-        call = self._function(devices, given, compiled) if is_function else self._write_one
+        is_function = devices.is_compiled or len(self.nodes) > _FEW
+        call = self._function(devices, given) if is_function else self._write_one
         results = []
         for number, name in enumerate(devices.names):
             with tf.device(name):
@@ -135,9 +161,7 @@ class _Region:
         _write_nodes(self.nodes, local, known)
         return [known[id(item)] for item in self.outputs]
 
-    def _function(
-        self, devices: Devices, given: Sequence[list[Any]], compiled: bool
-    ) -> Callable[..., Any]:
+    def _function(self, devices: Devices, given: Sequence[list[Any]]) -> Callable[..., Any]:
         """The region as a function of a device's `Local` and its inputs."""
         each = [one.settings for one in devices.locals]
         fixed = {name: one for name, one in each[0].items() if _is_same([e[name] for e in each])}
@@ -145,12 +169,17 @@ class _Region:
         sizes = list(devices.whole.sizes)
 
         def region(scalars: list[Any], values: list[Any], tensors: list[Any]) -> list[Any]:
-            local = Local(**fixed, **dict(zip(names, scalars)), sizes=dict(zip(sizes, values)))
+            local = Local(
+                **fixed,
+                **dict(zip(names, scalars)),
+                sizes=dict(zip(sizes, values)),
+                is_compiled=devices.is_compiled,
+            )
             with tf.device(None):
                 return self._write_one(local, tensors)
 
         scalar = tf.TensorSpec([], tf.int32)
-        function = tf.function(region, autograph=False, jit_compile=compiled or None)
+        function = tf.function(region, autograph=False, jit_compile=devices.is_compiled or None)
         traced = function.get_concrete_function(
             [scalar] * len(names), [scalar] * len(sizes), list(map(_spec, given))
         )
@@ -179,6 +208,9 @@ def _spec(parts: Sequence[Any]) -> tf.TensorSpec:
             shape = tf.TensorShape(None)
             break
         shape = tf.TensorShape(
-            [one if one == other else None for one, other in zip(shape.as_list(), part.shape.as_list())]
+            [
+                one if one == other else None
+                for one, other in zip(shape.as_list(), part.shape.as_list())
+            ]
         )
     return tf.TensorSpec(shape, parts[0].dtype)

@@ -26,7 +26,7 @@ from keras_multigpu.engines.tensorflow.partition.planner import (
     ALL_DEVICES,
     EACH_DEVICE,
     ONE_DEVICE,
-    Crossing,
+    NeedsOthers,
     Planner,
 )
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Item
@@ -48,7 +48,7 @@ def state_of(planner: Any, value: Value) -> State:
     """A value's state; sizes that only the planner's program knows are unknown outside."""
     own = planner.program.symbols if isinstance(planner, Inner) else ()
     layout = value.layout if value.is_spread else WHOLE
-    dims = value.dims
+    dims: tuple[Any, ...] | None = value.dims
     if dims is not None:
         dims = tuple(None if symbols_of([dim]) & set(own) else dim for dim in dims)
     const = None if value.const is None else tuple(value.const.flat)
@@ -68,12 +68,16 @@ def joined(a: State, b: State, planner: Planner) -> State:
         dims = None
     elif a.dims != b.dims:
         dims = tuple(p if p == q else None for p, q in zip(a.dims, b.dims))
-    layout = a.layout if isinstance(b.layout, Whole) or isinstance(a.layout, (Split, Partial)) else b.layout
+    layout = (
+        a.layout
+        if isinstance(b.layout, Whole) or isinstance(a.layout, (Split, Partial))
+        else b.layout
+    )
     elements = _joined_elements(a.elements, b.elements)
     if isinstance(layout, Split):
         of = dims if elements is None else elements.dims
         if of is None or len(of) <= layout.axis or planner.unit_of(of[layout.axis]) is None:
-            raise Crossing  # the rows of one are not the rows of the other
+            raise NeedsOthers  # the rows of one are not the rows of the other
     return State(layout, dims, a.const if a.const == b.const else None, elements)
 
 
@@ -117,9 +121,7 @@ class Inner(Planner):
             return Value(value.dtype, value.dims, const=value.const)
         if self.is_branch and self.way == ALL_DEVICES and value.make is None:
             forms = {layout: self._taken(item) for layout, item in value.forms.items()}
-            return Value(
-                value.dtype, value.dims, value.layout, forms, elements=value.elements
-            )
+            return Value(value.dtype, value.dims, value.layout, forms, elements=value.elements)
 
         def make(layout: Layout) -> Item | None:
             if isinstance(layout, Partial):
@@ -155,7 +157,7 @@ class Inner(Planner):
         if self.outer.way != ALL_DEVICES and isinstance(layout, Copied):
             layout = WHOLE
         if value.dtype == tf.variant and value.axis is not None and value.layout != layout:
-            raise Crossing  # a split list as a whole
+            raise NeedsOthers  # a split list as a whole
         return self.outer.get(value, layout)
 
     def _taken(self, item: Item) -> Item:
@@ -199,7 +201,7 @@ class Inner(Planner):
 
     # Planning
 
-    def run(self, graph: Any, values: Sequence[Value]) -> list[Value]:  # type: ignore[override]
+    def run(self, graph: Any, values: Sequence[Value]) -> list[Value]:
         """Plans the function."""
         return self.run_graph(graph, dict(zip(map(id, graph.inputs), values)), graph.outputs)
 
@@ -269,7 +271,7 @@ class Inner(Planner):
     def write(self, scope: Any, given: Sequence[Any]) -> list[Any]:
         """Writes the function's program into the graph that is being built."""
         if self.way == ALL_DEVICES:
-            return write(self.program, scope.inner(), given, scope.is_compiled)
+            return write(self.program, scope.inner(), given)
         return write_local(self.program, scope.inner(), given)
 
     def flat(self, values: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
@@ -309,4 +311,13 @@ def _mine(inner: Inner) -> list[Item]:
     return [mine for _, mine in inner.taken.values()]
 
 
-__all__ = ["ALL_DEVICES", "BATCH", "EACH_DEVICE", "ONE_DEVICE", "Inner", "State", "joined", "state_of"]
+__all__ = [
+    "ALL_DEVICES",
+    "BATCH",
+    "EACH_DEVICE",
+    "ONE_DEVICE",
+    "Inner",
+    "State",
+    "joined",
+    "state_of",
+]

@@ -72,6 +72,7 @@ class Value:
             and are computed where they are used: shapes, fills, random numbers.
         const: the numbers and dimensions of a small integer tensor.
         elements: of a tensor list.
+        is_trained: whether it is a weight that is trained, or a gradient.
     """
 
     dtype: tf.DType
@@ -81,6 +82,7 @@ class Value:
     make: Make | None = None
     const: Constant | None = None
     elements: Elements | None = None
+    is_trained: bool = False
 
     @property
     def axis(self) -> int | None:

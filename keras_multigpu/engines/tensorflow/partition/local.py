@@ -21,18 +21,27 @@ class Local:
         begin: the first of them.
         index: the device's number.
         sizes: the values of other symbols.
+        is_compiled: whether XLA compiles what devices compute: it draws other random numbers.
     """
 
     def __init__(
-        self, batch: Any, rows: Any, begin: Any, index: Any, sizes: Mapping[str, Any] | None = None
+        self,
+        batch: Any,
+        rows: Any,
+        begin: Any,
+        index: Any,
+        sizes: Mapping[str, Any] | None = None,
+        *,
+        is_compiled: bool = False,
     ):
         self.batch, self.rows, self.begin, self.index = batch, rows, begin, index
+        self.is_compiled = is_compiled
         self.sizes = dict(sizes or {})
         self._made: dict[Any, Any] = {}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments but for `sizes`."""
+        """The numbers of rows, and the device's."""
         names = ("batch", "rows", "begin", "index")
         return {name: getattr(self, name) for name in names}
 
@@ -43,7 +52,7 @@ class Local:
 
     def inner(self) -> Local:
         """The same device, within a function that captures what it uses."""
-        return Local(self.batch, self.rows, self.begin, self.index, self.sizes)
+        return Local(**self.settings, sizes=self.sizes, is_compiled=self.is_compiled)
 
     def dim(self, dim: Any) -> Any:
         """A dimension: an `int`, or a scalar tensor."""
@@ -118,10 +127,13 @@ class Devices:
         locals: a `Local` of each.
         whole: that of a device which computes the whole batch.
         is_compiled: whether XLA compiles what the devices compute.
+        wire_dtype: the type in which weights and gradients cross; `None` for their own.
     """
 
-    def __init__(self, names: Sequence[str], batch: Any, *, is_compiled: bool = False):
-        self.names, self.is_compiled = list(names), is_compiled
+    def __init__(
+        self, names: Sequence[str], batch: Any, *, is_compiled: bool = False, wire_dtype: Any = None
+    ):
+        self.names, self.is_compiled, self.wire_dtype = list(names), is_compiled, wire_dtype
         count = len(self.names)
         if isinstance(batch, int):
             rows: Any = [batch // count + (i < batch % count) for i in range(count)]
@@ -129,13 +141,16 @@ class Devices:
         else:
             sizes = batch // count + tf.cast(tf.range(count) < batch % count, tf.int32)
             rows, begins = tf.unstack(sizes), tf.unstack(tf.cumsum(sizes, exclusive=True))
-        self.locals = [Local(batch, rows[i], begins[i], i) for i in range(count)]
-        self.whole = Local(batch, batch, 0, 0)
+        self.locals = [
+            Local(batch, rows[i], begins[i], i, is_compiled=is_compiled) for i in range(count)
+        ]
+        self.whole = Local(batch, batch, 0, 0, is_compiled=is_compiled)
 
     def inner(self) -> Devices:
         """The same devices, within a function that captures what it uses."""
         made: Devices = object.__new__(Devices)
         made.names, made.is_compiled = self.names, self.is_compiled
+        made.wire_dtype = self.wire_dtype
         made.locals = [one.inner() for one in self.locals]
         made.whole = self.whole.inner()
         return made

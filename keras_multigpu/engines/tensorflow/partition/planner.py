@@ -28,7 +28,7 @@ from keras_multigpu.engines.tensorflow.partition.operations import (
     own_shapes,
     work_of,
 )
-from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Item, Program
+from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing, Item, Program
 from keras_multigpu.engines.tensorflow.partition.signatures import (
     Choice,
     Signature,
@@ -40,6 +40,8 @@ from keras_multigpu.engines.tensorflow.partition.sizes import (
     Dim,
     Unknown,
     divide,
+    is_known,
+    product,
     symbols_of,
 )
 
@@ -48,7 +50,7 @@ ALL_DEVICES, EACH_DEVICE, ONE_DEVICE = "all", "each", "one"
 can cross and what is whole is on each device; what one device does for all."""
 
 
-class Crossing(Exception):  # noqa: N818 - an answer, caught where the question is asked
+class NeedsOthers(Exception):  # noqa: N818 - an answer, caught where the question is asked
     """A device's part needs the other devices."""
 
 
@@ -93,6 +95,7 @@ class Planner:
     ):
         self.rules, self.count, self.batch, self.records = rules, count, batch, records
         self.way = way
+        self.trained: set[int] = set()  # the `id`s of the values of trained variables' resources
         self.names = itertools.count() if names is None else names
         self.program = Program()
         self.cache: dict[Any, Any] = {}
@@ -168,15 +171,21 @@ class Planner:
             if isinstance(value.layout, Split):
                 return crossings.gather(self.program, item, value.layout.axis)
             assert isinstance(value.layout, Partial)
-            return crossings.reduce(self.program, item, value.layout.kind)
+            return crossings.reduce(self.program, item, value.layout.kind, self._what("sum", value))
         if isinstance(layout, Copied):
-            return crossings.copy(self.program, self.get(value, WHOLE))
+            whole = self.get(value, WHOLE)
+            return crossings.copy(self.program, whole, self._what("copy", value))
         if isinstance(layout, Partial):
             return crossings.on_first(self.program, self.get(value, WHOLE), layout.kind)
         if value.dtype == tf.variant:
-            raise Crossing  # a whole list can't be taken apart
+            raise NeedsOthers  # a whole list can't be taken apart
         whole = self.get(value, WHOLE)
         return crossings.scatter(self.program, whole, layout.axis, self._unit(value, layout.axis))
+
+    def _what(self, kind: str, value: Value) -> Crossing:
+        dims = value.dims or ()
+        size = int(product(dims)) if is_known(dims) else None
+        return Crossing(kind, size, value.is_trained)
 
     def _convert_locally(self, value: Value, layout: Layout) -> Item:
         """On each device all that is whole is there already; its rows are a slice."""
@@ -184,15 +193,17 @@ class Planner:
             found = value.forms.get(WHOLE) or value.forms.get(COPIED)
             if found is None and value.is_free and layout != WHOLE:
                 whole = self.get(value, WHOLE)
-                return crossings.copy(self.program, whole) if self.way == ALL_DEVICES else whole
+                what = self._what("copy", value)
+                is_all = self.way == ALL_DEVICES
+                return crossings.copy(self.program, whole, what) if is_all else whole
             if found is None:
-                raise Crossing
+                raise NeedsOthers
             return found
         whole = self.get(value, COPIED)
         if isinstance(layout, Partial):
             return crossings.only_on_first(self.program, whole, layout.kind)
         if value.dtype == tf.variant:
-            raise Crossing
+            raise NeedsOthers
         return crossings.own_slice(self.program, whole, layout.axis, self._unit(value, layout.axis))
 
     def _unit(self, value: Value, axis: int) -> Any:
@@ -221,6 +232,12 @@ class Planner:
             place = EACH
         return self.program.add(emit, inputs, place, types, **more)
 
+    def new_input(self, dtype: tf.DType) -> Item:
+        """One more input of the program, on the first device."""
+        item = Item(dtype, 0)
+        self.program.inputs.append(item)
+        return item
+
     def outside(self, value: Value) -> Value | None:
         """The value of a resource outside, if it is read there."""
         return None
@@ -242,7 +259,7 @@ class Planner:
     ) -> list[Item]:
         """Computes an operation on one device, on whole values."""
         if self.way == EACH_DEVICE and op.op_def.is_stateful:
-            raise Crossing
+            raise NeedsOthers
         shapes = self._shapes(values, signature, None)
         inputs = [None if i in shapes else self.get(v, WHOLE) for i, v in enumerate(values)]
         return self._operation(op, inputs, shapes, signature, self._place(values), values)
@@ -332,6 +349,8 @@ class Planner:
             if label in labels:
                 layout = Split(list(labels).index(label))
             made.append(self.value(tensor.dtype, shape, layout, item))
+            is_sum = isinstance(layout, Partial) and tensor.dtype.is_floating
+            made[-1].is_trained = is_sum and _GRADIENTS in op.name
         return made
 
     def _may_defer(self, op: tf.Operation, dims: Sequence[Any]) -> bool:
@@ -400,13 +419,20 @@ class Planner:
         finally:
             self._first_level = before
 
-    def run_graph(self, graph: Any, known: dict[int, Value], outputs: Sequence[tf.Tensor]) -> list[Value]:
-        """Plans what the outputs need, and what has effects.
+    def run_graph(
+        self,
+        graph: Any,
+        known: dict[int, Value],
+        outputs: Sequence[tf.Tensor],
+        part: slice = slice(None),
+    ) -> list[Value]:
+        """Plans what the outputs need, and what has effects among a part of the operations.
 
         `known` has the values of the graph's inputs, by the `id` of their tensors.
         """
-        for op in needed(graph, outputs):
-            if op.outputs and all(id(output) in known for output in op.outputs):
+        for op in needed(graph, outputs, part):
+            is_done = id(op) in self._levels
+            if is_done or (op.outputs and all(id(output) in known for output in op.outputs)):
                 continue
             values = [known[id(tensor)] for tensor in op.inputs]
             before = len(self.program.nodes)
@@ -437,17 +463,20 @@ class Planner:
         return (made, "") if made is not None else self.fallback(op, values)
 
 
-_CHEAP = frozenset({"Cast", "Fill", "Range", "RealDiv", "Mul", "AddV2", "Sub", "Maximum", "Minimum"})
+_GRADIENTS = "gradient_tape/"  # the scope of what TensorFlow's tapes compute
+_CHEAP = frozenset(
+    {"Cast", "Fill", "Range", "RealDiv", "Mul", "AddV2", "Sub", "Maximum", "Minimum"}
+)
 
 
-def needed(graph: Any, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
-    """The operations that outputs and effects need, inputs first."""
+def needed(graph: Any, outputs: Sequence[tf.Tensor], part: slice) -> list[tf.Operation]:
+    """The operations that outputs need, and effects of a part of all; inputs first."""
+    operations = graph.get_operations()
     inputs = {id(tensor) for tensor in graph.inputs}
     roots = [tensor.op for tensor in outputs if id(tensor) not in inputs]
-    roots += [op for op in graph.get_operations() if _has_effect(op)]
+    roots += [op for op in operations[part] if _has_effect(op)]
     order: list[tf.Operation] = []
-    known = set(map(id, graph.get_operations()))
-    place = {id(op): number for number, op in enumerate(graph.get_operations())}
+    place = {id(op): number for number, op in enumerate(operations)}
     done: set[int] = set()
     for root in sorted(roots, key=lambda op: place[id(op)]):
         stack = [(root, False)]
@@ -460,7 +489,6 @@ def needed(graph: Any, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
                 stack.append((op, True))
                 before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
                 stack += [(one, False) for one in reversed(before) if id(one) not in done]
-    assert done <= known
     return [op for op in order if op.type != "Placeholder"]
 
 

@@ -36,6 +36,21 @@ class Item:
         return self.node is not None and self.node.place == EACH
 
 
+@dataclasses.dataclass(frozen=True)
+class Crossing:
+    """A tensor that is copied to all devices, or whose addends are summed.
+
+    Attributes:
+        kind: `"copy"` or `"sum"`.
+        size: its elements; `None` if not known.
+        is_trained: whether it is a weight, or a gradient: it may cross in another type.
+    """
+
+    kind: str
+    size: int | None
+    is_trained: bool
+
+
 @dataclasses.dataclass(eq=False)
 class Node:
     """A step of a program.
@@ -47,6 +62,7 @@ class Node:
         name: of the traced operation, for people.
         sizes: for each symbol of dimensions that it uses: an item, and the axis of that size.
         level: how many crossings lie before it.
+        crossing: what crosses, for crossings that may go through hubs.
         is_free: whether it takes nothing and costs little: each region that uses it computes it.
         outputs: the items it gives.
     """
@@ -58,6 +74,7 @@ class Node:
     sizes: Mapping[str, tuple[Item, int]]
     level: int = 0
     is_free: bool = False
+    crossing: Crossing | None = None
     outputs: list[Item] = dataclasses.field(default_factory=list)
 
     @property

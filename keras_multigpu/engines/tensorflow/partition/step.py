@@ -2,110 +2,259 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.shared import in_fresh_thread
+from keras_multigpu.engines.tensorflow.partition.constants import constant_of
 from keras_multigpu.engines.tensorflow.partition.emission import write
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Split, Value
 from keras_multigpu.engines.tensorflow.partition.local import Devices
 from keras_multigpu.engines.tensorflow.partition.planner import Planner, Record
-from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.rules import RULES
+from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim
+
+_UNEQUAL = (
+    "All tensors of a batch must have the same number of rows, the length of their first axis."
+)
+
+
+_is_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("one_device", default=False)
+
+
+@contextlib.contextmanager
+def one_device() -> Iterator[None]:
+    """Scope of what is computed, or traced, as by one device."""
+    token = _is_one_device.set(True)
+    try:
+        yield
+    finally:
+        _is_one_device.reset(token)
+
+
+def is_one_device() -> bool:
+    """Whether a step of one device runs, or is being traced: what it calls is a part of it."""
+    return _is_one_device.get()
+
+
+@dataclasses.dataclass
+class Argument:
+    """A tensor that a step takes.
+
+    Attributes:
+        tensor: it.
+        dims: its dimensions, with the batch's symbol; `None` if their number isn't known.
+        has_rows: whether the first axis is the batch.
+        const: of the shape of a sparse tensor, whose rows are the batch's.
+    """
+
+    tensor: Any
+    dims: Any
+    has_rows: bool = False
+    const: Any = None
 
 
 def spread(
     step: Callable[..., Any],
-    args: Any,
+    args: tuple[Any, ...],
     devices: Sequence[str],
     *,
     compiled: bool = False,
+    wire_dtype: str | None = None,
     records: list[Record] | None = None,
+    have_rows: Sequence[bool] | None = None,
+    autograph: bool = False,
 ) -> Any:
     """The result of `step(*args)`, computed by several devices.
 
-    Called while a graph is built. The tensors of `args` whose first axis is the batch are split.
+    Called while a graph is built. The tensors of `args` that have the batch's rows, by their first
+    axis, are split.
 
     Args:
         step: any function of tensors.
-        args: a tuple: structures of tensors, and other values.
+        args: structures of tensors, and of other values.
         devices: TensorFlow's names.
         compiled: whether XLA compiles what a device computes between two crossings.
+        wire_dtype: the type in which weights and their gradients cross; `None` for their own.
         records: where to note how each operation is computed.
+        have_rows: for each leaf of `args`, whether its first axis is the batch; by default it is
+            if all first axes are equal.
+        autograph: whether to convert Python's control flow, as `tf.function` does.
     """
-    records = [] if records is None else records
-    flat = tf.nest.flatten(args, expand_composites=True)
-    places = [number for number, one in enumerate(flat) if tf.is_tensor(one)]
-    tensors = [flat[number] for number in places]
-
-    def function(*inside: Any) -> Any:
-        mine = list(flat)
-        for number, tensor in zip(places, inside):
-            mine[number] = tensor
-        return step(*tf.nest.pack_sequence_as(args, mine, expand_composites=True))
-
-    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
-    with lifted_variables():
-        traced = tf.function(function, autograph=False).get_concrete_function(*specs)
-    made = _write(traced, tensors, devices, compiled, records)
-    structure = traced.structured_outputs
-    return tf.nest.pack_sequence_as(structure, _with_nones(structure, made), expand_composites=True)
-
-
-def _with_nones(structure: Any, tensors: Sequence[Any]) -> list[Any]:
-    rest = iter(tensors)
-    flat = tf.nest.flatten(structure, expand_composites=True)
-    return [next(rest) if tf.is_tensor(one) or isinstance(one, tf.TensorSpec) else one for one in flat]
-
-
-def _write(
-    traced: Any, tensors: Sequence[Any], devices: Sequence[str], compiled: bool, records: Any
-) -> list[Any]:
-    graph = traced.graph
-    captured = {id(inside): outside for outside, inside in graph.captures}
-    given = [tensor for tensor in graph.inputs if id(tensor) not in captured]
-    assert len(given) == len(tensors)
-    rows = [tensor for tensor in given if tensor.shape.rank]
-    static = rows[0].shape[0] if rows else 1
-    batch = Dim.symbol(BATCH) if static is None else static
-    planner = Planner(RULES, len(devices), batch, records)
-    known: dict[int, Value] = {}
-    values: list[Any] = []
-    by_tensor = dict(zip(map(id, given), tensors))
-    for tensor in graph.inputs:
-        outside = captured.get(id(tensor), by_tensor.get(id(tensor)))
-        item = Item(tensor.dtype, 0)
-        planner.program.inputs.append(item)
-        values.append(outside)
-        dims: Any = None
-        if tensor.shape.rank is not None and tensor.dtype != tf.resource:
-            dims = tuple(tensor.shape.as_list())
-        is_row = id(tensor) in by_tensor and dims and dims[0] == static
-        if is_row:
-            dims = (batch, *dims[1:])
-        value = planner.value(tensor.dtype, dims, WHOLE, item)
-        if is_row:
-            value.layout = Split(0)
-        known[id(tensor)] = value
-    results = planner.run_graph(graph, known, graph.outputs)
+    leaves = tf.nest.flatten(args)
+    chosen = leaves if have_rows is None else [l for l, has in zip(leaves, have_rows) if has]
+    rows = rows_of(chosen)
+    if rows in (None, 0, 1):
+        with one_device():
+            return step(*args)
+    traced = Traced(step, args, rows, have_rows, autograph)
+    planner = Planner(RULES, len(devices), traced.batch, [] if records is None else records)
+    known, given = traced.inputs(planner)
+    results = planner.run_graph(traced.graph, known, traced.graph.outputs)
     planner.program.outputs = [planner.get(value, WHOLE) for value in results]
-    count = tf.shape(by_tensor[id(rows[0])])[0] if static is None else static
-    return write(
-        planner.program, Devices(devices, count, is_compiled=compiled), values, compiled
-    )
+    scope = Devices(devices, traced.count(), is_compiled=compiled, wire_dtype=wire_dtype)
+    rest = iter(write(planner.program, scope, given))
+    flat = tf.nest.flatten(traced.structure, expand_composites=True)
+    made = [next(rest) if isinstance(one, (tf.Tensor, tf.TensorSpec)) else one for one in flat]
+    return tf.nest.pack_sequence_as(traced.structure, made, expand_composites=True)
 
 
-def lifted_variables() -> Any:
-    """Scope in which variables that a trace creates exist at once, so that one trace is enough."""
+def rows_of(leaves: Sequence[Any]) -> Any:
+    """The number of rows of a batch: an `int`, `"unknown"` until the step runs, or `None`."""
+    found = [one.shape[0] for one in leaves if tf.is_tensor(one) and one.shape.rank]
+    known = {one for one in found if one is not None}
+    if None in found:
+        return "unknown"
+    return known.pop() if len(known) == 1 else None
+
+
+class Traced:
+    """A step, traced as one device runs it.
+
+    Args:
+        step: a function of `args`.
+        args: structures of tensors, and of other values.
+        rows: the number of rows, as `rows_of` gives it.
+
+    Attributes:
+        batch: that number, or its symbol.
+        graph: what was traced.
+        structure: the step's result.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        args: tuple[Any, ...],
+        rows: Any,
+        have_rows: Sequence[bool] | None = None,
+        autograph: bool = False,
+    ):
+        self.batch = Dim.symbol(BATCH) if rows == "unknown" else rows
+        self.arguments, restore = _arguments(args, tf.nest.flatten(args), self.batch, have_rows)
+
+        made: list[tf.Variable] = []
+
+        def function(*tensors: Any) -> Any:
+            with one_device(), variables_lifted(made):
+                return step(*restore(tensors))
+
+        specs = [tf.TensorSpec(one.tensor.shape, one.tensor.dtype) for one in self.arguments]
+        self._traced = tf.function(function, autograph=autograph).get_concrete_function(*specs)
+        if made:
+            # As `tf.function` does: code may ask whether its variables exist.
+            self._traced = tf.function(function, autograph=autograph).get_concrete_function(*specs)
+        self.graph = self._traced.graph
+        self.structure = self._traced.structured_outputs
+
+    def inputs(self, planner: Planner) -> tuple[dict[int, Value], list[Any]]:
+        """The values of the graph's inputs, by their tensors' `id`s, and the tensors to give."""
+        known: dict[int, Value] = {}
+        trained = {id(one.handle) for one in self.graph.trainable_variables}
+        for tensor, one in self._inputs():
+            value = planner.value(tensor.dtype, one.dims, WHOLE, planner.new_input(tensor.dtype))
+            value.const = one.const
+            value.layout = Split(0) if one.has_rows else WHOLE
+            known[id(tensor)] = value
+            if one.tensor.dtype == tf.resource and id(one.tensor) in trained:
+                planner.trained.add(id(value))
+        return known, self.given()
+
+    def given(self, replaced: Mapping[int, Any] | None = None) -> list[Any]:
+        """The tensors of the graph's inputs, with others for arguments, by the `id`s of those."""
+        return [(replaced or {}).get(id(one.tensor), one.tensor) for _, one in self._inputs()]
+
+    def _inputs(self) -> list[tuple[Any, Argument]]:
+        captured = {id(inside): outside for outside, inside in self.graph.captures}
+        rest = iter(self.arguments)
+        found = []
+        for tensor in self.graph.inputs:
+            if id(tensor) in captured:
+                has_dims = tensor.dtype not in (tf.resource, tf.variant)
+                dims = static_dims(tensor) if has_dims else None
+                found.append((tensor, Argument(captured[id(tensor)], dims)))
+            else:
+                found.append((tensor, next(rest)))
+        return found
+
+    def inside(self, outside: Any) -> Any:
+        """The graph's input that stands for a captured tensor; `None` if there is none."""
+        return next((ours for one, ours in self.graph.captures if one is outside), None)
+
+    def count(self) -> Any:
+        """The number of rows, which all arguments must have."""
+        if isinstance(self.batch, int):
+            return self.batch
+        counts = [tf.shape(one.tensor)[0] for one in self.arguments if one.has_rows]
+        checks = [tf.debugging.assert_equal(one, counts[0], _UNEQUAL) for one in counts[1:]]
+        with tf.control_dependencies([one for one in checks if one is not None]):
+            return tf.identity(counts[0])
+
+
+def _arguments(
+    args: Any, leaves: Sequence[Any], batch: Any, have_rows: Sequence[bool] | None
+) -> tuple[list[Argument], Callable[[Sequence[Any]], Any]]:
+    """The tensors of a step's arguments, and a function that puts others in their places."""
+    found: list[Argument] = []
+    for number, leaf in enumerate(leaves):
+        may_have_rows = have_rows is None or have_rows[number]
+        if isinstance(leaf, tf.SparseTensor) and may_have_rows:
+            dims: Any = (batch, *leaf.shape.as_list()[1:])
+            const = constant_of([*dims]) if None not in dims else None
+            found += [
+                Argument(leaf.indices, (None, len(dims))),
+                Argument(leaf.values, (None,)),
+                Argument(leaf.dense_shape, (len(dims),), const=const),
+            ]
+        elif isinstance(leaf, tf.Tensor):
+            rank = leaf.shape.rank
+            dims = static_dims(leaf)
+            has_rows = bool(rank) and may_have_rows and (dims[0] is None or dims[0] == batch)
+            found.append(Argument(leaf, (batch, *dims[1:]) if has_rows else dims, has_rows))
+        elif tf.is_tensor(leaf):
+            parts = tf.nest.flatten(leaf, expand_composites=True)
+            found += [Argument(one, tuple(one.shape.as_list())) for one in parts]
+
+    def restore(tensors: Sequence[Any]) -> Any:
+        rest = iter(tensors)
+        flat = tf.nest.flatten(args, expand_composites=True)
+        return tf.nest.pack_sequence_as(
+            args, [next(rest) if tf.is_tensor(one) else one for one in flat], expand_composites=True
+        )
+
+    return found, restore
+
+
+@contextlib.contextmanager
+def variables_lifted(made: list[tf.Variable]) -> Iterator[None]:
+    """Scope in which the variables that a trace creates exist at once; adds them to `made`."""
+    names = [
+        "initial_value",
+        "trainable",
+        "validate_shape",
+        "name",
+        "dtype",
+        "constraint",
+        "synchronization",
+        "aggregation",
+        "shape",
+    ]
 
     def create(next_creator: Any, **settings: Any) -> tf.Variable:
-        settings.pop("distribute_strategy", None)
-        with tf.init_scope():
-            return next_creator(**settings)
+        chosen = {name: settings[name] for name in names if name in settings}
+        first = chosen.get("initial_value")
+        if tf.is_tensor(first) and not hasattr(first, "numpy"):
+            chosen["initial_value"] = tf.get_static_value(first)
+            if chosen["initial_value"] is None:
+                return next_creator(**settings)  # TensorFlow finds the value outside, or says so
+        in_fresh_thread(lambda: made.append(tf.Variable(**chosen)))
+        return made[-1]
 
-    return tf.variable_creator_scope(create)
-
-
-__all__ = ["EACH", "spread"]
+    with tf.variable_creator_scope(create):
+        yield

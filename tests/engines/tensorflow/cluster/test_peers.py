@@ -193,7 +193,7 @@ def test_other_rows_fail_and_are_named(same):
     assert [one.differing() for one in same] == [None, None]
     with pytest.raises(tf.errors.InvalidArgumentError):
         together(same, lambda one: one.check(tf.constant([1.0, float(one is same[1])]), "s"))
-    assert (1, "rows", "") in [one.differing() for one in same]
+    assert (1, 0, "rows", "") in [one.differing() for one in same]
 
 
 def test_other_steps_on_the_same_rows_fail(same):
@@ -203,7 +203,7 @@ def test_other_steps_on_the_same_rows_fail(same):
     with pytest.raises(tf.errors.InvalidArgumentError):
         together(same, lambda one: one.check(rows, names[one is same[1]]))
     found = [one.differing() for one in same]
-    assert found[0] == (1, "steps", "train_step") or found[1] == (1, "steps", "test_step")
+    assert found[0] == (1, 0, "steps", "train_step") or found[1] == (1, 0, "steps", "test_step")
     together(same, lambda one: one.check(rows, "train_step"))
     assert [one.arrived for one in same] == [number + 2 for number in before]
 
@@ -266,8 +266,8 @@ def test_parts_that_do_not_fit_are_noticed(parts, others):
     with pytest.raises(tf.errors.InvalidArgumentError):
         together(parts, lambda one: tf.nest.flatten(call(one), expand_composites=True)[0])
     told = [one.differing() for one in parts]
-    number, what, form = next(one for one in told if one is not None)
-    assert (number, what) == (1, "parts")
+    number, other, what, form = next(one for one in told if one is not None)
+    assert (number, other, what) == (1, 0, "parts")
     assert "float32(" in form or "float64(" in form
 
 
@@ -278,7 +278,7 @@ def test_other_places_in_the_data_are_noticed(parts):
     with pytest.raises(tf.errors.InvalidArgumentError):
         together(parts, lambda one: one.check(tf.ones([2]), "s"))
     found = [one.differing() for one in parts]
-    assert found[0] == (1, "passes", "step 3 of a pass") or found[1][2] == "step 1 of a pass"
+    assert found[0] == (1, 0, "passes", "step 3 of a pass") or found[1][3] == "step 1 of a pass"
     for one in parts:
         one.begin(one.arrived)
 

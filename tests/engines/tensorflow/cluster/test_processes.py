@@ -12,7 +12,10 @@ def test_what_one_process_does_in_a_callback(tmp_path):
         for status, output in run.end().values():
             assert status == 1, output
             assert "(process 1, pid " in output
-            assert "Its weights and those of process 0 differ at step 6." in output
+            assert (
+                "Its state and that of process 0 differ at step 4: its is learning_rate=0.1"
+                in output
+            )
     weights = [np.load(tmp_path / f"weights{number}.npz") for number in (0, 1)]
     for name in weights[0]:
         np.testing.assert_array_equal(weights[0][name], weights[1][name])

@@ -21,7 +21,7 @@ from keras_multigpu.engines.tensorflow.partition.inner import (
     state_of,
 )
 from keras_multigpu.engines.tensorflow.partition.layouts import SUM, WHOLE, Partial, Value
-from keras_multigpu.engines.tensorflow.partition.planner import Crossing, Planner
+from keras_multigpu.engines.tensorflow.partition.planner import NeedsOthers, Planner
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table
 
 RULES = Table()
@@ -57,7 +57,7 @@ def first_possible(
     for way in others:
         try:
             return plan(way)
-        except Crossing:
+        except NeedsOthers:
             continue
     return plan(last)
 
@@ -93,7 +93,7 @@ def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
 
     def plan(way: str) -> list[Value]:
         if way == ALL_DEVICES:
-            raise Crossing
+            raise NeedsOthers
         inner = Inner(planner, way)
         results = inner.run(graph, [inner.take(value) for value in values])
         layouts = [inner.kept(value) for value in results]

@@ -42,10 +42,25 @@ def draw(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     symbols = symbols_of(dims) - {BATCH}
     can_skip = op.type in _BY_COUNTER and dtype in _PER_COUNT
 
-    def whole(local: Any, *rest: Any) -> list[Any]:
+    def all_numbers(local: Any, *rest: Any) -> list[Any]:
         return create(op.type, [local.shape(dims, tf.int32), *rest], attributes, op.name)
 
+    def whole(local: Any, *rest: Any) -> list[Any]:
+        if not local.is_compiled:
+            return all_numbers(local, *rest)
+        # XLA draws other numbers than TensorFlow.
+        drawn = tf.function(
+            lambda *rest: all_numbers(local.inner(), *rest), autograph=False, jit_compile=True
+        )
+        return list(drawn(*rest))
+
     def own(local: Any, key: Any, counter: Any, *rest: Any) -> list[Any]:
+        if local.is_compiled:
+            unit = planner.unit_of(dims[0])
+            begins = [local.first_entry(unit), *[0] * (len(dims) - 1)]
+            sizes = [local.entries(unit), *[-1] * (len(dims) - 1)]
+            (drawn,) = all_numbers(local, key, counter, *rest)
+            return [tf.slice(drawn, tf.stack(begins), tf.stack(sizes))]
         row = local.dim(product((planner.unit_of(dims[0]), *dims[1:])))
         begin, count = local.begin * row, local.rows * row
         shape = local.shape(dims, tf.int32, 0)

@@ -23,6 +23,7 @@ def read(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     key = "read", variable, planner.versions.get(variable, 0), op.outputs[0].dtype
     if key not in planner.cache:
         planner.cache[key] = planner.fallback(op, values)[0][0]
+        planner.cache[key].is_trained = variable in planner.trained
     return [planner.cache[key]]
 
 

@@ -1,0 +1,116 @@
+"""Samples of a model's state, by which joined processes notice that one has set something alone.
+
+A callback in one process may set the learning rate or a weight; its state would then go another way
+until the end of `fit`. So each step's exchange takes along a few numbers of each process: settings
+of the optimizer in every step, and sums over some elements of each weight in every eighth. They may
+differ in rounding, because some of TensorFlow's sums add in any order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.engines.runners import TrainedModel
+from keras_multigpu.engines.values import Tensor
+
+EVERY = 8
+"""In each of so many steps, weights are sampled."""
+_TAKEN = 256  # elements of a weight at a time, or one row of a table; each time others
+_ROUNDING = 1e-3  # of the sum of a sample's magnitudes
+_NOT_FINITE = [1e30, 0.0]
+
+
+class Samples:
+    """The samples of a model.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: TrainedModel):
+        self._model = model
+
+    def take(self, come: Tensor) -> Tensor:
+        """In a step: numbers and by how much each may be off, of shape `(several, 2)`.
+
+        `come` counts the steps, alike in all processes.
+        """
+        weights = [one._value for one in self._model.weights]
+        settings = [tf.cast(value, tf.float64) for _, value in self._settings()]
+        some = tf.cond(
+            tf.equal(come % EVERY, 0),
+            lambda: _sample(weights, come // EVERY),
+            lambda: tf.zeros([len(weights), 2], tf.float64),
+        )
+        alone = [tf.stack([value, 1e-6 * tf.abs(value)]) for value in settings]
+        every = tf.concat([some, tf.reshape(tf.stack(alone), [-1, 2])] if alone else [some], axis=0)
+        return tf.where(tf.math.is_finite(every), every, tf.constant(_NOT_FINITE, tf.float64))
+
+    def describe(self, place: int) -> str:
+        """What a number of a sample stands for, with its value now."""
+        weights = self._model.weights
+        if place < len(weights):
+            value = np.asarray(weights[place], "float64")
+            return f"{weights[place].path} with a sum of {value.sum():.6g}"
+        name, value = self._settings()[place - len(weights)]
+        return f"{name}={float(value):.6g}"
+
+    def _settings(self) -> list[tuple[str, Any]]:
+        """The learning rate now, and counters."""
+        optimizer = getattr(self._model, "optimizer", None)
+        if not isinstance(optimizer, keras.Optimizer):
+            return []
+        variables = [one for one in optimizer.variables if not len(one.shape)]
+        counters = [one for one in variables if not keras.backend.is_float_dtype(one.dtype)]
+        rate = ("learning_rate", keras.ops.convert_to_tensor(optimizer.learning_rate))
+        return [rate, *((one.path, one._value) for one in counters)]
+
+
+def alike(bits: Tensor) -> Tensor:
+    """For each process, 0 if its samples are those of process 0; else 1 more than the first other.
+
+    `bits` are the samples of all processes, row by row, as integers.
+    """
+    values = tf.reshape(tf.bitcast(bits, tf.float64), [bits.shape[0], -1, 2])
+    number, slack = values[:, :, 0], values[:, :, 1]
+    is_off = tf.cast(tf.abs(number - number[0]) > slack + slack[0], tf.int64)
+    return tf.reduce_max(is_off, axis=1) * (tf.argmax(is_off, axis=1) + 1)
+
+
+def _sample(weights: list[tf.Variable], turn: Tensor) -> Tensor:
+    """For each weight, a sum of a sample with signs, and what rounding may do to it."""
+    by_device: dict[str, list[int]] = {}
+    for place, one in enumerate(weights):
+        by_device.setdefault(one.device, []).append(place)
+    sums = []
+    for device, places in by_device.items():
+        with tf.device(device):
+            pieces = [tf.cast(_some(weights[place], turn), tf.float64) for place in places]
+            sizes = [piece.shape[0] for piece in pieces]
+            signs = np.concatenate([np.cos(np.arange(1, size + 1)) for size in sizes])
+            terms, owners = tf.concat(pieces, axis=0) * signs, np.repeat(range(len(sizes)), sizes)
+            both = tf.stack([terms, _ROUNDING * tf.abs(terms)], axis=1)
+            sums.append(tf.math.unsorted_segment_sum(both, owners, len(sizes)))
+    if not sums:
+        return tf.zeros([0, 2], tf.float64)
+    order = [place for places in by_device.values() for place in places]
+    return tf.gather(tf.concat(sums, axis=0), np.argsort(order))
+
+
+def _some(weight: tf.Variable, turn: Tensor) -> Tensor:
+    """Some elements of a weight, in each turn others."""
+    size = weight.shape.num_elements()
+    if weight.shape.rank > 1 and weight.shape[0] >= _TAKEN:
+        # A table after a sparse update would be copied if it were read as a whole.
+        count = weight.shape[0]
+        taken = max(1, _TAKEN * count // max(1, size))
+        rows = (turn + tf.range(taken, dtype=tf.int64) * -(-count // taken)) % count
+        return tf.reshape(tf.gather(weight, rows), [taken * size // count])
+    step = max(1, size // _TAKEN)
+    start, count = turn % step, size // step
+    some = tf.reshape(weight, [-1])[start : start + count * step : step]
+    return tf.ensure_shape(some, [count])

@@ -1,0 +1,36 @@
+"""A user's own step as a function that runs on all devices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.functions import have_rows
+
+
+def on_all_devices(
+    step: Callable[..., Any], spread: Callable[..., Any], rows: Collection[int | str] | None
+) -> Callable[..., Any]:
+    """`step` as a `tf.function` that `spread` computes on several devices.
+
+    `spread` is `partition.step.spread` with devices and settings; `rows` as in `have_rows`.
+    """
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        def flat(args: Any, names: Any) -> Any:
+            return step(*args, **names)
+
+        marks = have_rows(step, rows, args, kwargs)
+        return spread(flat, (args, kwargs), have_rows=tf.nest.flatten(marks))
+
+    compiled = tf.function(traced, autograph=False, reduce_retracing=True)
+
+    @functools.wraps(step)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        have_rows(step, rows, args, kwargs)  # raises, on the actual shapes
+        return compiled(*args, **kwargs)
+
+    return run

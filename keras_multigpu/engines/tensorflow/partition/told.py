@@ -1,0 +1,69 @@
+"""What of a step is computed whole, and why: for people."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+from keras_multigpu.engines.tensorflow.partition.planner import Record
+
+SHARE = 0.05  # of a step's work: less is not worth a warning
+_NOT_LAYERS = ("gradient_tape", "compile_loss", "while", "body", "cond")
+
+
+def share_whole(records: Sequence[Record]) -> float:
+    """The share of a step's work that is done on gathered rows, by one device."""
+    total = sum(record.work for record in records)
+    return sum(record.work for record in records if record.how == "gathered") / (total or 1.0)
+
+
+def by_layer(records: Sequence[Record], names: Sequence[str]) -> list[tuple[str, str, float]]:
+    """Layers, types of operations and shares of the work that one device does; most work first."""
+    total = sum(record.work for record in records) or 1.0
+    found: dict[tuple[str, str], float] = collections.defaultdict(float)
+    for record in records:
+        if record.how == "gathered":
+            found[layer_of(record.name, names), record.type] += record.work / total
+    rows = [(layer, kind, share) for (layer, kind), share in found.items()]
+    return sorted(rows, key=lambda row: -row[2])
+
+
+def layer_of(name: str, layers: Sequence[str]) -> str:
+    """The layer that an operation belongs to, by the operation's name."""
+    parts = [part for part in name.split("/") if part not in _NOT_LAYERS]
+    for part in reversed(parts[:-1]):
+        for layer in layers:
+            if part == layer or (part.startswith(f"{layer}_") and part[len(layer) + 1 :].isdigit()):
+                return layer
+    return parts[0] if len(parts) > 1 else "the step"
+
+
+def explain(records: Sequence[Record], names: Sequence[str], step: str) -> str:
+    """A table of what one device computes for all."""
+    share = share_whole(records)
+    head = f"{step}: {1 - share:.1%} of the work is spread over the devices"
+    rows = [row for row in by_layer(records, names) if row[2] >= 0.0005]
+    if not rows:
+        return f"{head}."
+    lines = [f"{head}; one device does the rest, on gathered rows:", ""]
+    width = max(len(row[0]) for row in rows)
+    lines += [f"  {layer:{width}}  {share:6.1%}  {kind}" for layer, kind, share in rows]
+    return "\n".join(lines)
+
+
+def warning_of(
+    records: Sequence[Record], names: Sequence[str], model: str, step: str
+) -> str | None:
+    """What to warn of; `None` if one device does little."""
+    share = share_whole(records)
+    if share <= SHARE:
+        return None
+    rows = by_layer(records, names)
+    layers = list(dict.fromkeys(repr(row[0]) for row in rows))[:3]
+    kinds = list(dict.fromkeys(row[1] for row in rows))[:3]
+    return (
+        f"{share:.0%} of a {step} of {model!r} runs on one device, on the rows of all: "
+        f"{', '.join(kinds)} in {', '.join(layers)}. The numbers are those of one device. "
+        "`parallel.explain()` lists what is not spread; operations whose rows are independent, "
+        "along another axis than the batch, are."
+    )

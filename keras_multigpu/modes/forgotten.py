@@ -1,0 +1,77 @@
+"""Warnings and errors where a user has several devices, and without a word would train on one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+import warnings
+from typing import Any
+
+import keras
+
+from keras_multigpu.modes.one_model import OneModel
+
+
+def watch_template(template: Any, devices: int) -> None:
+    """Warns when a template is trained before any parallel model of it is used.
+
+    A stand-in for the template's `fit`, which removes itself at the first use of either model. The
+    two share their attributes, so it is called for both.
+    """
+    if devices == 1 or "fit" in vars(template):
+        return
+
+    @functools.wraps(type(template).fit)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        note_use(self)
+        if not isinstance(self, OneModel):
+            warnings.warn(
+                f"{self.name!r} is trained on one device: a parallel model of it, on {devices} "
+                "devices, was made and never used. Received: `fit` of the model itself. Call `fit` "
+                "of what `make_parallel` returns: `parallel = make_parallel(model)`, "
+                "`parallel.compile(...)`, `parallel.fit(...)`.",
+                stacklevel=2,
+            )
+        return self.fit(*args, **kwargs)
+
+    fit.is_watch = True  # type: ignore[attr-defined]
+    vars(template)["fit"] = types.MethodType(fit, template)
+
+
+def note_use(model: Any) -> None:
+    """A model is used: its template, the same for all its parallel models, is watched no more."""
+    if getattr(vars(model).get("fit"), "is_watch", False):
+        del vars(model)["fit"]
+
+
+def check_compiled(parallel: Any, method: str) -> None:
+    """Refuses a parallel model that is not compiled, if its template is."""
+    if not parallel.compiled and parallel.template.compiled:
+        raise ValueError(
+            f"A parallel model is compiled apart from its template. Received: `{method}` of the "
+            f"parallel model {parallel.name!r}, which is not compiled; its template is. Call "
+            "`parallel.compile(...)`, or compile the template before `make_parallel`, which then "
+            "compiles the parallel model likewise."
+        )
+
+
+def warn_of_cloning(parallel: Any) -> None:
+    """Warns if `keras.models.clone_model` is copying a parallel model: it knows templates only."""
+    clone = inspect.unwrap(keras.models.clone_model).__code__
+    frame, level, is_cloned = sys._getframe(1), 2, False
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+        is_cloned |= frame.f_code is clone and frame.f_locals.get("model") is parallel
+        frame, level = frame.f_back, level + 1
+    if is_cloned:
+        warnings.warn(
+            "`keras.models.clone_model` copies the template of a parallel model: the clone is a "
+            f"plain model, and runs on one device. Received: {parallel.name!r}, in mode "
+            f"{parallel.mode!r} on {len(parallel.devices)} devices. Make the clone parallel: "
+            "`make_parallel(clone)`. If you want a plain model, clone `parallel.template`.",
+            stacklevel=level,
+        )
+
+
+_LIBRARIES = ("keras", "keras_multigpu")

@@ -1,0 +1,124 @@
+"""Samples of the state: what of a difference they show, and what they cost."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.cluster.samples import EVERY, Samples, alike
+
+
+def build(optimizer="sgd"):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((5,), dtype="int32"),
+            keras.layers.Embedding(1000, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3, dtype="bfloat16"),
+            keras.layers.BatchNormalization(),
+        ]
+    )
+    model.compile(optimizer)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def taken(model, come=EVERY):
+    """The samples in a step."""
+    samples = Samples(model)
+    found = tf.function(lambda: samples.take(tf.constant(come, tf.int64)))().numpy()
+    np.testing.assert_array_equal(found, samples.take(tf.constant(come, tf.int64)))  # eagerly
+    return found
+
+
+def first_other(*found):
+    """The number of the first sample that is not that of process 0, by process."""
+    bits = tf.stack([tf.bitcast(tf.reshape(one, [-1]), tf.int64) for one in found])
+    return alike(bits).numpy().tolist()
+
+
+def _shift(weight, size=0.05):
+    return lambda model: model.weights[weight].assign(model.weights[weight] + size)
+
+
+def _set_one(model):
+    table = model.weights[0].numpy()
+    table[999, 3] += 1.0
+    model.weights[0].assign(table)
+
+
+CHANGES = {
+    "table": (_shift(0), 0),
+    "bfloat16": (_shift(1), 1),
+    "bias": (_shift(2, 1e-6), 2),  # of zeros
+    "statistics": (_shift(6), 6),
+    "not a number": (_shift(1, np.nan), 1),
+    "infinite": (_shift(3, np.inf), 3),
+    "counter": (lambda model: model.optimizer.iterations.assign(3), 8),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen(change):
+    one, other = build(), build()
+    assert first_other(taken(one), taken(other)) == [0, 0]
+    act, expected = CHANGES[change]
+    act(other)
+    assert first_other(taken(one), taken(other), taken(one)) == [0, expected + 1, 0]
+    assert first_other(taken(other), taken(other)) == [0, 0]
+
+
+@pytest.mark.parametrize("rate", [0.1001, keras.optimizers.schedules.ExponentialDecay(0.1, 9, 0.9)])
+def test_another_rate_is_seen_in_each_step(rate):
+    one, other = build(keras.optimizers.SGD(0.1)), build(keras.optimizers.SGD(rate))
+    if not isinstance(rate, float):
+        assert first_other(taken(one, 1), taken(other, 1)) == [0, 0]  # until it decays
+        for model in (one, other):
+            model.optimizer.iterations.assign(2)
+    assert first_other(taken(one, 1), taken(other, 1)) == [0, len(one.weights) + 1]
+    assert Samples(one).describe(len(one.weights)) == "learning_rate=0.1"
+
+
+def test_rounding_is_no_difference():
+    one, other = build(), build()
+    rng = np.random.default_rng(0)
+    for weight in other.weights[:1]:
+        noise = 1 + 1e-6 * rng.normal(size=weight.shape)
+        weight.assign(weight.numpy() * noise.astype("float32"))
+    assert first_other(taken(one), taken(other)) == [0, 0]
+
+
+def test_weights_are_sampled_in_some_steps_and_in_turn_all_of_them():
+    one, other = build(), build()
+    _set_one(other)
+    seen = [any(first_other(taken(one, k), taken(other, k))) for k in range(1, 2 * EVERY)]
+    assert not any(seen)
+    rows = 1000 // (256 // 4)
+    turns = range(1, rows + 2)
+    assert any(any(first_other(taken(one, k * EVERY), taken(other, k * EVERY))) for k in turns)
+
+
+def test_what_a_number_is_is_told():
+    model = build()
+    text = Samples(model).describe(0)
+    assert text.startswith("sequential")
+    assert f"with a sum of {model.weights[0].numpy().sum():.3g}"[:20] in text
+    assert Samples(model).describe(len(model.weights) + 1) == "sgd/iteration=0"
+
+
+def test_a_model_without_an_optimizer():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    assert taken(model).shape == (2, 2)
+    empty = keras.Sequential([keras.Input((2,)), keras.layers.Flatten()])
+    assert taken(empty).shape == (0, 2)
+
+
+def test_a_table_is_not_read_as_a_whole():
+    """After a sparse update TensorFlow would copy it."""
+    samples = Samples(build())
+    graph = tf.function(lambda: samples.take(tf.constant(EVERY, tf.int64))).get_concrete_function()
+    branches = graph.graph.as_graph_def().library.function
+    names = [node.op for branch in branches for node in branch.node_def]
+    assert names.count("ResourceGather") == 1
+    assert names.count("ReadVariableOp") == len(samples._model.weights) - 1

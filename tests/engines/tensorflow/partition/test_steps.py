@@ -1,0 +1,284 @@
+"""Keras's steps on several devices: the numbers of one device, in float64."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from support.parity import difference, variables
+
+from keras_multigpu import make_parallel
+
+ROWS = (9, 2, 13, 1)  # of the batches: smaller than the number of devices, too
+pytestmark = pytest.mark.usefixtures("partitioned")
+
+
+def _classes(rng, rows):
+    return np.eye(4)[rng.integers(0, 4, rows)]
+
+
+def _flat(rng, rows):
+    return rng.normal(size=(rows, 6)), _classes(rng, rows)
+
+
+def _images(rng, rows):
+    return rng.normal(size=(rows, 8, 8, 3)), _classes(rng, rows)
+
+
+def _texts(rng, rows):
+    return rng.integers(0, 9, (rows, 5)), _classes(rng, rows)
+
+
+def _series(rng, rows):
+    return rng.normal(size=(rows, 5, 4)), _classes(rng, rows)
+
+
+def _weighted(rng, rows):
+    return (*_flat(rng, rows), rng.uniform(size=rows))
+
+
+def _dense(*inner):
+    return keras.Sequential([keras.Input((6,)), *inner, layers.Dense(4, "softmax")])
+
+
+def _conv():
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(4, 3, padding="same"),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.MaxPooling2D(),
+            layers.DepthwiseConv2D(3),
+            layers.Conv2D(4, 1, groups=2),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(4, "softmax"),
+        ]
+    )
+
+
+def _transformer():
+    words = keras.Input((5,), dtype="int32")
+    known = layers.Embedding(9, 8, mask_zero=True)(words)
+    seen = layers.MultiHeadAttention(2, 4, dropout=0.1)(known, known)
+    summed = layers.LayerNormalization()(known + seen)
+    return keras.Model(words, layers.Dense(4, "softmax")(layers.GlobalAveragePooling1D()(summed)))
+
+
+def _recurrent():
+    return keras.Sequential(
+        [
+            keras.Input((5, 4)),
+            layers.Bidirectional(layers.LSTM(3, return_sequences=True)),
+            layers.GRU(5, recurrent_dropout=0.2),
+            layers.Dense(4, "softmax"),
+        ]
+    )
+
+
+class _Penalties(layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+class _LaterMixed(layers.Layer):
+    """Rows that see each other only after some steps, by a random order."""
+
+    def build(self, shape):
+        self.steps = self.add_weight(shape=(), dtype="int32", trainable=False, initializer="zeros")
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, x, training=None):
+        if training:
+            self.steps.assign_add(1)
+        return keras.ops.where(
+            self.steps > 2, 0.5 * x + 0.5 * keras.random.shuffle(x, seed=self.seeds), x
+        )
+
+
+class _Contrastive(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        scores = keras.ops.matmul(y_pred, keras.ops.transpose(y_pred))
+        places = keras.ops.arange(keras.ops.shape(y_pred)[0])
+        found = keras.losses.sparse_categorical_crossentropy(places, scores, from_logits=True)
+        return found + keras.losses.categorical_crossentropy(y_true, y_pred)
+
+
+class Private(keras.Model):
+    """Gradients of each row, clipped before they are summed."""
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            losses = keras.losses.categorical_crossentropy(y, self(x, training=True))
+        rows = tape.jacobian(losses, self.trainable_variables)
+        norms = tf.sqrt(sum(tf.reduce_sum(g**2, range(1, len(g.shape))) for g in rows))
+        scale = tf.minimum(tf.ones([], norms.dtype), 0.1 / norms)
+        count = tf.cast(tf.shape(x)[0], scale.dtype)
+        gradients = [tf.tensordot(scale, g, 1) / count for g in rows]
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": tf.reduce_mean(losses), "norm": tf.reduce_mean(norms)}
+
+
+class TwoGradients(keras.Model):
+    """A penalty of the gradient by the inputs, in a step with its own parts."""
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                scores = tf.reduce_sum(self.layers[1](x)[:, 0])
+            slope = inner.gradient(scores, x)
+            loss = tf.reduce_mean(keras.losses.categorical_crossentropy(y, self(x)))
+            loss += tf.cast(tf.reduce_mean(tf.reduce_sum(slope**2, 1)), loss.dtype)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def _subclassed(kind):
+    given = keras.Input((6,))
+    hidden = layers.Dense(5, "tanh")(given)
+    return kind(given, layers.Dense(4, "softmax")(hidden))
+
+
+CASES = {
+    "adam": (lambda: _dense(layers.Dense(8, "relu")), _flat, {"metrics": ["accuracy", "auc"]}),
+    "dropout": (lambda: _dense(layers.Dropout(0.4), layers.GaussianNoise(0.1)), _flat, {}),
+    "batch_norm": (lambda: _dense(layers.BatchNormalization()), _flat, {}),
+    "convolutions": (_conv, _images, {}),
+    "transformer": (_transformer, _texts, {}),
+    "recurrent": (_recurrent, _series, {}),
+    "sample_weights": (lambda: _dense(layers.Dense(3)), _weighted, {"weighted_metrics": ["mae"]}),
+    "add_loss": (lambda: _dense(layers.Dense(4, kernel_regularizer="l2"), _Penalties()), _flat, {}),
+    "mixed_rows": (lambda: _dense(_LaterMixed()), _flat, {}),
+    "contrastive": (lambda: _dense(layers.Dense(4)), _flat, {"loss": _Contrastive}),
+    "private": (lambda: _subclassed(Private), _flat, {}),
+    "two_gradients": (lambda: _subclassed(TwoGradients), _flat, {}),
+    "clipped": (
+        lambda: _dense(layers.Dense(8)),
+        _flat,
+        {"optimizer": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1, use_ema=True)},
+    ),
+    "accumulated": (
+        lambda: _dense(layers.Dense(8)),
+        _flat,
+        {"optimizer": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)},
+    ),
+}
+
+
+def _compiled(model, optimizer=lambda: keras.optimizers.Adam(0.01), loss=None, **settings):
+    loss = "categorical_crossentropy" if loss is None else loss()
+    model.compile(optimizer(), loss, **settings)
+    return model
+
+
+def _trained(build, batches, settings, devices):
+    keras.utils.set_random_seed(5)
+    model = build()
+    model = model if devices == 1 else make_parallel(model, devices)
+    _compiled(model, **settings)
+    logs = []
+    for _ in range(2):
+        for batch in batches:
+            x, y, *weight = batch
+            logs.append(model.train_on_batch(x, y, *weight, return_dict=True))
+    x, y, *weight = batches[0]
+    more = {"sample_weight": weight[0]} if weight else {}
+    results = model.evaluate(x, y, verbose=0, return_dict=True, **more)
+    return model, logs, results, model.predict(batches[2][0], verbose=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_numbers_of_one_device(name, rng):
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    build, make, settings = CASES[name]
+    batches = [make(rng, rows) for rows in ROWS]
+    plain, *expected, outputs = _trained(build, batches, settings, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the rows that are mixed
+        parallel, *found, theirs = _trained(build, batches, settings, 3)
+    assert difference(expected, found) < 1e-11
+    assert difference(outputs, theirs) < 1e-6  # Keras's predictions are float32
+    assert difference(variables(plain), variables(parallel)) < 1e-11
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "mixed_rows"])
+def test_nothing_is_left_to_one_device(name, rng):
+    build, make, settings = CASES[name]
+    model = make_parallel(build(), 3)
+    _compiled(model, **settings)
+    model.train_on_batch(*make(rng, 8))  # a warning would be an error
+    share = model.explain().partition(" of the work")[0].rpartition(" ")[2]
+    assert float(share.rstrip("%")) > 95
+
+
+def test_a_loss_scale_that_overflows(rng):
+    """Sums of slices must overflow where the whole sum does."""
+    x, y = rng.normal(size=(24, 6)).astype("float32"), 30 * rng.normal(size=(24, 2))
+    scales = []
+    for devices in (1, 3):
+        keras.utils.set_random_seed(5)
+        keras.config.set_dtype_policy("mixed_float16")
+        head = layers.Dense(2, dtype="float32")
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(32, "relu"), head])
+        model = model if devices == 1 else make_parallel(model, devices)
+        inner = keras.optimizers.SGD(1e-3)
+        settings = {"initial_scale": 2.0**15, "dynamic_growth_steps": 4}
+        model.compile(keras.optimizers.LossScaleOptimizer(inner, **settings), "mse")
+        model.fit(x, y, batch_size=8, epochs=4, verbose=0, shuffle=False)
+        scales.append(float(model.optimizer.dynamic_scale.numpy()))
+    assert scales[0] == scales[1] < 2.0**15
+
+
+def test_slots_exist_before_the_step_is_traced(rng):
+    traces = []
+
+    class Counted(keras.Model):
+        def train_step(self, data):
+            traces.append(1)
+            return super().train_step(data)
+
+    model = make_parallel(_subclassed(Counted), 3)
+    _compiled(model)
+    model.train_on_batch(*_flat(rng, 9))
+    model.train_on_batch(*_flat(rng, 9))
+    assert len(traces) == 1
+
+
+def test_a_step_that_makes_variables_is_traced_again_with_them(rng):
+    """As `tf.function` does: the first trace may have asked whether they exist."""
+
+    class Counts(keras.Model):
+        def train_step(self, data):
+            factor = 0.0 if getattr(self, "seen", None) is None else 1.0
+            if getattr(self, "seen", None) is None:
+                self.seen = tf.Variable(2.0)
+            self.seen.assign_add(factor)
+            return {**super().train_step(data), "seen": self.seen.read_value()}
+
+    model = make_parallel(_subclassed(Counts), 3)
+    _compiled(model)
+    logs = [model.train_on_batch(*_flat(rng, 9), return_dict=True) for _ in range(2)]
+    assert [log["seen"] for log in logs] == [3.0, 4.0]
+
+
+def test_what_one_device_computes_is_told(rng):
+    model = make_parallel(_dense(layers.Lambda(lambda x: keras.ops.sort(x, 0))), 3)
+    _compiled(model)
+    with pytest.warns(UserWarning, match="of a train step of .* runs on one device.*'lambda"):
+        model.train_on_batch(*_flat(rng, 9))
+    assert "lambda" in model.explain()
+
+
+def test_eager_steps_run_on_one_device(rng):
+    model = make_parallel(_dense(layers.Dense(3)), 3)
+    _compiled(model, run_eagerly=True)
+    with pytest.warns(UserWarning, match="runs eagerly, and so on 'cpu:0' alone"):
+        model.train_on_batch(*_flat(rng, 9))

@@ -1,0 +1,56 @@
+"""TensorFlow's strategies, whose scopes a parallel model can't work in."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu import make_parallel
+
+X, Y = np.ones((10, 3), "float32"), np.ones((10, 1), "float32")
+
+
+def build():
+    normalization = keras.layers.BatchNormalization()
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), normalization])
+
+
+def train(places, strategy):
+    """A training, some of whose calls are in the scope of a strategy."""
+
+    def scope(place):
+        return strategy.scope() if place in places else contextlib.nullcontext()
+
+    with scope("build"):
+        model = build()
+    with scope("make"):
+        parallel = make_parallel(model, 2)
+    with scope("compile"):
+        parallel.compile("sgd", "mse")
+    with scope("fit"):
+        parallel.fit(X, Y, batch_size=5, verbose=0)
+    return parallel
+
+
+@pytest.mark.parametrize(
+    ("places", "received"),
+    [
+        (["build"], r"variable '.*/kernel', which was made in `strategy.scope\(\)`"),
+        (["make"], r"`strategy.scope\(\)` of a MirroredStrategy"),
+        (["compile"], r"variable '.*', which was made in"),
+        (["fit"], "of a MirroredStrategy"),
+        (["build", "make", "compile", "fit"], "which was made in"),
+    ],
+    ids=str,
+)
+def test_a_strategys_scope_is_refused(places, received):
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    with pytest.raises(ValueError, match=f"a strategy of Tensor.*{received}.*Remove the scope"):
+        train(places, strategy)
+
+
+def test_a_strategy_without_a_scope_is_none_of_our_business():
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    assert train([], strategy).optimizer.iterations == 2

@@ -1,0 +1,63 @@
+"""Models that were built on a batch, trained or not, and go on with several devices."""
+
+import keras
+import pytest
+from keras import layers
+from support.parity import difference, variables
+
+from keras_multigpu import make_parallel
+
+WAYS = {
+    "build": lambda model, x, y: model.build(x.shape),
+    "call": lambda model, x, y: model(x[:2]),
+    "fit": lambda model, x, y: model.fit(x, y, batch_size=10, shuffle=False, verbose=0),
+    "predict": lambda model, x, y: model.predict(x, verbose=0),
+    "train_on_batch": lambda model, x, y: model.train_on_batch(x[:8], y[:8]),
+}
+OPTIONS = {
+    "data": {},
+    "shard": {"shard": "weights"},
+    "tower": {"mode": "tower"},
+    "model": {"mode": "model", "n_gpus": 2},
+}
+
+
+def _data(rng):
+    return rng.normal(size=(30, 6)).astype("float32"), rng.normal(size=(30, 1)).astype("float32")
+
+
+def _made(way, data):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([layers.Dense(4), layers.BatchNormalization(), layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    WAYS[way](model, *data)
+    assert model.inputs[0].shape[0] is not None
+    return model
+
+
+def _trained(model, x, y):
+    model.fit(x, y, batch_size=7, shuffle=False, verbose=0)
+    return [*variables(model), model.predict(x, batch_size=11, verbose=0)]
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("way", WAYS)
+def test_goes_on_with_several_devices(way, options, rng, tmp_path):
+    data, path = _data(rng), tmp_path / "model.keras"
+    template = _made(way, data)
+    parallel = make_parallel(template, **{"n_gpus": 4, **options})
+    assert difference(_trained(_made(way, data), *data), _trained(parallel, *data)) < 1e-5
+    parallel.save(path)
+    loaded = keras.models.load_model(path)
+    predicted = (model.predict(data[0], verbose=0) for model in (parallel, loaded))
+    assert difference(*predicted) < 1e-6
+    template.fit(*data, verbose=0)  # on one device again, with its own optimizer
+
+
+@pytest.mark.parametrize("way", ["fit", "train_on_batch"])
+def test_goes_on_from_a_file(way, rng, tmp_path):
+    data, path = _data(rng), tmp_path / "model.keras"
+    _made(way, data).save(path)
+    plain, parallel = keras.models.load_model(path), keras.models.load_model(path)
+    parallel = make_parallel(parallel, 4)
+    assert difference(_trained(plain, *data), _trained(parallel, *data)) < 1e-5

@@ -1,0 +1,101 @@
+"""A user's own training step on all devices."""
+
+import keras
+import numpy as np
+import pytest
+from support.models import mlp
+
+from keras_multigpu import make_parallel
+
+IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+
+def _data(rng, rows):
+    return rng.normal(size=(rows, 6)).astype("float32"), rng.normal(size=(rows, 2)).astype(
+        "float32"
+    )
+
+
+def _sgd_on_tensorflow(model):
+    import tensorflow as tf
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        weights = [one.value for one in model.trainable_variables]
+        for one, gradient in zip(weights, tape.gradient(loss, weights)):
+            one.assign_sub(0.1 * gradient)
+        return loss
+
+    return step, step
+
+
+def _sgd_on_jax(model):
+    import jax
+
+    def step(weights, x, y):
+        def loss(weights):
+            return ((model.stateless_call(weights, [], x)[0] - y) ** 2).mean()
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        return value, [one - 0.1 * gradient for one, gradient in zip(weights, gradients)]
+
+    def run(compiled):
+        def one(x, y):
+            weights = [variable.value for variable in model.trainable_variables]
+            value, weights = compiled(weights, x, y)
+            for variable, new in zip(model.trainable_variables, weights):
+                variable.assign(new)
+            return value
+
+        return one
+
+    return step, run
+
+
+def _losses(compile_step, batches):
+    model = mlp()
+    step, run = (_sgd_on_tensorflow if IS_TENSORFLOW else _sgd_on_jax)(model)
+    compiled = compile_step(model, step)
+    train = compiled if IS_TENSORFLOW else run(compiled)
+    losses = [float(train(*batch)) for batch in batches]
+    return losses, model.get_weights()
+
+
+def test_a_step_has_the_numbers_of_one_device(rng):
+    batches = [_data(rng, rows) for rows in (8, 5, 8, 3, 1)]
+    rows = {} if IS_TENSORFLOW else {"rows": ("x", "y")}
+    plain = _losses(lambda model, step: step, batches)
+    parallel = _losses(lambda model, step: make_parallel(model, 4).function(step, **rows), batches)
+    np.testing.assert_allclose(parallel[0], plain[0], rtol=1e-6)
+    for one, other in zip(parallel[1], plain[1]):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_arguments_without_rows_are_named(rng):
+    model = make_parallel(mlp(), 2)
+    step = model.function(lambda x, table: keras.ops.matmul(x, table), rows=("x",))
+    x, table = rng.normal(size=(5, 6)), rng.normal(size=(6, 3))
+    np.testing.assert_allclose(step(x, table), x @ table, atol=1e-5)
+
+
+def test_different_first_axes_are_refused(rng):
+    step = make_parallel(mlp(), 2).function(lambda x, y: x)
+    with pytest.raises(ValueError, match=r"Received: first axes of 3, 5\..*rows=\(0, 1\)"):
+        step(np.zeros((5, 2)), np.zeros((3, 2)))
+
+
+def test_rows_that_name_no_argument_are_refused(rng):
+    step = make_parallel(mlp(), 2).function(lambda x, y: x, rows=("z",))
+    with pytest.raises(ValueError, match=r"arguments of the step \(x, y\).*rows=\('z',\)"):
+        step(np.zeros((5, 2)), np.zeros((5, 2)))
+
+
+def test_one_device_is_the_backends_own_function(rng):
+    step = make_parallel(mlp(), 1).function(lambda x: 2 * x)
+    np.testing.assert_allclose(step(np.ones((3, 2))), 2 * np.ones((3, 2)))
+
+
+def test_what_runs_whole_is_explained():
+    text = make_parallel(mlp(), 2).explain()
+    assert ("No step has run yet" if IS_TENSORFLOW else "XLA partitions every step") in text

@@ -1,0 +1,735 @@
+"""The ways: what all processes run, and what the odd one does there."""
+
+import os
+import signal
+import sys
+import time
+
+import keras
+import numpy as np
+
+from keras_multigpu import make_parallel
+
+BATCH, EPOCHS = 8, 3
+WAYS = {}
+
+
+def way(expected, *, own=None, data="same"):
+    """Registers a way.
+
+    Args:
+        expected: what the error says of the odd process; `None` if there is none.
+        own: how the odd process ends, if not by that error: the name of an exception, or "".
+        data: an argument of `join`.
+    """
+
+    def register(function):
+        WAYS[function.__name__] = (function, expected, own, data)
+        return function
+
+    return register
+
+
+def numbers(rows=48, seed=7):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 6)).astype("float32")
+    return x, np.tanh(x[:, :2])
+
+
+def build(optimizer=None, units=8, seed=7, loss="mse", **options):
+    keras.utils.set_random_seed(seed)
+    layers = [keras.Input((6,)), keras.layers.Dense(units, "tanh"), keras.layers.Dense(2)]
+    parallel = make_parallel(keras.Sequential(layers))
+    parallel.compile(optimizer or keras.optimizers.SGD(0.05, momentum=0.9), loss, **options)
+    keras.utils.set_random_seed(7)
+    return parallel
+
+
+def fit(model, x=None, y=None, **options):
+    if x is None:
+        x, y = numbers()
+        options = {"batch_size": BATCH, **options}
+    return model.fit(x, y, **{"epochs": EPOCHS, "verbose": 0, "shuffle": False, **options})
+
+
+def batches(count=6):
+    x, y = numbers()
+    for k in range(count):
+        yield x[BATCH * k :][:BATCH], y[BATCH * k :][:BATCH]
+
+
+class At(keras.callbacks.Callback):
+    """Does something at one place of a training."""
+
+    def __init__(self, place, action, number=1):
+        super().__init__()
+        setattr(self, place, self._act)
+        self._action, self._number = action, number
+
+    def _act(self, number=None, logs=None):
+        if number in (None, self._number) or isinstance(number, dict):
+            self._action(self.model)
+
+
+def at(is_odd, place, action, number=1):
+    """The callbacks of a process: the odd one has one."""
+    return [At(place, action, number)] if is_odd else []
+
+
+def raises(error):
+    def action(model):
+        raise error
+
+    return action
+
+
+def stop(model):
+    model.stop_training = True
+
+
+# Other lengths
+
+
+@way("It is at the end of `fit`, after 12 steps")
+def fewer_epochs(odd):
+    fit(build(), epochs=2 if odd else 3)
+
+
+@way("It is at (step 19|new weights or metrics before step 19) of `fit`")
+def more_epochs(odd):
+    fit(build(), epochs=4 if odd else 3)
+
+
+@way("It is at the end of `fit`, after 12 steps")
+def stops_after_an_epoch(odd):
+    fit(build(), callbacks=at(odd, "on_epoch_end", stop))
+
+
+@way("It is at the end of `fit`, after 9 steps")
+def stops_within_an_epoch(odd):
+    seen = []
+
+    def count(model):
+        seen.append(1)
+        model.stop_training = len(seen) == 9
+
+    callback = keras.callbacks.Callback()
+    callback.on_train_batch_end = lambda batch, logs=None: count(callback.model)
+    fit(build(), callbacks=[callback] if odd else [])
+
+
+@way("It is at the end of `fit`, after 12 steps")
+def stops_early_by_a_value_of_its_own(odd):
+    class Local(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["own"] = 1.0 if odd else -float(epoch)
+
+    stopping = keras.callbacks.EarlyStopping("own", patience=0, start_from_epoch=0, mode="min")
+    fit(build(), callbacks=[Local(), stopping])
+
+
+@way("It is at the end of `fit`, after 12 steps")
+def runs_out_of_time(odd):
+    begun = time.monotonic()
+
+    def look(model):
+        model.stop_training = time.monotonic() > begun
+
+    fit(build(), callbacks=at(odd, "on_epoch_end", look))
+
+
+@way("It is at .*of `fit`|Its rows and those|It makes another step")
+def fewer_steps_in_an_epoch(odd):
+    fit(build(), steps_per_epoch=4 if odd else 6)
+
+
+@way("It is at |Its rows and those|It makes another step")
+def fewer_rows(odd):
+    x, y = numbers()
+    rows = 32 if odd else 48
+    fit(build(), x[:rows], y[:rows], batch_size=BATCH)
+
+
+@way("It is at the end of `fit`, after 4 steps")
+def a_generator_ends_early(odd):
+    fit(build(), batches(4 if odd else 6), epochs=1)
+
+
+@way("It is at the end of `evaluate`, after 2 steps")
+def evaluates_less(odd):
+    x, y = numbers()
+    rows = 16 if odd else 48
+    build().evaluate(x[:rows], y[:rows], batch_size=BATCH, verbose=0)
+
+
+@way("It is at step 3 of `predict`")
+def predicts_more(odd):
+    build().predict(numbers()[0], batch_size=BATCH, steps=6 if odd else 2, verbose=0)
+
+
+@way("It is at |It makes another step|Its rows")
+def begins_at_a_later_epoch(odd):
+    fit(build(), initial_epoch=1 if odd else 0)
+
+
+@way("It is at the beginning of single steps|It is at ")
+def more_single_steps(odd):
+    model = build()
+    for rows in list(batches())[: 5 if odd else 3]:
+        model.train_on_batch(*rows)
+    fit(model)
+
+
+# Calls that the others don't make
+
+
+def _few():
+    x, y = numbers()
+    return x[:16], y[:16]
+
+
+@way("It makes another step than process .* is 'test_step'|It is at ")
+def validates(odd):
+    fit(build(), validation_data=_few() if odd else None)
+
+
+@way("It makes another step than process|It is at ")
+def does_not_validate(odd):
+    fit(build(), validation_data=None if odd else _few())
+
+
+@way("It makes another step than process|It is at ")
+def validates_seldom(odd):
+    fit(build(), validation_data=_few(), validation_freq=2 if odd else 1)
+
+
+@way("Its rows|It makes another step|It is at ")
+def splits_off_more(odd):
+    fit(build(), validation_split=0.5 if odd else 0.25)
+
+
+@way("It makes another step than process .* 'predict_step'")
+def predicts_in_a_callback(odd):
+    call = lambda model: model.predict(_few()[0], verbose=0)  # noqa: E731
+    fit(build(), callbacks=at(odd, "on_epoch_end", call))
+
+
+@way("It makes another step than process .* 'predict_step'|It is at step 19 of")
+def predicts_after_the_last_epoch(odd):
+    call = lambda model: model.predict(_few()[0], verbose=0)  # noqa: E731
+    fit(build(), callbacks=at(odd, "on_epoch_end", call, 2))
+
+
+@way("It makes another step than process .* 'test_step'|It is at ")
+def evaluates_in_a_callback(odd):
+    call = lambda model: model.evaluate(*_few(), verbose=0)  # noqa: E731
+    fit(build(), callbacks=at(odd, "on_epoch_end", call))
+
+
+@way("It makes another step than process|It is at ")
+def evaluates_after_a_batch(odd):
+    call = lambda model: model.evaluate(*_few(), verbose=0)  # noqa: E731
+    fit(build(), callbacks=at(odd, "on_train_batch_end", call))
+
+
+@way("It makes another step|Its rows|It is at ")
+def trains_on_a_batch_in_a_callback(odd):
+    call = lambda model: model.train_on_batch(*_few())  # noqa: E731
+    fit(build(), callbacks=at(odd, "on_epoch_end", call))
+
+
+@way("It makes another step|It is at ")
+def tests_on_a_batch_in_a_callback(odd):
+    call = lambda model: model.test_on_batch(*_few())  # noqa: E731
+    fit(build(), callbacks=at(odd, "on_train_batch_end", call))
+
+
+@way("It makes another step|It is at ")
+def predicts_on_a_batch_in_a_callback(odd):
+    call = lambda model: model.predict_on_batch(_few()[0])  # noqa: E731
+    fit(build(), callbacks=at(odd, "on_epoch_begin", call))
+
+
+@way("It is at the beginning of `fit` within `fit`, after 12 steps")
+def trains_another_model_in_a_callback(odd):
+    model, other = build(), build()
+    fit(model, callbacks=at(odd, "on_epoch_end", lambda _: fit(other)))
+
+
+@way("It is at the beginning of `evaluate` within `fit`, after 8 steps")
+def evaluates_another_model_after_a_batch(odd):
+    model, other = build(), build()
+    call = lambda _: other.evaluate(*_few(), verbose=0)  # noqa: E731
+    callback = keras.callbacks.Callback()
+    seen = []
+    callback.on_train_batch_end = lambda batch, logs=None: (
+        seen.append(batch),
+        len(seen) == 8 and call(None),
+    )
+    fit(model, callbacks=[callback] if odd else [])
+
+
+@way("It is at the beginning of single steps within `fit`, after 12 steps")
+def trains_another_model_on_a_batch(odd):
+    model, other = build(), build()
+    call = lambda _: other.train_on_batch(*_few())  # noqa: E731
+    fit(model, callbacks=at(odd, "on_epoch_end", call))
+
+
+@way("Its call is `evaluate`. In process . it is `fit`")
+def evaluates_instead(odd):
+    model = build()
+    (model.evaluate if odd else model.fit)(*numbers(), verbose=0)
+
+
+@way("Its call is `predict`. In process . it is `evaluate`")
+def predicts_instead(odd):
+    model, (x, y) = build(), numbers()
+    fit(model)
+    model.predict(x, verbose=0) if odd else model.evaluate(x, y, verbose=0)
+
+
+@way("Its call is single steps. In process . it is `fit`")
+def trains_on_a_batch_before(odd):
+    model = build()
+    if odd:
+        model.train_on_batch(*_few())
+    fit(model)
+
+
+@way("It is at the beginning of `evaluate`|Its call is `evaluate`")
+def one_call_more(odd):
+    model = build()
+    fit(model)
+    if odd:
+        model.evaluate(*_few(), verbose=0)
+    fit(model)
+
+
+@way("It has ended", own="")
+def one_call_less(odd):
+    model = build()
+    fit(model)
+    if not odd:
+        fit(model)
+
+
+@way("Its call is the writing of a file. In process . it is `fit`")
+def saves_alone(odd):
+    model = build()
+    if odd:
+        model.save_weights(f"/tmp/out_of_step_{os.getpid()}.weights.h5")
+    fit(model)
+
+
+@way("Its model is |Its compilation is |Its weights|Its rows")
+def trains_models_in_another_order(odd):
+    one, other = build(), build(units=16)
+    fit(other if odd else one)
+    fit(one if odd else other)
+
+
+# Errors, and ends
+
+
+@way("It has stopped with ValueError: no more", own="ValueError")
+def raises_after_an_epoch(odd):
+    fit(build(), callbacks=at(odd, "on_epoch_end", raises(ValueError("no more"))))
+
+
+@way("It has stopped with ValueError: no more", own="ValueError")
+def raises_after_a_batch(odd):
+    fit(build(), callbacks=at(odd, "on_train_batch_end", raises(ValueError("no more"))))
+
+
+@way("It has stopped with ValueError: no more", own="ValueError")
+def raises_at_the_beginning(odd):
+    fit(build(), callbacks=at(odd, "on_train_begin", raises(ValueError("no more"))))
+
+
+@way("It has stopped with ValueError: no more", own="ValueError")
+def raises_at_the_end(odd):
+    fit(build(), callbacks=at(odd, "on_train_end", raises(ValueError("no more"))))
+
+
+@way("It has stopped with ValueError: no more", own="ValueError")
+def raises_in_validation(odd):
+    callbacks = at(odd, "on_test_batch_end", raises(ValueError("no more")))
+    fit(build(), validation_data=numbers(), validation_batch_size=8, callbacks=callbacks)
+
+
+@way("It has stopped with ", own="(ValueError|RuntimeError|InvalidArgumentError|UnknownError)")
+def raises_in_a_generator(odd):
+    def generate():
+        yield from batches(3)
+        if odd:
+            raise ValueError("no more")
+        yield from batches(3)
+
+    fit(build(), generate(), epochs=1)
+
+
+class Sequence(keras.utils.PyDataset):
+    def __init__(self, is_odd, action):
+        super().__init__()
+        self.is_odd, self.action = is_odd, action
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if self.is_odd and index == 3:
+            self.action()
+        return list(batches())[index]
+
+
+@way("It has stopped with ", own=r"\w*Error")
+def raises_in_a_dataset(odd):
+    def action():
+        raise OSError("gone")
+
+    fit(build(), Sequence(odd, action), None)
+
+
+@way("It has stopped with SystemExit", own="SystemExit")
+def exits_in_a_callback(odd):
+    fit(build(), callbacks=at(odd, "on_epoch_end", lambda model: sys.exit(3)))
+
+
+@way("It has stopped with KeyboardInterrupt", own="KeyboardInterrupt")
+def is_interrupted(odd):
+    fit(build(), callbacks=at(odd, "on_epoch_end", raises(KeyboardInterrupt())))
+
+
+@way("It has ended", own="SystemExit")
+def exits_between_calls(odd):
+    model = build()
+    fit(model)
+    if odd:
+        sys.exit(3)
+    fit(model)
+
+
+@way("It has (ended without a word|given no sign of life)", own="-")
+def ends_at_once(odd):
+    fit(build(), callbacks=at(odd, "on_epoch_end", lambda model: os._exit(3)))
+
+
+@way("It has (ended without a word|given no sign of life)", own="-")
+def kills_itself(odd):
+    kill = lambda model: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    fit(build(), callbacks=at(odd, "on_train_batch_end", kill))
+
+
+@way("It has stopped with ValueError", own="ClusterError")
+def goes_on_after_an_error(odd):
+    model = build()
+    try:
+        fit(model, callbacks=at(odd, "on_epoch_end", raises(ValueError("no more"))))
+    except ValueError:
+        fit(model)
+
+
+# Other data
+
+
+@way("Its rows and those of process . differ at step 1")
+def another_batch_size(odd):
+    fit(build(), batch_size=16 if odd else 8)
+
+
+@way("Its rows and those")
+def another_order(odd):
+    keras.utils.set_random_seed(100 + odd)
+    fit(build(), shuffle=odd)
+
+
+@way("Its rows and those of process . differ at step 1")
+def other_rows(odd):
+    x, y = numbers(seed=8 if odd else 7)
+    fit(build(), x, y, batch_size=BATCH)
+
+
+@way("Its rows and those of process . differ at step 1")
+def class_weights(odd):
+    x, _ = numbers()
+    model = build(loss="sparse_categorical_crossentropy")
+    weights = {0: 2.0, 1: 1.0} if odd else None
+    fit(model, x, np.arange(48) % 2, batch_size=BATCH, class_weight=weights)
+
+
+@way("Its rows and those of process . differ at step 1")
+def sample_weights(odd):
+    fit(build(), sample_weight=np.ones(48) if odd else None)
+
+
+@way("Its rows and those of process . differ at step 1")
+def another_type(odd):
+    x, y = numbers()
+    fit(build(), np.round(x).astype("int32" if odd else "float32"), y, batch_size=BATCH)
+
+
+# Another state
+
+
+def _shift(model):
+    model.set_weights([one + 0.1 for one in model.get_weights()])
+
+
+def _set_rate(model):
+    model.optimizer.learning_rate = 0.01
+
+
+STATE = "Its (weights|state) and those of process|Its state and that of process|It makes another"
+
+
+@way("Its weights and those of process . differ at step")
+def other_weights(odd):
+    fit(build(seed=8 if odd else 7))
+
+
+@way(STATE)
+def another_rate(odd):
+    fit(build(keras.optimizers.SGD(0.2 if odd else 0.1)))
+
+
+@way(STATE)
+def sets_the_rate_after_an_epoch(odd):
+    fit(build(), epochs=10, callbacks=at(odd, "on_epoch_end", _set_rate))
+
+
+@way(STATE)
+def sets_the_rate_after_a_batch(odd):
+    fit(build(), epochs=10, callbacks=at(odd, "on_train_batch_end", _set_rate))
+
+
+@way(STATE)
+def halves_the_rate(odd):
+    """By what is on all devices already."""
+
+    def action(model):
+        rate = model.optimizer.learning_rate
+        rate.assign(rate * 0.5)
+
+    fit(build(), epochs=10, callbacks=at(odd, "on_epoch_end", action))
+
+
+@way(STATE)
+def schedules_the_rate(odd):
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + odd * epoch))
+    fit(build(), epochs=10, callbacks=[schedule])
+
+
+@way(STATE)
+def sets_weights_after_an_epoch(odd):
+    fit(build(), epochs=10, callbacks=at(odd, "on_epoch_end", _shift))
+
+
+@way(STATE)
+def sets_one_bias(odd):
+    def action(model):
+        bias = model.weights[-1]
+        bias.assign(bias.numpy() + 0.01)
+
+    fit(build(), epochs=10, callbacks=at(odd, "on_epoch_end", action))
+
+
+@way(STATE)
+def loads_weights(odd):
+    model = build()
+    path = f"/tmp/out_of_step_{os.getpid()}.weights.h5"
+    model.template.save_weights(path)
+    fit(model, epochs=10, callbacks=at(odd, "on_epoch_end", lambda one: one.load_weights(path)))
+
+
+@way(STATE)
+def sets_the_iterations(odd):
+    action = lambda model: model.optimizer.iterations.assign(1000)  # noqa: E731
+    fit(build("adam"), epochs=10, callbacks=at(odd, "on_epoch_end", action))
+
+
+@way(STATE)
+def clears_the_slots(odd):
+    def action(model):
+        for one in model.optimizer.variables[2:]:
+            one.assign(np.zeros(one.shape))
+
+    fit(build(), epochs=10, callbacks=at(odd, "on_epoch_end", action))
+
+
+@way(STATE)
+def sets_weights_between_single_steps(odd):
+    model = build()
+    for turn in range(5):
+        for number, rows in enumerate(batches()):
+            model.train_on_batch(*rows)
+            if odd and turn == number == 1:
+                _shift(model)
+
+
+@way("Its (weights|state)|It makes another step|It is at ")
+def loses_a_number(odd):
+    def action(model):
+        model.set_weights([one * np.nan for one in model.get_weights()])
+
+    callbacks = [*at(odd, "on_epoch_end", action), keras.callbacks.TerminateOnNaN()]
+    fit(build(), epochs=10, callbacks=callbacks)
+
+
+# Another model
+
+
+@way("Its model is ")
+def another_optimizer(odd):
+    fit(build("adam" if odd else "sgd"))
+
+
+@way("Its model is ")
+def another_schedule(odd):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5 if odd else 0.9)
+    fit(build(keras.optimizers.SGD(schedule)))
+
+
+@way("Its model is ")
+def another_size(odd):
+    fit(build(units=16 if odd else 8))
+
+
+@way("Its compilation is ")
+def another_loss(odd):
+    fit(build(loss="mae" if odd else "mse"))
+
+
+@way("Its compilation is ")
+def several_steps_at_once(odd):
+    fit(build(steps_per_execution=2 if odd else 1))
+
+
+@way("Its compilation is ")
+def runs_eagerly(odd):
+    fit(build(run_eagerly=odd))
+
+
+@way("Its compilation is ")
+def compiles_otherwise(odd):
+    fit(build(jit_compile=odd))
+
+
+@way("Its model is ")
+def computes_in_half_precision(odd):
+    keras.config.set_dtype_policy("mixed_float16" if odd else "float32")
+    fit(build())
+
+
+@way("Its model is |Its compilation is |Its weights|Its state")
+def compiles_again(odd):
+    model = build()
+    fit(model)
+    if odd:
+        model.compile("adam", "mse")
+    fit(model)
+
+
+# Several steps at once, eager steps
+
+
+@way("It is at the end of `fit`, after 12 steps")
+def fewer_epochs_of_several_steps(odd):
+    fit(build(steps_per_execution=4), epochs=2 if odd else 3)
+
+
+@way("It is at the end of `fit`, after 4 steps")
+def a_generator_ends_within_several_steps(odd):
+    fit(build(steps_per_execution=3), batches(4 if odd else 6), epochs=1)
+
+
+@way("It is at the end of `fit`, after 12 steps")
+def fewer_epochs_eagerly(odd):
+    fit(build(run_eagerly=True), epochs=2 if odd else 3)
+
+
+@way(STATE)
+def sets_the_rate_eagerly(odd):
+    callbacks = at(odd, "on_epoch_end", _set_rate)
+    fit(build(run_eagerly=True), epochs=10, callbacks=callbacks)
+
+
+# Parts
+
+
+def _part(odd, rows=48):
+    return numbers(rows, seed=20 + odd)
+
+
+@way("It is at the end of `fit`, after 12 steps", data="parts")
+def parts_for_fewer_epochs(odd):
+    fit(build(), *_part(odd), batch_size=BATCH, epochs=2 if odd else 3)
+
+
+@way("It is at another place in its data|It makes another step", data="parts")
+def parts_of_fewer_batches(odd):
+    fit(build(), *_part(odd, 40 if odd else 48), batch_size=BATCH)
+
+
+@way("It makes another step|It is at", data="parts")
+def parts_validated(odd):
+    fit(build(), *_part(odd), batch_size=BATCH, validation_data=_few() if odd else None)
+
+
+@way("Its part of a batch does not fit", data="parts")
+def parts_of_another_type(odd):
+    x, y = _part(odd)
+    fit(build(), np.round(x).astype("int32" if odd else "float32"), y, batch_size=BATCH)
+
+
+@way(STATE, data="parts")
+def parts_with_another_rate(odd):
+    callbacks = at(odd, "on_epoch_end", _set_rate)
+    fit(build(), *_part(odd), batch_size=BATCH, epochs=10, callbacks=callbacks)
+
+
+@way("It is at .*of `evaluate`|It is at another", data="parts")
+def parts_evaluated_longer(odd):
+    build().evaluate(*_part(odd, 48 if odd else 32), batch_size=BATCH, verbose=0)
+
+
+# What is no fault
+
+
+@way(None)
+def nothing(odd):
+    model = build()
+    fit(model, validation_data=_few())
+    model.predict(_few()[0], verbose=0)
+
+
+@way(None)
+def is_slow(odd):
+    model = build()
+    callbacks = at(odd, "on_epoch_end", lambda model: time.sleep(4))
+    fit(model, validation_data=_few(), callbacks=callbacks)
+    fit(model, callbacks=at(odd, "on_train_batch_end", lambda model: time.sleep(2)))
+
+
+@way(None)
+def its_data_are_slow(odd):
+    def generate():
+        for number, one in enumerate(batches()):
+            time.sleep(3 * odd * (number in (0, 5)))
+            yield one
+        time.sleep(3 * odd)
+
+    fit(build(), generate(), epochs=1)
+    fit(build(steps_per_execution=4), generate(), epochs=1)
+
+
+@way(None)
+def looks_and_saves(odd):
+    path = f"/tmp/out_of_step_{os.getpid()}.weights.h5"
+
+    def look(model):
+        model.get_weights()
+        model.template.predict(_few()[0], verbose=0)
+        model.template.save_weights(path)
+
+    fit(build(), epochs=5, callbacks=at(odd, "on_epoch_end", look))
