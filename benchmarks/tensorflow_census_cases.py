@@ -8,10 +8,18 @@ from typing import Any
 
 import keras
 
-L = keras.layers
-FLAT, SEQUENCE, IMAGE, VOLUME = (6,), (5, 6), (8, 8, 3), (6, 6, 6, 3)
-WORDS, PAIR, MERGED = "words", "pair", "merged"
+from benchmarks.tensorflow_census_models import (
+    COMPOSED,
+    FLAT,
+    IMAGE,
+    MERGED,
+    PAIR,
+    SEQUENCE,
+    VOLUME,
+    WORDS,
+)
 
+L = keras.layers
 # {layer: (arguments, the shape of a sample)}
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "Activation": (("gelu",), FLAT),
@@ -52,6 +60,7 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "Reshape": (((3, 2),), FLAT),
     "Resizing": ((4, 4), IMAGE),
     "CenterCrop": ((4, 4), IMAGE),
+    "RandomCrop": ((4, 4), IMAGE),
     "ReversibleEmbedding": ((9, 4), WORDS),
     "STFTSpectrogram": ((), (400, 1)),
     "UnitNormalization": ((), SEQUENCE),
@@ -63,59 +72,58 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "SimpleRNN": ((4,), SEQUENCE),
 }
 BY_DIMENSIONS = {
-    "Conv": (4, 3), "SeparableConv": (4, 3), "DepthwiseConv": (3,), "ZeroPadding": (1,),
-    "Cropping": (1,), "UpSampling": (2,), "MaxPooling": (2,), "AveragePooling": (2,),
-    "GlobalMaxPooling": (), "GlobalAveragePooling": (), "AdaptiveAveragePooling": (2,),
-    "AdaptiveMaxPooling": (2,), "SpatialDropout": (0.5,),
+    "Conv": (4, 3),
+    "SeparableConv": (4, 3),
+    "DepthwiseConv": (3,),
+    "ZeroPadding": (1,),
+    "Cropping": (1,),
+    "UpSampling": (2,),
+    "MaxPooling": (2,),
+    "AveragePooling": (2,),
+    "GlobalMaxPooling": (),
+    "GlobalAveragePooling": (),
+    "AdaptiveAveragePooling": (2,),
+    "AdaptiveMaxPooling": (2,),
+    "SpatialDropout": (0.5,),
 }
-COMPOSED: dict[str, tuple[Callable[[], Any], Any]] = {
-    "Bidirectional LSTM": (lambda: L.Bidirectional(L.LSTM(3)), SEQUENCE),
-    "Bidirectional GRU, sequences": (lambda: L.Bidirectional(L.GRU(3, return_sequences=True)), SEQUENCE),
-    "TimeDistributed": (lambda: L.TimeDistributed(L.Dense(3)), SEQUENCE),
-    "TimeDistributed convolution": (lambda: L.TimeDistributed(L.Conv1D(3, 2)), (4, 5, 6)),
-    "SpectralNormalization": (lambda: L.SpectralNormalization(L.Dense(4)), FLAT),
-    "RNN of two cells": (lambda: L.RNN([L.LSTMCell(3), L.GRUCell(4)]), SEQUENCE),
-    "LSTM with a mask and dropouts": (
-        lambda: keras.Sequential([L.Masking(), L.LSTM(3, recurrent_dropout=0.2, dropout=0.2)]), SEQUENCE,
-    ),
-    "Embedding with a mask": (lambda: keras.Sequential([L.Embedding(9, 4, mask_zero=True), L.GRU(3)]), WORDS),
-    "LSTM unrolled": (lambda: L.LSTM(3, unroll=True), SEQUENCE),
-    "LSTM backwards": (lambda: L.LSTM(3, go_backwards=True, return_sequences=True), SEQUENCE),
-    "Convolution, dilated": (lambda: L.Conv2D(4, 3, dilation_rate=2), IMAGE),
-    "Convolution in groups": (lambda: L.Conv2D(6, 3, groups=3), IMAGE),
-    "Convolution, causal": (lambda: L.Conv1D(4, 3, padding="causal"), SEQUENCE),
-    "Transposed convolution 1D": (lambda: L.Conv1DTranspose(4, 3), SEQUENCE),
-    "Transposed convolution 2D": (lambda: L.Conv2DTranspose(4, 3, 2), IMAGE),
-    "Transposed convolution 3D": (lambda: L.Conv3DTranspose(4, 3), VOLUME),
-    "UpSampling, bilinear": (lambda: L.UpSampling2D(2, interpolation="bilinear"), IMAGE),
-    "Attention with itself, causal": (lambda: _Causal(), SEQUENCE),
-    "Sorted": (lambda: L.Lambda(lambda x: keras.ops.sort(x, axis=-1)), FLAT),
-}
-
-
-class _Causal(L.Layer):
-    """Attention of a sequence to itself."""
-
-    def build(self, shape: Any) -> None:
-        self.inner = L.MultiHeadAttention(2, 3, dropout=0.1)
-        self.inner.build(shape, shape)
-
-    def call(self, x: Any, training: Any = None) -> Any:
-        return self.inner(x, x, use_causal_mask=True, training=training)
-
-
 _SKIPPED = (
-    "Layer", "InputLayer", "Wrapper", "RNN", "Bidirectional", "TimeDistributed", "SpectralNormalization",
-    "StackedRNNCells", "Lambda", "TorchModuleWrapper", "FlaxLayer", "JaxLayer", "Pipeline", "TFSMLayer",
-    "StringLookup", "MaxNumBoundingBoxes", "Equalization", "TextVectorization", "HashedCrossing", "IntegerLookup", "Discretization", "Conv1DTranspose",
-    "Conv2DTranspose", "Conv3DTranspose", "RandomElasticTransform",
+    "Layer",
+    "InputLayer",
+    "Wrapper",
+    "RNN",
+    "Bidirectional",
+    "TimeDistributed",
+    "SpectralNormalization",
+    "StackedRNNCells",
+    "Lambda",
+    "TorchModuleWrapper",
+    "FlaxLayer",
+    "JaxLayer",
+    "Pipeline",
+    "TFSMLayer",
+    "StringLookup",
+    "MaxNumBoundingBoxes",
+    "Equalization", "AugMix",
+    "TextVectorization",
+    "HashedCrossing",
+    "IntegerLookup",
+    "Discretization",
+    "Conv1DTranspose",
+    "Conv2DTranspose",
+    "Conv3DTranspose",
+    "RandomElasticTransform",
 )
 
 
 def layers() -> Iterator[tuple[str, Callable[[], Any], Any]]:
     """(name, a function that makes the layer, the shape of a sample)."""
     for name, kind in sorted(inspect.getmembers(L, inspect.isclass)):
-        if not issubclass(kind, L.Layer) or name in _SKIPPED or (name != kind.__name__ and hasattr(L, kind.__name__)) or name.endswith(("Cell", "Cells", "Wrapper")):
+        if (
+            not issubclass(kind, L.Layer)
+            or name in _SKIPPED
+            or (name != kind.__name__ and hasattr(L, kind.__name__))
+            or name.endswith(("Cell", "Cells", "Wrapper"))
+        ):
             continue
         base, dimensions = name[:-2], name[-2:]
         if name in ARGUMENTS:
@@ -124,12 +132,34 @@ def layers() -> Iterator[tuple[str, Callable[[], Any], Any]]:
         elif base in BY_DIMENSIONS:
             shape = {"1D": SEQUENCE, "2D": IMAGE, "3D": VOLUME}[dimensions]
             yield name, lambda kind=kind, arguments=BY_DIMENSIONS[base]: kind(*arguments), shape
-        elif name in ("Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract"):
+        elif name in (
+            "Add",
+            "Average",
+            "Concatenate",
+            "Maximum",
+            "Minimum",
+            "Multiply",
+            "Subtract",
+        ):
             yield name, kind, MERGED
         elif name in ("Attention", "AdditiveAttention"):
             yield name, kind, PAIR
         else:
-            is_image = name.startswith(("Random", "Aug", "Auto", "Rand", "Cut", "Mix", "Contrast", "Solar", "Equal", "Max", "Batch"))
+            is_image = name.startswith(
+                (
+                    "Random",
+                    "Aug",
+                    "Auto",
+                    "Rand",
+                    "Cut",
+                    "Mix",
+                    "Contrast",
+                    "Solar",
+                    "Equal",
+                    "Max",
+                    "Batch",
+                )
+            )
             yield name, kind, IMAGE if is_image else SEQUENCE
     for name, (make, shape) in COMPOSED.items():
         yield name, make, shape
@@ -153,11 +183,13 @@ def optimizers() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def _target(kind: str) -> str:
-    if "Sparse" in kind:
+    if "Sparse" in kind or kind in ("Circle", "CategoricalGeneralizedCrossEntropy"):
         return "class"
     if kind == "CTC":
         return "ctc"
-    return "one of many" if "Categorical" in kind or kind in ("TopKCategoricalAccuracy",) else "bits"
+    return (
+        "one of many" if "Categorical" in kind or kind in ("TopKCategoricalAccuracy",) else "bits"
+    )
 
 
 def losses() -> Iterator[tuple[str, Callable[[], Any], str]]:
@@ -168,19 +200,38 @@ def losses() -> Iterator[tuple[str, Callable[[], Any], str]]:
 
 
 METRICS: dict[str, tuple[Any, ...]] = {
-    "IoU": (2, [0]), "BinaryIoU": (), "MeanIoU": (2,), "OneHotIoU": (3, [0, 1]), "OneHotMeanIoU": (3,),
-    "PrecisionAtRecall": (0.5,), "RecallAtPrecision": (0.5,), "SensitivityAtSpecificity": (0.5,),
-    "SpecificityAtSensitivity": (0.5,), "SparseTopKCategoricalAccuracy": (2,), "TopKCategoricalAccuracy": (2,),
+    "IoU": (2, [0]),
+    "BinaryIoU": (),
+    "MeanIoU": (2,),
+    "OneHotIoU": (3, [0, 1]),
+    "OneHotMeanIoU": (3,),
+    "PrecisionAtRecall": (0.5,),
+    "RecallAtPrecision": (0.5,),
+    "SensitivityAtSpecificity": (0.5,),
+    "SpecificityAtSensitivity": (0.5,),
+    "SparseTopKCategoricalAccuracy": (2,),
+    "TopKCategoricalAccuracy": (2,),
 }
 
 
 def metrics() -> Iterator[tuple[str, Callable[[], Any], str]]:
     """(name, a function that makes the metric, its kind of target)."""
     for name, kind in sorted(inspect.getmembers(keras.metrics, inspect.isclass)):
-        if name in ("Metric", "MeanMetricWrapper", "Mean", "Sum", "MeanTensor", "ConcordanceCorrelation"):
+        if name in (
+            "Metric",
+            "MeanMetricWrapper",
+            "Mean",
+            "Sum",
+            "MeanTensor",
+            "ConcordanceCorrelation",
+        ):
             continue
         target = "one of many" if name.startswith("OneHot") else _target(name)
         yield name, lambda kind=kind, name=name: kind(*METRICS.get(name, ())), target
-    yield "Precision of classes", lambda: keras.metrics.Precision(class_id=1, top_k=2), "one of many"
+    yield (
+        "Precision of classes",
+        lambda: keras.metrics.Precision(class_id=1, top_k=2),
+        "one of many",
+    )
     yield "AUC, many labels", lambda: keras.metrics.AUC(multi_label=True, num_labels=3), "bits"
     yield "MeanIoU of labels", lambda: keras.metrics.MeanIoU(2), "bits"

@@ -2,11 +2,27 @@
 
 import dataclasses
 
-from support.rule_cases import contractions, elementwise, parts, rows
+from support.rule_cases import contractions, convolutions, elementwise, matrices, parts, rows
 
-CASES = {**elementwise.CASES, **contractions.CASES, **rows.CASES, **parts.CASES}
+CASES = {
+    **elementwise.CASES,
+    **contractions.CASES,
+    **convolutions.CASES,
+    **rows.CASES,
+    **matrices.CASES,
+    **parts.CASES,
+}
 # oneDNN has kernels of its own for these, in single precision only.
-_IN_SINGLE = ("Conv", "Depthwise", "MaxPool", "AvgPool", "Softmax", "LogSoftmax", "MatMul", "BatchMatMul")
+_IN_SINGLE = (
+    "Conv",
+    "Depthwise",
+    "MaxPool",
+    "AvgPool",
+    "Softmax",
+    "LogSoftmax",
+    "MatMul",
+    "BatchMatMul",
+)
 
 
 def _in_single(case):

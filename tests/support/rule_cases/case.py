@@ -82,39 +82,76 @@ class Case:
             values = values + 1j * rng.normal(size=shape)
         return tf.constant(values, dtype)
 
-    def step(self):
-        """The function of a batch's rows, which gives results, and their gradients."""
+    def step(self, is_drawn=False):
+        """The function of a batch's rows, which gives results, and their gradients.
+
+        With `is_drawn`, all tensors but the first are random numbers that the step draws.
+        """
         wholes, specs = self.wholes(), self.specs
 
         def placed(rows):
-            rest = iter(rows)
-            return [wholes[n] if n in wholes else _moved(next(rest), specs[n][0]) for n in range(len(specs))]
+            rest = iter([rows[0], *map(_drawn, rows[1:])] if is_drawn else rows)
+            return [
+                wholes[n] if n in wholes else _moved(next(rest), specs[n][0])
+                for n in range(len(specs))
+            ]
 
-        def results(rows):
+        return self._differentiated(placed, self.rows(2), list(wholes.values()))
+
+    def split_elsewhere(self, number, axis, batch=4):
+        """A function of one tensor that is split along any axis, and that tensor."""
+        wholes, rows = self.wholes(), iter(self.rows(batch))
+        tensors = [
+            wholes[n] if n in wholes else _moved(next(rows), shape)
+            for n, (shape, *_) in enumerate(self.specs)
+        ]
+        order = [axis, *(one for one in range(len(tensors[number].shape)) if one != axis)]
+        back = [order.index(one) for one in range(len(order))]
+        given = tf.transpose(tensors[number], order)
+
+        def placed(rows):
+            return [
+                tf.transpose(rows[0], back) if n == number else tensor
+                for n, tensor in enumerate(tensors)
+            ]
+
+        return self._differentiated(placed, [given], []), given
+
+    def _differentiated(self, placed, sample, more):
+        """A function that gives results, and their gradients if TensorFlow has them."""
+
+        def results(*rows):
             made = self.function(*placed(rows))
             return [made] if tf.is_tensor(made) else list(made)
 
         def with_gradients(*rows):
-            watched = [one for one in (*rows, *wholes.values()) if one.dtype.is_floating]
+            watched = [one for one in (*rows, *more) if one.dtype.is_floating]
             with tf.GradientTape() as tape:
                 tape.watch(watched)
-                made = results(rows)
+                made = results(*rows)
             outputs = [one for one in made if one.dtype.is_floating]
             found = tape.gradient(
                 outputs, watched, [tf.cos(one) for one in outputs], unconnected_gradients="zero"
             )
             return made, [tf.convert_to_tensor(one) for one in found]
 
-        return with_gradients if self._is_differentiable(with_gradients) else lambda *rows: results(rows)
-
-    def _is_differentiable(self, function):
         if not self.has_gradient:
-            return False
+            return results
         try:
-            function(*self.rows(2))
+            with_gradients(*sample)
         except LookupError:  # TensorFlow has no gradient for it
-            return False
-        return True
+            return results
+        return with_gradients
+
+
+def _drawn(rows):
+    """Random numbers of the same sizes, that each device can draw for its rows."""
+    sizes = tf.shape(rows)
+    if rows.dtype.is_integer:
+        return tf.random.stateless_uniform(sizes, [3, 4], 0, 2, rows.dtype)
+    if rows.dtype.is_floating:
+        return tf.random.stateless_uniform(sizes, [3, 4], dtype=rows.dtype)
+    return tf.cast(tf.ones(sizes, tf.int32), rows.dtype)
 
 
 def _moved(rows, shape):

@@ -1,7 +1,6 @@
 """Cases of contractions, reductions, and what runs along an axis."""
 
 import tensorflow as tf
-
 from support.rule_cases.case import case
 
 raw = tf.raw_ops
@@ -50,8 +49,20 @@ CASES["MatMul"] = [
 for _version in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
     CASES[_version] = [
         case(_version, _batch(_version), "B 2 3", "B 3 2", has_gradient=_version[-1] == "2"),
-        case(_version, _batch(_version, adj_x=True), "2 B 3", "2 B 2", has_gradient=_version[-1] == "2"),
-        case(_version, _batch(_version, adj_y=True), "2 B 3", "2 2 3", has_gradient=_version[-1] == "2"),
+        case(
+            _version,
+            _batch(_version, adj_x=True),
+            "2 B 3",
+            "2 B 2",
+            has_gradient=_version[-1] == "2",
+        ),
+        case(
+            _version,
+            _batch(_version, adj_y=True),
+            "2 B 3",
+            "2 2 3",
+            has_gradient=_version[-1] == "2",
+        ),
     ]
 for _version in ("BatchMatMulV2", "BatchMatMulV3"):
     CASES[_version] += [
@@ -79,26 +90,30 @@ CASES["SparseTensorDenseMatMul"] = [
         "3 B",
     )
 ]
-CASES.update({
-    kind: [
-        case(kind, lambda x, of=of: of(x, 0), "3 B"),
-        case(kind, lambda x, of=of: of(x, -1), "B 2 2"),
-        case(kind, lambda x, of=of: of(x, 1), "B 2 2"),
-    ]
-    for kind, of in {"ArgMax": tf.argmax, "ArgMin": tf.argmin}.items()
-})
-CASES.update({
-    kind: [
-        case(kind, lambda x, of=of: of(x, 1), "B 3:p"),
-        case(kind, lambda x, of=of: of(x, -2, exclusive=True), "2 B:p"),
-        case(kind, lambda x, of=of: of(x, -1, reverse=True), "B 2 2:p"),
-    ]
-    for kind, of in {
-        "Cumsum": tf.cumsum,
-        "Cumprod": tf.math.cumprod,
-        "CumulativeLogsumexp": tf.math.cumulative_logsumexp,
-    }.items()
-})
+CASES.update(
+    {
+        kind: [
+            case(kind, lambda x, of=of: of(x, 0), "3 B"),
+            case(kind, lambda x, of=of: of(x, -1), "B 2 2"),
+            case(kind, lambda x, of=of: of(x, 1), "B 2 2"),
+        ]
+        for kind, of in {"ArgMax": tf.argmax, "ArgMin": tf.argmin}.items()
+    }
+)
+CASES.update(
+    {
+        kind: [
+            case(kind, lambda x, of=of: of(x, 1), "B 3:p"),
+            case(kind, lambda x, of=of: of(x, -2, exclusive=True), "2 B:p"),
+            case(kind, lambda x, of=of: of(x, -1, reverse=True), "B 2 2:p"),
+        ]
+        for kind, of in {
+            "Cumsum": tf.cumsum,
+            "Cumprod": tf.math.cumprod,
+            "CumulativeLogsumexp": tf.math.cumulative_logsumexp,
+        }.items()
+    }
+)
 CASES["ReverseV2"] = [
     case("ReverseV2", lambda x: tf.reverse(x, [1]), "B 3"),
     case("ReverseV2", lambda x: tf.reverse(x, [-1, 0]), "2 B 2"),
@@ -119,8 +134,12 @@ for _kind, _of in {
         case(f"UnsortedSegment{_kind}", lambda x, of=_of: of(x, _ids, 2), "4 B"),
         case(f"UnsortedSegment{_kind}", lambda x, i, of=_of: of(x, i - 1, 3), "2 B 3", "2 B:i4"),
     ]
-_count = lambda x, **settings: tf.math.bincount(x, minlength=5, maxlength=5, **settings)
-_dense = lambda x, w, **more: raw.DenseBincount(input=x, size=5, weights=w, **more)
+
+
+def _dense(x, w, **more):
+    return raw.DenseBincount(input=x, size=5, weights=w, **more)
+
+
 CASES["DenseBincount"] = [
     case("DenseBincount", lambda x: _dense(x, tf.zeros([0])), "B:i5"),
     case("DenseBincount", lambda x: _dense(x, tf.zeros([0])), "B 3:i5"),

@@ -3,21 +3,26 @@
 import inspect
 
 import tensorflow as tf
+from support.rule_cases.case import case
 
 from keras_multigpu.engines.tensorflow.partition.rules.elementwise import ELEMENTWISE
 
-from support.rule_cases.case import case
-
 raw = tf.raw_ops
 
-_INTEGERS = "BitwiseAnd BitwiseOr BitwiseXor Invert LeftShift RightShift PopulationCount Mod TruncateMod".split()
+_INTEGERS = """
+    BitwiseAnd BitwiseOr BitwiseXor Invert LeftShift RightShift PopulationCount Mod TruncateMod
+""".split()
 _BOOLEANS = "LogicalAnd LogicalNot LogicalOr".split()
 _POSITIVE = """
-    Acosh Asin Acos Atanh BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Erfinv Igamma Igammac
+    Acosh Asin Acos Atanh BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Erfinv Igamma
+    Igammac
     IgammaGradA Betainc RandomGammaGrad Log Ndtri Polygamma Pow Rsqrt Sqrt Zeta
 """.split()
 _OTHER = {
     "Add": lambda x, y: raw.Add(x=x, y=y),
+    "FloorMod": lambda x, y: tf.math.floormod(x, y),
+    "Mod": lambda x, y: raw.Mod(x=x, y=y + 1),
+    "TruncateMod": lambda x, y: raw.TruncateMod(x=x, y=y + 1),
     "Angle": lambda x, y: raw.Angle(input=tf.complex(x, x * 2.0), Tout=tf.float64),
     "AsString": lambda x, y: raw.AsString(input=x),
     "Cast": lambda x, y: tf.cast(x, tf.float32),
@@ -31,6 +36,7 @@ _OTHER = {
     "Real": lambda x, y: raw.Real(input=tf.complex(x, -x), Tout=tf.float64),
     "SelectV2": lambda x, y: tf.where(x > 0.0, x, y),
 }
+_UNARY_OTHER = {"Acosh": lambda x: tf.acosh(x + 1.0)}
 _STRINGS = {
     "RegexFullMatch": lambda x: raw.RegexFullMatch(input=x, pattern=".*2.*"),
     "StaticRegexFullMatch": lambda x: raw.StaticRegexFullMatch(input=x, pattern=".*2.*"),
@@ -47,9 +53,18 @@ _STRINGS = {
     "EncodeBase64": lambda x: tf.io.encode_base64(x),
 }
 _UNARY = [("B 3",), ("3 B",), ("B",), ("B 2 1",)]
-_BINARY = [("B 3", "B 3"), ("3 B", "B"), ("B 2", "2"), ("B 1", "1 3"), ("2 B 3", "B 1"), ("1 B", "3 1")]
-_NOT_COMPILED = "BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Dawsn Expint " \
+_BINARY = [
+    ("B 3", "B 3"),
+    ("3 B", "B"),
+    ("B 2", "2"),
+    ("B 1", "1 3"),
+    ("2 B 3", "B 1"),
+    ("1 B", "3 1"),
+]
+_NOT_COMPILED = (
+    "BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Dawsn Expint "
     "FresnelCos FresnelSin Spence CheckNumerics CheckNumericsV2 BesselI0 BesselI1".split()
+)
 
 
 def _by_name(kind, count):
@@ -64,36 +79,64 @@ def _arity(kind):
 
 def _cases(kind):
     if kind in _STRINGS:
-        return [case(kind, _STRINGS[kind], "B 3:s", is_compilable=False), case(kind, _STRINGS[kind], "2 B:s", is_compilable=False)]
-    letter = ":i9" if kind in _INTEGERS else ":b" if kind in _BOOLEANS else ":p" if kind in _POSITIVE else ""
+        return [
+            case(kind, _STRINGS[kind], "B 3:s", is_compilable=False),
+            case(kind, _STRINGS[kind], "2 B:s", is_compilable=False),
+        ]
+    letter = (
+        ":i9"
+        if kind in _INTEGERS
+        else ":b"
+        if kind in _BOOLEANS
+        else ":p"
+        if kind in _POSITIVE
+        else ""
+    )
     count = 2 if kind in _OTHER else _arity(kind)
-    function = _OTHER.get(kind) or _by_name(kind, count)
-    if kind in ("Mod", "TruncateMod", "FloorMod"):
-        function = lambda x, y, of=function: of(x, y + 1)
-    if kind == "Acosh":
-        function = lambda x: tf.acosh(x + 1.0)
+    function = {**_OTHER, **_UNARY_OTHER}.get(kind) or _by_name(kind, count)
     same = kind.endswith("Grad") or kind in ("ApproximateEqual", "Betainc")
     if kind == "Betainc":
-        return [case(kind, function, *[shape + letter] * 3, has_gradient=False) for shape in ("B 2", "2 B")]
-    shapes = _UNARY if count == 1 else _BINARY[:1] + [("2 B", "2 B")] if same else _BINARY
+        return [
+            case(kind, function, *[shape + letter] * 3, has_gradient=False)
+            for shape in ("B 2", "2 B")
+        ]
+    shapes = _UNARY if count == 1 else [_BINARY[0], ("2 B", "2 B")] if same else _BINARY
     settings = {"is_compilable": kind not in (*_NOT_COMPILED, "AsString")}
     settings["tolerance"] = 1e-6 if kind == "Cast" else 1e-10
     return [case(kind, function, *(one + letter for one in shape), **settings) for shape in shapes]
 
 
 CASES = {kind: _cases(kind) for kind in ELEMENTWISE}
-CASES.update({
-    kind: [
-        case(kind, lambda x, kind=kind: 2.0 * getattr(raw, kind)(input=x), "B 3", traceless=True),
-        case(kind, lambda x, kind=kind: 2.0 * getattr(raw, kind)(input=x), "2 B", traceless=True),
-    ]
-    for kind in ("Identity", "StopGradient", "PreventGradient", "Snapshot")
-})
+CASES.update(
+    {
+        kind: [
+            case(
+                kind, lambda x, kind=kind: 2.0 * getattr(raw, kind)(input=x), "B 3", traceless=True
+            ),
+            case(
+                kind, lambda x, kind=kind: 2.0 * getattr(raw, kind)(input=x), "2 B", traceless=True
+            ),
+        ]
+        for kind in ("Identity", "StopGradient", "PreventGradient", "Snapshot")
+    }
+)
 CASES["PreventGradient"] = [
-    case("PreventGradient", lambda x: 2.0 * raw.PreventGradient(input=x), "B 3", traceless=True, has_gradient=False)
+    case(
+        "PreventGradient",
+        lambda x: 2.0 * raw.PreventGradient(input=x),
+        "B 3",
+        traceless=True,
+        has_gradient=False,
+    )
 ]
 CASES["IdentityN"] = [
-    case("IdentityN", lambda x, y: [2.0 * one for one in tf.identity_n([x, y])], "B 3", "2 B", traceless=True)
+    case(
+        "IdentityN",
+        lambda x, y: [2.0 * one for one in tf.identity_n([x, y])],
+        "B 3",
+        "2 B",
+        traceless=True,
+    )
 ]
 CASES["EnsureShape"] = [
     case("EnsureShape", lambda x: 2.0 * tf.ensure_shape(x, [None, 3]), "B 3", traceless=True)
@@ -120,33 +163,73 @@ CASES["BiasAddGrad"] = [
     case("BiasAddGrad", lambda x: raw.BiasAddGrad(out_backprop=x, data_format="NCHW"), "B 2 3 2"),
     case("BiasAddGrad", lambda x: raw.BiasAddGrad(out_backprop=x, data_format="NCHW"), "2 B 3 2"),
 ]
-_quantize = lambda x: tf.quantization.quantize_and_dequantize_v2(x, -1.0, 1.0, range_given=True)
+
+
+def _quantize(x):
+    return tf.quantization.quantize_and_dequantize_v2(x, -1.0, 1.0, range_given=True)
+
+
 CASES["QuantizeAndDequantizeV4"] = [
     case("QuantizeAndDequantizeV4", _quantize, "B 3", is_compilable=False, has_gradient=False),
 ]
 CASES["FakeQuantWithMinMaxVars"] = [
-    case("FakeQuantWithMinMaxVars", lambda x: tf.quantization.fake_quant_with_min_max_vars(x, -1.0, 1.0), "B 3:f", tolerance=1e-5),
-    case("FakeQuantWithMinMaxVars", lambda x: tf.quantization.fake_quant_with_min_max_vars(x, -1.0, 1.0), "2 B:f", tolerance=1e-5),
+    case(
+        "FakeQuantWithMinMaxVars",
+        lambda x: tf.quantization.fake_quant_with_min_max_vars(x, -1.0, 1.0),
+        "B 3:f",
+        tolerance=1e-5,
+    ),
+    case(
+        "FakeQuantWithMinMaxVars",
+        lambda x: tf.quantization.fake_quant_with_min_max_vars(x, -1.0, 1.0),
+        "2 B:f",
+        tolerance=1e-5,
+    ),
 ]
 CASES["FakeQuantWithMinMaxArgs"] = [
-    case("FakeQuantWithMinMaxArgs", lambda x: tf.quantization.fake_quant_with_min_max_args(x, -1.0, 1.0), "B 3:f", tolerance=1e-5),
+    case(
+        "FakeQuantWithMinMaxArgs",
+        lambda x: tf.quantization.fake_quant_with_min_max_args(x, -1.0, 1.0),
+        "B 3:f",
+        tolerance=1e-5,
+    ),
 ]
 CASES["FakeQuantWithMinMaxVarsGradient"] = [
     case(
         "FakeQuantWithMinMaxVarsGradient",
-        lambda g, x: list(raw.FakeQuantWithMinMaxVarsGradient(gradients=g, inputs=x, min=-0.5, max=0.5)),
+        lambda g, x: list(
+            raw.FakeQuantWithMinMaxVarsGradient(gradients=g, inputs=x, min=-0.5, max=0.5)
+        ),
         *data,
         tolerance=1e-5,
     )
     for data in (("B 3:f", "B 3:f"), ("2 B:f", "2 B:f"))
 ]
 CASES["FakeQuantWithMinMaxArgsGradient"] = [
-    case("FakeQuantWithMinMaxArgsGradient", lambda g, x: raw.FakeQuantWithMinMaxArgsGradient(gradients=g, inputs=x, min=-0.5, max=0.5), "2 B:f", "2 B:f", tolerance=1e-5)
+    case(
+        "FakeQuantWithMinMaxArgsGradient",
+        lambda g, x: raw.FakeQuantWithMinMaxArgsGradient(gradients=g, inputs=x, min=-0.5, max=0.5),
+        "2 B:f",
+        "2 B:f",
+        tolerance=1e-5,
+    )
 ]
 CASES["AddN"] = [
     case("AddN", lambda x, y: tf.add_n([x, y, x]), "B 3", "B 3"),
     case("AddN", lambda x, y: tf.add_n([x, y]), "2 B", "2 B"),
-    case("AddN", lambda x, y: tf.add_n([tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)]), "B 3", "B 3", traceless=True),
+    case(
+        "AddN",
+        lambda x, y: tf.add_n([tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)]),
+        "B 3",
+        "B 3",
+        traceless=True,
+    ),
 ]
-CASES["ZerosLike"] = [case("ZerosLike", lambda x: tf.raw_ops.ZerosLike(x=x), "B 3"), case("ZerosLike", lambda x: tf.raw_ops.ZerosLike(x=x), "2 B")]
-CASES["OnesLike"] = [case("OnesLike", lambda x: tf.raw_ops.OnesLike(x=x), "B 3"), case("OnesLike", lambda x: tf.raw_ops.OnesLike(x=x), "2 B")]
+CASES["ZerosLike"] = [
+    case("ZerosLike", lambda x: tf.raw_ops.ZerosLike(x=x), "B 3"),
+    case("ZerosLike", lambda x: tf.raw_ops.ZerosLike(x=x), "2 B"),
+]
+CASES["OnesLike"] = [
+    case("OnesLike", lambda x: tf.raw_ops.OnesLike(x=x), "B 3"),
+    case("OnesLike", lambda x: tf.raw_ops.OnesLike(x=x), "2 B"),
+]

@@ -1,7 +1,6 @@
 """Cases of shapes, fills, parts of tensors, and random numbers."""
 
 import tensorflow as tf
-
 from support.rule_cases.case import case
 
 raw = tf.raw_ops
@@ -33,8 +32,18 @@ _T = {"traceless": True}
 _add("Fill", lambda x: x * tf.fill([tf.shape(x)[0], 2], tf.constant(3.0, tf.float64)), "B 2", **_T)
 _add("Fill", lambda x: x * tf.fill([2, tf.shape(x)[1]], tf.constant(3.0, tf.float64)), "2 B", **_T)
 _add("Range", lambda x: x * tf.cast(tf.range(tf.shape(x)[0]), tf.float64), "B", **_T)
-_add("Range", lambda x: tf.reshape(x, [-1]) * tf.cast(tf.range(3 * tf.shape(x)[0]), tf.float64), "B 3", **_T)
-_add("Range", lambda x: tf.reshape(x, [-1]) * tf.cast(tf.range(0, 6 * tf.shape(x)[0], 2), tf.float64), "B 3", **_T)
+_add(
+    "Range",
+    lambda x: tf.reshape(x, [-1]) * tf.cast(tf.range(3 * tf.shape(x)[0]), tf.float64),
+    "B 3",
+    **_T,
+)
+_add(
+    "Range",
+    lambda x: tf.reshape(x, [-1]) * tf.cast(tf.range(0, 6 * tf.shape(x)[0], 2), tf.float64),
+    "B 3",
+    **_T,
+)
 _add("Const", lambda x: x * tf.constant([[1.0, 2.0]], tf.float64), "B 2", **_T)
 _add("Const", lambda x: x * tf.constant([[1.0], [2.0]], tf.float64), "2 B", **_T)
 
@@ -43,8 +52,21 @@ _add("GatherV2", lambda x, i: tf.gather(x, i, axis=1), "B 5", "2:i5")
 _add("GatherV2", lambda x, i: tf.gather(x, i, axis=-1), "2 B 5", "3 2:i5")
 _add("GatherV2", lambda x, i: tf.gather(x, i, axis=1, batch_dims=1), "B 5 2", "B 2:i5")
 _add("GatherV2", lambda x, i: tf.gather(x, i, axis=2, batch_dims=1), "B 2 5", "B 2:i5")
-_add("GatherV2", lambda x, i: raw.GatherV2(params=x, indices=i, axis=1, batch_dims=-1), "B 5 2", "B 2:i5", has_gradient=False, is_compilable=False)
-_add("GatherV2", lambda x, i: tf.gather(x, i, axis=2, batch_dims=2), "2 B 5", "2 B 2:i5", whole=("Reshape",))
+_add(
+    "GatherV2",
+    lambda x, i: raw.GatherV2(params=x, indices=i, axis=1, batch_dims=-1),
+    "B 5 2",
+    "B 2:i5",
+    has_gradient=False,
+    is_compilable=False,
+)
+_add(
+    "GatherV2",
+    lambda x, i: tf.gather(x, i, axis=2, batch_dims=2),
+    "2 B 5",
+    "2 B 2:i5",
+    whole=("Reshape",),
+)
 _add("GatherNd", lambda x, i: tf.gather_nd(x, i), "4 4 2", "B 2:i4")
 _add("GatherNd", lambda x, i: tf.gather_nd(x, i), "2 2", "3 B 1:i2")
 _add("GatherNd", lambda x: tf.gather_nd(x, [[0], [2], [0]]), "3 B")
@@ -68,7 +90,12 @@ _add("Pad", lambda x: tf.pad(x, [[1, 0], [0, 0], [0, 2]]), "2 B 2")
 _add("PadV2", lambda x: tf.pad(x, [[0, 0], [1, 2]], constant_values=2.0), "B 3")
 _add("MirrorPad", lambda x: tf.pad(x, [[0, 0], [1, 2]], "REFLECT"), "B 3")
 _add("MirrorPad", lambda x: tf.pad(x, [[1, 1], [0, 0]], "SYMMETRIC"), "2 B")
-_add("MirrorPadGrad", lambda x: raw.MirrorPadGrad(input=x, paddings=[[0, 0], [1, 1]], mode="REFLECT"), "B 4", is_compilable=True)
+_add(
+    "MirrorPadGrad",
+    lambda x: raw.MirrorPadGrad(input=x, paddings=[[0, 0], [1, 1]], mode="REFLECT"),
+    "B 4",
+    is_compilable=True,
+)
 _add("Slice", lambda x: tf.slice(x, [0, 1], [-1, 2]), "B 4")
 _add("Slice", lambda x: tf.slice(x, [0, 1], [tf.shape(x)[0], -1]), "B 4")
 _add("Slice", lambda x: tf.slice(x, [1, 0, 0], [1, -1, 2]), "2 B 2")
@@ -81,31 +108,97 @@ _add("StridedSlice", lambda x: x[tf.newaxis, ..., 0], "B 2 2")
 _add("StridedSlice", lambda x: x[:, ..., tf.newaxis], "2 B")
 _add("StridedSlice", lambda x: x[: tf.shape(x)[0], 1:], "B 3")
 _add("StridedSlice", lambda x: x[1:, :, 2:0:-1], "2 B 3")
-_add("StridedSliceGrad", lambda g: raw.StridedSliceGrad(shape=[tf.shape(g)[0], 3], begin=[0, 1], end=[0, 3], strides=[1, 1], dy=g, begin_mask=1, end_mask=1), "B 2")
-_add("StridedSliceGrad", lambda g: raw.StridedSliceGrad(shape=[2, tf.shape(g)[0]], begin=[1, 0], end=[2, 0], strides=[1, 1], dy=g, begin_mask=2, end_mask=2, shrink_axis_mask=1), "B")
+_add(
+    "StridedSliceGrad",
+    lambda g: raw.StridedSliceGrad(
+        shape=[tf.shape(g)[0], 3],
+        begin=[0, 1],
+        end=[0, 3],
+        strides=[1, 1],
+        dy=g,
+        begin_mask=1,
+        end_mask=1,
+    ),
+    "B 2",
+)
+_add(
+    "StridedSliceGrad",
+    lambda g: raw.StridedSliceGrad(
+        shape=[2, tf.shape(g)[0]],
+        begin=[1, 0],
+        end=[2, 0],
+        strides=[1, 1],
+        dy=g,
+        begin_mask=2,
+        end_mask=2,
+        shrink_axis_mask=1,
+    ),
+    "B",
+)
 _add("OneHot", lambda x: tf.one_hot(x, 3, dtype=tf.float64), "B:i4")
 _add("OneHot", lambda x: tf.one_hot(x, 3, axis=0, dtype=tf.float64), "2 B:i4")
 _add("OneHot", lambda x: tf.one_hot(x, 2, axis=1, dtype=tf.float64), "B 2:i4")
 for _side in ("Lower", "Upper"):
     _of = getattr(raw, f"{_side}Bound")
-    _add(f"{_side}Bound", lambda x, y, of=_of: of(sorted_inputs=tf.sort(x), values=y), "B 4", "B 3", is_compilable=_side == "Lower" and False)
-_add("Bucketize", lambda x: raw.Bucketize(input=x, boundaries=[-0.5, 0.5]), "B 3", is_compilable=True)
-_add("Bucketize", lambda x: raw.Bucketize(input=x, boundaries=[-0.5, 0.5]), "2 B", is_compilable=True)
-for _kind, _of in {"Update": tf.tensor_scatter_nd_update, "Add": tf.tensor_scatter_nd_add, "Sub": tf.tensor_scatter_nd_sub, "Max": tf.tensor_scatter_nd_max, "Min": tf.tensor_scatter_nd_min}.items():
+    _add(
+        f"{_side}Bound",
+        lambda x, y, of=_of: of(sorted_inputs=tf.sort(x), values=y),
+        "B 4",
+        "B 3",
+        is_compilable=_side == "Lower" and False,
+    )
+_add(
+    "Bucketize", lambda x: raw.Bucketize(input=x, boundaries=[-0.5, 0.5]), "B 3", is_compilable=True
+)
+_add(
+    "Bucketize", lambda x: raw.Bucketize(input=x, boundaries=[-0.5, 0.5]), "2 B", is_compilable=True
+)
+for _kind, _of in {
+    "Update": tf.tensor_scatter_nd_update,
+    "Add": tf.tensor_scatter_nd_add,
+    "Sub": tf.tensor_scatter_nd_sub,
+    "Max": tf.tensor_scatter_nd_max,
+    "Min": tf.tensor_scatter_nd_min,
+}.items():
     _add(f"TensorScatter{_kind}", lambda x, u, of=_of: of(x, [[0], [2]], u), "3 B", "2 B")
     _add(f"TensorScatter{_kind}", lambda x, u, of=_of: of(x, [[0, 1]], u), "2 2 B", "1 B")
 
 _SEED = [1, 2]
-_normal = lambda shape, **more: tf.random.stateless_normal(shape, _SEED, dtype=tf.float64, **more)
+
+
+def _normal(shape):
+    return tf.random.stateless_normal(shape, _SEED, dtype=tf.float64)
+
+
 for _kind, _of in {
-    "StatelessRandomUniformV2": lambda shape: tf.random.stateless_uniform(shape, _SEED, dtype=tf.float64),
+    "StatelessRandomUniformV2": lambda shape: tf.random.stateless_uniform(
+        shape, _SEED, dtype=tf.float64
+    ),
     "StatelessRandomNormalV2": _normal,
-    "StatelessTruncatedNormalV2": lambda shape: tf.random.stateless_truncated_normal(shape, _SEED, dtype=tf.float64),
-    "StatelessRandomUniformIntV2": lambda shape: tf.cast(tf.random.stateless_uniform(shape, _SEED, 0, 99, tf.int32), tf.float64),
-    "StatelessRandomUniformFullIntV2": lambda shape: tf.cast(tf.random.stateless_uniform(shape, _SEED, None, None, tf.int32), tf.float64),
+    "StatelessTruncatedNormalV2": lambda shape: tf.random.stateless_truncated_normal(
+        shape, _SEED, dtype=tf.float64
+    ),
+    "StatelessRandomUniformIntV2": lambda shape: tf.cast(
+        tf.random.stateless_uniform(shape, _SEED, 0, 99, tf.int32), tf.float64
+    ),
+    "StatelessRandomUniformFullIntV2": lambda shape: tf.cast(
+        tf.random.stateless_uniform(shape, _SEED, None, None, tf.int32), tf.float64
+    ),
 }.items():
     _add(_kind, lambda x, of=_of: x * of(tf.shape(x)), "B 3", **_T)
     _add(_kind, lambda x, of=_of: x * of([tf.shape(x)[0], 1, 5]), "B 2 1", **_T)
-_add("StatelessRandomUniformV2", lambda x: x * tf.random.stateless_uniform(tf.shape(x), _SEED), "B 5:f", traceless=True, tolerance=1e-6)
-_add("StatelessRandomNormalV2", lambda x: x * tf.random.stateless_normal(tf.shape(x), _SEED), "B 7:f", traceless=True, tolerance=1e-6)
+_add(
+    "StatelessRandomUniformV2",
+    lambda x: x * tf.random.stateless_uniform(tf.shape(x), _SEED),
+    "B 5:f",
+    traceless=True,
+    tolerance=1e-6,
+)
+_add(
+    "StatelessRandomNormalV2",
+    lambda x: x * tf.random.stateless_normal(tf.shape(x), _SEED),
+    "B 7:f",
+    traceless=True,
+    tolerance=1e-6,
+)
 _add("StatelessRandomGetAlg", lambda x: x * _normal(tf.shape(x)), "B 3", **_T)

@@ -99,14 +99,14 @@ def _strided_slice(op: tf.Operation, x: Constant, *bounds: Constant) -> Any:
             index.append(int(begin))
         else:
             start = None if masks["begin"] >> axis & 1 else int(begin)
-            index.append(
-                slice(start, None if masks["end"] >> axis & 1 else int(end), int(stride))
-            )
+            index.append(slice(start, None if masks["end"] >> axis & 1 else int(end), int(stride)))
     return x[tuple(index)]
 
 
 def _slice(op: tf.Operation, x: Constant, begins: Constant, sizes: Constant) -> Any:
-    return x[tuple(slice(int(b), None if s == -1 else int(b) + int(s)) for b, s in zip(begins, sizes))]
+    return x[
+        tuple(slice(int(b), None if s == -1 else int(b) + int(s)) for b, s in zip(begins, sizes))
+    ]
 
 
 def _reduce(function: Callable[[list[Any]], Any]) -> Callable[..., Any]:
@@ -150,6 +150,13 @@ def _stitch(op: tf.Operation, *parts: Constant) -> Constant:
     if any(one is None for one in result):
         raise Unknown
     return result
+
+
+def _split(op: tf.Operation, x: Constant, sizes: Constant, axis: Constant) -> list[Constant]:
+    counts = [int(one) for one in sizes]
+    rest = x.shape[int(axis)] - sum(one for one in counts if one >= 0)
+    counts = [rest if one < 0 else one for one in counts]
+    return np.split(x, np.cumsum(counts)[:-1], axis=int(axis))
 
 
 def _list_diff(op: tf.Operation, x: Constant, y: Constant) -> list[Constant]:
@@ -197,6 +204,8 @@ _EVALUATE: dict[str, Callable[..., Any]] = {
     "Squeeze": lambda op, a: np.squeeze(a, tuple(op.get_attr("squeeze_dims")) or None),
     "Reshape": _reshape,
     "Transpose": lambda op, a, order: np.transpose(a, [int(one) for one in order]),
+    "Split": lambda op, axis, x: np.split(x, op.get_attr("num_split"), axis=int(axis)),
+    "SplitV": _split,
     "StridedSlice": _strided_slice,
     "Slice": _slice,
     "GatherV2": _gather,

@@ -96,5 +96,5 @@ class Value:
 
     @property
     def is_free(self) -> bool:
-        """Whether each device can compute it without any other tensor."""
-        return self.const is not None or self.make is not None
+        """Whether each device can compute it in any layout; rows from outside have theirs."""
+        return self.const is not None or (self.make is not None and self.axis is None)

@@ -167,9 +167,7 @@ def is_known(dims: Iterable[Any]) -> bool:
 
 def symbols_of(dims: Iterable[Any]) -> set[str]:
     """The names of the symbols in dimensions."""
-    return {
-        name for dim in dims if isinstance(dim, Dim) for key in dim.terms for name in key
-    }
+    return {name for dim in dims if isinstance(dim, Dim) for key in dim.terms for name in key}
 
 
 def broadcast(*shapes: Sequence[Any]) -> tuple[Any, ...]:

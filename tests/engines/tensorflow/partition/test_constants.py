@@ -39,11 +39,25 @@ DECIDED = {
     "EnsureShape": [lambda x: tf.ensure_shape(tf.shape(x), [3])],
     "Cast": [lambda x: tf.cast(tf.shape(x), tf.int64)],
     "Pack": [lambda x: tf.stack([_n(x), 3]), lambda x: tf.stack([tf.shape(x), [1, 2, 3]], -1)],
-    "ConcatV2": [lambda x: tf.concat([tf.shape(x), [4]], 0), lambda x: tf.concat([[[1], [2]], [[3], [4]]], -1)],
-    "ExpandDims": [lambda x: tf.expand_dims(tf.shape(x), 0), lambda x: tf.expand_dims(tf.shape(x), [-1])],
-    "Squeeze": [lambda x: tf.squeeze(tf.shape(x)[:1]), lambda x: tf.squeeze(tf.reshape(tf.shape(x)[:1], [1, 1]), 0)],
+    "ConcatV2": [
+        lambda x: tf.concat([tf.shape(x), [4]], 0),
+        lambda x: tf.concat([[[1], [2]], [[3], [4]]], -1),
+    ],
+    "ExpandDims": [
+        lambda x: tf.expand_dims(tf.shape(x), 0),
+        lambda x: tf.expand_dims(tf.shape(x), [-1]),
+    ],
+    "Squeeze": [
+        lambda x: tf.squeeze(tf.shape(x)[:1]),
+        lambda x: tf.squeeze(tf.reshape(tf.shape(x)[:1], [1, 1]), 0),
+    ],
     "Reshape": [lambda x: tf.reshape(tf.shape(x), [3, -1])],
     "Transpose": [lambda x: tf.transpose(tf.stack([tf.shape(x), [1, 2, 3]]), [1, 0])],
+    "Split": [lambda x: tf.split(tf.shape(x), 3), lambda x: tf.split([[1, 2], [3, 4]], 2, -1)],
+    "SplitV": [
+        lambda x: tf.split(tf.shape(x), [1, 2, 0]),
+        lambda x: tf.split([[1, 2], [3, 4]], [-1, 1], 1),
+    ],
     "StridedSlice": [
         lambda x: tf.shape(x)[1:],
         lambda x: tf.shape(x)[-1],
@@ -52,8 +66,14 @@ DECIDED = {
         lambda x: tf.stack([tf.shape(x), tf.shape(x)])[1, :2],
         lambda x: tf.shape(x)[-9:9],
     ],
-    "Slice": [lambda x: tf.slice(tf.shape(x), [1], [-1]), lambda x: tf.slice(tf.shape(x), [0], [2])],
-    "GatherV2": [lambda x: tf.gather(tf.shape(x), [2, 0]), lambda x: tf.gather([[1, 2], [3, 4]], [1], axis=-1)],
+    "Slice": [
+        lambda x: tf.slice(tf.shape(x), [1], [-1]),
+        lambda x: tf.slice(tf.shape(x), [0], [2]),
+    ],
+    "GatherV2": [
+        lambda x: tf.gather(tf.shape(x), [2, 0]),
+        lambda x: tf.gather([[1, 2], [3, 4]], [1], axis=-1),
+    ],
     "Prod": [lambda x: tf.reduce_prod(tf.shape(x)), lambda x: tf.reduce_prod([[1, 2], [3, 4]])],
     "Sum": [lambda x: tf.reduce_sum(tf.shape(x))],
     "Fill": [lambda x: tf.fill([2, 2], _n(x))],
@@ -66,12 +86,19 @@ DECIDED = {
     "InvertPermutation": [lambda x: tf.math.invert_permutation([2, 0, 1])],
     "Tile": [lambda x: tf.tile(tf.shape(x)[:1], [2])],
     "ListDiff": [lambda x: list(raw.ListDiff(x=[3, 1, 2], y=[1, 5]))],
-    "Unpack": [lambda x: tf.unstack(tf.shape(x)), lambda x: tf.unstack(tf.constant([[1, 2], [3, 4]]), axis=-1)],
+    "Unpack": [
+        lambda x: tf.unstack(tf.shape(x)),
+        lambda x: tf.unstack(tf.constant([[1, 2], [3, 4]]), axis=-1),
+    ],
     "ZerosLike": [lambda x: raw.ZerosLike(x=tf.shape(x))],
     "OnesLike": [lambda x: raw.OnesLike(x=tf.shape(x))],
-    "ConcatOffset": [lambda x: list(raw.ConcatOffset(concat_dim=1, shape=[tf.shape(x), tf.shape(x)]))],
+    "ConcatOffset": [
+        lambda x: list(raw.ConcatOffset(concat_dim=1, shape=[tf.shape(x), tf.shape(x)]))
+    ],
     "DynamicStitch": [lambda x: tf.dynamic_stitch([[0, 2], [1, 2]], [tf.shape(x)[:2], [8, 9]])],
-    "ParallelDynamicStitch": [lambda x: raw.ParallelDynamicStitch(indices=[[0, 2], [1]], data=[[7, 8], [9]])],
+    "ParallelDynamicStitch": [
+        lambda x: raw.ParallelDynamicStitch(indices=[[0, 2], [1]], data=[[7, 8], [9]])
+    ],
     "Shape": [lambda x: raw.Shape(input=x, out_type=tf.int64)],
     "ShapeN": [lambda x: list(raw.ShapeN(input=[x, x[:, 0]]))],
     "Size": [lambda x: raw.Size(input=x)],
@@ -95,16 +122,18 @@ UNDECIDED = [
 
 def _evaluated(function):
     """The constants of a function's results: `None` for those that aren't known."""
-    graph = tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec([None, 3, 1])).graph
+    graph = (
+        tf.function(function, autograph=False)
+        .get_concrete_function(tf.TensorSpec([None, 3, 1]))
+        .graph
+    )
     known = {}
     for op in graph.get_operations():
         values = [known[id(one)] for one in op.inputs]
         constants = evaluate(op, values) or [None] * len(op.outputs)
         for tensor, const in zip(op.outputs, constants):
             dims = static_dims(tensor)
-            if op.type == "Placeholder":
-                dims = (Dim.symbol(BATCH), *dims[1:])
-            elif tensor.dtype == tf.float32 and dims:
+            if op.type == "Placeholder" or (tensor.dtype == tf.float32 and dims):
                 dims = (Dim.symbol(BATCH), *dims[1:])
             known[id(tensor)] = types.SimpleNamespace(dims=dims, const=const)
     return [known[id(one)].const for one in graph.outputs]
@@ -124,7 +153,9 @@ def test_every_operation_has_a_case():
     assert not is_arithmetic("MatMul")
 
 
-@pytest.mark.parametrize(("kind", "function"), [(kind, one) for kind, many in DECIDED.items() for one in many])
+@pytest.mark.parametrize(
+    ("kind", "function"), [(kind, one) for kind, many in DECIDED.items() for one in many]
+)
 def test_decided(kind, function):
     found = _evaluated(function)
     for rows in ROWS:

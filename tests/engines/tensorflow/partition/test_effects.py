@@ -8,7 +8,11 @@ from keras_multigpu.engines.tensorflow.partition.step import spread
 
 
 def _branch(variable):
-    tf.cond(variable > 100.0, lambda: variable.assign(variable * 2.0), lambda: variable.assign(-variable))
+    tf.cond(
+        variable > 100.0,
+        lambda: variable.assign(variable * 2.0),
+        lambda: variable.assign(-variable),
+    )
 
 
 def _function(variable):
@@ -20,7 +24,11 @@ def _function(variable):
 
 
 def _loop(variable):
-    tf.while_loop(lambda i: i < 2, lambda i: (i + tf.cast(variable.assign(variable * 3.0) > -1e9, tf.int32),), (0,))
+    tf.while_loop(
+        lambda i: i < 2,
+        lambda i: (i + tf.cast(variable.assign(variable * 3.0) > -1e9, tf.int32),),
+        (0,),
+    )
 
 
 @pytest.mark.parametrize("change", [_branch, _function, _loop])

@@ -52,7 +52,12 @@ KEEPS = Signature([("a", "b"), ("a", "b")], [("a", "b")])
         ([_value((B, B), 0)], Signature([("a", "b")], [("b",)], "sum"), [(B,)], "a"),
         ([_value((B, 2), 0)], Signature([(None, "b")], [(None, "b")]), [(B, 2)], None),
         ([_value((2, B), 1)], Signature([("a", "b")], [("a", "b")]), [(2, 2 * B)], None),
-        ([_value((2, B), 1)], Signature([("a", "b")], [("a", "b")], regroups=True), [(2, 2 * B)], "b"),
+        (
+            [_value((2, B), 1)],
+            Signature([("a", "b")], [("a", "b")], regroups=True),
+            [(2, 2 * B)],
+            "b",
+        ),
         ([_value((2, B), 1)], Signature([("a", "b")], [("a", "b")], regroups=True), [(2, 5)], None),
         ([_value((B,), 0)], Signature([("a",)], [("a",)], shapes={0: 0}), [(B,)], None),
     ],

@@ -26,7 +26,9 @@ def _value(dim, sizes):
     if not isinstance(dim, Dim):
         return dim
     known = dict(zip(NAMES, sizes))
-    return sum(factor * int(np.prod([known[one] for one in key])) for key, factor in dim.terms.items())
+    return sum(
+        factor * int(np.prod([known[one] for one in key])) for key, factor in dim.terms.items()
+    )
 
 
 _term = st.tuples(st.lists(st.sampled_from(NAMES), max_size=2), st.integers(-3, 4))

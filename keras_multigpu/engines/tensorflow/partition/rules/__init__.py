@@ -14,7 +14,9 @@ from keras_multigpu.engines.tensorflow.partition.rules import (
     contractions,
     control,
     elementwise,
+    gathers,
     lists,
+    matrices,
     parts,
     random,
     reductions,
@@ -25,7 +27,18 @@ from keras_multigpu.engines.tensorflow.partition.rules import (
 
 RULES: dict[str, Callable[..., Any]] = {}
 for _room in (
-    elementwise, contractions, rows, reductions, shapes, parts, random, state, control, lists,
+    elementwise,
+    contractions,
+    rows,
+    matrices,
+    reductions,
+    shapes,
+    parts,
+    gathers,
+    random,
+    state,
+    control,
+    lists,
 ):
     assert not RULES.keys() & _room.RULES.keys(), RULES.keys() & _room.RULES.keys()
     RULES.update(_room.RULES)

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table, join
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, broadcast
 
@@ -19,6 +19,7 @@ def matmul(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
     """Rows and columns are kept, the inner axis is summed."""
     a = ("k", "m") if op.get_attr("transpose_a") else ("m", "k")
     b = ("n", "k") if op.get_attr("transpose_b") else ("k", "n")
+    join((values[0], a.index("k")), (values[1], b.index("k")))
     return Signature([a, b], [("m", "n")], "sum")
 
 

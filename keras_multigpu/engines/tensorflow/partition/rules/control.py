@@ -128,7 +128,7 @@ def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         results = []
         for inner, graph in zip(inners, graphs):
             results.append(inner.run(graph, [inner.take(value) for value in values[1:]]))
-        states = [state_of(inner, value) for inner, value in zip([inners[0]] * len(results[0]), results[0])]
+        states = [state_of(inners[0], value) for value in results[0]]
         for inner, found in zip(inners[1:], results[1:]):
             states = [joined(a, state_of(inner, b), planner) for a, b in zip(states, found)]
         for inner, found in zip(inners, results):

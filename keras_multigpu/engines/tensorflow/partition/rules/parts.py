@@ -1,4 +1,4 @@
-"""Parts of tensors, taken and joined: gathers, slices, pads, concatenations, stacks."""
+"""Parts of tensors, cut and joined: slices, pads, concatenations, stacks."""
 
 from __future__ import annotations
 
@@ -16,66 +16,6 @@ from keras_multigpu.engines.tensorflow.partition.sizes import Dim, Unknown
 RULES = Table()
 
 
-@RULES.rule("GatherV2")
-def gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Split along indices, or along what isn't indexed."""
-    table, indices = values[0].dims or (), values[1].dims or ()
-    count = op.get_attr("batch_dims")
-    count += len(indices) if count < 0 else 0
-    axes = axes_of(values[2], len(table))
-    if axes is None or table[:count] != indices[:count]:
-        return None
-    axis = axes[0]
-    of_table = [
-        ("batch", a) if a < count else None if a == axis else ("table", a)
-        for a in range(len(table))
-    ]
-    of_indices = [("batch" if a < count else "index", a) for a in range(len(indices))]
-    output = [*of_table[:axis], *of_indices[count:], *of_table[axis + 1 :]]
-    dims = (*table[:axis], *indices[count:], *table[axis + 1 :])
-    return Signature([of_table, of_indices, ()], [output], dims=[dims])
-
-
-@RULES.rule("GatherNd")
-def gather_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Split along indices, or along the axes behind those that are indexed."""
-    table, indices = values[0].dims or (), values[1].dims or ()
-    if not indices or not isinstance(indices[-1], int):
-        return None
-    labels = tuple(range(len(indices) - 1))
-    depth = indices[-1]
-    rest = tuple(("rest", axis) for axis in range(depth, len(table)))
-    return Signature(
-        [(None,) * depth + rest, (*labels, None)],
-        [(*labels, *rest)],
-        dims=[(*indices[:-1], *table[depth:])],
-        zero_if_empty=rest,
-    )
-
-
-@RULES.rule("ScatterNd")
-def scatter_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Updates add up; the axes behind those that are indexed are kept."""
-    indices, updates, dtype = values[0].dims or (), values[1].dims or (), values[1].dtype
-    is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
-    if values[2].const is None or not indices or not isinstance(indices[-1], int) or not is_number:
-        return None
-    dims = tuple(values[2].const)
-    labels = tuple(range(len(indices) - 1))
-    rest = tuple(("rest", axis) for axis in range(indices[-1], len(dims)))
-    if len(updates) != len(labels) + len(rest):
-        return None
-    output = (None,) * indices[-1] + rest
-    return Signature(
-        [(*labels, None), (*labels, *rest), (None,)],
-        [output],
-        "sum",
-        dims=[dims],
-        shapes={2: 0},
-        zero_if_empty=rest,
-    )
-
-
 @RULES.rule("ConcatV2")
 def concat(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Other axes than the one that is joined."""
@@ -86,8 +26,7 @@ def concat(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     labels = tuple(None if a in axes else a for a in range(rank))
     shapes = [value.dims or () for value in values[:-1]]
     dims = [
-        sum(one[1:], one[0]) if axis in axes else one[0]
-        for axis, one in enumerate(zip(*shapes))
+        sum(one[1:], one[0]) if axis in axes else one[0] for axis, one in enumerate(zip(*shapes))
     ]
     return Signature([labels] * len(shapes) + [()], [labels], dims=[dims])
 
@@ -134,7 +73,9 @@ def _of_cut(op: tf.Operation, x: Value, axis: int) -> list[Any]:
     dims: list[Any] = []
     for tensor in op.outputs:
         static = static_dims(tensor) or (None,) * len(x.dims or ())
-        dims.append(tuple(s if a == axis else d for a, (s, d) in enumerate(zip(static, x.dims or ()))))
+        dims.append(
+            tuple(s if a == axis else d for a, (s, d) in enumerate(zip(static, x.dims or ())))
+        )
     return dims
 
 
@@ -159,9 +100,10 @@ def slice_(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Other axes than those that are cut."""
     shape, begins, sizes = values[0].dims or (), values[1].const, values[2].const
     if begins is None or sizes is None:
-        begins = sizes = [None] * len(shape)
         static = static_dims(op.outputs[0]) or (None,) * len(shape)
-        return Signature([no_axis(values[0]), (None,), (None,)], [(None,) * len(shape)], dims=[static])
+        return Signature(
+            [no_axis(values[0]), (None,), (None,)], [(None,) * len(shape)], dims=[static]
+        )
     is_full = [b == 0 and (s == -1 or s == d) for b, s, d in zip(begins, sizes, shape)]
     labels = tuple(axis if full else None for axis, full in enumerate(is_full))
     dims = tuple(
@@ -243,7 +185,13 @@ def _length(dim: Any, first: Any, last: Any, step: int) -> Any:
     if all(isinstance(one, int) for one in (dim, first, last)):
         return len(range(dim)[first:last:step])
     is_from_start = isinstance(first, int) and first >= 0 and step == 1
-    if is_from_start and isinstance(dim, Dim) and not isinstance(last, int) and last == dim and first == 0:
+    if (
+        is_from_start
+        and isinstance(dim, Dim)
+        and not isinstance(last, int)
+        and last == dim
+        and first == 0
+    ):
         return dim
     return None
 
@@ -271,53 +219,3 @@ def strided_slice_grad(planner: Any, op: tf.Operation, values: list[Value]) -> A
         return None
     before, after, _ = found
     return Signature([(None,)] * 4 + [after], [before], shapes={0: 0}, dims=[dims])
-
-
-@RULES.rule("OneHot")
-def one_hot(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """A new axis for the classes."""
-    labels, dims = list(range(len(values[0].dims or ()))), list(values[0].dims or ())
-    axis = op.get_attr("axis") % (len(labels) + 1)
-    depth = None if values[1].const is None else values[1].const[()]
-    return Signature(
-        [labels, (), (), ()],
-        [[*labels[:axis], None, *labels[axis:]]],
-        dims=[(*dims[:axis], depth, *dims[axis:])],
-    )
-
-
-@RULES.rule("LowerBound", "UpperBound")
-def search_sorted(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Each row has its own sorted values."""
-    if (values[0].dims or ())[:1] != (values[1].dims or ())[:1]:
-        return None
-    return Signature([("row", None), ("row", None)], [("row", None)], dims=[values[1].dims])
-
-
-@RULES.rule("Bucketize")
-def bucketize(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
-    """Element by element."""
-    labels = tuple(range(len(values[0].dims or ())))
-    return Signature([labels], [labels], dims=[values[0].dims])
-
-
-@RULES.rule(
-    "TensorScatterUpdate",
-    "TensorScatterAdd",
-    "TensorScatterSub",
-    "TensorScatterMax",
-    "TensorScatterMin",
-)
-def tensor_scatter(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Axes behind the indexed ones; places of rows are not followed."""
-    depth = (values[1].dims or (None,))[-1]
-    if not isinstance(depth, int):
-        return None
-    rank, k = len(values[0].dims or ()), len(values[1].dims or ()) - 1
-    rest = tuple(range(depth, rank))
-    return Signature(
-        [(None,) * depth + rest, no_axis(values[1]), (None,) * k + rest],
-        [(None,) * depth + rest],
-        dims=[values[0].dims],
-        zero_if_empty=rest,
-    )

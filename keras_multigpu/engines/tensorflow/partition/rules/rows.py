@@ -83,44 +83,6 @@ SIZES: dict[str, int] = {
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 # Kernels that end the process if there are no rows (oneDNN's, in single precision)
 NEEDS_ROWS = frozenset({"MaxPoolGrad", "MaxPoolGradGrad", "MaxPool3DGrad", "MaxPool3DGradGrad"})
-# {type: how many axes at the end belong together}
-LAST_AXES: dict[str, int] = {
-    "Softmax": 1,
-    "LogSoftmax": 1,
-    "TopKV2": 1,
-    "FFT": 1,
-    "FFT2D": 2,
-    "FFT3D": 3,
-    "IFFT": 1,
-    "IFFT2D": 2,
-    "IFFT3D": 3,
-    "RFFT": 1,
-    "RFFT2D": 2,
-    "RFFT3D": 3,
-    "IRFFT": 1,
-    "IRFFT2D": 2,
-    "IRFFT3D": 3,
-    "Cholesky": 2,
-    "CholeskyGrad": 2,
-    "LogMatrixDeterminant": 2,
-    "MatrixDeterminant": 2,
-    "MatrixInverse": 2,
-    "MatrixLogarithm": 2,
-    "MatrixSquareRoot": 2,
-    "Eig": 2,
-    "Lu": 2,
-    "MatrixSolve": 2,
-    "MatrixTriangularSolve": 2,
-    "Qr": 2,
-    "Svd": 2,
-    "SelfAdjointEigV2": 2,
-    "MatrixBandPart": 2,
-    "MatrixDiagPartV3": 2,
-    "MatrixDiagV3": 1,
-    "MatrixSetDiagV3": 2,
-}
-_KEEP_SHAPE = ("Softmax", "LogSoftmax", "MatrixBandPart")
-_WITH_TWO = ("MatrixSolve", "MatrixTriangularSolve", "CholeskyGrad", "MatrixSetDiagV3")
 
 
 def _row(rank: int, has_rows: bool = True) -> tuple[str | None, ...]:
@@ -204,37 +166,3 @@ def filters(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     inputs = [_row(_rank(values[0])), no_axis(values[1]), _row(_rank(values[2]))]
     dims, output = [tuple(shape.as_list())], _row(shape.rank, False)
     return Signature(inputs, [output], "sum", dims=dims, zero_if_empty=["row"])
-
-
-@RULES.rule(*LAST_AXES)
-def last_axes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Any axes in front, the last ones belong together."""
-    ranks = [tensor.shape.rank for tensor in op.outputs]
-    if None in ranks:
-        return None
-    # Several diagonals are an axis more of the input.
-    front = ranks[0] - 2 if op.type == "MatrixDiagV3" else _rank(values[0]) - LAST_AXES[op.type]
-    if front < 0 or not all(_has_front(op, value, values[0], front) for value in _matrices(op, values)):
-        return None
-    labels = tuple(range(front))
-    with_front = list(map(id, _matrices(op, values)))
-    inputs = [
-        labels + (None,) * (_rank(value) - front) if id(value) in with_front else no_axis(value)
-        for value in values
-    ]
-    outputs = [labels + (None,) * (rank - front) if rank >= front else (None,) * rank for rank in ranks]
-    dims: Any = [values[0].dims] if op.type in _KEEP_SHAPE else None
-    if op.type == "TopKV2" and values[1].const is not None:
-        dims = [((values[0].dims or ())[:-1] + (values[1].const[()],))] * 2
-    return Signature(inputs, outputs, dims=dims)
-
-
-def _matrices(op: tf.Operation, values: list[Value]) -> list[Value]:
-    """The inputs that have rows; the others are sizes, places of diagonals, fills."""
-    return values[:2] if op.type in _WITH_TWO else values[:1]
-
-
-def _has_front(op: tf.Operation, value: Value, first: Value, front: int) -> bool:
-    """Whether nothing is broadcast."""
-    is_aligned = op.type == "MatrixSetDiagV3" or _rank(value) == _rank(first)
-    return is_aligned and (value.dims or ())[:front] == (first.dims or ())[:front]

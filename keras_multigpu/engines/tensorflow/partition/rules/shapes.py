@@ -89,9 +89,7 @@ def expand_dims(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         return None
     labels = list(range(rank))
     after = [*labels[: axes[0]], None, *labels[axes[0] :]]
-    return reshaped_addends(planner, op, values) or Signature(
-        [labels, no_axis(values[1])], [after]
-    )
+    return reshaped_addends(planner, op, values) or Signature([labels, no_axis(values[1])], [after])
 
 
 @RULES.rule("Squeeze")

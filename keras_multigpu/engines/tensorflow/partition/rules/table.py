@@ -8,6 +8,7 @@ from typing import Any
 
 from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, symbols_of
 
 Rule = Callable[..., Any]
 
@@ -42,3 +43,15 @@ def axes_of(value: Value, rank: int) -> list[int] | None:
 def no_axis(value: Value) -> tuple[None, ...]:
     """Labels of an input that can't be split."""
     return (None,) * len(value.dims or ())
+
+
+def join(*places: tuple[Value, int]) -> None:
+    """Notes that axes have the same size: an unknown size among them is a known one."""
+    known = [v.dims[axis] for v, axis in places if v.dims and not _is_unknown(v.dims[axis])]
+    for value, axis in places:
+        if known and value.dims and _is_unknown(value.dims[axis]):
+            value.dims = (*value.dims[:axis], known[0], *value.dims[axis:][1:])
+
+
+def _is_unknown(dim: Any) -> bool:
+    return bool(symbols_of([dim]) - {BATCH})

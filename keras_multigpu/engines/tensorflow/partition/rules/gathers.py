@@ -1,0 +1,123 @@
+"""What is taken from places, and put there: gathers, scatters, one-hot rows, searches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
+from keras_multigpu.engines.tensorflow.partition.signatures import Signature
+
+RULES = Table()
+
+
+@RULES.rule("GatherV2")
+def gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Split along indices, or along what isn't indexed."""
+    table, indices = values[0].dims or (), values[1].dims or ()
+    count = op.get_attr("batch_dims")
+    count += len(indices) if count < 0 else 0
+    axes = axes_of(values[2], len(table))
+    if axes is None or table[:count] != indices[:count]:
+        return None
+    axis = axes[0]
+    of_table = [
+        ("batch", a) if a < count else None if a == axis else ("table", a)
+        for a in range(len(table))
+    ]
+    of_indices = [("batch" if a < count else "index", a) for a in range(len(indices))]
+    output = [*of_table[:axis], *of_indices[count:], *of_table[axis + 1 :]]
+    dims = (*table[:axis], *indices[count:], *table[axis + 1 :])
+    return Signature([of_table, of_indices, ()], [output], dims=[dims])
+
+
+@RULES.rule("GatherNd")
+def gather_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Split along indices, or along the axes behind those that are indexed."""
+    table, indices = values[0].dims or (), values[1].dims or ()
+    if not indices or not isinstance(indices[-1], int):
+        return None
+    labels = tuple(range(len(indices) - 1))
+    depth = indices[-1]
+    rest = tuple(("rest", axis) for axis in range(depth, len(table)))
+    return Signature(
+        [(None,) * depth + rest, (*labels, None)],
+        [(*labels, *rest)],
+        dims=[(*indices[:-1], *table[depth:])],
+        zero_if_empty=rest,
+    )
+
+
+@RULES.rule("ScatterNd")
+def scatter_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Updates add up; the axes behind those that are indexed are kept."""
+    indices, updates, dtype = values[0].dims or (), values[1].dims or (), values[1].dtype
+    is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
+    if values[2].const is None or not indices or not isinstance(indices[-1], int) or not is_number:
+        return None
+    dims = tuple(values[2].const)
+    labels = tuple(range(len(indices) - 1))
+    rest = tuple(("rest", axis) for axis in range(indices[-1], len(dims)))
+    if len(updates) != len(labels) + len(rest):
+        return None
+    output = (None,) * indices[-1] + rest
+    return Signature(
+        [(*labels, None), (*labels, *rest), (None,)],
+        [output],
+        "sum",
+        dims=[dims],
+        shapes={2: 0},
+        zero_if_empty=rest,
+    )
+
+
+@RULES.rule("OneHot")
+def one_hot(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """A new axis for the classes."""
+    labels, dims = list(range(len(values[0].dims or ()))), list(values[0].dims or ())
+    axis = op.get_attr("axis") % (len(labels) + 1)
+    depth = None if values[1].const is None else values[1].const[()]
+    return Signature(
+        [labels, (), (), ()],
+        [[*labels[:axis], None, *labels[axis:]]],
+        dims=[(*dims[:axis], depth, *dims[axis:])],
+    )
+
+
+@RULES.rule("LowerBound", "UpperBound")
+def search_sorted(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Each row has its own sorted values."""
+    if (values[0].dims or ())[:1] != (values[1].dims or ())[:1]:
+        return None
+    return Signature([("row", None), ("row", None)], [("row", None)], dims=[values[1].dims])
+
+
+@RULES.rule("Bucketize")
+def bucketize(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
+    """Element by element."""
+    labels = tuple(range(len(values[0].dims or ())))
+    return Signature([labels], [labels], dims=[values[0].dims])
+
+
+@RULES.rule(
+    "TensorScatterUpdate",
+    "TensorScatterAdd",
+    "TensorScatterSub",
+    "TensorScatterMax",
+    "TensorScatterMin",
+)
+def tensor_scatter(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Axes behind the indexed ones; places of rows are not followed."""
+    depth = (values[1].dims or (None,))[-1]
+    if not isinstance(depth, int):
+        return None
+    rank, k = len(values[0].dims or ()), len(values[1].dims or ()) - 1
+    rest = tuple(range(depth, rank))
+    return Signature(
+        [(None,) * depth + rest, no_axis(values[1]), (None,) * k + rest],
+        [(None,) * depth + rest],
+        dims=[values[0].dims],
+        zero_if_empty=rest,
+    )

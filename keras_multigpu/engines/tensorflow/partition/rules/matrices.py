@@ -1,0 +1,116 @@
+"""Operations on the last axes: softmax, sorting, transforms, matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table, no_axis
+from keras_multigpu.engines.tensorflow.partition.signatures import Signature
+
+RULES = Table()
+
+# {type: how many axes at the end belong together}
+LAST_AXES: dict[str, int] = {
+    "Softmax": 1,
+    "LogSoftmax": 1,
+    "TopKV2": 1,
+    "FFT": 1,
+    "FFT2D": 2,
+    "FFT3D": 3,
+    "IFFT": 1,
+    "IFFT2D": 2,
+    "IFFT3D": 3,
+    "RFFT": 1,
+    "RFFT2D": 2,
+    "RFFT3D": 3,
+    "IRFFT": 1,
+    "IRFFT2D": 2,
+    "IRFFT3D": 3,
+    "Cholesky": 2,
+    "CholeskyGrad": 2,
+    "LogMatrixDeterminant": 2,
+    "MatrixDeterminant": 2,
+    "MatrixInverse": 2,
+    "MatrixLogarithm": 2,
+    "MatrixSquareRoot": 2,
+    "Eig": 2,
+    "Lu": 2,
+    "MatrixSolve": 2,
+    "MatrixTriangularSolve": 2,
+    "Qr": 2,
+    "Svd": 2,
+    "SelfAdjointEigV2": 2,
+    "MatrixBandPart": 2,
+    "MatrixDiagPartV3": 2,
+    "MatrixDiagV3": 1,
+    "MatrixSetDiagV3": 2,
+}
+_KEEP_SHAPE = (
+    "Softmax",
+    "LogSoftmax",
+    "MatrixBandPart",
+    "MatrixSetDiagV3",
+    "MatrixInverse",
+    "Cholesky",
+    "MatrixLogarithm",
+    "MatrixSquareRoot",
+    "FFT",
+    "FFT2D",
+    "FFT3D",
+    "IFFT",
+    "IFFT2D",
+    "IFFT3D",
+)
+_WITH_TWO = ("MatrixSolve", "MatrixTriangularSolve", "CholeskyGrad", "MatrixSetDiagV3")
+
+
+def _rank(value: Value) -> int:
+    return len(value.dims or ())
+
+
+@RULES.rule(*LAST_AXES)
+def last_axes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Any axes in front, the last ones belong together."""
+    ranks = [tensor.shape.rank for tensor in op.outputs]
+    if None in ranks:
+        return None
+    # Several diagonals are an axis more of the input.
+    front = ranks[0] - 2 if op.type == "MatrixDiagV3" else _rank(values[0]) - LAST_AXES[op.type]
+    if front < 0 or not all(
+        _has_front(op, value, values[0], front) for value in _matrices(op, values)
+    ):
+        return None
+    labels = tuple(range(front))
+    with_front = list(map(id, _matrices(op, values)))
+    inputs = [
+        labels + (None,) * (_rank(value) - front) if id(value) in with_front else no_axis(value)
+        for value in values
+    ]
+    outputs = [
+        labels + (None,) * (rank - front) if rank >= front else (None,) * rank for rank in ranks
+    ]
+    dims: Any = [values[0].dims] if op.type in _KEEP_SHAPE else None
+    if op.type == "TopKV2" and values[1].const is not None:
+        dims = [(*(values[0].dims or ())[:-1], values[1].const[()])] * 2
+    if op.type == "MatrixDiagV3" and [numbers_of(v.const) for v in values[1:4]] == [
+        [0],
+        [-1],
+        [-1],
+    ]:
+        dims = [(*(values[0].dims or ()), (values[0].dims or ())[-1])]
+    return Signature(inputs, outputs, dims=dims)
+
+
+def _matrices(op: tf.Operation, values: list[Value]) -> list[Value]:
+    """The inputs that have rows; the others are sizes, places of diagonals, fills."""
+    return values[:2] if op.type in _WITH_TWO else values[:1]
+
+
+def _has_front(op: tf.Operation, value: Value, first: Value, front: int) -> bool:
+    """Whether nothing is broadcast."""
+    is_aligned = op.type == "MatrixSetDiagV3" or _rank(value) == _rank(first)
+    return is_aligned and (value.dims or ())[:front] == (first.dims or ())[:front]

@@ -1,0 +1,201 @@
+"""Cases of convolutions and pools."""
+
+import tensorflow as tf
+from support.rule_cases.case import case
+
+raw = tf.raw_ops
+CASES = {}
+
+
+def _add(kind, function, *data, **settings):
+    CASES.setdefault(kind, []).append(case(kind, function, *data, **settings))
+
+
+def _window(nd, size=2, stride=2, padding="VALID", **more):
+    names = {"ksize": [1, *[size] * nd, 1], "strides": [1, *[stride] * nd, 1], "padding": padding}
+    return {**names, **more}
+
+
+_2D = {"strides": [1, 1, 1, 1], "padding": "SAME"}
+_3D = {"strides": [1, 1, 1, 1, 1], "padding": "SAME"}
+_DEEP = {"tolerance": 1e-9}
+_add("Conv2D", lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"), "B 4 4 2", "3 3 2 2", **_DEEP)
+_add(
+    "Conv2D",
+    lambda x, w: tf.nn.conv2d(x, w, 2, "VALID", dilations=1),
+    "B 5 4 2",
+    "2 2 2 3",
+    **_DEEP,
+)
+_add(
+    "Conv2D",
+    lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"),
+    "B 4 4 4",
+    "3 3 2 2",
+    has_gradient=False,
+    **_DEEP,
+)
+_grouped = tf.function(
+    lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"), autograph=False, jit_compile=True
+)
+_add("Conv2D", _grouped, "B 4 4 4", "3 3 2 2", **_DEEP)
+_add(
+    "Conv3D",
+    lambda x, w: tf.nn.conv3d(x, w, _3D["strides"], "SAME"),
+    "B 3 3 3 2",
+    "2 2 2 2 2",
+    **_DEEP,
+)
+_add(
+    "DepthwiseConv2dNative",
+    lambda x, w: tf.nn.depthwise_conv2d(x, w, **_2D),
+    "B 4 4 2",
+    "2 2 2 2",
+    **_DEEP,
+)
+_add(
+    "DepthwiseConv2dNative",
+    lambda x, w: tf.nn.depthwise_conv2d(x, w, [1, 2, 2, 1], "VALID"),
+    "B 5 5 2",
+    "2 2 2 1",
+    **_DEEP,
+)
+CASES["Conv2DBackpropInput"] = [
+    case(
+        "Conv2DBackpropInput",
+        lambda g, w: tf.nn.conv2d_transpose(g, w, [tf.shape(g)[0], 8, 8, 3], 2, "SAME"),
+        "B 4 4 2",
+        "3 3 3 2",
+        **_DEEP,
+    ),
+    case(
+        "Conv2DBackpropInput",
+        lambda g, w: tf.nn.conv2d_transpose(g, w, [tf.shape(g)[0], 4, 4, 3], 1, "SAME"),
+        "B 4 4 2",
+        "3 3 3 2",
+        **_DEEP,
+    ),
+]
+CASES["Conv3DBackpropInputV2"] = [
+    case(
+        "Conv3DBackpropInputV2",
+        lambda g, w: tf.nn.conv3d_transpose(g, w, [tf.shape(g)[0], 4, 4, 4, 2], 2, "SAME"),
+        "B 2 2 2 2",
+        "2 2 2 2 2",
+        **_DEEP,
+    )
+]
+CASES["DepthwiseConv2dNativeBackpropInput"] = [
+    case(
+        "DepthwiseConv2dNativeBackpropInput",
+        lambda g, w: tf.nn.depthwise_conv2d_backprop_input([tf.shape(g)[0], 4, 4, 2], w, g, **_2D),
+        "B 4 4 4",
+        "2 2 2 2",
+        **_DEEP,
+    )
+]
+CASES["Conv2DBackpropFilter"] = [
+    case(
+        "Conv2DBackpropFilter",
+        lambda x, g: raw.Conv2DBackpropFilter(
+            input=x, filter_sizes=[3, 3, 2, 2], out_backprop=g, **_2D
+        ),
+        "B 4 4 2",
+        "B 4 4 2",
+        **_DEEP,
+    ),
+]
+CASES["Conv3DBackpropFilterV2"] = [
+    case(
+        "Conv3DBackpropFilterV2",
+        lambda x, g: raw.Conv3DBackpropFilterV2(
+            input=x, filter_sizes=[2, 2, 2, 2, 2], out_backprop=g, **_3D
+        ),
+        "B 3 3 3 2",
+        "B 3 3 3 2",
+        **_DEEP,
+    )
+]
+CASES["DepthwiseConv2dNativeBackpropFilter"] = [
+    case(
+        "DepthwiseConv2dNativeBackpropFilter",
+        lambda x, g: tf.nn.depthwise_conv2d_backprop_filter(x, [2, 2, 2, 2], g, **_2D),
+        "B 4 4 2",
+        "B 4 4 4",
+        **_DEEP,
+    )
+]
+_add(
+    "Dilation2D",
+    lambda x, w: raw.Dilation2D(
+        input=x, filter=w, strides=[1, 1, 1, 1], rates=[1, 1, 1, 1], padding="SAME"
+    ),
+    "B 4 4 2",
+    "2 2 2",
+    is_compilable=False,
+)
+_dilation = {"strides": [1, 1, 1, 1], "rates": [1, 1, 1, 1], "padding": "SAME"}
+for _side in ("Input", "Filter"):
+    _kind = f"Dilation2DBackprop{_side}"
+    _add(
+        _kind,
+        lambda x, g, w, kind=_kind: getattr(raw, kind)(
+            input=x, filter=w, out_backprop=g, **_dilation
+        ),
+        "B 4 4 2",
+        "B 4 4 2",
+        "2 2 2",
+    )
+for _nd, _shape in ((2, "B 4 4 2"), (3, "B 4 4 4 2")):
+    _name = {2: "", 3: "3D"}[_nd]
+    _f = {"is_compilable": _nd == 2}
+    for _settings in (_window(_nd), _window(_nd, 3, 1, "SAME")):
+        _add(
+            f"MaxPool{_name}",
+            lambda x, n=_name, s=_settings: getattr(raw, f"MaxPool{n}")(input=x, **s),
+            _shape + (":f" if _nd == 3 else ""),
+            tolerance=1e-5,
+        )
+        _add(
+            f"AvgPool{_name}",
+            lambda x, n=_name, s=_settings: getattr(raw, f"AvgPool{n}")(
+                **{"value" if n == "" else "input": x}, **s
+            ),
+            _shape + (":f" if _nd == 3 else ""),
+            tolerance=1e-5,
+        )
+    _s = _window(_nd, 2, 1, "SAME")
+    _of = getattr(raw, f"MaxPool{_name}")
+    _grad = getattr(raw, f"MaxPool{_name}Grad")
+    _gradgrad = getattr(raw, f"MaxPool{_name}GradGrad")
+    _add(
+        f"MaxPool{_name}Grad",
+        lambda x, g, of=_of, grad=_grad, s=_s: grad(
+            orig_input=x, orig_output=of(input=x, **s), grad=g, **s
+        ),
+        _shape + ":f",
+        _shape + ":f",
+        tolerance=1e-5,
+    )
+    _add(
+        f"MaxPool{_name}GradGrad",
+        lambda x, g, of=_of, grad=_gradgrad, s=_s: grad(
+            orig_input=x, orig_output=of(input=x, **s), grad=g, **s
+        ),
+        _shape + ":f",
+        _shape + ":f",
+        tolerance=1e-5,
+    )
+    _avg = getattr(raw, f"AvgPool{_name}Grad")
+    _add(
+        f"AvgPool{_name}Grad",
+        lambda g, avg=_avg, s=_s: avg(orig_input_shape=tf.shape(g), grad=g, **s),
+        _shape + (":f" if _nd == 3 else ""),
+        tolerance=1e-5,
+    )
+_add(
+    "MaxPoolV2",
+    lambda x: raw.MaxPoolV2(input=x, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="VALID"),
+    "B 4 4 2",
+    has_gradient=False,
+)

@@ -1,0 +1,109 @@
+"""Cases of operations on the last axes: softmax, sorting, transforms, matrices."""
+
+import tensorflow as tf
+from support.rule_cases.case import case
+
+raw = tf.raw_ops
+CASES = {}
+
+
+def _add(kind, function, *data, **settings):
+    CASES.setdefault(kind, []).append(case(kind, function, *data, **settings))
+
+
+_add("Softmax", lambda x: tf.nn.softmax(x), "B 3")
+_add("Softmax", lambda x: tf.nn.softmax(x), "2 B 2")
+_add("LogSoftmax", lambda x: tf.nn.log_softmax(x), "B 3")
+_add("TopKV2", lambda x: list(tf.math.top_k(x, 2)), "B 3", whole=("Reshape",))
+_add("TopKV2", lambda x: list(tf.math.top_k(x, 2)), "2 B 4", whole=("Reshape",))
+for _n, _size in ((1, "4"), (2, "2 4"), (3, "2 2 4")):
+    _name = "" if _n == 1 else f"{_n}D"
+    for _kind in (f"FFT{_name}", f"IFFT{_name}"):
+        _add(_kind, lambda x, kind=_kind: getattr(raw, kind)(input=x), f"B {_size}:c")
+        _add(_kind, lambda x, kind=_kind: getattr(raw, kind)(input=x), f"2 B {_size}:c")
+    _length = [int(one) for one in _size.split()]
+    _add(
+        f"RFFT{_name}",
+        lambda x, n=_name, k=_length: getattr(raw, f"RFFT{n}")(
+            input=x, fft_length=k, Tcomplex=tf.complex128
+        ),
+        f"B {_size}",
+    )
+    _add(
+        f"IRFFT{_name}",
+        lambda x, n=_name, k=_length: getattr(raw, f"IRFFT{n}")(
+            input=x, fft_length=k, Treal=tf.float64
+        ),
+        f"B {_size}:c",
+    )
+    _add(
+        f"RFFT{_name}",
+        lambda x, n=_name, k=_length: getattr(raw, f"RFFT{n}")(
+            input=x, fft_length=k, Tcomplex=tf.complex128
+        ),
+        f"1 B {_size}",
+    )
+
+
+def _square(x):
+    return tf.matmul(x, x, transpose_b=True) + tf.eye(2, dtype=x.dtype)
+
+
+_M = {"is_compilable": False}
+_add("Cholesky", lambda x: tf.linalg.cholesky(_square(x)), "B 2 2")
+_add(
+    "CholeskyGrad",
+    lambda x, g: raw.CholeskyGrad(l=tf.linalg.cholesky(_square(x)), grad=g),
+    "B 2 2",
+    "B 2 2",
+    has_gradient=False,
+    **_M,
+)
+_add("LogMatrixDeterminant", lambda x: list(tf.linalg.slogdet(_square(x))), "B 2 2", **_M)
+_add("MatrixDeterminant", lambda x: tf.linalg.det(_square(x)), "B 2 2", **_M)
+_add("MatrixInverse", lambda x: tf.linalg.inv(_square(x)), "B 2 2")
+_add("MatrixSolve", lambda x, y: tf.linalg.solve(_square(x), y), "2 B 2 2", "2 B 2 1")
+_add(
+    "MatrixTriangularSolve",
+    lambda x, y: tf.linalg.triangular_solve(_square(x), y),
+    "B 2 2",
+    "B 2 3",
+)
+_add("Qr", lambda x: [one**2 for one in tf.linalg.qr(x)], "B 3 2", tolerance=1e-8, **_M)
+_add(
+    "Svd",
+    lambda x: tf.linalg.svd(x).s if hasattr(tf.linalg.svd(x), "s") else tf.linalg.svd(x)[0],
+    "B 3 2",
+    tolerance=1e-8,
+    **_M,
+)
+_add("SelfAdjointEigV2", lambda x: tf.linalg.eigh(_square(x))[0], "B 2 2", tolerance=1e-8, **_M)
+_add("MatrixBandPart", lambda x: tf.linalg.band_part(x, 1, 0), "B 2 2")
+_add("MatrixBandPart", lambda x: tf.linalg.band_part(x, 0, -1), "2 B 3 2")
+_add("MatrixDiagPartV3", lambda x: tf.linalg.diag_part(x), "B 3 2")
+_add("MatrixDiagPartV3", lambda x: tf.linalg.diag_part(x, k=(-1, 0)), "B 3 3")
+_add("MatrixDiagV3", lambda x: tf.linalg.diag(x), "B 3")
+_add("MatrixDiagV3", lambda x: tf.linalg.diag(x, k=(0, 1)), "B 2 3")
+_add("MatrixSetDiagV3", lambda x, y: tf.linalg.set_diag(x, y), "B 3 2", "B 2", has_gradient=False)
+_add(
+    "MatrixSetDiagV3",
+    lambda x, y: tf.linalg.set_diag(x, y, k=-1),
+    "2 B 3 3",
+    "2 B 2",
+    has_gradient=False,
+)
+_add(
+    "MatrixSetDiagV3",
+    lambda x: tf.linalg.set_diag(x, tf.ones([tf.shape(x)[0], 2], x.dtype)),
+    "B 2 2",
+    has_gradient=False,
+)
+_add(
+    "MatrixLogarithm",
+    lambda x: tf.math.real(tf.linalg.logm(tf.cast(_square(x), tf.complex128))),
+    "B 2 2",
+    tolerance=1e-8,
+)
+_add("MatrixSquareRoot", lambda x: tf.linalg.sqrtm(_square(x)), "B 2 2", tolerance=1e-8)
+_add("Eig", lambda x: tf.abs(tf.linalg.eig(x)[0]), "B 2 2", has_gradient=False, tolerance=1e-8)
+_add("Lu", lambda x: list(tf.linalg.lu(_square(x))), "B 2 2", has_gradient=False)
