@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,91 +10,27 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import Constant, constant_of
 from keras_multigpu.engines.tensorflow.partition.emission import write, write_local
+from keras_multigpu.engines.tensorflow.partition.forms import (
+    ALL_DEVICES,
+    EACH_DEVICE,
+    ONE_DEVICE,
+    NeedsOthers,
+)
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     COPIED,
     WHOLE,
     Copied,
-    Elements,
     Layout,
     Partial,
     Split,
     Value,
     Whole,
 )
-from keras_multigpu.engines.tensorflow.partition.planner import (
-    ALL_DEVICES,
-    EACH_DEVICE,
-    ONE_DEVICE,
-    NeedsOthers,
-    Planner,
-)
+from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Item
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
-from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, symbols_of
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """What is known of a variable of a loop, in every iteration."""
-
-    layout: Layout
-    dims: tuple[Any, ...] | None
-    const: tuple[Any, ...] | None
-    elements: Elements | None
-
-
-def state_of(planner: Any, value: Value) -> State:
-    """A value's state; sizes that only the planner's program knows are unknown outside."""
-    own = planner.program.symbols if isinstance(planner, Inner) else ()
-    layout = value.layout if value.is_spread else WHOLE
-    dims: tuple[Any, ...] | None = value.dims
-    if dims is not None:
-        dims = tuple(None if symbols_of([dim]) & set(own) else dim for dim in dims)
-    const = None if value.const is None else tuple(value.const.flat)
-    if const is not None and symbols_of(const) & set(own):
-        const = None
-    elements = value.elements
-    if elements is not None and elements.dims is not None:
-        kept = tuple(None if symbols_of([dim]) & set(own) else dim for dim in elements.dims)
-        elements = dataclasses.replace(elements, dims=kept)
-    return State(layout, dims, const, elements)
-
-
-def joined(a: State, b: State, planner: Planner) -> State:
-    """The state that both have."""
-    dims = a.dims
-    if a.dims is None or b.dims is None or len(a.dims) != len(b.dims):
-        dims = None
-    elif a.dims != b.dims:
-        dims = tuple(p if p == q else None for p, q in zip(a.dims, b.dims))
-    layout = (
-        a.layout
-        if isinstance(b.layout, Whole) or isinstance(a.layout, (Split, Partial))
-        else b.layout
-    )
-    elements = _joined_elements(a.elements, b.elements)
-    if isinstance(layout, Split):
-        of = dims if elements is None else elements.dims
-        if of is None or len(of) <= layout.axis or planner.unit_of(of[layout.axis]) is None:
-            raise NeedsOthers  # the rows of one are not the rows of the other
-    return State(layout, dims, a.const if a.const == b.const else None, elements)
-
-
-def _joined_elements(a: Elements | None, b: Elements | None) -> Elements | None:
-    if a is None or b is None or a == b:
-        return a
-    if a.dims is None and a.is_constant:
-        return b
-    if b.dims is None and b.is_constant:
-        return a
-    dims = None
-    if a.dims is not None and b.dims is not None and len(a.dims) == len(b.dims):
-        dims = tuple(p if p == q else None for p, q in zip(a.dims, b.dims))
-    is_same = a.const is not None and a.const == b.const
-    return Elements(dims, a.const if is_same else None, is_same)
-
-
-join_elements = _joined_elements
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim
+from keras_multigpu.engines.tensorflow.partition.states import State, state_of
 
 
 class Inner(Planner):
@@ -115,12 +50,16 @@ class Inner(Planner):
 
     # What comes from outside
 
+    @property
+    def own_symbols(self) -> set[str]:
+        return set(self.program.symbols)
+
     def take(self, value: Value) -> Value:
         """An outer value, inside: what is asked for is taken in the layout that is asked for."""
         if value.const is not None:
             return Value(value.dtype, value.dims, const=value.const)
         if self.is_branch and self.way == ALL_DEVICES and value.make is None:
-            forms = {layout: self._taken(item) for layout, item in value.forms.items()}
+            forms = {layout: self.taken_item(item) for layout, item in value.forms.items()}
             return Value(value.dtype, value.dims, value.layout, forms, elements=value.elements)
 
         def make(layout: Layout) -> Item | None:
@@ -128,7 +67,7 @@ class Inner(Planner):
                 return None
             if isinstance(layout, Split) and not self._has_rows(value, layout):
                 return None
-            return self._taken(self.outer_item(value, layout))
+            return self.taken_item(self.outer_item(value, layout))
 
         layout = value.layout if value.axis is not None else WHOLE
         mine = Value(value.dtype, value.dims, layout, {}, make, elements=value.elements)
@@ -160,7 +99,8 @@ class Inner(Planner):
             raise NeedsOthers  # a split list as a whole
         return self.outer.get(value, layout)
 
-    def _taken(self, item: Item) -> Item:
+    def taken_item(self, item: Item) -> Item:
+        """Our item for an outer one."""
         if id(item) not in self.taken:
             place = item.place if self.way == ALL_DEVICES else EACH
             mine = Item(item.dtype, place)
@@ -177,7 +117,7 @@ class Inner(Planner):
         for inner in inners:
             own = [item for item in inner.program.inputs if item not in _mine(inner)]
             for item in items.values():
-                inner._taken(item)
+                inner.taken_item(item)
             inner.program.inputs = own + [inner.taken[key][1] for key in items]
         return list(items.values())
 
@@ -309,15 +249,3 @@ class Inner(Planner):
 
 def _mine(inner: Inner) -> list[Item]:
     return [mine for _, mine in inner.taken.values()]
-
-
-__all__ = [
-    "ALL_DEVICES",
-    "BATCH",
-    "EACH_DEVICE",
-    "ONE_DEVICE",
-    "Inner",
-    "State",
-    "joined",
-    "state_of",
-]

@@ -88,7 +88,7 @@ def spread(
         autograph: whether to convert Python's control flow, as `tf.function` does.
     """
     leaves = tf.nest.flatten(args)
-    chosen = leaves if have_rows is None else [l for l, has in zip(leaves, have_rows) if has]
+    chosen = leaves if have_rows is None else [one for one, has in zip(leaves, have_rows) if has]
     rows = rows_of(chosen)
     if rows in (None, 0, 1):
         with one_device():

@@ -11,18 +11,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.inner import (
+from keras_multigpu.engines.tensorflow.partition.forms import (
     ALL_DEVICES,
     EACH_DEVICE,
     ONE_DEVICE,
-    Inner,
-    State,
-    joined,
-    state_of,
+    NeedsOthers,
 )
-from keras_multigpu.engines.tensorflow.partition.layouts import SUM, WHOLE, Partial, Value
-from keras_multigpu.engines.tensorflow.partition.planner import NeedsOthers, Planner
+from keras_multigpu.engines.tensorflow.partition.inner import Inner
+from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Partial, Value
+from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.states import State, joined, state_of
 
 RULES = Table()
 
@@ -249,6 +248,3 @@ def _loop_node(
     results = inner.added(emit, first, layouts, carried, op, taken, tensors)
     rest = iter(results)
     return [value if state is None else next(rest) for value, state in zip(values, states)]
-
-
-__all__ = ["RULES", "SUM"]

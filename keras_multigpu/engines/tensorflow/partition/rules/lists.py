@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import constant_of
-from keras_multigpu.engines.tensorflow.partition.inner import join_elements
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     COPIED,
     WHOLE,
@@ -27,6 +26,7 @@ from keras_multigpu.engines.tensorflow.partition.rules.elementwise import elemen
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
 from keras_multigpu.engines.tensorflow.partition.sizes import Dim
+from keras_multigpu.engines.tensorflow.partition.states import joined_elements
 
 RULES = Table()
 
@@ -94,7 +94,7 @@ def put(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     if op.type == "TensorListSetItem":
         now = Elements(element.dims, None, False)
     item = _items(planner, op, inputs, _place(layout))[0]
-    known = join_elements(items.elements or _ANY, now)
+    known = joined_elements(items.elements or _ANY, now)
     return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
 
 

@@ -38,7 +38,10 @@ def draw(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if values[0].const is None:
         return None
     dims, dtype = tuple(values[0].const), op.outputs[0].dtype
-    attributes = {**attributes_of(op), "Tshape": tf.compat.v1.AttrValue(type=tf.int32.as_datatype_enum)}
+    attributes = {
+        **attributes_of(op),
+        "Tshape": tf.compat.v1.AttrValue(type=tf.int32.as_datatype_enum),
+    }
     symbols = symbols_of(dims) - {BATCH}
     can_skip = op.type in _BY_COUNTER and dtype in _PER_COUNT
 

@@ -34,6 +34,11 @@ class Table(dict[str, Rule]):
         return enter
 
 
+def types_of(text: str) -> list[str]:
+    """The types of operations that a text lists."""
+    return text.split()
+
+
 def axes_of(value: Value, rank: int) -> list[int] | None:
     """Constant axes, sorted, as numbers from 0; `None` if they aren't known."""
     numbers = numbers_of(value.const)

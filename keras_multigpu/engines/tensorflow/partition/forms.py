@@ -1,0 +1,210 @@
+"""The forms of a step's tensors: the layouts in which devices have them, and how they get others."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition import crossings
+from keras_multigpu.engines.tensorflow.partition.layouts import (
+    COPIED,
+    WHOLE,
+    Copied,
+    Layout,
+    Partial,
+    Split,
+    Value,
+    Whole,
+)
+from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing, Item, Program
+from keras_multigpu.engines.tensorflow.partition.sizes import (
+    BATCH,
+    Dim,
+    Unknown,
+    divide,
+    is_known,
+    product,
+    symbols_of,
+)
+
+ALL_DEVICES, EACH_DEVICE, ONE_DEVICE = "all", "each", "one"
+"""What a planner plans: what all devices do together; what each does for its rows, where nothing
+can cross and what is whole is on each device; what one device does for all."""
+
+
+class NeedsOthers(Exception):  # noqa: N818 - an answer, caught where the question is asked
+    """A device's part needs the other devices."""
+
+
+class Forms:
+    """Brings values into layouts, as nodes of a program.
+
+    Args:
+        count: the number of devices.
+        batch: the number of rows: a `Dim`, or the number itself.
+        way: `ALL_DEVICES`, `EACH_DEVICE` or `ONE_DEVICE`.
+        names: numbers for the names of symbols.
+    """
+
+    def __init__(
+        self, count: int, batch: Any, *, way: str = ALL_DEVICES, names: Iterator[int] | None = None
+    ):
+        self.count, self.batch, self.way = count, batch, way
+        self.names = itertools.count() if names is None else names
+        self.program = Program()
+
+    @property
+    def own_symbols(self) -> set[str]:
+        """Symbols that nobody outside knows."""
+        return set()
+
+    # Sizes
+
+    def unit_of(self, dim: Any) -> Any:
+        """The multiple of the batch's rows that a dimension is; `None` if it is none."""
+        if dim is None or (isinstance(dim, int) and dim == 0):
+            return None
+        try:
+            unit = divide(dim, self.batch)
+        except (Unknown, ZeroDivisionError):
+            return None
+        return unit
+
+    def has_rows(self, dims: Any) -> bool:
+        """Whether a dimension is a multiple of the batch's rows."""
+        return any(self.unit_of(dim) is not None for dim in dims or ())
+
+    def value(
+        self,
+        dtype: tf.DType,
+        dims: Any,
+        layout: Layout = WHOLE,
+        item: Item | None = None,
+        **more: Any,
+    ) -> Value:
+        """A value with its item; dimensions that aren't known become symbols."""
+        forms = {} if item is None else {layout: item}
+        return self.with_symbols(Value(dtype, dims, layout, forms, **more))
+
+    def with_symbols(self, value: Value) -> Value:
+        """A value, with symbols for the dimensions that aren't known."""
+        if value.dims is not None and None in value.dims:
+            value.dims = tuple(
+                self._symbol(value, axis) if dim is None else dim
+                for axis, dim in enumerate(value.dims)
+            )
+        return value
+
+    def _symbol(self, value: Value, axis: int) -> Dim:
+        name = f"size{next(self.names)}"
+        item = next(iter(value.forms.values()))
+        assert value.axis != axis, "a split axis is a multiple of the rows"
+        self.program.symbols[name] = item, axis
+        return Dim.symbol(name)
+
+    # Layouts
+
+    def get(self, value: Value, layout: Layout) -> Item:
+        """The item that has a value in a layout."""
+        if layout not in value.forms:
+            value.forms[layout] = self._convert(value, layout)
+        return value.forms[layout]
+
+    def _convert(self, value: Value, layout: Layout) -> Item:
+        if value.const is not None and not isinstance(layout, (Split, Partial)):
+            return self._constant(value, layout)
+        made = value.make(layout) if value.make is not None else None
+        if made is not None:
+            return made
+        if self.way != ALL_DEVICES or value.is_free:
+            return self._convert_locally(value, layout)
+        if isinstance(layout, Whole):
+            if COPIED in value.forms:
+                return crossings.first(self.program, value.forms[COPIED])
+            item = value.forms[value.layout]
+            if isinstance(value.layout, Split):
+                return crossings.gather(self.program, item, value.layout.axis)
+            assert isinstance(value.layout, Partial)
+            return crossings.reduce(self.program, item, value.layout.kind, self._what("sum", value))
+        if isinstance(layout, Copied):
+            whole = self.get(value, WHOLE)
+            return crossings.copy(self.program, whole, self._what("copy", value))
+        if isinstance(layout, Partial):
+            return crossings.on_first(self.program, self.get(value, WHOLE), layout.kind)
+        if value.dtype == tf.variant:
+            raise NeedsOthers  # a whole list can't be taken apart
+        whole = self.get(value, WHOLE)
+        return crossings.scatter(self.program, whole, layout.axis, self._unit(value, layout.axis))
+
+    def _what(self, kind: str, value: Value) -> Crossing:
+        dims = value.dims or ()
+        size = int(product(dims)) if is_known(dims) else None
+        return Crossing(kind, size, value.is_trained)
+
+    def _convert_locally(self, value: Value, layout: Layout) -> Item:
+        """On each device all that is whole is there already; its rows are a slice."""
+        if isinstance(layout, (Whole, Copied)):
+            found = value.forms.get(WHOLE) or value.forms.get(COPIED)
+            if found is None and value.is_free and layout != WHOLE:
+                whole = self.get(value, WHOLE)
+                what = self._what("copy", value)
+                is_all = self.way == ALL_DEVICES
+                return crossings.copy(self.program, whole, what) if is_all else whole
+            if found is None:
+                raise NeedsOthers
+            return found
+        whole = self.get(value, COPIED)
+        if isinstance(layout, Partial):
+            return crossings.only_on_first(self.program, whole, layout.kind)
+        if value.dtype == tf.variant:
+            raise NeedsOthers
+        return crossings.own_slice(self.program, whole, layout.axis, self._unit(value, layout.axis))
+
+    def _unit(self, value: Value, axis: int) -> Any:
+        assert value.dims is not None
+        unit = self.unit_of(value.dims[axis])
+        assert unit is not None, (value, axis)
+        return unit
+
+    def _constant(self, value: Value, layout: Layout) -> Item:
+        const = value.const
+        assert const is not None
+        place = EACH if isinstance(layout, Copied) else 0
+
+        def emit(local: Any) -> list[Any]:
+            return [local.constant(const, value.dtype)]
+
+        symbols = symbols_of(const.flat) - {BATCH}
+        return self.add(emit, [], place, [value.dtype], symbols=symbols, is_cheap=True)[0]
+
+    def add(
+        self, emit: Any, inputs: Sequence[Item], place: int, types: Sequence[Any], **more: Any
+    ) -> list[Item]:
+        """Adds a node to the program."""
+        if self.way != ALL_DEVICES:
+            assert place != ALL
+            place = EACH
+        return self.program.add(emit, inputs, place, types, **more)
+
+    def new_input(self, dtype: tf.DType) -> Item:
+        """One more input of the program, on the first device."""
+        item = Item(dtype, 0)
+        self.program.inputs.append(item)
+        return item
+
+    def outside(self, value: Value) -> Value | None:
+        """The value of a resource outside, if it is read there."""
+        return None
+
+    def add_mixed(
+        self, emit: Any, inputs: Sequence[Item], place: int, types: Any, places: Any, **more: Any
+    ) -> list[Item]:
+        """Adds a node whose outputs have different places."""
+        items = self.add(emit, inputs, place, types, **more)
+        if place == ALL:
+            for item, one in zip(items, places):
+                item.place = one
+        return items

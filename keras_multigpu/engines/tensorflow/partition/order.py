@@ -1,0 +1,38 @@
+"""The operations of a graph that a step needs, in an order in which inputs come first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def needed(graph: Any, outputs: Sequence[tf.Tensor], part: slice) -> list[tf.Operation]:
+    """The operations that outputs need, and effects of a part of all; inputs first."""
+    operations = graph.get_operations()
+    inputs = {id(tensor) for tensor in graph.inputs}
+    roots = [tensor.op for tensor in outputs if id(tensor) not in inputs]
+    roots += [op for op in operations[part] if _has_effect(op)]
+    order: list[tf.Operation] = []
+    place = {id(op): number for number, op in enumerate(operations)}
+    done: set[int] = set()
+    for root in sorted(roots, key=lambda op: place[id(op)]):
+        stack = [(root, False)]
+        while stack:
+            op, is_ready = stack.pop()
+            if is_ready:
+                order.append(op)
+            elif id(op) not in done:
+                done.add(id(op))
+                stack.append((op, True))
+                before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+                stack += [(one, False) for one in reversed(before) if id(one) not in done]
+    return [op for op in order if op.type != "Placeholder"]
+
+
+_WITHOUT_EFFECT = frozenset({"Placeholder", "ReadVariableOp", "VarIsInitializedOp"})
+
+
+def _has_effect(op: tf.Operation) -> bool:
+    return op.op_def.is_stateful and op.type not in _WITHOUT_EFFECT

@@ -1,0 +1,80 @@
+"""What is known of the variables of a loop, or of the results of branches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from keras_multigpu.engines.tensorflow.partition.forms import Forms, NeedsOthers
+from keras_multigpu.engines.tensorflow.partition.layouts import (
+    WHOLE,
+    Elements,
+    Layout,
+    Partial,
+    Split,
+    Value,
+    Whole,
+)
+from keras_multigpu.engines.tensorflow.partition.sizes import symbols_of
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What is known of a variable of a loop, in every iteration."""
+
+    layout: Layout
+    dims: tuple[Any, ...] | None
+    const: tuple[Any, ...] | None
+    elements: Elements | None
+
+
+def state_of(planner: Forms, value: Value) -> State:
+    """A value's state; sizes that only the planner's program knows are unknown outside."""
+    own = planner.own_symbols
+    layout = value.layout if value.is_spread else WHOLE
+    dims: tuple[Any, ...] | None = value.dims
+    if dims is not None:
+        dims = tuple(None if symbols_of([dim]) & own else dim for dim in dims)
+    const = None if value.const is None else tuple(value.const.flat)
+    if const is not None and symbols_of(const) & own:
+        const = None
+    elements = value.elements
+    if elements is not None and elements.dims is not None:
+        kept = tuple(None if symbols_of([dim]) & own else dim for dim in elements.dims)
+        elements = dataclasses.replace(elements, dims=kept)
+    return State(layout, dims, const, elements)
+
+
+def joined(a: State, b: State, planner: Forms) -> State:
+    """The state that both have."""
+    dims = a.dims
+    if a.dims is None or b.dims is None or len(a.dims) != len(b.dims):
+        dims = None
+    elif a.dims != b.dims:
+        dims = tuple(p if p == q else None for p, q in zip(a.dims, b.dims))
+    layout = (
+        a.layout
+        if isinstance(b.layout, Whole) or isinstance(a.layout, (Split, Partial))
+        else b.layout
+    )
+    elements = joined_elements(a.elements, b.elements)
+    if isinstance(layout, Split):
+        of = dims if elements is None else elements.dims
+        if of is None or len(of) <= layout.axis or planner.unit_of(of[layout.axis]) is None:
+            raise NeedsOthers  # the rows of one are not the rows of the other
+    return State(layout, dims, a.const if a.const == b.const else None, elements)
+
+
+def joined_elements(a: Elements | None, b: Elements | None) -> Elements | None:
+    """What is known of the elements of both lists."""
+    if a is None or b is None or a == b:
+        return a
+    if a.dims is None and a.is_constant:
+        return b
+    if b.dims is None and b.is_constant:
+        return a
+    dims = None
+    if a.dims is not None and b.dims is not None and len(a.dims) == len(b.dims):
+        dims = tuple(p if p == q else None for p, q in zip(a.dims, b.dims))
+    is_same = a.const is not None and a.const == b.const
+    return Elements(dims, a.const if is_same else None, is_same)
