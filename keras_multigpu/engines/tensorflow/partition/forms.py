@@ -1,4 +1,4 @@
-"""The forms of a step's tensors: the layouts in which devices have them, and how they get others."""
+"""The forms of tensors: the layouts in which devices have them, and how they get others."""
 
 from __future__ import annotations
 

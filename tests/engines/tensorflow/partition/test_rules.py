@@ -1,7 +1,11 @@
 """Every rule: the operation itself on one device, and spread over three."""
 
+import dataclasses
+
 import pytest
+import tensorflow as tf
 from support.rule_cases import CASES
+from support.rule_cases.case import case
 from support.rule_cases.check import check, check_elsewhere
 
 from keras_multigpu.engines.tensorflow.partition.rules import RULES, control, lists, state
@@ -16,12 +20,43 @@ EVERY = [
 ]
 
 
+# XLA refuses them on a device without rows: an error, no wrong numbers.
+REFUSED_BY_XLA = ("DenseBincount", "MirrorPad", "MirrorPadGrad", "ScatterNd")
+TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 2], [5, 7]), -1)
+SEED = [1, 2]
+# What one device computes; what follows is spread again.
+ONE_DEVICE = {
+    "RandomShuffle": case("Mul", lambda x: tf.sort(tf.random.shuffle(x[:, 0])) * 2.0, "B 3"),
+    "LookupTableFindV2": case("Mul", lambda x: TABLE.lookup(x) * 2, "B 3:i3"),
+    "StatelessRandomGammaV3": case(
+        "Mul", lambda x: x * tf.random.stateless_gamma(tf.shape(x), SEED, 0.5), "B 3:f"
+    ),
+    "StatelessRandomPoisson": case(
+        "Mul",
+        lambda x: x * tf.random.stateless_poisson(tf.shape(x), SEED, 3.0, tf.float32),
+        "B 3:f",
+    ),
+    "StatelessRandomBinomial": case(
+        "Mul", lambda x: x * tf.random.stateless_binomial(tf.shape(x), SEED, 9, 0.5), "B 3:i3"
+    ),
+    "RandomStandardNormal": case(
+        "Mul", lambda x: x * tf.sign(tf.random.normal(tf.shape(x)) ** 2), "B 3:f"
+    ),
+}
+
+
 @pytest.mark.backend_free
 def test_every_type_has_a_case():
     drawn_whole = {
         kind for kind in RULES if getattr(RULES[kind], "__wrapped__", None) is draw_whole
     }
-    assert set(RULES) - ELSEWHERE - drawn_whole <= set(CASES)
+    assert set(RULES) - ELSEWHERE - drawn_whole <= {*CASES, *ONE_DEVICE}
+
+
+@pytest.mark.parametrize("kind", ONE_DEVICE)
+def test_one_device(kind):
+    one = dataclasses.replace(ONE_DEVICE[kind], tolerance=1e-6, has_gradient=False)
+    check(dataclasses.replace(one, whole=("TopKV2", "StridedSlice", kind)))
 
 
 @pytest.mark.parametrize("case", EVERY)
@@ -38,7 +73,8 @@ def test_static(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [one for one in EVERY if one.values[0].is_compilable])
 def test_compiled(case):
-    check(case, (7, 2), compiled=True)
+    batches = (7, 4) if case.type in REFUSED_BY_XLA else (7, 2)
+    check(case, batches, compiled=True)
 
 
 # TensorFlow's kernels of these write over their last input if nothing else uses it.
