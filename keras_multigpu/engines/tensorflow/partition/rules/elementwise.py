@@ -15,7 +15,6 @@ from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, broadcast
 
 RULES = Table()
 
-<<<<<<< HEAD
 ALIASES = ["Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape"]
 ELEMENTWISE = types_of(
     """
@@ -36,27 +35,6 @@ ELEMENTWISE = types_of(
     StringToHashBucketStrong StringToNumber StringUpper DecodeBase64 EncodeBase64
     """
 )
-=======
-ALIASES = "Identity IdentityN StopGradient PreventGradient Snapshot EnsureShape".split()
-ELEMENTWISE = """
-    Abs Acos Acosh Add AddV2 Angle ApproximateEqual Asin Asinh Atan Atan2 Atanh BesselI0
-    BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0
-    BesselY1 BitwiseAnd BitwiseOr BitwiseXor Cast Ceil CheckNumerics CheckNumericsV2 ClipByValue
-    Complex ComplexAbs Conj Cos Cosh Dawsn Digamma Div DivNoNan Elu EluGrad Equal Erf Erfc Erfinv
-    Exp Expint Expm1 Floor FloorDiv FloorMod FresnelCos FresnelSin Greater GreaterEqual Igamma
-    IgammaGradA Igammac Imag Inv InvGrad Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad
-    LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod
-    Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Polygamma PopulationCount Pow Real RealDiv
-    Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad
-    SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad Softsign
-    SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv
-    TruncateMod Xdivy Xlog1py Xlogy Zeta
-    Betainc RandomGammaGrad
-    AsString RegexFullMatch StaticRegexFullMatch StaticRegexReplace StringLength StringLower
-    StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber
-    StringUpper DecodeBase64 EncodeBase64
-""".split()
->>>>>>> w-rules
 
 # Those that don't broadcast
 SAME_SIZES = (*[one for one in ELEMENTWISE if one.endswith("Grad")], "AddN")
