@@ -167,19 +167,9 @@ for _nd, _shape in ((2, "B 4 4 2"), (3, "B 4 4 4 2")):
     _s = _window(_nd, 2, 1, "SAME")
     _of = getattr(raw, f"MaxPool{_name}")
     _grad = getattr(raw, f"MaxPool{_name}Grad")
-    _gradgrad = getattr(raw, f"MaxPool{_name}GradGrad")
     _add(
         f"MaxPool{_name}Grad",
         lambda x, g, of=_of, grad=_grad, s=_s: grad(
-            orig_input=x, orig_output=of(input=x, **s), grad=g, **s
-        ),
-        _shape + ":f",
-        _shape + ":f",
-        tolerance=1e-5,
-    )
-    _add(
-        f"MaxPool{_name}GradGrad",
-        lambda x, g, of=_of, grad=_gradgrad, s=_s: grad(
             orig_input=x, orig_output=of(input=x, **s), grad=g, **s
         ),
         _shape + ":f",

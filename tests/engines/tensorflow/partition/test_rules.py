@@ -59,32 +59,29 @@ def test_one_device(kind):
     check(dataclasses.replace(one, whole=("TopKV2", "StridedSlice", kind)))
 
 
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("case", EVERY)
 def test_symbolic(case):
     check(case)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", EVERY)
+@pytest.mark.parametrize("case", EVERY[::3])
 def test_static(case):
     check(case, is_static=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [one for one in EVERY if one.values[0].is_compilable])
+@pytest.mark.parametrize("case", [one for one in EVERY if one.values[0].is_compilable][::8])
 def test_compiled(case):
     batches = (7, 4) if case.type in REFUSED_BY_XLA else (7, 2)
     check(case, batches, compiled=True)
 
 
-# TensorFlow's kernels of these write over their last input if nothing else uses it.
-WRITES_OVER_ITS_INPUT = ("MaxPoolGradGrad", "MaxPool3DGradGrad")
 SEVERAL = [
     one
     for one in EVERY
-    if sum("B" in text for text in one.values[0].data) > 1
-    and ":s" not in one.values[0].data[0]
-    and one.values[0].type not in WRITES_OVER_ITS_INPUT
+    if sum("B" in text for text in one.values[0].data) > 1 and ":s" not in one.values[0].data[0]
 ]
 
 
@@ -95,6 +92,6 @@ def test_drawn(case):
 
 
 @pytest.mark.thin(12)
-@pytest.mark.parametrize("case", EVERY)
+@pytest.mark.parametrize("case", EVERY[::2])
 def test_elsewhere(case):
     check_elsewhere(case)

@@ -22,10 +22,8 @@ ROWS: dict[str, tuple[int, ...]] = {
     "MaxPool": (),
     "MaxPoolV2": (1, 2),
     "MaxPoolGrad": (),
-    "MaxPoolGradGrad": (),
     "MaxPool3D": (),
     "MaxPool3DGrad": (),
-    "MaxPool3DGradGrad": (),
     "AvgPool": (),
     "AvgPool3D": (),
     "LRN": (),
@@ -82,7 +80,7 @@ SIZES: dict[str, int] = {
 # oneDNN's kernels give no rows the sizes of the input
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 # Kernels that end the process if there are no rows (oneDNN's, in single precision)
-NEEDS_ROWS = frozenset({"MaxPoolGrad", "MaxPoolGradGrad", "MaxPool3DGrad", "MaxPool3DGradGrad"})
+NEEDS_ROWS = frozenset({"MaxPoolGrad", "MaxPool3DGrad"})
 
 
 def _row(rank: int, has_rows: bool = True) -> tuple[str | None, ...]:
@@ -104,8 +102,7 @@ def rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     inputs = [_row(_rank(value), i not in without) for i, value in enumerate(values)]
     outputs = [_row(tensor.shape.rank) for tensor in op.outputs]
     if op.type in NEEDS_ROWS:
-        like = values[1 if op.type.endswith("GradGrad") else 0].dims
-        return Signature(inputs, outputs, dims=[like], zero_if_empty=["row"])
+        return Signature(inputs, outputs, dims=[values[0].dims], zero_if_empty=["row"])
     dims = _dims_of(op, values)
     is_guarded = dims is not None and op.type in CONVOLUTIONS
     return Signature(inputs, outputs, dims=dims, zero_if_empty=["row"] if is_guarded else [])
