@@ -125,6 +125,8 @@ class Forms:
             if COPIED in value.forms:
                 return crossings.first(self.program, value.forms[COPIED])
             item = value.forms[value.layout]
+            if value.dtype == tf.variant:
+                raise NeedsOthers  # the devices' lists are none of all rows
             if isinstance(value.layout, Split):
                 return crossings.gather(self.program, item, value.layout.axis)
             assert isinstance(value.layout, Partial)

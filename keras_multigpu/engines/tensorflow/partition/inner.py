@@ -69,7 +69,8 @@ class Inner(Planner):
                 return None
             return self.taken_item(self.outer_item(value, layout))
 
-        layout = value.layout if value.axis is not None else WHOLE
+        is_split = value.axis is not None and self.way != ONE_DEVICE
+        layout = value.layout if is_split else WHOLE
         mine = Value(value.dtype, value.dims, layout, {}, make, elements=value.elements)
         self._origins[id(mine)] = mine, value
         return mine
@@ -134,9 +135,12 @@ class Inner(Planner):
         if tensor.dtype == tf.variant:
             # A whole list that the body finds to be split has another state in the next round.
             forms: dict[Layout, Item] = {state.layout: item}
-            return Value(
-                tensor.dtype, None, state.layout, forms, lambda _: item, elements=state.elements
-            )
+
+            def make(layout: Layout) -> Item:
+                is_other = self.way == ALL_DEVICES and isinstance(layout, Split)
+                return Item(tensor.dtype, EACH) if is_other else item
+
+            return Value(tensor.dtype, None, state.layout, forms, make, elements=state.elements)
         return self.value(tensor.dtype, state.dims, state.layout, item)
 
     # Planning
@@ -147,7 +151,7 @@ class Inner(Planner):
 
     def kept(self, value: Value) -> Layout:
         """The layout in which a result goes outside."""
-        return value.layout if value.is_spread else WHOLE
+        return value.layout if value.is_spread and self.way != ONE_DEVICE else WHOLE
 
     def give(self, results: Sequence[Value], layouts: Sequence[Layout]) -> None:
         """Sets what the function gives."""

@@ -263,7 +263,7 @@ class Planner(Forms):
     def run_graph(
         self,
         graph: Any,
-        known: dict[int, Value],
+        known: dict[int, Any],
         outputs: Sequence[tf.Tensor],
         part: slice = slice(None),
     ) -> list[Value]:
@@ -272,14 +272,14 @@ class Planner(Forms):
         `known` has the values of the graph's inputs, by the `id` of their tensors.
         """
         for op in needed(graph, outputs, part):
-            is_done = id(op) in self._levels
-            if is_done or (op.outputs and all(id(output) in known for output in op.outputs)):
+            if id(op) in known or (op.outputs and all(id(one) in known for one in op.outputs)):
                 continue
             values = [known[id(tensor)] for tensor in op.inputs]
             before = len(self.program.nodes)
             made, how = self._one(op, values)
             assert len(made) == len(op.outputs), op.type
             known.update((id(tensor), value) for tensor, value in zip(op.outputs, made))
+            known[id(op)] = made  # done, if it has no outputs
             added = self.program.nodes[before:]
             waits = [one.level + (one.place == EACH) for one in added]
             self._levels[id(op)] = max([*waits, self.after(op)])

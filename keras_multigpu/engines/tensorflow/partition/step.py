@@ -13,7 +13,8 @@ import tensorflow as tf
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.tensorflow.partition.constants import constant_of
 from keras_multigpu.engines.tensorflow.partition.emission import write
-from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Split, Value
+from keras_multigpu.engines.tensorflow.partition.forms import NeedsOthers
+from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Split
 from keras_multigpu.engines.tensorflow.partition.local import Devices
 from keras_multigpu.engines.tensorflow.partition.planner import Planner, Record
 from keras_multigpu.engines.tensorflow.partition.rules import RULES
@@ -91,18 +92,28 @@ def spread(
     chosen = leaves if have_rows is None else [one for one, has in zip(leaves, have_rows) if has]
     rows = rows_of(chosen)
     if rows in (None, 0, 1):
-        with one_device():
-            return step(*args)
+        return _on_one_device(step, args, autograph)
     traced = Traced(step, args, rows, have_rows, autograph)
-    planner = Planner(RULES, len(devices), traced.batch, [] if records is None else records)
+    records = [] if records is None else records
+    planner = Planner(RULES, len(devices), traced.batch, records)
     known, given = traced.inputs(planner)
-    results = planner.run_graph(traced.graph, known, traced.graph.outputs)
-    planner.program.outputs = [planner.get(value, WHOLE) for value in results]
+    try:
+        results = planner.run_graph(traced.graph, known, traced.graph.outputs)
+        planner.program.outputs = [planner.get(value, WHOLE) for value in results]
+    except NeedsOthers:  # a loop that holds slices of rows needs them whole
+        records[:] = [Record("step", "the step/", "gathered", 1.0)]
+        return _on_one_device(step, args, autograph)
     scope = Devices(devices, traced.count(), is_compiled=compiled, wire_dtype=wire_dtype)
     rest = iter(write(planner.program, scope, given))
     flat = tf.nest.flatten(traced.structure, expand_composites=True)
     made = [next(rest) if isinstance(one, (tf.Tensor, tf.TensorSpec)) else one for one in flat]
     return tf.nest.pack_sequence_as(traced.structure, made, expand_composites=True)
+
+
+def _on_one_device(step: Callable[..., Any], args: tuple[Any, ...], autograph: bool) -> Any:
+    """The step as it is; what it computes on other devices is its own choice."""
+    with one_device():
+        return tf.function(step)(*args) if autograph else step(*args)
 
 
 def rows_of(leaves: Sequence[Any]) -> Any:
@@ -153,9 +164,9 @@ class Traced:
         self.graph = self._traced.graph
         self.structure = self._traced.structured_outputs
 
-    def inputs(self, planner: Planner) -> tuple[dict[int, Value], list[Any]]:
+    def inputs(self, planner: Planner) -> tuple[dict[int, Any], list[Any]]:
         """The values of the graph's inputs, by their tensors' `id`s, and the tensors to give."""
-        known: dict[int, Value] = {}
+        known: dict[int, Any] = {}
         trained = {id(one.handle) for one in self.graph.trainable_variables}
         for tensor, one in self._inputs():
             value = planner.value(tensor.dtype, one.dims, WHOLE, planner.new_input(tensor.dtype))

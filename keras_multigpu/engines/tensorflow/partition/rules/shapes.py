@@ -102,7 +102,13 @@ def squeeze(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     gone = named or [axis for axis, dim in enumerate(dims) if dim == 1]
     labels = tuple(None if axis in gone else axis for axis in range(len(dims)))
     kept = tuple(one for one in labels if one is not None)
-    return reshaped_addends(planner, op, values) or Signature([labels], [kept])
+    axes = tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(i=gone))
+    return reshaped_addends(planner, op, values) or Signature(
+        [labels],
+        [kept],
+        dims=[tuple(dims[axis] for axis in kept)],
+        attributes={"squeeze_dims": axes},  # a slice of one row keeps its axis of rows
+    )
 
 
 @RULES.rule("BroadcastTo")

@@ -1,0 +1,82 @@
+"""Steps that attackers broke, each with its relatives."""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from support.models import mlp
+
+from keras_multigpu import make_parallel
+
+WEIGHTS = tf.Variable(tf.eye(3, dtype=tf.float64) * 0.5)
+_doubled = tf.function(lambda a: tf.reduce_sum(a, 0) + a)
+_compiled = tf.function(lambda a: tf.reduce_sum(a, 0) * tf.nn.relu(a), jit_compile=True)
+
+
+def squeezed(x):
+    """A slice of one row keeps its axis of rows."""
+    return tf.reduce_sum(tf.squeeze(x[:, None, :]), 0), tf.squeeze(x[:, None, :])
+
+
+def called_twice(x):
+    """One traced function, planned for each call."""
+    return _doubled(x) * _doubled(2 * x)
+
+
+def forward_mode(x):
+    with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as forward:
+        found = tf.tanh(tf.nn.bias_add(x @ WEIGHTS, WEIGHTS[0]))
+    return forward.jvp(found)
+
+
+def a_loss_for_each_time(x):
+    """A loop whose lists have sums over the rows."""
+    with tf.GradientTape() as tape:
+        state, loss = x, tf.zeros([], x.dtype)
+        for _ in tf.range(5):
+            state = tf.tanh(state @ WEIGHTS)
+            loss += tf.reduce_mean(state)
+    return tape.gradient(loss, WEIGHTS)
+
+
+def a_compiled_function_of_all_rows(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        found = _compiled(x)
+        loss = tf.reduce_sum(found)
+    return tape.gradient(loss, x), found
+
+
+def a_list_whose_rows_are_gathered(x):
+    found = tf.TensorArray(x.dtype, 3)
+    for time in tf.range(3):
+        found = found.write(time, x * tf.cast(time, x.dtype))
+    return found.gather([2, 0])
+
+
+def a_condition_on_values(x):
+    return x + 1 if tf.reduce_sum(x) > 0 else x - 1
+
+
+STEPS = [
+    squeezed,
+    called_twice,
+    forward_mode,
+    a_loss_for_each_time,
+    a_compiled_function_of_all_rows,
+    a_list_whose_rows_are_gathered,
+    a_condition_on_values,
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_steps_that_were_wrong(step, rng):
+    plain, parallel = tf.function(step), make_parallel(mlp(), 4).function(step)
+    for rows in (4, 7, 2, 1):
+        x = tf.constant(rng.normal(size=(rows, 3)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what runs on one device
+            found = tf.nest.flatten(parallel(x))
+        for one, other in zip(tf.nest.flatten(plain(x)), found):
+            np.testing.assert_allclose(other, one, atol=1e-12)
