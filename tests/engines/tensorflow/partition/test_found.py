@@ -1,4 +1,4 @@
-"""Steps that attackers broke, each with its relatives."""
+"""Steps that were wrong once, each with its relatives."""
 
 import warnings
 
