@@ -116,8 +116,8 @@ class DataRunner(PlacingRunner):
     `shard` says what is spread over the devices: `"optimizer"` (slots), `"weights"` (both), `None`.
     """
 
-    partitions_steps: bool = True
-    """Whether a whole step is spread, so that the parts of a model that it calls need not be."""
+    partitions_steps: bool = False
+    """Whether a whole step is spread, so that calls of parts of the model need no scope."""
 
     @abc.abstractmethod
     def __init__(

@@ -1,5 +1,7 @@
 """Variables whose values are spread over processes, and how these read them: in one process."""
 
+import types
+
 import jax
 import keras
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from support.boards import Told
 
 from keras_multigpu import make_parallel
+from keras_multigpu.engines.cluster.places import END
 from keras_multigpu.engines.jax.cluster import joint, spread_variables
 from keras_multigpu.engines.jax.cluster.group import WEIGHTS, Group
 from keras_multigpu.engines.jax.state.state_shards import StateShards
@@ -148,14 +151,14 @@ def test_read_piece_by_piece(shape, dtype, rng, monkeypatch):
 def test_a_process_that_waits_takes_part_in_a_reading():
     told = Told()
     group = Group(told, 0, ("a (process 0)", "b (process 1)"), timeout=5.0)
-    call, inner = group.open(is_loop=True), group.open(is_loop=True)
+    call, inner = group.open("fit", is_loop=True), group.open("fit", is_loop=True)
     seen = []
 
     def take_part(kinds):
         seen.append(kinds)
         call.readings += 1
         if len(seen) == 2:  # the other process goes on to the end of its call
-            told.write(f"ends/{inner.number}/1", "0")
+            told.write(f"{END}/{inner.number}/1", "0")
 
     call.take_part = inner.take_part = take_part
     group.attend()
@@ -191,7 +194,7 @@ def test_a_step_waits_while_others_read(monkeypatch):
     """The comparison with which it begins shows it, before the board does."""
     told = Late()
     group = Group(told, 0, ("a (process 0)", "b (process 1)"), timeout=5.0)
-    call = group.open(is_loop=True)
+    call = group.open("fit", is_loop=True)
     told.later[f"readings/{call.number}/1"] = "1"
     seen = []
 
@@ -207,6 +210,7 @@ def test_a_step_waits_while_others_read(monkeypatch):
         return [numbers, [WEIGHTS, 0] if len(mine) == 1 else numbers]
 
     monkeypatch.setattr(joint, "exchange", exchange)
-    assert joint.compare_steps([np.ones(3)], "train_step", 0, None, group) == [3, 3]
+    mesh = types.SimpleNamespace(device_ids=np.arange(2))
+    assert joint.compare_steps([np.ones(3)], "train_step", 0, mesh, group) == [3, 3]
     assert seen == [[mine[0][0], WEIGHTS]]
     assert len(mine) == 2
