@@ -20,8 +20,6 @@ EVERY = [
 ]
 
 
-# XLA refuses them on a device without rows: an error, no wrong numbers.
-REFUSED_BY_XLA = ("DenseBincount", "MirrorPad", "MirrorPadGrad", "ScatterNd")
 TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 2], [5, 7]), -1)
 SEED = [1, 2]
 # What one device computes; what follows is spread again.
@@ -66,16 +64,29 @@ def test_symbolic(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", EVERY[::3])
+@pytest.mark.parametrize("case", EVERY[::4])
 def test_static(case):
     check(case, is_static=True)
 
 
+# XLA's own limits and rounding are many: it is tried on what most steps are made of.
+COMPILED = "MatMul Sum Mean Softmax Reshape Transpose ConcatV2 Mul BiasAdd".split()
+    "MatMul",
+    "Sum",
+    "Mean",
+    "Softmax",
+    "Reshape",
+    "Transpose",
+    "ConcatV2",
+    "Mul",
+    "BiasAdd",
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [one for one in EVERY if one.values[0].is_compilable][::8])
+@pytest.mark.parametrize("case", [one for one in EVERY if one.values[0].type in COMPILED])
 def test_compiled(case):
-    batches = (7, 4) if case.type in REFUSED_BY_XLA else (7, 2)
-    check(case, batches, compiled=True)
+    check(case, (7, 2), compiled=True)
 
 
 SEVERAL = [
@@ -86,12 +97,12 @@ SEVERAL = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SEVERAL)
+@pytest.mark.parametrize("case", SEVERAL[::4])
 def test_drawn(case):
     check(case, is_drawn=True)
 
 
 @pytest.mark.thin(12)
-@pytest.mark.parametrize("case", EVERY[::2])
+@pytest.mark.parametrize("case", EVERY[::4])
 def test_elsewhere(case):
     check_elsewhere(case)
