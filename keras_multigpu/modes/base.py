@@ -40,6 +40,7 @@ class ParallelModel(SavedModel):
 
     mode: str
     _parallel_names: tuple[str, ...] = ()  # the mode's public attributes beside those of all modes
+    _parallel_methods: tuple[str, ...] = ()  # those that an attribute of a template may replace
     _parallel_runner: Any
 
     def __init__(self, template: keras.Model, devices: Sequence[str], options: dict[str, Any]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -19,15 +18,22 @@ def check(mode: Any, request: engines.Request) -> None:
         ValueError: if the process, the template, the options or the backend don't allow it.
     """
     engines.current().check(request)
-    _check_names(request.template, mode._parallel_names)
+    _check_names(request.template, mode)
     mode._parallel_check(request.options)
     mode._parallel_runner_class().check(request)
 
 
-def _check_names(template: keras.Model, mode_names: Sequence[str]) -> None:
-    """Refuses templates with attributes that a parallel model defines, or with parallel parts."""
-    own_names = (*_OWN_NAMES, *mode_names)
-    clashes = [name for name in own_names if hasattr(template, name)]
+def _check_names(template: keras.Model, mode: Any) -> None:
+    """Refuses templates with attributes that a parallel model defines, or with parallel parts.
+
+    A method gives way to an attribute that is set on the model: its own code may read it.
+    """
+    own_names = (*_OWN_NAMES, *mode._parallel_names, *mode._parallel_methods)
+    clashes = [
+        name
+        for name in own_names
+        if hasattr(type(template) if name in mode._parallel_methods else template, name)
+    ]
     if clashes:
         raise ValueError(
             f"A parallel model defines the attributes {', '.join(own_names)}. Received: "

@@ -35,7 +35,8 @@ class DataParallel(PlacedModel):
     """
 
     mode = "data"
-    _parallel_names = ("explain", "function", "placement")
+    _parallel_names = ("placement",)
+    _parallel_methods = ("explain", "function")
     _parallel_runner: engines.DataRunner
 
     def __init__(

@@ -99,3 +99,18 @@ def test_one_device_is_the_backends_own_function(rng):
 def test_what_runs_whole_is_explained():
     text = make_parallel(mlp(), 2).explain()
     assert ("No step has run yet" if IS_TENSORFLOW else "XLA partitions every step") in text
+
+
+def test_an_attribute_of_the_same_name_stays_the_models(rng):
+    model = mlp()
+    model.function = "mine"
+    assert make_parallel(model, 2).function == "mine"
+
+
+def test_a_class_with_a_method_of_the_same_name_is_refused():
+    class Named(keras.Sequential):
+        def function(self):
+            return "mine"
+
+    with pytest.raises(ValueError, match="of the same names: function. Rename them in Named"):
+        make_parallel(Named([keras.Input((6,)), keras.layers.Dense(2)]), 2)
