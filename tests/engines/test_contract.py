@@ -130,6 +130,8 @@ def test_every_method_is_called(called, tmp_path):
             parallel._parallel_least_bytes(4)
         if mode == "data":
             assert parallel.placement == {}
+            parallel.function(lambda one: one)(x)
+            assert parallel.explain()
             ENGINE.data_runner.fullest(template, 4, "weights")
             values = [[v.value for v in parallel.trainable_variables], []]
             parallel.stateless_call(*values, keras.ops.convert_to_tensor(x))
