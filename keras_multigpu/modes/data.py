@@ -114,7 +114,7 @@ class DataParallel(PlacedModel):
         return self._parallel_runner.function(step, jit_compile, rows)
 
     def explain(self) -> str:
-        """What of each step that has run one device computes alone, by layer and operation.
+        """What one device computes alone in each step of `function`, by layer and operation.
 
         Returns:
             A table, as text.

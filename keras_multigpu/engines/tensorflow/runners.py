@@ -154,7 +154,10 @@ class SliceRunner(DataRunner):
     def explain(self) -> str:
         """What of each step that has run is computed by one device alone."""
         if not self._records:
-            return "No step has run yet: call `fit`, `evaluate` or `predict` first."
+            return (
+                "No step of your own has run yet: call what `parallel.function(step)` returns. "
+                "Of Keras's own steps a warning says what runs on one device."
+            )
         names = [layer.name for layer in templates.all_layers(self.template)]
         return "\n\n".join(explain(one, names, step) for step, one in self._records.items())
 
