@@ -145,7 +145,10 @@ def train(make, number=0, count=1, **devices):
     found = {}
     logs = [model.fit(**names, validation_data=few, epochs=2, **quiet).history]
     if make is weighted:  # from a generator, whose length is unknown; and weights of classes
+        steps = int(model.optimizer.iterations) + len(few)
         logs.append(model.fit((few[place] for place in range(len(few))), **quiet).history)
+        # Plain Keras may count the step that finds the generator at its end.
+        model.optimizer.iterations.assign(steps)
         names["sample_weight"] = None
         logs.append(model.fit(**names, class_weight={0: 1.0, 1: 0.3, 2: 2.0}, **quiet).history)
     for place, log in enumerate(logs):

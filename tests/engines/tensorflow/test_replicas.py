@@ -353,8 +353,8 @@ def test_no_gradient_of_ours_keeps_a_graph(rng):
         [keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(2)]
     )
     kept = []
-    for trained in (model, make_parallel(model, 4)):
-        counts = []
+    for devices in (1, 4):
+        trained, counts = make_parallel(model, devices), []
         for _ in range(2):
             trained.compile("adam", "mse")
             trained.fit(np.ones((8, 3)), np.ones((8, 2)), verbose=0)
