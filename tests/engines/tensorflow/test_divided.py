@@ -39,9 +39,7 @@ def _batch(model, rows=10):
 def _same(build, optimizer, after=lambda parallel: parallel, **options):
     """Trains a plain and a parallel model; they must end with the same numbers."""
     plain = build()
-    parallel = make_parallel(build(), N, shard="weights")
-    parallel.predict(_batch(plain)[0], verbose=0)  # a template trained before warns
-    trained = [plain, after(parallel)]
+    trained = [plain, after(make_parallel(build(), N, shard="weights"))]
     for model in trained:
         model.compile(optimizer(), "mse", jit_compile=False, **options)
         model.fit(*_batch(plain), batch_size=4, epochs=2, shuffle=False, verbose=0)
@@ -98,6 +96,7 @@ def test_tables(shape, optimizer):
 
 @pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_weights_that_loops_and_branches_read(alone):
+@pytest.mark.filterwarnings("ignore:.*was made and never used")
     class Branch(layers.Layer):
         def build(self, shape):
             self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
