@@ -94,9 +94,9 @@ def test_tables(shape, optimizer):
     assert len(parts_of(parallel.template.layers[0].embeddings)) == N
 
 
+@pytest.mark.filterwarnings("ignore:.*was made and never used")
 @pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_weights_that_loops_and_branches_read(alone):
-@pytest.mark.filterwarnings("ignore:.*was made and never used")
     class Branch(layers.Layer):
         def build(self, shape):
             self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
