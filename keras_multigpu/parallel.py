@@ -117,8 +117,8 @@ def make_parallel(
             are made in the host's memory, and move to their devices one at a time.
         n_gpus: how many devices to use. `None` takes all GPUs of the host, or its CPU device if it
             has no GPU. Virtual devices (`use_virtual_devices`) count as GPUs.
-        mode: `"data"` slices every batch, runs a replica of the model on each slice and merges
-            the outputs: the maths of one device. `"tower"` runs every replica on the whole batch
+        mode: `"data"` spreads the step of one device: each device computes a slice of every batch,
+            with the maths of one device. `"tower"` runs every replica on the whole batch
             and mixes their outputs by a layer. `"model"` puts the layers of one model, with their
             weights, on different devices.
         devices: the names of the devices to use, as `list_devices` gives them, instead of a number.

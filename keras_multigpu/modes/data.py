@@ -1,4 +1,4 @@
-"""Data mode: slice the batch, run a replica per device, merge the outputs."""
+"""Data mode: each device computes a slice of the batch, with the numbers of one device."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class DataParallel(PlacedModel):
             devices: `None` (their own), `"bfloat16"` or `"float16"`. Must be `None` on JAX, whose
             compiler chooses what crosses; files saved with another value load there with a warning.
         sync_batch_norm: in training, every `BatchNormalization` uses the statistics of the whole
-            batch, as on one device. With `False`, on TensorFlow, each replica uses those of its
-            slice, which is faster; layers with `synchronized=True` still see the whole batch.
+            batch, as on one device. With `False`, on TensorFlow, calls of the model are sliced, and
+            each replica uses those of its slice; layers with `synchronized=True` still see the
+            whole batch.
         shard: what is spread over the devices, so that each keeps a part: `None` (nothing),
             `"optimizer"` (the optimizer's slots) or `"weights"` (weights and slots).
     """

@@ -75,6 +75,7 @@ def test_mixed_precision(policy, tolerance, jit_compile):
     assert difference(variables(plain), variables(parallel)) < tolerance
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("option", [{"run_eagerly": True}, {"steps_per_execution": 3}], ids=str)
 def test_ways_of_running(option):
     plain, parallel, histories = _train(metrics=["mae"], **option)

@@ -283,6 +283,7 @@ class Reader(keras.Model):
         return self.dense(inputs)
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @every_mode
 @pytest.mark.parametrize("eager", [False, True])
 def test_what_is_compiled_as_call_sees_it(mode, options, eager, rng):
@@ -312,6 +313,7 @@ class _Named(keras.optimizers.SGD):
         return {"learning_rate": self.first, "name": self.name}
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("n", [1, 4])
 def test_a_call_that_stops_the_training(n, rng):
     x, y = _data(rng)

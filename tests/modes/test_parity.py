@@ -96,6 +96,7 @@ def test_any_number_of_devices(n, rng):
     assert difference(variables(plain), variables(parallel)) < case.tolerance
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize(
     "option", [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 2}], ids=str
 )

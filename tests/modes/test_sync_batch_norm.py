@@ -150,6 +150,7 @@ def test_one_devices_numbers(build, n, rng):
 
 
 @pytest.mark.thin(4)
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize(
     ("option", "build"),
     [

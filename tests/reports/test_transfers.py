@@ -57,13 +57,13 @@ def test_gradients_cross_once_in_data_mode(n, rng, on_two):
         assert sent["inputs"] == 4 * ROWS * (16 + 8)
         assert predicted == {"inputs": _INPUTS}
     else:
-        # The outputs go to the first device, and their gradients come back.
+        # Of outputs nothing crosses but sums of losses and metrics.
         assert sent["weights"] == _WEIGHTS * (n - 1)
         # A sum that is formed on another device than its variable's has one way more.
-        relayed = sent["gradients"] - _WEIGHTS * (n - 1) - _OUTPUTS * away
+        relayed = sent["gradients"] - _WEIGHTS * (n - 1)
         assert relayed == 0 if n == 2 else 0 <= relayed < _WEIGHTS / 2
-        assert sent["activations"] == _OUTPUTS * away
-        assert sent["inputs"] == _INPUTS * away
+        assert sent["activations"] < 100 * n
+        assert sent["inputs"] == (_INPUTS + 2 * _OUTPUTS) * away  # targets are of 8 bytes
         assert predicted == {
             "weights": _WEIGHTS * (n - 1),
             "inputs": _INPUTS * away,
@@ -138,7 +138,7 @@ def test_a_frozen_layers_gradient_does_not_cross(rng):
     if BACKEND == "jax":
         assert 0 <= sent["gradients"] - 2 * trained < 200
     else:
-        assert sent["gradients"] == trained + _OUTPUTS / 2
+        assert sent["gradients"] == trained
 
 
 def test_what_crosses_of_a_multi_hot_layers_gradient(rng):
@@ -152,18 +152,15 @@ def test_what_crosses_of_a_multi_hot_layers_gradient(rng):
         return reports.transfers(parallel, batch)
 
     batch = rng.integers(width, size=(ROWS, ones)), rng.normal(size=(ROWS, units))
-    outputs = 4 * ROWS // 2 * units
-    whole = sent(False, jit_compile=True).bytes("training")["gradients"]
     if BACKEND == "jax":
         # Once, though it is added up column by column.
+        whole = sent(False, jit_compile=True).bytes("training")["gradients"]
         assert 0 <= whole - 2 * 4 * width * units < 200
         return
-    assert whole == 4 * width * units + outputs  # XLA knows no rows whose number varies
-    for sparse_gradient in (False, True):
-        touched = sent(sparse_gradient, jit_compile=False)
-        rows = [one for one in touched.training if one.kind == "gradients" and one.bytes is None]
-        assert touched.bytes("training")["gradients"] - outputs < 100
-        assert len(rows) == 2, "the rows, and which they are"
+    for sparse_gradient, jit_compile in ((False, True), (False, False), (True, False)):
+        report = sent(sparse_gradient, jit_compile)
+        back = sum(report.bytes("training", target="cpu:0").values())
+        assert back <= 4 * ROWS * ones * (units + 1) < 4 * width, "rows that the batch names"
 
 
 def test_one_device_sends_nothing(rng):

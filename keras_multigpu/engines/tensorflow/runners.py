@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,17 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines import templates
-from keras_multigpu.engines.attributes import get_attributes, set_attributes
+from keras_multigpu.engines.attributes import get_attributes
 from keras_multigpu.engines.optimizers import claim
 from keras_multigpu.engines.runners import DataRunner, TowerRunner
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
 from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
 from keras_multigpu.engines.tensorflow.names import full_name, is_default
-from keras_multigpu.engines.tensorflow.partition.calls import call as call_spread
-from keras_multigpu.engines.tensorflow.partition.functions import on_all_devices
-from keras_multigpu.engines.tensorflow.partition.planner import Record
-from keras_multigpu.engines.tensorflow.partition.step import is_one_device, one_device, spread
-from keras_multigpu.engines.tensorflow.partition.told import explain, warning_of
+from keras_multigpu.engines.tensorflow.partitioned import Partition
 from keras_multigpu.engines.tensorflow.replicas import Replicas
 from keras_multigpu.engines.tensorflow.results import tensors_of
 from keras_multigpu.engines.tensorflow.weights.following import follow_gradients
@@ -49,7 +43,15 @@ def running_whole() -> Iterator[None]:
 
 
 class SliceRunner(DataRunner):
-    """Runs each slice on a replica; runs a call that can't be sliced on the first device."""
+    """Partitions whole steps, or slices calls: see `partition`.
+
+    There it runs each slice on a replica, and a call that can't be sliced on the first device.
+
+    Attributes:
+        partition: what partitions steps; `None` where calls are sliced.
+        peers, batches: of joined processes; `None` if there are none.
+        is_one_device: whether nothing has to be done.
+    """
 
     def __init__(
         self,
@@ -70,11 +72,11 @@ class SliceRunner(DataRunner):
         }
         self.is_one_device = len(devices) == 1 and is_default(devices[0])
         self._names = list(devices)
-        self._is_warned = False
-        self._warned: set[str] = set()
-        self._records: dict[str, list[Record]] = {}  # by the name of the step
         self.peers = peers_of(devices)
         self.batches = None if self.peers is None else batches_of(self.peers)
+        self.partition: Partition | None = None
+        if shard is None and self.peers is None and sync_batch_norm:
+            self.partition = Partition(template, devices, wire_dtype)
         own = devices if self.peers is None else self.peers.pick(devices)
         self._devices = list(map(full_name, own))
         self._replicas = Replicas(
@@ -85,85 +87,34 @@ class SliceRunner(DataRunner):
             self.peers,
         )
 
-    # Keras's own steps still go through slices of calls; `function` partitions whole steps.
-    may_partition_steps = False
-
     @property
     def partitions_steps(self) -> bool:  # type: ignore[override]
         """Whether Keras's steps are partitioned whole, and not only calls."""
-        return self.may_partition_steps and self._can_partition
-
-    @property
-    def _can_partition(self) -> bool:
-        return not self.is_one_device and self._homes is None and self.peers is None
-
-    def spread(
-        self,
-        step: Callable[..., Any],
-        args: tuple[Any, ...],
-        *,
-        name: str,
-        compiled: bool,
-        **more: Any,
-    ) -> Any:
-        """The result of `step(*args)`, computed by all devices; notes what one computes alone.
-
-        `more`: see `partition.step.spread`.
-        """
-        records: list[Record] = []
-        result = spread(
-            step,
-            args,
-            self._devices,
-            compiled=compiled,
-            wire_dtype=self._options["wire_dtype"],
-            records=records,
-            **more,
-        )
-        self._records[name] = records
-        names = [layer.name for layer in templates.all_layers(self.template)]
-        text = warning_of(records, names, self.template.name, name.replace("_", " "))
-        if text is not None and name not in self._warned:
-            self._warned.add(name)
-            warnings.warn(text, stacklevel=2)
-        return result
+        return self.partition is not None
 
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
-        if self.is_one_device:
-            return tf.function(step, jit_compile=jit_compile, reduce_retracing=True)
-        if not self._can_partition:
+        if self.partition is None:
             have = "joined processes" if self.peers is not None else "`shard`"
+            have = have if self._homes or self.peers else "`sync_batch_norm=False`"
             raise ValueError(
                 "On TensorFlow `parallel.function` needs whole weights, on devices of this "
                 f"process. Received: a model with {have}. Write a `train_step` and call `fit`, or "
                 "make the model parallel without it."
             )
-        return on_all_devices(
-            step,
-            functools.partial(
-                self.spread,
-                name=getattr(step, "__name__", "step"),
-                compiled=bool(jit_compile),
-                autograph=True,
-            ),
-            rows,
-        )
+        return self.partition.function(step, jit_compile, rows)
 
     def explain(self) -> str:
-        """What of each step that has run is computed by one device alone."""
-        if not self._records:
-            return (
-                "No step of your own has run yet: call what `parallel.function(step)` returns. "
-                "Of Keras's own steps a warning says what runs on one device."
-            )
-        names = [layer.name for layer in templates.all_layers(self.template)]
-        return "\n\n".join(explain(one, names, step) for step, one in self._records.items())
+        if self.partition is None:
+            return "Here calls of the model are sliced: a warning says what runs on one device."
+        return self.partition.explain()
 
     @classmethod
     def check(cls, request: Request) -> None:
-        if len(request.devices) > 1:
+        is_partitioned = not request.options.get("shard") and not peers_of(request.devices)
+        is_partitioned &= request.options.get("sync_batch_norm", True)
+        if not is_partitioned and len(request.devices) > 1:
             templates.check_stateless(request.template)
             templates.check_any_batch_size(request.template)
         if peers_of(request.devices):
@@ -207,7 +158,7 @@ class SliceRunner(DataRunner):
         tensors, _ = split_tensors(call, keras.ops.is_tensor)
         has_rows = any(len(tensor.shape) for tensor in tensors)
         is_never_run = _whole.get() is tf.compat.v1.get_default_graph()
-        is_whole = self.partitions_steps or is_one_device() or self.is_one_device or is_never_run
+        is_whole = self.partitions_steps or self.is_one_device or is_never_run
         if is_whole or not has_rows or self._is_alone(call):
             return Plan(is_whole=True)
         obstacle = self._obstacle_of_part(tensors) if self._is_part else None
@@ -227,49 +178,11 @@ class SliceRunner(DataRunner):
                 "one process, or change what prevents slicing."
             )
         ((args, kwargs),) = calls
-        if self.partitions_steps and not is_one_device():
-            return [self._call(args, kwargs)]
+        if self.partition is not None:
+            return [self.partition.call(calls[0])]
         first = tf.device(self._devices[0]) if plan.obstacle else contextlib.nullcontext()
         with first:
             return [Result(self.template(*args, **kwargs))]
-
-    def _call(self, args: Any, kwargs: Any) -> Result:
-        """A call outside Keras's steps."""
-        if tf.executing_eagerly():
-            self._warn_of_eager_call()
-            with one_device():
-                return Result(self.template(*args, **kwargs))
-        template = self.template
-        structure: list[Any] = []
-
-        def function(args: Any, kwargs: Any) -> Any:
-            templates.forget_losses(template)
-            outputs = template(*args, **kwargs)
-            leaves = keras.tree.flatten(outputs)
-            penalties = [one for one in template.trainable_weights if one.regularizer is not None]
-            losses = template.losses
-            structure[:] = [outputs, [list(get_attributes(leaf)) for leaf in leaves]]
-            found = [leaves, [list(get_attributes(leaf).values()) for leaf in leaves]]
-            found.append(losses[: len(losses) - len(penalties)])
-            templates.forget_losses(template)
-            return found
-
-        leaves, attached, losses = call_spread(
-            function, (args, kwargs), self._devices, wire_dtype=self._options["wire_dtype"]
-        )
-        for leaf, names, values in zip(leaves, structure[1], attached):
-            set_attributes(leaf, dict(zip(names, values)))
-        return Result(keras.tree.pack_sequence_as(structure[0], leaves), losses=losses)
-
-    def _warn_of_eager_call(self) -> None:
-        if self._is_warned:
-            return
-        self._is_warned = True
-        warnings.warn(
-            f"{self.template.name!r} is called eagerly: it runs on {self._names[0]!r} alone. Put "
-            "the call into a function: `step = parallel.function(step)`, or `@tf.function`.",
-            stacklevel=2,
-        )
 
     def _is_alone(self, call: Call) -> bool:
         """Whether a call of a model over joined processes is not made by all of them together.
@@ -292,7 +205,7 @@ class SliceRunner(DataRunner):
         if self.is_one_device or self.partitions_steps:
             return None
         runner = SliceRunner(part, self._names, **self._options)
-        runner._is_part = True
+        runner._is_part, runner.partition = True, None
         return runner
 
     def retrace(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,13 +16,12 @@ from keras_multigpu.engines.cluster.calls import Call
 from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.cluster.joint import together, write_once
 from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
-from keras_multigpu.engines.shared import in_fresh_thread, unchanged
+from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.checks import check_no_strategy
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
 from keras_multigpu.engines.tensorflow.cluster.samples import Samples
-from keras_multigpu.engines.tensorflow.partition.step import is_one_device, one_device
 from keras_multigpu.engines.tensorflow.runners import SliceRunner, running_whole
 from keras_multigpu.engines.tensorflow.watched import Watched
 from keras_multigpu.engines.tensorflow.weights.placing import drop_functions
@@ -42,9 +40,8 @@ class TensorFlowSteps(Steps):
         self._start = 0  # how many batches had come when this pass over the data began
         self._compared: Call | None = None  # where the processes have compared the weights
         self._slices = isinstance(runner, SliceRunner)
-        self._runner = runner if isinstance(runner, SliceRunner) else None
+        self._partition = runner.partition if isinstance(runner, SliceRunner) else None
         self._is_one_device = isinstance(runner, SliceRunner) and runner.is_one_device
-        self._is_warned = False
         self._is_new = False  # the function of a training step is made, and not traced
         self._watched = Watched(model)
         self._traced_with: dict[int, tuple[keras.Variable, Any]] = {}
@@ -170,50 +167,16 @@ class TensorFlowSteps(Steps):
             self._start = self._batches.arrived
 
     def around(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
+        if self._partition is not None:
+            return self._partition.step(self._model, step, name)
+
         @functools.wraps(step)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            if self._runner is not None and self._runner.partitions_steps:
-                return self._spread(self._runner, step, name, args, kwargs)
             if self._batches is None or self.group is None or not self.group.is_in_step:
                 return self._trace(step, args, kwargs)
             return self._step_together(step, name, args, kwargs, self._batches)
 
         return traced if self._slices and not self._is_one_device else step
-
-    def _spread(
-        self, runner: SliceRunner, step: Callable[..., Any], name: str, args: Any, kwargs: Any
-    ) -> Any:
-        """Calls a step on all devices, as the partitioner spreads it."""
-        if is_one_device():
-            return step(*args, **kwargs)
-        if tf.executing_eagerly():
-            self._warn_of_eager_steps()
-            with one_device():
-                return step(*args, **kwargs)
-        self._build_optimizer(name)
-        return runner.spread(
-            lambda args, kwargs: step(*args, **kwargs),
-            (args, kwargs),
-            name=name,
-            compiled=bool(self._model.jit_compile),
-        )
-
-    def _build_optimizer(self, name: str) -> None:
-        """Creates the slots before a training step is traced, which would be traced twice."""
-        optimizer: Any = getattr(self._model, "optimizer", None)
-        if name == "train_step" and self._lacks_slots() and self._model.template.built:
-            variables = self._model.trainable_variables
-            in_fresh_thread(lambda: optimizer.build(variables))
-
-    def _warn_of_eager_steps(self) -> None:
-        if self._is_warned:
-            return
-        self._is_warned = True
-        warnings.warn(
-            f"{self._model.name!r} runs eagerly, and so on {self._model.devices[0]!r} alone: only "
-            "the graph of a step can be spread over devices. Compile it with `run_eagerly=False`.",
-            stacklevel=2,
-        )
 
     def _step_together(
         self, step: Callable[..., Any], name: str, args: Any, kwargs: Any, batches: JointBatches

@@ -60,45 +60,45 @@ class Adds(layers.Layer):
         return x
 
 
-def compare(layer, x, before=(), tolerance=1e-5):
-    """Trains a model with a layer plain and parallel; returns the warnings of whole calls."""
+@pytest.fixture(name="compare")
+def fixture_compare(way):
+    def compare(layer, x, before=(), tolerance=1e-5):
+        """Trains a model with a layer plain and parallel; returns the warnings of whole calls."""
 
-    def train(n):
-        keras.utils.set_random_seed(3)
-        inner = [*before, layer(), layers.Flatten(), layers.Dense(2)]
-        model = keras.Sequential([keras.Input(x.shape[1:]), *inner])
-        model = make_parallel(model, n) if n else model
-        model.compile("sgd" if before else keras.optimizers.SGD(1e-6), "mse")
-        history = model.fit(x, TARGETS, batch_size=9, shuffle=False, verbose=0).history
-        return history["loss"], model.get_weights(), model.predict(x, verbose=0)
+        def train(n):
+            keras.utils.set_random_seed(3)
+            inner = [*before, layer(), layers.Flatten(), layers.Dense(2)]
+            model = keras.Sequential([keras.Input(x.shape[1:]), *inner])
+            model = make_parallel(model, n) if n else model
+            model.compile("sgd" if before else keras.optimizers.SGD(1e-6), "mse")
+            history = model.fit(x, TARGETS, batch_size=9, shuffle=False, verbose=0).history
+            return history["loss"], model.get_weights(), model.predict(x, verbose=0)
 
-    expected = keras.tree.flatten(train(0))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        results = keras.tree.flatten(train(4))
-    for one, other in zip(expected, results, strict=True):
-        np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance)
-    return {str(one.message) for one in told if "alone" in str(one.message)}
+        expected = keras.tree.flatten(train(0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if way == "sliced" else "error")
+            results = keras.tree.flatten(train(4))
+        for one, other in zip(expected, results, strict=True):
+            np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance)
+
+    return compare
 
 
-def test_a_spectrogram_whose_loudest_row_bounds_the_others():
+def test_a_spectrogram_whose_loudest_row_bounds_the_others(compare):
     sound = LOUD[:, :1] * RNG.normal(size=(22, 64)).astype("float32")
     made = {"fft_length": 16, "sequence_stride": 8, "num_mel_bins": 4}
-    (text,) = compare(lambda: layers.MelSpectrogram(**made), sound, tolerance=1e-4)
-    assert "mel_spectrogram" in text
+    compare(lambda: layers.MelSpectrogram(**made), sound, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("threshold", [1e-4, 20.0, 500.0, 1e5])
-def test_states_that_change_beyond_a_threshold_are_merged(threshold):
-    assert not compare(lambda: Counts(lambda x: ops.max(x) > threshold), LOUD)
-    assert not compare(lambda: Counts(lambda x: ops.any(x > threshold)), LOUD)
+def test_states_that_change_beyond_a_threshold_are_merged(compare, threshold):
+    compare(lambda: Counts(lambda x: ops.max(x) > threshold), LOUD)
+    compare(lambda: Counts(lambda x: ops.any(x > threshold)), LOUD)
 
 
-def test_a_state_whose_threshold_is_never_reached():
+def test_a_state_whose_threshold_is_never_reached(compare):
     bounded = [layers.Activation("tanh")]
-    (text,) = compare(lambda: Counts(lambda x: ops.max(x) > 2.0), ROWS, bounded)
-    assert "'counts" in text
-    assert "neither a mean, a sum nor an extreme" in text
+    compare(lambda: Counts(lambda x: ops.max(x) > 2.0), ROWS, bounded)
 
 
 def test_a_state_that_changes_if_all_numbers_are_finite():
@@ -107,8 +107,7 @@ def test_a_state_that_changes_if_all_numbers_are_finite():
     layer = Counts(lambda x: ops.all(ops.isfinite(x)))
     model = keras.Sequential([keras.Input((6,)), layer, layers.Dense(2)])
     parallel = make_parallel(model, 4)
-    with pytest.warns(UserWarning, match="runs on 'cpu:0' alone"):
-        parallel(broken, training=True)
+    tf.function(lambda: parallel(broken, training=True), autograph=False)()
     assert float(layer.state) == 0.0
 
 
@@ -120,22 +119,19 @@ def test_a_state_that_changes_if_all_numbers_are_finite():
         lambda x: ops.log(1000.0 + ops.mean(ops.tanh(x))),
     ],
 )
-def test_losses_that_look_like_means(loss):
-    (text,) = compare(lambda: Adds(loss), ROWS, [layers.Activation("tanh")])
-    assert "adds a loss that is neither a mean nor a sum" in text
+def test_losses_that_look_like_means(compare, loss):
+    compare(lambda: Adds(loss), ROWS, [layers.Activation("tanh")])
 
 
-def test_a_loss_that_balances_experts_that_are_used_alike():
-    (text,) = compare(Balances, ROWS)
-    assert "adds a loss that is neither a mean nor a sum" in text
+def test_a_loss_that_balances_experts_that_are_used_alike(compare):
+    compare(Balances, ROWS)
 
 
-def test_rows_that_see_each_other_beyond_a_threshold():
+def test_rows_that_see_each_other_beyond_a_threshold(compare):
     def bounded(x):
         return x / ops.maximum(5000.0, ops.sum(ops.abs(x)))
 
-    (text,) = compare(lambda: layers.Lambda(bounded), ROWS, [layers.Activation("tanh")])
-    assert "the rows of a batch may depend on each other, by its Sum" in text
+    compare(lambda: layers.Lambda(bounded), ROWS, [layers.Activation("tanh")])
 
 
 @pytest.mark.parametrize(
@@ -147,8 +143,8 @@ def test_rows_that_see_each_other_beyond_a_threshold():
         lambda x: ops.max(ops.abs(x)),
     ],
 )
-def test_means_sums_and_extremes_stay_sliced(loss):
-    assert not compare(lambda: Adds(loss), ROWS)
+def test_means_sums_and_extremes_stay_sliced(compare, loss):
+    compare(lambda: Adds(loss), ROWS)
 
 
 def chosen(first, second):
@@ -227,9 +223,8 @@ def number_of_rows(x):
         lambda state, x: state + ops.cast(ops.sum(ops.cast(x > 1.8, "int32")) >= 2, "float32"),
     ],
 )
-def test_states_that_count_batches_by_their_rows(function):
-    (text,) = compare(lambda: Changes(function), ROWS)
-    assert "neither a mean, a sum nor an extreme" in text
+def test_states_that_count_batches_by_their_rows(compare, function):
+    compare(lambda: Changes(function), ROWS)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +235,8 @@ def test_states_that_count_batches_by_their_rows(function):
         lambda state, x: state + ops.cast(ops.sum(ops.cast(x > 1.8, "int32")), "float32"),
     ],
 )
-def test_states_that_count_rows_stay_sliced(function):
-    assert not compare(lambda: Changes(function), ROWS)
+def test_states_that_count_rows_stay_sliced(compare, function):
+    compare(lambda: Changes(function), ROWS)
 
 
 class Warms(layers.Layer):
@@ -258,10 +253,9 @@ class Warms(layers.Layer):
         return ops.cond(self.step > 3, lambda: self.function(x), lambda: x)
 
 
-def test_rows_that_see_each_other_in_a_branch_that_is_taken_later():
-    found = compare(lambda: Warms(lambda x: x - ops.mean(x, axis=0)), ROWS)
-    assert any("may depend on each other, by its Mean" in text for text in found)
-    assert not compare(lambda: Warms(lambda x: x - ops.mean(x, axis=-1, keepdims=True)), ROWS)
+def test_rows_that_see_each_other_in_a_branch_that_is_taken_later(compare):
+    compare(lambda: Warms(lambda x: x - ops.mean(x, axis=0)), ROWS)
+    compare(lambda: Warms(lambda x: x - ops.mean(x, axis=-1, keepdims=True)), ROWS)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +273,7 @@ def test_loops_whose_length_the_rows_say(function, expected):
     assert BatchWide.of_call(traced.graph, traced.inputs).loops_by_rows == expected
 
 
-def test_a_loop_that_large_numbers_would_keep_running():
+def test_a_loop_that_large_numbers_would_keep_running(compare):
     """It subtracts one from each row until none is larger: made-up rows must not be huge."""
 
     def reduced(x):
@@ -287,7 +281,7 @@ def test_a_loop_that_large_numbers_would_keep_running():
             lambda y: tf.reduce_any(y > 1.0), lambda y: (tf.where(y > 1.0, y - 1.0, y),), [x]
         )[0]
 
-    assert not compare(lambda: layers.Lambda(reduced), ROWS, tolerance=1e-4)
+    compare(lambda: layers.Lambda(reduced), ROWS, tolerance=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -318,9 +312,7 @@ def test_outputs_with_other_numbers_of_rows(function, batch):
         logs = model.fit(x, [x[:, :1], x], batch_size=batch, shuffle=False, verbose=0).history
         return rows, [logs["loss"], *model.predict(x, batch_size=batch, verbose=0)]
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        rows, found = run(3)
+    rows, found = run(3)
     known, expected = run(None)
     assert rows == known
     for one, other in zip(found, expected):
@@ -370,19 +362,19 @@ def longest(x):
     ],
     ids=["number", "shape", "loop", "slice"],
 )
-def test_small_counts_of_the_whole_batch(function, seed):
+def test_small_counts_of_the_whole_batch(compare, function, seed):
     def layer():
         keras.utils.set_random_seed(seed)
         return keras.Sequential([layers.Dense(5, "tanh"), layers.Lambda(function)])
 
-    assert compare(layer, ROWS)
+    compare(layer, ROWS)
 
 
-def test_batches_that_are_cut_to_their_longest_row_stay_sliced():
+def test_batches_that_are_cut_to_their_longest_row_stay_sliced(compare):
     def cut(x):
         lengths = ops.sum(ops.cast(x > 0, "int32"), axis=1)
         mask = tf.sequence_mask(lengths, 6, x.dtype)
         kept = ops.max(lengths)
         return ops.sum((x * mask)[:, :kept], axis=1, keepdims=True)
 
-    assert not compare(lambda: layers.Lambda(cut), ROWS)
+    compare(lambda: layers.Lambda(cut), ROWS)

@@ -14,6 +14,8 @@ from support.parity import difference
 from keras_multigpu import make_parallel
 from keras_multigpu.engines.tensorflow.replicas import Replicas
 
+pytestmark = pytest.mark.usefixtures("sliced")
+
 
 class Steps(keras.Model):
     """A `train_step` around `compute`, which calls the parts that `make` makes."""

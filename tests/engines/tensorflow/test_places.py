@@ -103,57 +103,57 @@ class Of(keras.Model):
         return self.last(self.function(hidden))
 
 
-def compare(function, x, is_beside=False):
-    """Trains a model plain and parallel; returns the warnings."""
+@pytest.fixture(name="compare")
+def fixture_compare(way):
+    def compare(function, x, is_beside=False):
+        """Trains a model plain and parallel; returns the warnings."""
 
-    def train(n):
-        keras.utils.set_random_seed(1)
-        model = Of(function, is_beside)
-        model = make_parallel(model, n) if n else model
-        model.compile("sgd", "mse")
-        history = model.fit(x, x[:, :1], batch_size=90, epochs=2, verbose=0).history
-        return history["loss"], model.get_weights()
+        def train(n):
+            keras.utils.set_random_seed(1)
+            model = Of(function, is_beside)
+            model = make_parallel(model, n) if n else model
+            model.compile("sgd", "mse")
+            history = model.fit(x, x[:, :1], batch_size=90, epochs=2, verbose=0).history
+            return history["loss"], model.get_weights()
 
-    expected = keras.tree.flatten(train(0))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        results = keras.tree.flatten(train(3))
-    for one, other in zip(expected, results, strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5)
-    return {str(one.message) for one in told if "alone" in str(one.message)}
+        expected = keras.tree.flatten(train(0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if way == "sliced" else "error")
+            results = keras.tree.flatten(train(3))
+        for one, other in zip(expected, results, strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5)
+
+    return compare
 
 
 @pytest.mark.parametrize("name", DEPENDENT)
-def test_places_that_have_an_effect_beyond_some_rows(name):
-    assert compare(DEPENDENT[name], ROWS)
+def test_places_that_have_an_effect_beyond_some_rows(compare, name):
+    compare(DEPENDENT[name], ROWS)
 
 
 @pytest.mark.parametrize("name", OF_IDS)
-def test_numbers_that_are_frequent_in_a_batch(name):
-    assert compare(OF_IDS[name], IDS)
+def test_numbers_that_are_frequent_in_a_batch(compare, name):
+    compare(OF_IDS[name], IDS)
 
 
 @pytest.mark.parametrize("change", [lagged, first_rows])
-def test_custom_gradients_of_places(change):
+def test_custom_gradients_of_places(compare, change):
     @tf.custom_gradient
     def function(x):
         return tf.identity(x), lambda upstream: upstream + change(upstream)
 
-    (text,) = compare(function, ROWS)
-    assert "custom gradient" in text
+    compare(function, ROWS)
 
 
-def test_losses_and_states_of_places():
+def test_losses_and_states_of_places(compare):
     def add(model, x):
         model.add_loss(tf.reduce_sum(first_rows(x)))
 
     def assign(model, x):
         model.sums.assign_add(tf.reduce_sum(first_rows(x), axis=0))
 
-    (text,) = compare(add, ROWS, is_beside=True)
-    assert "adds a loss" in text
-    (text,) = compare(assign, ROWS, is_beside=True)
-    assert "sums" in text
+    compare(add, ROWS, is_beside=True)
+    compare(assign, ROWS, is_beside=True)
 
 
 def checked(x):

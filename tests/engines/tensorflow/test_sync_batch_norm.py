@@ -12,6 +12,8 @@ from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
 
+pytestmark = pytest.mark.usefixtures("sliced")
+
 
 def _conv(synchronized=False):
     keras.utils.set_random_seed(3)

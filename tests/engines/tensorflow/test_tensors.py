@@ -3,10 +3,13 @@
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 from keras import layers
 from support.models import arrays, pair
 from support.parity import difference, variables
+
+from keras_multigpu import make_parallel
 
 ROWS, BATCH = 70, 16
 
@@ -31,6 +34,27 @@ def test_datasets(repeated):
     outputs = [model.predict(_dataset(), verbose=0) for model in (plain, parallel)]
     assert difference(*outputs) < 2e-5
     assert len(outputs[0]) == ROWS
+
+
+def test_what_follows_sparse_rows_is_spread():
+    """One device adds up what the rows name, and the gradient of that."""
+    rng = np.random.default_rng(5)
+    dense = rng.normal(size=(ROWS, 30)) * (rng.random((ROWS, 30)) < 0.1)
+    dense[3] = 0.0  # a row of which nothing is named
+    x, y, models = scipy.sparse.csr_matrix(dense), rng.normal(size=(ROWS, 2)), []
+    for n in (1, 3):
+        keras.utils.set_random_seed(3)
+        first, *others = layers.Dense(8, "relu", name="first"), layers.Dense(64), layers.Dense(2)
+        models.append(
+            make_parallel(keras.Sequential([keras.Input((30,), sparse=True), first, *others]), n)
+        )
+        models[-1].compile("adam", "mse", jit_compile=False)
+        models[-1].fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    assert difference(*map(variables, models)) < 2e-5
+    _, _, table = models[1].explain().partition("train_step")
+    kinds = {line.split()[-1] for line in table.splitlines()[2:]}
+    assert {"SegmentSum", "GatherV2"} <= kinds
+    assert "MatMul" not in kinds
 
 
 def test_sparse_tensors():

@@ -163,6 +163,12 @@ for _kind, _of in {
     _add(f"TensorScatter{_kind}", lambda x, u, of=_of: of(x, [[0], [2]], u), "3 B", "2 B")
     _add(f"TensorScatter{_kind}", lambda x, u, of=_of: of(x, [[0, 1]], u), "2 2 B", "1 B")
 
+for _kind, _of in {"Add": tf.tensor_scatter_nd_add, "Sub": tf.tensor_scatter_nd_sub}.items():
+    _add(
+        f"TensorScatter{_kind}", lambda x, i, u, of=_of: of(x, i[:, None], u), "4 2", "B:i4", "B 2"
+    )
+    _add(f"TensorScatter{_kind}", lambda i, u, of=_of: of(tf.ones(4), i[:, None], u), "B:i4", "B:f")
+
 _SEED = [1, 2]
 
 

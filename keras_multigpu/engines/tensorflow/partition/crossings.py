@@ -45,8 +45,10 @@ def reduce(program: Program, item: Item, kind: str, what: Crossing) -> Item:
     def emit(devices: Any, parts: list[Any], parts_of: Any = None) -> list[Any]:
         if parts_of is not None:
             return [_sum_by_hubs(devices, parts, parts_of, what)]
-        with tf.device(devices.names[0]), tf.name_scope("gradient" if what.is_trained else kind):
-            return [combine(kind, parts)]
+        with tf.name_scope("gradients" if what.is_trained else kind):
+            parts = _sent(devices, parts, what) if kind == "sum" else parts
+            with tf.device(devices.names[0]):
+                return [combine(kind, parts)]
 
     made = program.add(emit, [item], ALL, [item.dtype], name="reduce", gives=0)
     made[0].node.crossing = what if kind == "sum" else None  # type: ignore[union-attr]
@@ -69,7 +71,7 @@ def copy(program: Program, item: Item, what: Crossing) -> Item:
     def emit(devices: Any, whole: Any, parts_of: Any = None) -> list[Any]:
         if parts_of is not None:
             return [_copy_by_hubs(devices, whole, parts_of, what)]
-        return [[whole] * len(devices.names)]
+        return [_sent(devices, [whole] * len(devices.names), what, devices.names[0])]
 
     made = program.add(emit, [item], ALL, [item.dtype], name="copy", gives=EACH)
     made[0].node.crossing = what  # type: ignore[union-attr]
@@ -80,6 +82,21 @@ def _wire(devices: Any, dtype: tf.DType, what: Crossing) -> tf.DType:
     """The type in which a tensor crosses."""
     is_other = devices.wire_dtype is not None and what.is_trained and dtype.is_floating
     return tf.as_dtype(devices.wire_dtype) if is_other else dtype
+
+
+def _sent(devices: Any, parts: list[Any], what: Crossing, source: str | None = None) -> list[Any]:
+    """What arrives of each device's part, or of those of one source, which cross in a type."""
+    dtype = parts[0].dtype
+    wire = _wire(devices, dtype, what)
+    if wire == dtype:
+        return parts
+    found = []
+    for name, part in zip(devices.names, parts):
+        with tf.device(source or name):
+            sent = tf.cast(part, wire)
+        with tf.device(name if source else devices.names[0]):
+            found.append(tf.cast(sent, dtype))
+    return found
 
 
 def _copy_by_hubs(devices: Any, whole: Any, parts: Sequence[Part], what: Crossing) -> list[Any]:
@@ -197,12 +214,11 @@ def on_first(program: Program, item: Item, kind: str) -> Item:
     return program.add(emit, [item], ALL, [item.dtype], name="addend", gives=EACH)[0]
 
 
-def own_slice(program: Program, item: Item, axis: int, unit: Any) -> Item:
-    """A device's slice of what it has whole."""
+def own_slice(program: Program, item: Item, axis: int, rank: int, unit: Any) -> Item:
+    """A device's slice of what it has whole, of this rank."""
 
     def emit(local: Any, whole: Any) -> list[Any]:
-        begins = [0] * len(whole.shape)
-        sizes = [-1] * len(whole.shape)
+        begins, sizes = [0] * rank, [-1] * rank
         begins[axis], sizes[axis] = local.first_entry(unit), local.entries(unit)
         return [tf.slice(whole, tf.stack(begins), tf.stack(sizes))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +50,16 @@ class Writer:
         self._known: dict[int, Any] = dict(zip(map(id, program.inputs), given))
         self._written: set[int] = set()
         self._hubs = hubs_of(program.nodes, devices.names)
+
+    def fork(self) -> Writer:
+        """One that goes on from here, and leaves this one as it is."""
+        other = copy.copy(self)
+        other.part()
+        return other
+
+    def part(self) -> None:
+        """Shares what is written no longer with the writer that it is a copy of."""
+        self._known, self._written = dict(self._known), set(self._written)
 
     def give(self, item: Item, tensor: Any) -> None:
         """Gives one more input."""
@@ -163,6 +174,10 @@ class _Region:
 
     def _function(self, devices: Devices, given: Sequence[list[Any]]) -> Callable[..., Any]:
         """The region as a function of a device's `Local` and its inputs."""
+        # XLA gives and takes no tensor lists; loops keep theirs for the gradient.
+        is_compiled = devices.is_compiled and not any(
+            one.dtype == tf.variant for one in (*self.inputs, *self.outputs)
+        )
         each = [one.settings for one in devices.locals]
         fixed = {name: one for name, one in each[0].items() if _is_same([e[name] for e in each])}
         names = [name for name in each[0] if name not in fixed]
@@ -179,7 +194,7 @@ class _Region:
                 return self._write_one(local, tensors)
 
         scalar = tf.TensorSpec([], tf.int32)
-        function = tf.function(region, autograph=False, jit_compile=devices.is_compiled or None)
+        function = tf.function(region, autograph=False, jit_compile=is_compiled or None)
         traced = function.get_concrete_function(
             [scalar] * len(names), [scalar] * len(sizes), list(map(_spec, given))
         )

@@ -61,6 +61,11 @@ class Forms:
         """Symbols that nobody outside knows."""
         return set()
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether it plans what each device does without the others."""
+        return self.way == EACH_DEVICE
+
     # Sizes
 
     def unit_of(self, dim: Any) -> Any:
@@ -163,7 +168,8 @@ class Forms:
             return crossings.only_on_first(self.program, whole, layout.kind)
         if value.dtype == tf.variant:
             raise NeedsOthers
-        return crossings.own_slice(self.program, whole, layout.axis, self._unit(value, layout.axis))
+        axis, unit = layout.axis, self._unit(value, layout.axis)
+        return crossings.own_slice(self.program, whole, axis, len(value.dims or ()), unit)
 
     def _unit(self, value: Value, axis: int) -> Any:
         assert value.dims is not None

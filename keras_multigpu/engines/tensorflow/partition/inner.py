@@ -60,7 +60,9 @@ class Inner(Planner):
             return Value(value.dtype, value.dims, const=value.const)
         if self.is_branch and self.way == ALL_DEVICES and value.make is None:
             forms = {layout: self.taken_item(item) for layout, item in value.forms.items()}
-            return Value(value.dtype, value.dims, value.layout, forms, elements=value.elements)
+            found = Value(value.dtype, value.dims, value.layout, forms, elements=value.elements)
+            found.is_state = value.is_state
+            return found
 
         def make(layout: Layout) -> Item | None:
             if isinstance(layout, Partial):
@@ -72,6 +74,7 @@ class Inner(Planner):
         is_split = value.axis is not None and self.way != ONE_DEVICE
         layout = value.layout if is_split else WHOLE
         mine = Value(value.dtype, value.dims, layout, {}, make, elements=value.elements)
+        mine.is_state = value.is_state
         self._origins[id(mine)] = mine, value
         return mine
 
@@ -111,9 +114,14 @@ class Inner(Planner):
 
     @staticmethod
     def common(inners: Sequence[Inner]) -> list[Item]:
-        """The outer items that functions take; afterwards all take them, in this order."""
+        """The outer items that functions take; afterwards all take them, in this order.
+
+        So do they with the symbols of sizes that are found outside.
+        """
         items: dict[int, Item] = {}
+        unbound = set().union(*(inner.program.unbound for inner in inners))
         for inner in inners:
+            inner.program.unbound = unbound
             items.update((key, outer) for key, (outer, _) in inner.taken.items())
         for inner in inners:
             own = [item for item in inner.program.inputs if item not in _mine(inner)]

@@ -52,11 +52,13 @@ class Elements:
     """What is known of the elements of a tensor list.
 
     `dims` is `None` while nothing is known; a dimension that differs between elements is `None`.
+    `count` is their number, if it is known.
     """
 
     dims: tuple[Any, ...] | None = None
     const: tuple[Any, ...] | None = None
     is_constant: bool = True
+    count: Any = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -73,6 +75,8 @@ class Value:
         const: the numbers and dimensions of a small integer tensor.
         elements: of a tensor list.
         is_trained: whether it is a weight that is trained, or a gradient.
+        is_state: whether it is a variable's, or made of variables alone: none of its axes is the
+            batch, even if it is as long.
     """
 
     dtype: tf.DType
@@ -83,6 +87,7 @@ class Value:
     const: Constant | None = None
     elements: Elements | None = None
     is_trained: bool = False
+    is_state: bool = False
 
     @property
     def axis(self) -> int | None:

@@ -21,7 +21,7 @@ class Local:
         begin: the first of them.
         index: the device's number.
         sizes: the values of other symbols.
-        is_compiled: whether XLA compiles what devices compute: it draws other random numbers.
+        is_compiled: whether XLA compiles the step on one device: it draws other random numbers.
     """
 
     def __init__(

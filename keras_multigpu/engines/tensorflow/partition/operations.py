@@ -34,6 +34,10 @@ class Shaped:
         return local.shape(self.dims, self.dtype, self.axis)
 
 
+# Random numbers that are computed as they stand, and that XLA draws otherwise.
+_DRAWN_BY_XLA = frozenset({"StatelessMultinomial", "StatelessParameterizedTruncatedNormal"})
+
+
 def attributes_of(op: tf.Operation) -> dict[str, Any]:
     """An operation's attributes, without TensorFlow's marks."""
     return {name: one for name, one in op.node_def.attr.items() if not name.startswith("_")}
@@ -70,6 +74,13 @@ def operation(
         for one in functions:
             one.add_to_graph(tf.compat.v1.get_default_graph())
         inputs = [shapes[i].tensor(local) if i in shapes else next(rest) for i in range(count)]
+        if local.is_compiled and kind in _DRAWN_BY_XLA:
+            drawn = tf.function(
+                lambda *given: create(kind, given, attributes, name),
+                autograph=False,
+                jit_compile=True,
+            )
+            return list(drawn(*inputs))
         if not own:
             return create(kind, inputs, attributes, name)
         sizes = [one.tensor(local) for one in own]
@@ -106,8 +117,10 @@ def elements_of(dims: Any) -> float:
     return result
 
 
+# The last: the host looks up, wherever the rows are.
 _NO_WORK = frozenset(
     {"Const", "Identity", "IdentityN", "Reshape", "Shape", "ReadVariableOp", "NoOp", "ExpandDims"}
+    | {"LookupTableFindV2"}
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.partition.addends import addends
 from keras_multigpu.engines.tensorflow.partition.constants import evaluate
 from keras_multigpu.engines.tensorflow.partition.forms import (
     ALL_DEVICES,
@@ -41,6 +42,7 @@ from keras_multigpu.engines.tensorflow.partition.signatures import (
     output_dims,
     static_dims,
 )
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, symbols_of
 
 _GRADIENTS = "gradient_tape/"  # the scope of what TensorFlow's tapes compute
 _CHEAP = frozenset(
@@ -55,7 +57,8 @@ class Record:
     Attributes:
         type: its type.
         name: its name, which begins with its layers'.
-        how: `"spread"`, `"whole"` (nothing of it has rows), or `"gathered"` (on gathered rows).
+        how: `"spread"`, `"whole"` (nothing of it has rows), `"gathered"` (on gathered rows), or
+            `"lost"` (on as many rows as are known in the step only: what is chosen of the batch's).
         work: a rough number of floating-point operations, at a batch of 32.
     """
 
@@ -278,11 +281,16 @@ class Planner(Forms):
             before = len(self.program.nodes)
             made, how = self._one(op, values)
             assert len(made) == len(op.outputs), op.type
+            if any(v.is_state for v in values) and all(map(_may_be_of_state, values)):
+                for value in made:
+                    value.is_state = not value.is_spread
             known.update((id(tensor), value) for tensor, value in zip(op.outputs, made))
             known[id(op)] = made  # done, if it has no outputs
             added = self.program.nodes[before:]
             waits = [one.level + (one.place == EACH) for one in added]
             self._levels[id(op)] = max([*waits, self.after(op)])
+            if how == "whole" and any(_has_unknown_size(value) for value in values):
+                how = "lost"
             if how:
                 work = work_of(op, values, made)
                 self.records.append(Record(op.type, op.name, how, work))
@@ -295,6 +303,9 @@ class Planner(Forms):
                 Value(output.dtype, one.shape, const=one)
                 for output, one in zip(op.outputs, constants)
             ], ""
+        sums = addends(self, op, values)
+        if sums is not None:
+            return sums, "spread"
         rule = self.rules.get(op.type)
         made = rule(self, op, values) if rule is not None else None
         if isinstance(made, Signature):
@@ -302,6 +313,17 @@ class Planner(Forms):
         if isinstance(made, tuple):
             return made
         return (made, "") if made is not None else self.fallback(op, values)
+
+
+def _may_be_of_state(value: Value) -> bool:
+    """Whether what is made of it and of variables is of variables alone."""
+    return value.is_state or not value.dims or value.const is not None
+
+
+def _has_unknown_size(value: Value) -> bool:
+    """Whether as many rows as are known in the step only are there, and on one device."""
+    is_data = value.dtype not in (tf.resource, tf.variant) and not value.is_free
+    return is_data and not value.is_spread and bool(symbols_of(value.dims or ()) - {BATCH})
 
 
 def _no_choice(values: Any, signature: Any, dims: Any) -> None:

@@ -90,6 +90,7 @@ class Choice:
     def __call__(self, values: Sequence[Value], signature: Signature, dims: Sequence[Dims]) -> Any:
         units: dict[Any, set[Any]] = collections.defaultdict(set)
         weights: dict[Any, float] = collections.defaultdict(float)
+        is_split: set[Any] = set()  # a number that happens to be that of the rows is no reason
         for number, (value, labels) in enumerate(zip(values, signature.inputs)):
             if number in signature.shapes:
                 continue
@@ -97,8 +98,11 @@ class Choice:
                 if label is None:
                     continue
                 units[label].add(dim)
-                if axis == value.axis or (value.is_free and self._unit(dim) is not None):
+                is_free = value.is_free and not value.is_state
+                if axis == value.axis or (is_free and self._unit(dim) is not None):
                     weights[label] += 1 + self._weight(value.dims)
+                if axis == value.axis:
+                    is_split.add(label)
         for labels, shape in zip(signature.outputs, dims):
             for label, dim in zip(labels, shape):
                 if label in units and not signature.regroups:
@@ -113,4 +117,14 @@ class Choice:
             and (signature.partial or all(label in labels for labels in signature.outputs))
         ]
         is_kept = {one: all(one in labels for labels in signature.outputs) for one in possible}
-        return max(possible, key=lambda one: (is_kept[one], weights[one]), default=None)
+        if not possible and signature.shapes and not any(value.is_spread for value in values):
+            return self._new_rows(signature, dims, units)
+        ranks = {one: (one in is_split, is_kept[one], weights[one]) for one in possible}
+        return max(possible, key=lambda one: ranks[one], default=None)
+
+    def _new_rows(self, signature: Signature, dims: Sequence[Dims], known: Any) -> Any:
+        """The label of a new axis of rows, along which each device repeats what all have."""
+        for label, dim in zip(signature.outputs[0], dims[0]):
+            if label is not None and label not in known and self._unit(dim) is not None:
+                return label
+        return None

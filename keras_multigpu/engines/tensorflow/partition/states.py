@@ -42,6 +42,8 @@ def state_of(planner: Forms, value: Value) -> State:
     if elements is not None and elements.dims is not None:
         kept = tuple(None if symbols_of([dim]) & own else dim for dim in elements.dims)
         elements = dataclasses.replace(elements, dims=kept)
+    if elements is not None and symbols_of([elements.count]) & own:
+        elements = dataclasses.replace(elements, count=None)
     return State(layout, dims, const, elements)
 
 
@@ -69,12 +71,13 @@ def joined_elements(a: Elements | None, b: Elements | None) -> Elements | None:
     """What is known of the elements of both lists."""
     if a is None or b is None or a == b:
         return a
+    count = a.count if a.count == b.count else None
     if a.dims is None and a.is_constant:
-        return b
+        return dataclasses.replace(b, count=count)
     if b.dims is None and b.is_constant:
-        return a
+        return dataclasses.replace(a, count=count)
     dims = None
     if a.dims is not None and b.dims is not None and len(a.dims) == len(b.dims):
         dims = tuple(p if p == q else None for p, q in zip(a.dims, b.dims))
     is_same = a.const is not None and a.const == b.const
-    return Elements(dims, a.const if is_same else None, is_same)
+    return Elements(dims, a.const if is_same else None, is_same, count)

@@ -25,7 +25,6 @@ _UNEQUAL = (
     "All tensors of a batch must have the same number of rows, the length of their first axis."
 )
 
-
 _is_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("one_device", default=False)
 
 
@@ -91,10 +90,12 @@ def spread(
     leaves = tf.nest.flatten(args)
     chosen = leaves if have_rows is None else [one for one, has in zip(leaves, have_rows) if has]
     rows = rows_of(chosen)
-    if rows in (None, 0, 1):
-        return _on_one_device(step, args, autograph)
-    traced = Traced(step, args, rows, have_rows, autograph)
     records = [] if records is None else records
+    if rows in (None, 0, 1):
+        if any(isinstance(one, tf.RaggedTensor) for one in chosen):
+            records[:] = [Record("ragged rows", "the inputs/", "gathered", 1.0)]
+        return _on_one_device(step, args, autograph)
+    traced = Traced(step, args, rows, have_rows, autograph, compiled)
     planner = Planner(RULES, len(devices), traced.batch, records)
     known, given = traced.inputs(planner)
     try:
@@ -118,7 +119,8 @@ def _on_one_device(step: Callable[..., Any], args: tuple[Any, ...], autograph: b
 
 def rows_of(leaves: Sequence[Any]) -> Any:
     """The number of rows of a batch: an `int`, `"unknown"` until the step runs, or `None`."""
-    found = [one.shape[0] for one in leaves if tf.is_tensor(one) and one.shape.rank]
+    kinds = (tf.Tensor, tf.SparseTensor)  # of a ragged tensor rows differ
+    found = [one.shape[0] for one in leaves if isinstance(one, kinds) and one.shape.rank]
     known = {one for one in found if one is not None}
     if None in found:
         return "unknown"
@@ -132,6 +134,7 @@ class Traced:
         step: a function of `args`.
         args: structures of tensors, and of other values.
         rows: the number of rows, as `rows_of` gives it.
+        have_rows, autograph, compiled: as for `spread`.
 
     Attributes:
         batch: that number, or its symbol.
@@ -146,6 +149,7 @@ class Traced:
         rows: Any,
         have_rows: Sequence[bool] | None = None,
         autograph: bool = False,
+        compiled: bool = False,
     ):
         self.batch = Dim.symbol(BATCH) if rows == "unknown" else rows
         self.arguments, restore = _arguments(args, tf.nest.flatten(args), self.batch, have_rows)
@@ -157,10 +161,12 @@ class Traced:
                 return step(*restore(tensors))
 
         specs = [tf.TensorSpec(one.tensor.shape, one.tensor.dtype) for one in self.arguments]
-        self._traced = tf.function(function, autograph=autograph).get_concrete_function(*specs)
+        # As for XLA, if it compiles the step: branches then keep other values for the gradient.
+        options = {"autograph": autograph, "jit_compile": compiled or None}
+        self._traced = tf.function(function, **options).get_concrete_function(*specs)
         if made:
             # As `tf.function` does: code may ask whether its variables exist.
-            self._traced = tf.function(function, autograph=autograph).get_concrete_function(*specs)
+            self._traced = tf.function(function, **options).get_concrete_function(*specs)
         self.graph = self._traced.graph
         self.structure = self._traced.structured_outputs
 
@@ -203,6 +209,8 @@ class Traced:
         if isinstance(self.batch, int):
             return self.batch
         counts = [tf.shape(one.tensor)[0] for one in self.arguments if one.has_rows]
+        shapes = [one.tensor for one in self.arguments if one.const is not None]
+        counts += [tf.cast(one[0], tf.int32) for one in shapes]
         checks = [tf.debugging.assert_equal(one, counts[0], _UNEQUAL) for one in counts[1:]]
         with tf.control_dependencies([one for one in checks if one is not None]):
             return tf.identity(counts[0])

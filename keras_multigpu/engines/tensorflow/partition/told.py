@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from keras_multigpu.engines.tensorflow.partition.planner import Record
 
-SHARE = 0.05  # of a step's work: less is not worth a warning
+# What is worth a warning: a share of a step's work, and floating-point operations at 32 rows.
+SHARE, LEAST = 0.05, 1e6
 _NOT_LAYERS = ("gradient_tape", "compile_loss", "while", "body", "cond")
 
 
-def share_whole(records: Sequence[Record]) -> float:
-    """The share of a step's work that is done on gathered rows, by one device."""
-    total = sum(record.work for record in records)
-    return sum(record.work for record in records if record.how == "gathered") / (total or 1.0)
+def share_whole(records: Sequence[Record], names: Sequence[str]) -> float:
+    """The share of a step's work that one device does for rows."""
+    return sum(share for _, _, share in by_layer(records, names))
 
 
 def by_layer(records: Sequence[Record], names: Sequence[str]) -> list[tuple[str, str, float]]:
@@ -22,7 +22,9 @@ def by_layer(records: Sequence[Record], names: Sequence[str]) -> list[tuple[str,
     total = sum(record.work for record in records) or 1.0
     found: dict[tuple[str, str], float] = collections.defaultdict(float)
     for record in records:
-        if record.how == "gathered":
+        # Rows of tables that an optimizer changes are where the table is, like weights.
+        is_lost = record.how == "lost" and layer_of(record.name, names) in names
+        if record.how == "gathered" or is_lost:
             found[layer_of(record.name, names), record.type] += record.work / total
     rows = [(layer, kind, share) for (layer, kind), share in found.items()]
     return sorted(rows, key=lambda row: -row[2])
@@ -40,7 +42,7 @@ def layer_of(name: str, layers: Sequence[str]) -> str:
 
 def explain(records: Sequence[Record], names: Sequence[str], step: str) -> str:
     """A table of what one device computes for all."""
-    share = share_whole(records)
+    share = share_whole(records, names)
     head = f"{step}: {1 - share:.1%} of the work is spread over the devices"
     rows = [row for row in by_layer(records, names) if row[2] >= 0.0005]
     if not rows:
@@ -55,8 +57,8 @@ def warning_of(
     records: Sequence[Record], names: Sequence[str], model: str, step: str
 ) -> str | None:
     """What to warn of; `None` if one device does little."""
-    share = share_whole(records)
-    if share <= SHARE:
+    share = share_whole(records, names)
+    if share <= SHARE or share * sum(record.work for record in records) < LEAST:
         return None
     rows = by_layer(records, names)
     layers = list(dict.fromkeys(repr(row[0]) for row in rows))[:3]

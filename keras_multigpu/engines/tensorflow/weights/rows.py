@@ -49,12 +49,6 @@ def sum_rows(
     # The gradient uses them in the graph of this call, wherever they come from.
     table, indices = tf.identity(table), tf.identity(indices)
     weights = None if weights is None else tf.identity(weights)
-    if weights is None and sparse_gradient:
-        # Faster: makes no tensor of all the rows taken.
-        rows, ones = tf.shape(indices)[0], tf.shape(indices)[1]
-        of_row = tf.repeat(tf.range(rows), ones)
-        taken = tf.reshape(indices, [-1])
-        return tf.sparse.segment_sum(table, taken, of_row, num_segments=rows, sparse_gradient=True)
     gradient = _of_rows_touched if sparse_gradient else _of_all_rows
     if weights is None:
 

@@ -8,11 +8,11 @@ from support.rule_cases import CASES
 from support.rule_cases.case import case
 from support.rule_cases.check import check, check_elsewhere
 
-from keras_multigpu.engines.tensorflow.partition.rules import RULES, control, lists, state
+from keras_multigpu.engines.tensorflow.partition.rules import RULES, control, lists, sparse, state
 from keras_multigpu.engines.tensorflow.partition.rules.random import draw_whole
 
 # Tested where whole steps are.
-ELSEWHERE = {*control.RULES, *lists.RULES, *state.RULES} - {"AddN", "ZerosLike"}
+ELSEWHERE = {*control.RULES, *lists.RULES, *sparse.RULES, *state.RULES} - {"AddN", "ZerosLike"}
 EVERY = [
     pytest.param(one, id=f"{kind}-{n}")
     for kind, all_ in CASES.items()
@@ -24,6 +24,8 @@ TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 2], [5
 SEED = [1, 2]
 # What one device computes; what follows is spread again.
 ONE_DEVICE = {
+    "Unique": case("Mul", lambda x: tf.unique(x)[1] * 2, "B:i4"),
+    "UniqueWithCounts": case("Mul", lambda x: tf.unique_with_counts(x)[1] * 2, "B:i4"),
     "RandomShuffle": case("Mul", lambda x: tf.sort(tf.random.shuffle(x[:, 0])) * 2.0, "B 3"),
     "LookupTableFindV2": case("Mul", lambda x: TABLE.lookup(x) * 2, "B 3:i3"),
     "StatelessRandomGammaV3": case(

@@ -22,6 +22,7 @@ from keras_multigpu.engines.tensorflow.partition.rules import (
     reductions,
     rows,
     shapes,
+    sparse,
     state,
 )
 
@@ -36,6 +37,7 @@ for _room in (
     parts,
     gathers,
     random,
+    sparse,
     state,
     control,
     lists,

@@ -43,7 +43,11 @@ def ways(planner: Planner, values: Sequence[Value]) -> tuple[str, ...]:
     """How it may run, the best first."""
     if planner.way != ALL_DEVICES:
         return (planner.way,)
-    if any(value.is_spread or (value.is_free and planner.has_rows(value.dims)) for value in values):
+
+    def may_have_rows(value: Value) -> bool:
+        return value.is_free and not value.is_state and planner.has_rows(value.dims)
+
+    if any(value.is_spread or may_have_rows(value) for value in values):
         return EACH_DEVICE, ALL_DEVICES, ONE_DEVICE
     return (ONE_DEVICE,)
 
@@ -224,6 +228,9 @@ def _loop_node(
     count = len(first)
 
     def emit(scope: Any, *given: Any) -> list[Any]:
+        if way != ALL_DEVICES:
+            # They cross before the loop: TensorFlow would send them in each iteration.
+            given = tuple(one if one.dtype == tf.resource else tf.identity(one) for one in given)
         variables = inner.flat(given[:count], layouts)
         specs = inner.shapes(carried, tensors, scope)
 
@@ -242,8 +249,15 @@ def _loop_node(
             variables,
             shape_invariants=specs,
             parallel_iterations=op.get_attr("parallel_iterations"),
+            name=op.name,
         )
-        return inner.unflat(tf.nest.flatten(made), layouts)
+        flat = [
+            tf.ensure_shape(one, shape, name=f"{op.name}/result")
+            if shape.is_fully_defined()
+            else one
+            for one, shape in zip(tf.nest.flatten(made), specs)
+        ]
+        return inner.unflat(flat, layouts)
 
     results = inner.added(emit, first, layouts, carried, op, taken, tensors)
     rest = iter(results)

@@ -6,9 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import COPIED, SUM, Partial, Value
-from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
-from keras_multigpu.engines.tensorflow.partition.program import EACH
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table, join, no_axis, types_of
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, broadcast
@@ -51,11 +49,6 @@ def elementwise(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """An axis is split if every input has it in full, or has one entry there for all."""
     if any(value.dtype == tf.variant for value in values):
         return None
-    if op.type in ("Equal", "NotEqual") and not op.get_attr("incompatible_shape_error"):
-        return None  # it may be a scalar
-    kept = addends(planner, op, values)
-    if kept is not None:
-        return kept
     if op.type in SAME_SIZES and len({len(value.dims or ()) for value in values}) == 1:
         for axis in range(len(values[0].dims or ())):
             join(*[(value, axis) for value in values])
@@ -65,10 +58,10 @@ def elementwise(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         return None
     rank = len(dims)
     aligned = [(1,) * (rank - len(v.dims or ())) + tuple(v.dims or ()) for v in values]
-    is_clear = [
-        dims[axis] != 1 and all(one[axis] == dims[axis] or one[axis] == 1 for one in aligned)
-        for axis in range(rank)
-    ]
+    is_known = [all(one[axis] in (1, dims[axis]) for one in aligned) for axis in range(rank)]
+    if op.type in ("Equal", "NotEqual") and not all(is_known):
+        return None  # with `incompatible_shape_error=False` it may be a scalar
+    is_clear = [dim != 1 and known for dim, known in zip(dims, is_known)]
     inputs = [
         tuple(
             axis if is_clear[axis] and one[axis] == dims[axis] else None
@@ -129,48 +122,3 @@ def quantized(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         return None
     labels = tuple(range(len(values[0].dims or ())))
     return Signature([labels, *map(no_axis, values[1:])], [labels], dims=[values[0].dims])
-
-
-ADDS = ("AddN", "AddV2", "Add")
-
-
-def addends(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    """Addends that are added to, or negated, stay addends: they need not be summed yet."""
-    is_addend = [value.layout == SUM for value in values]
-    if not any(is_addend) or any(value.axis is not None for value in values):
-        return None
-    if any(isinstance(v.layout, Partial) and not one for v, one in zip(values, is_addend)):
-        return None
-    if op.type != "Neg" and (
-        op.type not in ADDS or any(value.dims != values[0].dims for value in values)
-    ):
-        return None
-    attributes = attributes_of(op)
-
-    def emit(local: Any, *tensors: Any) -> list[Any]:
-        return create(op.type, tensors, attributes, op.name)
-
-    items = planner.add(
-        emit,
-        [planner.get(value, SUM) for value in values],
-        EACH,
-        [op.outputs[0].dtype],
-        name=op.name,
-    )
-    return [planner.value(op.outputs[0].dtype, values[0].dims, SUM, items[0])]
-
-
-def reshaped_addends(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    """Addends of a static shape that are reshaped, transposed, ... stay addends."""
-    shape = op.outputs[0].shape
-    if values[0].layout != SUM or not shape.is_fully_defined():
-        return None
-    attributes = attributes_of(op)
-
-    def emit(local: Any, *tensors: Any) -> list[Any]:
-        return create(op.type, tensors, attributes, op.name)
-
-    inputs = [planner.get(values[0], SUM)]
-    inputs += [planner.get(value, COPIED) for value in values[1:]]
-    items = planner.add(emit, inputs, EACH, [op.outputs[0].dtype], name=op.name)
-    return [planner.value(op.outputs[0].dtype, tuple(shape.as_list()), SUM, items[0])]

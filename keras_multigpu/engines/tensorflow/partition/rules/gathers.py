@@ -6,11 +6,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.layouts import SUM, WHOLE, Split, Value
+from keras_multigpu.engines.tensorflow.partition.operations import (
+    attributes_of,
+    create,
+    elements_of,
+)
+from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 
 RULES = Table()
+
+_FEW = 16  # times as large as the updates of 32 rows: then the updates are less to send
 
 
 @RULES.rule("GatherV2")
@@ -94,6 +102,13 @@ def search_sorted(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return Signature([("row", None), ("row", None)], [("row", None)], dims=[values[1].dims])
 
 
+@RULES.rule("Unique", "UniqueWithCounts")
+def unique(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """One device finds them; every entry has its place among them."""
+    dims = [(None,), values[0].dims, (None,)]
+    return planner.fallback(op, values, dims[: len(op.outputs)])
+
+
 @RULES.rule("Bucketize")
 def bucketize(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
     """Element by element."""
@@ -109,7 +124,9 @@ def bucketize(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
     "TensorScatterMin",
 )
 def tensor_scatter(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Axes behind the indexed ones; places of rows are not followed."""
+    """Axes behind the indexed ones; what rows add anywhere are addends."""
+    if op.type in ("TensorScatterAdd", "TensorScatterSub") and _is_of_rows(values):
+        return _added(planner, op, values)
     depth = (values[1].dims or (None,))[-1]
     if not isinstance(depth, int):
         return None
@@ -121,3 +138,27 @@ def tensor_scatter(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         dims=[values[0].dims],
         zero_if_empty=rest,
     )
+
+
+def _is_of_rows(values: list[Value]) -> bool:
+    """Whether the devices have their rows' updates, and of the tensor all or addends."""
+    tensor, indices, updates = values
+    return 0 in (indices.axis, updates.axis) and tensor.layout in (WHOLE, SUM)
+
+
+def _added(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Each device adds its updates to its addend; few updates go to where a large tensor is."""
+    tensor, indices, updates = values
+    if elements_of(tensor.dims) > _FEW * elements_of(updates.dims) and not planner.is_alone:
+        return planner.fallback(op, values, [tensor.dims])[0], "whole"
+    sizes = (indices.dims or ())[:1], (updates.dims or ())[:1]
+    if sizes[0] != sizes[1] or planner.unit_of(sizes[0][0]) is None or tensor.dtype == tf.bool:
+        return None
+    attributes = attributes_of(op)
+
+    def emit(local: Any, *tensors: Any) -> list[Any]:
+        return create(op.type, tensors, attributes, op.name)
+
+    items = [planner.get(one, form) for one, form in zip(values, (SUM, Split(0), Split(0)))]
+    (item,) = planner.add(emit, items, EACH, [tensor.dtype], name=op.name)
+    return [planner.value(tensor.dtype, tensor.dims, SUM, item)], "spread"

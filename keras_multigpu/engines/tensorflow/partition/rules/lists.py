@@ -77,7 +77,9 @@ def new(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
         inputs += [planner.get(value, form) for value in values[1:]]
         return _items(planner, op, inputs, 0 if form == WHOLE else EACH)[0]
 
-    return [Value(tf.variant, None, make=make, elements=Elements())]
+    count = values[1].const if op.type == "TensorListReserve" else None
+    known = Elements(count=None if count is None else count[()])
+    return [Value(tf.variant, None, make=make, elements=known)]
 
 
 @RULES.rule("TensorListSetItem", "TensorListPushBack", needs_ranks=False)
@@ -92,7 +94,9 @@ def put(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     const = None if element.const is None else tuple(element.const.flat)
     now = Elements(element.dims, const, const is not None)
     if op.type == "TensorListSetItem":
-        now = Elements(element.dims, None, False)
+        grows = op.get_attr("resize_if_index_out_of_bounds")
+        count = None if grows else (items.elements or _ANY).count
+        now = Elements(element.dims, None, False, count)
     item = _items(planner, op, inputs, _place(layout))[0]
     known = joined_elements(items.elements or _ANY, now)
     return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
@@ -102,7 +106,8 @@ def put(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
 def from_tensor(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """The first axis is that of the list."""
     x = values[0]
-    known = Elements(None if x.dims is None else x.dims[1:], None, False)
+    dims = (None, None) if x.dims is None else (x.dims[1:], x.dims[0])
+    known = Elements(dims[0], None, False, dims[1])
     layout = Split(x.axis - 1) if x.axis else WHOLE
     inputs = [
         planner.get(x, Split(x.axis) if x.axis else WHOLE),
@@ -122,7 +127,7 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     if is_all and known.dims is not None:
         count = op.get_attr("num_elements")
         first = (static_dims(tensor) or (None,))[0] if count < 0 else count
-        dims = (first, *known.dims)
+        dims = (known.count if first is None else first, *known.dims)
     other = WHOLE if isinstance(layout, Whole) else COPIED
     shape = 2 if op.type == "TensorListGetItem" else 1
     inputs = [planner.get(items, layout)]
@@ -133,6 +138,8 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     made = _items(planner, op, inputs, _place(layout))
     axis = Split(layout.axis + is_all) if isinstance(layout, Split) else WHOLE
     value = planner.value(tensor.dtype, dims, axis, made[-1])
+    if is_all and axis == WHOLE and value.dims and planner.unit_of(value.dims[0]) is not None:
+        value.layout = Split(0)  # what follows is spread again
     if known.const is not None and not is_all and known.dims is not None:
         const = constant_of(np.zeros([int(dim) for dim in known.dims], dtype=object))
         const.flat[:] = list(known.const)
@@ -146,6 +153,9 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
 @RULES.rule("TensorListLength", needs_ranks=False)
 def length(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """The same for all devices' lists."""
+    count = (values[0].elements or _ANY).count
+    if count is not None:  # XLA asks for a constant
+        return [Value(tf.int32, (), const=constant_of(count))]
     layout = _form(values[0])
     item = _items(planner, op, [planner.get(values[0], layout)], _place(layout))[0]
     form = WHOLE if isinstance(layout, Whole) else COPIED
@@ -171,6 +181,7 @@ def resize(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     inputs = [planner.get(values[0], layout), planner.get(values[1], other)]
     item = _items(planner, op, inputs, _place(layout))[0]
     known = dataclasses.replace(values[0].elements or _ANY, is_constant=False, const=None)
+    known = dataclasses.replace(known, count=None)
     return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
 
 

@@ -51,7 +51,7 @@ def draw(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     def whole(local: Any, *rest: Any) -> list[Any]:
         if not local.is_compiled:
             return all_numbers(local, *rest)
-        # XLA draws other numbers than TensorFlow.
+        # XLA draws other numbers than TensorFlow, and compiles not all that is around.
         drawn = tf.function(
             lambda *rest: all_numbers(local.inner(), *rest), autograph=False, jit_compile=True
         )
@@ -62,7 +62,7 @@ def draw(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
             unit = planner.unit_of(dims[0])
             begins = [local.first_entry(unit), *[0] * (len(dims) - 1)]
             sizes = [local.entries(unit), *[-1] * (len(dims) - 1)]
-            (drawn,) = all_numbers(local, key, counter, *rest)
+            (drawn,) = whole(local, key, counter, *rest)
             return [tf.slice(drawn, tf.stack(begins), tf.stack(sizes))]
         row = local.dim(product((planner.unit_of(dims[0]), *dims[1:])))
         begin, count = local.begin * row, local.rows * row

@@ -17,7 +17,6 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
 )
 from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
-from keras_multigpu.engines.tensorflow.partition.rules.elementwise import reshaped_addends
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 from keras_multigpu.engines.tensorflow.partition.sizes import (
@@ -36,9 +35,6 @@ SMALL = 100_000  # elements of a constant that every device may make for itself
 @RULES.rule("Reshape")
 def reshape(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """An axis of rows stays one if as many elements lie before it: it leads its group."""
-    kept = reshaped_addends(planner, op, values)
-    if kept is not None:
-        return kept
     old = tuple(values[0].dims or ())
     new = None if values[1].const is None else _resolved(values[1].const, product(old))
     if new is None:
@@ -75,9 +71,7 @@ def transpose(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if order is None:
         return None
     dims = tuple((values[0].dims or ())[axis] for axis in order)
-    return reshaped_addends(planner, op, values) or Signature(
-        [tuple(range(len(order))), (None,)], [tuple(order)], dims=[dims]
-    )
+    return Signature([tuple(range(len(order))), (None,)], [tuple(order)], dims=[dims])
 
 
 @RULES.rule("ExpandDims")
@@ -89,7 +83,7 @@ def expand_dims(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         return None
     labels = list(range(rank))
     after = [*labels[: axes[0]], None, *labels[axes[0] :]]
-    return reshaped_addends(planner, op, values) or Signature([labels, no_axis(values[1])], [after])
+    return Signature([labels, no_axis(values[1])], [after])
 
 
 @RULES.rule("Squeeze")
@@ -103,7 +97,7 @@ def squeeze(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     labels = tuple(None if axis in gone else axis for axis in range(len(dims)))
     kept = tuple(one for one in labels if one is not None)
     axes = tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(i=gone))
-    return reshaped_addends(planner, op, values) or Signature(
+    return Signature(
         [labels],
         [kept],
         dims=[tuple(dims[axis] for axis in kept)],

@@ -24,6 +24,7 @@ def read(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if key not in planner.cache:
         planner.cache[key] = planner.fallback(op, values)[0][0]
         planner.cache[key].is_trained = variable in planner.trained
+        planner.cache[key].is_state = True
     return [planner.cache[key]]
 
 

@@ -1,0 +1,211 @@
+"""Data mode on TensorFlow: Keras's steps, users' steps and calls, each partitioned as a whole."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.engines import templates
+from keras_multigpu.engines.attributes import get_attributes, set_attributes
+from keras_multigpu.engines.runners import TrainedModel
+from keras_multigpu.engines.shared import in_fresh_thread
+from keras_multigpu.engines.structures import OpaqueError, take_apart
+from keras_multigpu.engines.tensorflow.names import full_name, is_default
+from keras_multigpu.engines.tensorflow.partition.calls import ConnectedError
+from keras_multigpu.engines.tensorflow.partition.calls import call as call_spread
+from keras_multigpu.engines.tensorflow.partition.functions import on_all_devices
+from keras_multigpu.engines.tensorflow.partition.planner import Record
+from keras_multigpu.engines.tensorflow.partition.step import is_one_device, one_device, spread
+from keras_multigpu.engines.tensorflow.partition.told import explain, warning_of
+from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order
+from keras_multigpu.engines.tensorflow.weights.reading import source
+from keras_multigpu.engines.values import Call, Result
+
+
+class Partition:
+    """What runs on several devices, computed by them as one device would.
+
+    Args:
+        template: the model.
+        devices: their names, as users see them.
+        wire_dtype: the type in which weights and gradients cross; `None` for their own.
+
+    Attributes:
+        is_one_device: whether it is the one that TensorFlow uses by itself: nothing is changed.
+    """
+
+    def __init__(self, template: keras.Model, devices: Sequence[str], wire_dtype: str | None):
+        self._template, self._names = template, list(devices)
+        self._devices = list(map(full_name, devices))
+        self._wire_dtype = wire_dtype
+        self.is_one_device = len(devices) == 1 and is_default(devices[0])
+        self._told: set[str] = set()
+        self._records: dict[str, list[Record]] = {}  # by the name of the step
+
+    def _warn(self, kind: str, text: str | None) -> None:
+        """Warns, once of each kind."""
+        if text is not None and kind not in self._told and len(self._names) > 1:
+            self._told.add(kind)
+            warnings.warn(text, stacklevel=2)
+
+    def _layers(self) -> list[str]:
+        return [layer.name for layer in templates.all_layers(self._template)]
+
+    def spread(
+        self,
+        step: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        name: str,
+        compiled: bool,
+        **more: Any,
+    ) -> Any:
+        """The result of `step(*args)`, computed by all devices; notes what one computes alone.
+
+        `more`: see `partition.step.spread`.
+        """
+        records: list[Record] = []
+        result = spread(
+            step,
+            args,
+            self._devices,
+            compiled=compiled,
+            wire_dtype=self._wire_dtype,
+            records=records,
+            **more,
+        )
+        self._records[name] = records
+        title = name.replace("_", " ")
+        self._warn(name, warning_of(records, self._layers(), self._template.name, title))
+        return result
+
+    def function(
+        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
+    ) -> Callable[..., Any]:
+        """A user's own step: see `DataParallel.function`."""
+        if self.is_one_device:
+            return tf.function(step, jit_compile=jit_compile, reduce_retracing=True)
+        name = getattr(step, "__name__", "step")
+        compiled = bool(jit_compile)
+        run = functools.partial(self.spread, name=name, compiled=compiled, autograph=True)
+        return on_all_devices(step, run, rows)
+
+    def explain(self) -> str:
+        """What of each step that has run is computed by one device alone."""
+        if not self._records:
+            return "No step has run yet: call `fit`, or what `parallel.function(step)` returns."
+        names = self._layers()
+        return "\n\n".join(explain(one, names, step) for step, one in self._records.items())
+
+    def step(self, model: TrainedModel, step: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """A step function of Keras's trainer, or of the user's class, on all devices."""
+
+        @functools.wraps(step)
+        def on_all(*args: Any, **kwargs: Any) -> Any:
+            if is_one_device():
+                return step(*args, **kwargs)
+            if tf.executing_eagerly():
+                self._warn_of_eager_steps(model)
+                with one_device():
+                    return step(*args, **kwargs)
+            if name == "train_step":
+                _build_optimizer(model)
+            return self.spread(
+                lambda args, kwargs: step(*args, **kwargs),
+                (args, kwargs),
+                name=name,
+                compiled=bool(model.jit_compile),
+            )
+
+        return step if self.is_one_device else on_all
+
+    def _warn_of_eager_steps(self, model: TrainedModel) -> None:
+        self._warn(
+            "eager steps",
+            f"{model.name!r} runs eagerly, and so on {model.devices[0]!r} alone: only the graph of "
+            "a step can be spread over devices. Compile it with `run_eagerly=False`.",
+        )
+
+    def call(self, call: Call) -> Result:
+        """A call of the template, outside of steps; its losses are in the result."""
+        args, kwargs = call
+        if is_one_device() or self.is_one_device:
+            return Result(self._template(*args, **kwargs))
+        if tf.executing_eagerly():
+            self._warn_of_eager_calls(call)
+            with one_device():
+                return Result(self._template(*args, **kwargs))
+        noted, order = _Noted(self._template), self._order(call)
+        try:
+            found = call_spread(
+                noted.call, call, self._devices, order=order, wire_dtype=self._wire_dtype
+            )
+        except (ConnectedError, OpaqueError) as error:
+            self._warn(
+                "structures", f"{self._template.name!r} runs on {self._names[0]!r} alone: {error}."
+            )
+            with one_device():
+                return Result(self._template(*args, **kwargs))
+        return noted.result(*found)
+
+    def _order(self, call: Call) -> int:
+        """The highest derivative that active tapes may take of a call."""
+        weights = [source(one) for one in self._template.trainable_variables]
+        return gradient_order([*weights, *floats(call)])
+
+    def _warn_of_eager_calls(self, call: Call) -> None:
+        """Warns where gradients are taken: single predictions cost little."""
+        if self._order(call):
+            self._warn(
+                "eager calls",
+                f"{self._template.name!r} is called eagerly under a tape, and so runs on "
+                f"{self._names[0]!r} alone: only a graph can be spread over devices. Put the step "
+                "into a function: `step = parallel.function(step)`.",
+            )
+
+
+def _build_optimizer(model: TrainedModel) -> None:
+    """Creates the slots before a training step is traced, which would be traced twice.
+
+    Not if the step builds layers, whose variables the optimizer has to know.
+    """
+    optimizer: Any = getattr(model, "optimizer", None)
+    # `compile` may be the user's, and the optimizer whatever it is given.
+    if getattr(optimizer, "built", True):
+        return
+    if all(layer.built for layer in templates.all_layers(model.template)):
+        variables = model.trainable_variables
+        in_fresh_thread(lambda: optimizer.build(variables))
+
+
+class _Noted:
+    """What a call of a template leaves beside its outputs: losses, and what Keras attaches."""
+
+    def __init__(self, template: keras.Model):
+        self._template = template
+        self._restore: Any = None
+        self._names: list[list[str]] = []
+
+    def call(self, args: Any, kwargs: Any) -> Any:
+        """Tensors of the outputs, of what is attached to them, and of the losses."""
+        template = self._template
+        templates.forget_losses(template)
+        tensors, self._restore = take_apart(template(*args, **kwargs))
+        attached = list(map(get_attributes, tensors))
+        self._names = [list(one) for one in attached]
+        penalties = [one for one in template.trainable_weights if one.regularizer is not None]
+        losses = template.losses
+        losses = losses[: len(losses) - len(penalties)]
+        templates.forget_losses(template)
+        return tensors, [list(one.values()) for one in attached], losses
+
+    def result(self, tensors: Any, attached: Any, losses: Any) -> Result:
+        """The call's result, of the tensors that the devices computed."""
+        for one, names, values in zip(tensors, self._names, attached):
+            set_attributes(one, dict(zip(names, values)))
+        return Result(self._restore(tensors), losses=losses)
