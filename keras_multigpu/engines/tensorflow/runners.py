@@ -18,7 +18,7 @@ from keras_multigpu.engines.optimizers import claim
 from keras_multigpu.engines.runners import DataRunner, TowerRunner
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors
 from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
-from keras_multigpu.engines.tensorflow.names import full_name, is_default
+from keras_multigpu.engines.tensorflow.names import full_name, is_default, local_name
 from keras_multigpu.engines.tensorflow.partitioned import Partition
 from keras_multigpu.engines.tensorflow.replicas import Replicas
 from keras_multigpu.engines.tensorflow.results import tensors_of
@@ -75,7 +75,7 @@ class SliceRunner(DataRunner):
         self.peers = peers_of(devices)
         self.batches = None if self.peers is None else batches_of(self.peers)
         self.partition: Partition | None = None
-        if shard is None and self.peers is None and sync_batch_norm:
+        if _is_partitioned(devices, {"shard": shard, "sync_batch_norm": sync_batch_norm}):
             self.partition = Partition(template, devices, wire_dtype)
         own = devices if self.peers is None else self.peers.pick(devices)
         self._devices = list(map(full_name, own))
@@ -96,8 +96,10 @@ class SliceRunner(DataRunner):
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
         if self.partition is None:
-            have = "joined processes" if self.peers is not None else "`shard`"
-            have = have if self._homes or self.peers else "`sync_batch_norm=False`"
+            have = "joined processes" if self.peers is not None else "devices of other machines"
+            have = "`shard`" if self._homes is not None else have
+            if not self._options["sync_batch_norm"]:
+                have = "`sync_batch_norm=False`"
             raise ValueError(
                 "On TensorFlow `parallel.function` needs whole weights, on devices of this "
                 f"process. Received: a model with {have}. Write a `train_step` and call `fit`, or "
@@ -112,8 +114,7 @@ class SliceRunner(DataRunner):
 
     @classmethod
     def check(cls, request: Request) -> None:
-        is_partitioned = not request.options.get("shard") and not peers_of(request.devices)
-        is_partitioned &= request.options.get("sync_batch_norm", True)
+        is_partitioned = _is_partitioned(request.devices, request.options)
         if not is_partitioned and len(request.devices) > 1:
             templates.check_stateless(request.template)
             templates.check_any_batch_size(request.template)
@@ -262,6 +263,12 @@ class CommitteeRunner(TowerRunner):
 
     def retrace(self) -> None:
         self._replicas.retrace()
+
+
+def _is_partitioned(devices: Sequence[str], options: Mapping[str, Any]) -> bool:
+    """Whether whole steps are partitioned: on devices of this process, with whole weights."""
+    are_here = all(local_name(one) is not None for one in devices) and not peers_of(devices)
+    return are_here and not options.get("shard") and options.get("sync_batch_norm", True)
 
 
 def _other_rows(tensors: Sequence[Tensor]) -> str | None:
