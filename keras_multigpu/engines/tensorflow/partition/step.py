@@ -25,6 +25,8 @@ _UNEQUAL = (
     "All tensors of a batch must have the same number of rows, the length of their first axis."
 )
 
+_ALL = 1e9  # the work of a whole step that one device does: not counted, and worth a warning
+
 _is_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("one_device", default=False)
 
 
@@ -93,7 +95,7 @@ def spread(
     records = [] if records is None else records
     if rows in (None, 0, 1):
         if any(isinstance(one, tf.RaggedTensor) for one in chosen):
-            records[:] = [Record("ragged rows", "the inputs/", "gathered", 1.0)]
+            records[:] = [Record("ragged rows", "the inputs/", "gathered", _ALL)]
         return _on_one_device(step, args, autograph)
     traced = Traced(step, args, rows, have_rows, autograph, compiled)
     planner = Planner(RULES, len(devices), traced.batch, records)
@@ -102,7 +104,7 @@ def spread(
         results = planner.run_graph(traced.graph, known, traced.graph.outputs)
         planner.program.outputs = [planner.get(value, WHOLE) for value in results]
     except NeedsOthers:  # a loop that holds slices of rows needs them whole
-        records[:] = [Record("step", "the step/", "gathered", 1.0)]
+        records[:] = [Record("step", "the step/", "gathered", _ALL)]
         return _on_one_device(step, args, autograph)
     scope = Devices(devices, traced.count(), is_compiled=compiled, wire_dtype=wire_dtype)
     rest = iter(write(planner.program, scope, given))

@@ -80,3 +80,33 @@ def test_steps_that_were_wrong(step, rng):
             found = tf.nest.flatten(parallel(x))
         for one, other in zip(tf.nest.flatten(plain(x)), found):
             np.testing.assert_allclose(other, one, atol=1e-12)
+
+
+def test_a_list_without_its_last_element(rng):
+    def last(x):
+        raw = tf.raw_ops
+        made = raw.TensorListFromTensor(tensor=tf.transpose(x), element_shape=[-1])
+        made, one = raw.TensorListPopBack(
+            input_handle=made, element_shape=[-1], element_dtype=x.dtype
+        )
+        return one * tf.cast(raw.TensorListLength(input_handle=made), x.dtype)
+
+    x = tf.constant(rng.normal(size=(7, 3)))
+    parallel = make_parallel(mlp(), 3)
+    np.testing.assert_allclose(parallel.function(last)(x), last(x))
+
+
+def test_sums_of_every_second_entry_of_sparse_rows(rng):
+    """Rows of which no entry is named are left out."""
+
+    def sums(x):
+        places = tf.where(x > 0.0)
+        sparse = tf.SparseTensor(places, tf.gather_nd(x, places), tf.shape(x, tf.int64))
+        filled, _ = tf.sparse.fill_empty_rows(sparse, 0.0)
+        taken = tf.math.segment_sum(filled.values[::2], filled.indices[::2, 0])
+        return taken * 2.0
+
+    x = np.zeros((5, 4))
+    x[[0, 0, 4], [0, 1, 3]] = rng.uniform(1.0, 2.0, 3)
+    parallel = make_parallel(mlp(), 3)
+    np.testing.assert_allclose(parallel.function(sums)(tf.constant(x)), sums(tf.constant(x)))

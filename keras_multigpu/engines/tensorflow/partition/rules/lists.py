@@ -146,6 +146,7 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
         value = Value(tensor.dtype, known.dims, const=const)
     if op.type != "TensorListPopBack":
         return [value]
+    known = dataclasses.replace(known, count=None)
     rest = Value(tf.variant, None, layout, {layout: made[0]}, elements=known)
     return [rest, value]
 

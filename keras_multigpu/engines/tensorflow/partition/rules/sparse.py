@@ -39,7 +39,7 @@ def _filled(numbers: tf.Tensor) -> tf.Operation | None:
     if op.type != "StridedSlice" or op.inputs[0].op.type != "SparseFillEmptyRows":
         return None
     masks = {name: op.get_attr(name) for name in ("begin_mask", "end_mask", "shrink_axis_mask")}
-    begin = tf.get_static_value(op.inputs[1])
+    begin, strides = tf.get_static_value(op.inputs[1]), tf.get_static_value(op.inputs[3])
     is_first_column = masks == {"begin_mask": 1, "end_mask": 1, "shrink_axis_mask": 2}
-    is_first_column = is_first_column and begin is not None and list(begin) == [0, 0]
-    return op.inputs[0].op if is_first_column else None
+    is_all = begin is not None and strides is not None and [*begin, *strides] == [0, 0, 1, 1]
+    return op.inputs[0].op if is_first_column and is_all else None
