@@ -91,8 +91,9 @@ def test_rows_that_name_no_argument_are_refused(rng):
         step(np.zeros((5, 2)), np.zeros((5, 2)))
 
 
-def test_one_device_is_the_backends_own_function(rng):
-    step = make_parallel(mlp(), 1).function(lambda x: 2 * x)
+@pytest.mark.parametrize("options", [{}, {"shard": "weights"}, {"sync_batch_norm": False}], ids=str)
+def test_one_device_is_the_backends_own_function(options, rng):
+    step = make_parallel(mlp(), 1, **options).function(lambda x: 2 * x)
     np.testing.assert_allclose(step(np.ones((3, 2))), 2 * np.ones((3, 2)))
 
 

@@ -88,8 +88,6 @@ class Partition:
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
         """A user's own step: see `DataParallel.function`."""
-        if self.is_one_device:
-            return tf.function(step, jit_compile=jit_compile, reduce_retracing=True)
         name = getattr(step, "__name__", "step")
         compiled = bool(jit_compile)
         run = functools.partial(self.spread, name=name, compiled=compiled, autograph=True)

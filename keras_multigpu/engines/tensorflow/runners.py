@@ -45,7 +45,7 @@ def running_whole() -> Iterator[None]:
 class SliceRunner(DataRunner):
     """Partitions whole steps, or slices calls: see `partition`.
 
-    There it runs each slice on a replica, and a call that can't be sliced on the first device.
+    Each slice runs on a replica, and a call that can't be sliced on the first device.
 
     Attributes:
         partition: what partitions steps; `None` where calls are sliced.
@@ -95,6 +95,8 @@ class SliceRunner(DataRunner):
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
+        if self.is_one_device:
+            return tf.function(step, jit_compile=jit_compile, reduce_retracing=True)
         if self.partition is None:
             have = "joined processes" if self.peers is not None else "devices of other machines"
             have = "`shard`" if self._homes is not None else have
