@@ -53,6 +53,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return re.sub(r"(\]\([^)\s]+)\.ipynb\)", r"\1.md)", markdown)
 
 
+def on_page_content(content: str, **_: Any) -> str:
+    """The cells of tables name their columns."""
+    return re.sub(r"<table>.*?</table>", _label_cells, content, flags=re.DOTALL)
+
+
 class KerasDocstrings(griffe.Extension):
     """Reads docstrings as Keras writes them: `Example:`, and sentences after `Returns:`."""
 
@@ -91,5 +96,32 @@ def _output(forms: dict[str, Any]) -> str:
         picture = "".join(forms["image/png"]).replace("\n", "")
         return f"![A picture that the cell above draws](data:image/png;base64,{picture})"
     if "text/html" in forms:
-        return re.sub(r"<style.*?</style>\n?", "", "".join(forms["text/html"]), flags=re.DOTALL)
-    return f"{FENCE}text\n{''.join(forms['text/plain'])}\n{FENCE}"
+        styled = "".join(forms["text/html"])
+        return _as_in_pages(re.sub(r"<style.*?</style>\n?", "", styled, flags=re.DOTALL))
+    return f"{FENCE}{{ .text .output }}\n{''.join(forms['text/plain'])}\n{FENCE}"
+
+
+def _as_in_pages(table: str) -> str:
+    """pandas's tables without attributes: the site draws them as it draws the pages' tables."""
+    return re.sub(r"<(table|tr) [^>]*>", r"<\1>", table)
+
+
+def _label_cells(table: re.Match[str]) -> str:
+    """A table whose cells know the names of their columns: narrow screens show those beside."""
+    head, rule, body = table[0].partition("</thead>")
+    texts = re.findall(r"<th\b[^>]*>(.*?)</th>", head, flags=re.DOTALL)
+    names = [re.sub(r"<[^>]+>", "", text).strip().replace('"', "&quot;") for text in texts]
+
+    def label(row: re.Match[str]) -> str:
+        columns = iter(names)
+        return re.sub(
+            r"<(t[dh])\b([^>]*)>(.*?)</\1>",
+            lambda cell: (
+                f'<{cell[1]}{cell[2]} data-column="{next(columns, "")}">'
+                f"<div>{cell[3]}</div></{cell[1]}>"
+            ),
+            row[0],
+            flags=re.DOTALL,
+        )
+
+    return head + rule + re.sub(r"<tr>.*?</tr>", label, body, flags=re.DOTALL)

@@ -43,6 +43,13 @@ def _dense(*inner):
     return keras.Sequential([keras.Input((6,)), *inner, layers.Dense(4, "softmax")])
 
 
+def _large_conv():
+    """A kernel whose gradient is summed in pieces, and whose shape no device knows."""
+    kernel = layers.Conv2D(64, 3, strides=2)
+    hidden = [layers.Conv2D(16, 3), kernel, layers.GlobalAveragePooling2D()]
+    return keras.Sequential([keras.Input((8, 8, 3)), *hidden, layers.Dense(4, "softmax")])
+
+
 def _conv():
     return keras.Sequential(
         [
@@ -151,6 +158,7 @@ CASES = {
     "dropout": (lambda: _dense(layers.Dropout(0.4), layers.GaussianNoise(0.1)), _flat, {}),
     "batch_norm": (lambda: _dense(layers.BatchNormalization()), _flat, {}),
     "convolutions": (_conv, _images, {}),
+    "large_convolutions": (_large_conv, _images, {}),
     "transformer": (_transformer, _texts, {}),
     "recurrent": (_recurrent, _series, {}),
     "sample_weights": (lambda: _dense(layers.Dense(3)), _weighted, {"weighted_metrics": ["mae"]}),
