@@ -95,7 +95,7 @@ def measure(
     Args:
         side: `"join"`, `"connect"`, `"mwms"`, or `"mwms_packs"`, with gradients in packs of 4 MiB.
         model: as in `build`.
-        is_synchronized: whether `BatchNormalization` sees the whole batch.
+        is_synchronized: whether the peer's `BatchNormalization` sees the whole batch.
         rows: of the whole batch.
         steps: how many to time, after the first one and the warm-up.
         number: this host's.
@@ -119,7 +119,7 @@ def measure(
         one = tf.data.Dataset.from_tensors((x[own], y[own])).repeat(count)
         data: Any = strategy.distribute_datasets_from_function(lambda _: one)
     else:
-        trained = _ours(side, model, is_synchronized, number, addresses)
+        trained = _ours(side, model, number, addresses)
         compile_model(library, trained)
         data = tf.data.Dataset.from_tensors((x, y)).repeat(count)
     crossed: list[tuple[int, int]] = []
@@ -146,7 +146,7 @@ def _strategy(number: int, addresses: list[str], pack: int) -> Any:
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
-def _ours(side: str, model: str, is_synchronized: bool, number: int, addresses: list[str]) -> Any:
+def _ours(side: str, model: str, number: int, addresses: list[str]) -> Any:
     import keras
 
     from keras_multigpu import cluster, make_parallel
@@ -159,7 +159,7 @@ def _ours(side: str, model: str, is_synchronized: bool, number: int, addresses: 
         devices = ["cpu:0", *remote]
     keras.utils.set_random_seed(0)
     built = build(keras, model)
-    return make_parallel(built, devices=devices, sync_batch_norm=is_synchronized)
+    return make_parallel(built, devices=devices)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m benchmarks.step_time --models mlp convnet --devices 1 2 8 --repeats 5
     python -m benchmarks.step_time --call predict
-    python -m benchmarks.step_time --models convnet --only ours,apart,mirrored,mirrored_sync
+    python -m benchmarks.step_time --models convnet --only ours,mirrored,mirrored_sync
     KERAS_BACKEND=jax python -m benchmarks.step_time --models mlp --devices 2 8
     KERAS_BACKEND=jax python -m benchmarks.step_time --only ours,slots,sharded,distributed,laid_out
 
@@ -31,7 +31,6 @@ _MORE = {
     "slots": "keras_multigpu, shard='optimizer'",
     "sharded": "keras_multigpu, shard='weights'",
     "laid_out": "ModelParallel, laid out by hand",
-    "apart": "keras_multigpu, slices apart",
     "mirrored_sync": "MirroredStrategy, synchronized",
 }
 # One thread per operation, as if each device were one core.

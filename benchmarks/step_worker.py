@@ -71,7 +71,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ours": {},
     "sharded": {"shard": "weights"},
     "slots": {"shard": "optimizer"},
-    "apart": {"sync_batch_norm": False},
 }
 # The layers on the second device: one review's, or every other layer.
 PLACEMENTS = {
@@ -140,9 +139,8 @@ def measure(
     Args:
         side: `"ours"`, `"plain"`, and `"mirrored"` (TensorFlow) or `"distributed"` (JAX);
             `"sharded"` or `"slots"`, ours with `shard="weights"` or `"optimizer"`; `"laid_out"`,
-            `keras.distribution.ModelParallel` with `LAYOUT` (JAX); `"apart"`, ours with
-            `sync_batch_norm=False`, or `"mirrored_sync"`, with
-            `BatchNormalization(synchronized=True)` (both TensorFlow);
+            `keras.distribution.ModelParallel` with `LAYOUT` (JAX); `"mirrored_sync"`, with
+            `BatchNormalization(synchronized=True)` (TensorFlow);
             `"towers"`, an independent replica on every device, or `"separate"`, as many plain
             models, trained one after the other: a step is then one of each, added up;
             `"branches"` or `"alternating"`, a placement of the layers of `"deepconn"`.

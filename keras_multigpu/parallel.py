@@ -43,7 +43,6 @@ def make_parallel(
     *,
     devices: Sequence[str] | None = None,
     wire_dtype: Literal["bfloat16", "float16"] | None = None,
-    sync_batch_norm: bool = True,
     shard: Literal["optimizer", "weights"] | None = None,
 ) -> DataParallel: ...
 
@@ -129,9 +128,6 @@ def make_parallel(
             - `wire_dtype`: the type in which weights and gradients are sent between devices.
               `None` keeps their own type. `"bfloat16"` and `"float16"` halve the traffic of float32
               weights. JAX takes only `None`.
-            - `sync_batch_norm`: `True` normalizes with the statistics of the whole batch. `False`
-              lets each replica of a `BatchNormalization` use the statistics of its slice: faster,
-              but not the numbers of one device. `False` has an effect on TensorFlow only.
             - `shard`: what is spread over the devices, so that each keeps a part of it: the same
               maths in less memory. `"optimizer"` spreads the optimizer's slots, `"weights"` the
               weights too. `None` spreads nothing.

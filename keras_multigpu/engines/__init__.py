@@ -20,7 +20,6 @@ from keras_multigpu.engines.attributes import set_attributes, with_attributes
 from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.remote import Address
-from keras_multigpu.engines.kinds import MEAN, ROWS, SAME, combine
 from keras_multigpu.engines.runners import (
     DataRunner,
     ModelRunner,
@@ -37,16 +36,11 @@ from keras_multigpu.engines.shared import (
     is_training,
     reason_of,
     split_tensors,
-    value_of,
 )
-from keras_multigpu.engines.structures import take_apart
-from keras_multigpu.engines.templates import all_layers, own_steps
-from keras_multigpu.engines.values import Holding, Kept, Plan, Request, Result, Transfer
+from keras_multigpu.engines.templates import all_layers, own_steps, state_read
+from keras_multigpu.engines.values import Holding, Kept, Request, Result, Transfer
 
 __all__ = [
-    "MEAN",
-    "ROWS",
-    "SAME",
     "SEED",
     "SEED_STEP",
     "Address",
@@ -57,7 +51,6 @@ __all__ = [
     "Kept",
     "ModelRunner",
     "PlacingRunner",
-    "Plan",
     "Request",
     "Result",
     "Runner",
@@ -65,7 +58,6 @@ __all__ = [
     "Transfer",
     "all_layers",
     "check_alike",
-    "combine",
     "count_rows",
     "current",
     "is_array",
@@ -74,8 +66,7 @@ __all__ = [
     "reason_of",
     "set_attributes",
     "split_tensors",
-    "take_apart",
-    "value_of",
+    "state_read",
     "with_attributes",
 ]
 

@@ -156,10 +156,6 @@ class Engine(abc.ABC):
         """
 
     @abc.abstractmethod
-    def storage(self, tensor: Tensor) -> dict[str, bool]:
-        """How a tensor is stored, as arguments of `keras.KerasTensor`: `{"sparse": True}`, say."""
-
-    @abc.abstractmethod
     def stream_batches(self, epoch: Callable[[], Iterator[Any]], example: Any, batches: int) -> Any:
         """The backend's own stream of batches.
 

@@ -14,7 +14,8 @@ def have_rows(
 ) -> Any:
     """For each leaf of `(args, kwargs)`, in their structure, whether its first axis is the batch.
 
-    `rows` names arguments of `step`, by number or name. `None`: all tensors have rows.
+    `rows` names arguments of `step`, by number or name; the name of `*args` or `**kwargs` stands
+    for all that come through them. `None`: all tensors have rows.
 
     Raises:
         ValueError: if `rows` is `None` and first axes differ, or if it names no argument.
@@ -31,18 +32,48 @@ def have_rows(
                 "`parallel.function(step, rows=(0, 1))`, or `rows=('x', 'y')`."
             )
         return keras.tree.map_structure(lambda _: True, (args, kwargs))
-    names = list(inspect.signature(step).parameters)
-    is_known = all(one in names or (isinstance(one, int) and one < len(names)) for one in rows)
-    if not is_known:
+    names = _Names(step)
+    positions = [names.of_position(number) for number in range(len(args))]
+    keywords = {name: names.of_keyword(name) for name in kwargs}
+    known = set[int | str]().union(names.all, *positions, *keywords.values())
+    if not known.issuperset(rows):
+        received = f"a call with {len(args)} positional arguments"
+        received += f" and {', '.join(kwargs)}" if kwargs else ""
         raise ValueError(
-            f"`rows` must name arguments of the step ({', '.join(names)}), or number them. "
-            f"Received: rows={rows!r}"
+            "`rows` must name arguments of the step, or number them; `*args` or `**kwargs` are all "
+            "that come through them, and such a one alone has its number or name. Received: "
+            f"rows={rows!r}, for a step of ({names.text}), and {received}."
         )
-    chosen = {names[one] if isinstance(one, int) else one for one in rows}
-    positions = [names[min(number, len(names) - 1)] for number in range(len(args))]
+    chosen = set(rows)
 
-    def mark(name: str, value: Any) -> Any:
-        return keras.tree.map_structure(lambda _: name in chosen, value)
+    def mark(names: set[int | str], value: Any) -> Any:
+        return keras.tree.map_structure(lambda _: not chosen.isdisjoint(names), value)
 
-    marks = tuple(mark(name, value) for name, value in zip(positions, args))
-    return marks, {name: mark(name, value) for name, value in kwargs.items()}
+    marks = tuple(mark(*pair) for pair in zip(positions, args))
+    return marks, {name: mark(keywords[name], value) for name, value in kwargs.items()}
+
+
+class _Names:
+    """The numbers and names by which the arguments of a step are known.
+
+    Attributes:
+        all: those that any call has.
+        text: the step's parameters.
+    """
+
+    def __init__(self, step: Callable[..., Any]):
+        parameters = inspect.signature(step).parameters.values()
+        self._positional = [p.name for p in parameters if p.kind in (0, 1)]
+        self._named = {p.name for p in parameters}
+        self._star = {p.name for p in parameters if p.kind is p.VAR_POSITIONAL}
+        self._more = {p.name for p in parameters if p.kind is p.VAR_KEYWORD}
+        self.all: set[int | str] = {*self._named, *range(len(self._positional))}
+        self.text = ", ".join(str(p).partition("=")[0].partition(":")[0] for p in parameters)
+
+    def of_position(self, number: int) -> set[int | str]:
+        return {number, *(self._positional[number : number + 1] or self._star)}
+
+    def of_keyword(self, name: str) -> set[int | str]:
+        if name in self._positional:
+            return {name, self._positional.index(name)}
+        return {name} if name in self._named - self._more else {name, *self._more}

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import keras
 
-from keras_multigpu.engines.values import Call, Kept, Plan, Request, Result
+from keras_multigpu.engines.values import Call, Kept, Request, Result, Tensor
 
 
 class TrainedModel(Protocol):
@@ -109,15 +109,11 @@ class PlacingRunner(Runner):
 
 
 class DataRunner(PlacingRunner):
-    """Runs slices of a batch, or a whole batch whose rows the compiler spreads.
+    """Spreads the rows of a batch, in whole steps and in calls.
 
-    With `sync_batch_norm` every `BatchNormalization` sees the whole batch; where the compiler
-    spreads the rows it always does. `wire_dtype` is the type in which weights and gradients cross.
+    `wire_dtype` is the type in which weights and gradients cross.
     `shard` says what is spread over the devices: `"optimizer"` (slots), `"weights"` (both), `None`.
     """
-
-    partitions_steps: bool = False
-    """Whether a whole step is spread, so that calls of parts of the model need no scope."""
 
     @abc.abstractmethod
     def __init__(
@@ -126,7 +122,6 @@ class DataRunner(PlacingRunner):
         devices: Sequence[str],
         *,
         wire_dtype: str | None = None,
-        sync_batch_norm: bool = True,
         shard: str | None = None,
     ): ...
 
@@ -140,22 +135,14 @@ class DataRunner(PlacingRunner):
     def fullest(cls, template: keras.Model, count: int, shard: str) -> Kept:
         """What the fullest of `count` devices keeps with `shard`; they need not be here."""
 
-    @abc.abstractmethod
-    def plan(self, call: Call, *, compiled: bool) -> Plan:
-        """Decides whether a call is sliced, and how the results are merged.
-
-        With `compiled`, XLA compiles each replica.
-        """
+    partitions_steps: bool = False
+    """Whether a whole step is spread, so that calls of parts of the model need no scope."""
 
     @abc.abstractmethod
-    def run(self, calls: Sequence[Call], sizes: Sequence[Any], plan: Plan) -> list[Result]:
-        """Calls the template on each slice, or on the one whole call of `plan.is_whole`.
+    def call(self, call: Call) -> Result:
+        """Calls the template on all devices; its state is assigned.
 
-        Slices run without side effects; a whole call has them, and its result has only outputs.
-        Gradients flow back to the watched variables, summed over the replicas, and to the inputs.
-        Each replica draws different random numbers; the first draws the template's own. Results
-        arrive on the first device. `sizes` are the rows that belong to each slice: 0 for a slice
-        beyond the last row, which holds a copy of that row.
+        The result has the losses that the call's caller has to add.
         """
 
     @abc.abstractmethod
@@ -168,12 +155,12 @@ class DataRunner(PlacingRunner):
     def explain(self) -> str:
         """What of each step that has run is computed by one device alone."""
 
-    @abc.abstractmethod
     def for_part(self, part: keras.Layer) -> DataRunner | None:
         """A runner, on the same devices, of a part that a step of the template calls directly.
 
-        `None` if such calls stay as they are: on one device.
+        `None` if such calls stay as they are: on one device, or where the whole step is spread.
         """
+        return None
 
 
 class TowerRunner(Runner):
@@ -187,7 +174,7 @@ class TowerRunner(Runner):
 
     @abc.abstractmethod
     def run(self, call: Call, *, compiled: bool) -> list[Result]:
-        """Calls every model with the same arguments, otherwise as `DataRunner.run` calls slices."""
+        """Calls every model with the same arguments, without side effects."""
 
     @abc.abstractmethod
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
@@ -196,6 +183,20 @@ class TowerRunner(Runner):
         With `apart` the models are trained separately: gradients are clipped by the norm of one
         model's gradients, not by the norm of all.
         """
+
+    @abc.abstractmethod
+    def acting(
+        self, number: int, losses: Sequence[Tensor], *, keep: bool = True
+    ) -> contextlib.AbstractContextManager[None]:
+        """Scope in which the template has the weights and the other state of a model with its own.
+
+        `losses` are those of the model's latest call. What is assigned goes to the model; without
+        `keep` it is dropped.
+        """
+
+    def acting_for_all(self) -> contextlib.AbstractContextManager[None]:
+        """Scope in which the template can be read, with its own weights."""
+        return contextlib.nullcontext()
 
 
 class ModelRunner(PlacingRunner):

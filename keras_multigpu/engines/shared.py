@@ -159,12 +159,6 @@ def is_training() -> bool | None:
     return layer.answer
 
 
-def value_of(variable: keras.Variable) -> Tensor:
-    """A variable's value in its own type; `Variable.value` casts to the calling layer's type."""
-    given = given_value(variable)
-    return variable._value if given is None else given
-
-
 def active_scope() -> keras.StatelessScope | None:
     """The `keras.StatelessScope` that is active."""
     return global_state.get_global_attribute("stateless_scope")
@@ -185,3 +179,9 @@ def unchanged(model: Any, attribute: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(model, attribute, before)
+
+
+def value_of(variable: keras.Variable) -> Tensor:
+    """A variable's value in its own type; `Variable.value` casts to the calling layer's type."""
+    given = given_value(variable)
+    return variable._value if given is None else given

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -82,29 +82,6 @@ class Result:
     losses: list[Tensor] = dataclasses.field(default_factory=list)
     updates: list[tuple[keras.Variable, Tensor]] = dataclasses.field(default_factory=list)
     is_random: bool = True
-
-
-@dataclasses.dataclass
-class Plan:
-    """How data mode computes a call.
-
-    Attributes:
-        is_whole: run the whole call, without slicing.
-        obstacle: why it can't be sliced and therefore runs on one device.
-        losses: the rule that merges each loss of the slices.
-        updates: the rule that merges each assigned state, by the `id` of the variable.
-        rows_for_each: the rows of each output for a row of the batch, `None` if they vary.
-        trace: what the engine traced for the call.
-        finish: makes the outputs of the call from the merged outputs of the slices.
-    """
-
-    is_whole: bool = False
-    obstacle: str | None = None
-    losses: Sequence[str] = ()
-    updates: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    rows_for_each: Sequence[int | None] = ()
-    trace: Any = None
-    finish: Callable[[Any], Any] = lambda outputs: outputs
 
 
 @dataclasses.dataclass(frozen=True)

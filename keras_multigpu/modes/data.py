@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_choice, check_flag
+from keras_multigpu.arguments import check_choice
 from keras_multigpu.graphs.costs import variables_bytes
+from keras_multigpu.modes.losses import add_losses
 from keras_multigpu.modes.parts import Parts
 from keras_multigpu.modes.placed import PlacedModel
-from keras_multigpu.modes.slicing import SlicedCalls
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
@@ -27,10 +29,6 @@ class DataParallel(PlacedModel):
         wire_dtype: the type in which trainable weights and their gradients cross between
             devices: `None` (their own), `"bfloat16"` or `"float16"`. Must be `None` on JAX, whose
             compiler chooses what crosses; files saved with another value load there with a warning.
-        sync_batch_norm: in training, every `BatchNormalization` uses the statistics of the whole
-            batch, as on one device. With `False`, on TensorFlow, calls of the model are sliced, and
-            each replica uses those of its slice; layers with `synchronized=True` still see the
-            whole batch.
         shard: what is spread over the devices, so that each keeps a part: `None` (nothing),
             `"optimizer"` (the optimizer's slots) or `"weights"` (weights and slots).
     """
@@ -46,18 +44,12 @@ class DataParallel(PlacedModel):
         devices: Sequence[str],
         *,
         wire_dtype: str | None = None,
-        sync_batch_norm: bool = True,
         shard: str | None = None,
     ):
-        options: dict[str, Any] = {
-            "wire_dtype": wire_dtype,
-            "sync_batch_norm": sync_batch_norm,
-            "shard": shard,
-        }
+        options: dict[str, Any] = {"wire_dtype": wire_dtype, "shard": shard}
         super().__init__(template, devices, options)
         runner = engines.current().data_runner(template, devices, **options)
         self._parallel_run_on(runner)
-        self._parallel_calls = SlicedCalls(self, runner, self.devices)
         self._parallel_parts = Parts(self, runner)
 
     @classmethod
@@ -67,8 +59,19 @@ class DataParallel(PlacedModel):
     @classmethod
     def _parallel_check(cls, options: Mapping[str, Any]) -> None:
         check_choice("wire_dtype", options.get("wire_dtype"), None, "bfloat16", "float16")
-        check_flag("sync_batch_norm", options.get("sync_batch_norm", True))
         check_choice("shard", options.get("shard"), None, "optimizer", "weights")
+
+    @classmethod
+    def _parallel_adapt(cls, request: engines.Request) -> engines.Request:
+        # Older files have an option for statistics of each slice.
+        options = dict(request.options)
+        if not options.pop("sync_batch_norm", True):
+            warnings.warn(
+                "The model was saved with sync_batch_norm=False. Every `BatchNormalization` sees "
+                "the whole batch now, as on one device.",
+                stacklevel=4,
+            )
+        return dataclasses.replace(request, options=options)
 
     @property
     def placement(self) -> dict[str, tuple[int, ...]]:
@@ -93,15 +96,16 @@ class DataParallel(PlacedModel):
         Args:
             step: a function of structures of tensors.
             jit_compile: whether XLA compiles it, on TensorFlow.
-            rows: the arguments whose first axis is the batch, by number or name. By default all
-                tensors that it takes, which must then have equally many rows.
+            rows: the arguments whose first axis is the batch, by number or name. What comes through
+                `*args` or `**kwargs` too, or all of it by their names (`rows=("kwargs",)`). By
+                default all tensors that it takes, which must then have equally many rows.
 
         Returns:
             A function of the same arguments.
 
         Raises:
             ValueError: when it is called, if tensors have different numbers of rows and `rows` is
-                not given.
+                not given, or if `rows` names no argument of the call.
 
         Example:
             >>> import keras
@@ -141,7 +145,9 @@ class DataParallel(PlacedModel):
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._parallel_parts.at_rest():
-            return self._parallel_calls(args, kwargs, self.jit_compile)
+            result = self._parallel_runner.call((args, kwargs))
+        add_losses(self, result.losses)
+        return result.outputs
 
     def _parallel_in_step(self) -> contextlib.AbstractContextManager[None]:
         if self._parallel_runner.partitions_steps:

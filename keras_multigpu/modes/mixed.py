@@ -27,6 +27,7 @@ class LatestUse:
             their calls.
         mixed: the outputs of the latest call.
         outputs: the replicas' outputs that were mixed.
+        losses: the losses of each replica's call.
         is_in_step: whether a step of Keras's is running.
         mix_loss: the mean of the mix's loss, where the replicas' own losses are reported.
     """
@@ -35,6 +36,7 @@ class LatestUse:
     unmixed: bool | None = None
     mixed: Any = None
     outputs: list[Any] = dataclasses.field(default_factory=list)
+    losses: list[Any] = dataclasses.field(default_factory=list)
     is_in_step: bool = False
     mix_loss: keras.Metric = dataclasses.field(
         default_factory=lambda: keras.metrics.Mean(name="mix_loss")

@@ -47,7 +47,22 @@ class OwnLosses(MixedModel):
         # Not in `compile`: Keras compiles a loaded model only if it does not override `compile`.
         if name == "optimizer" and value is not None and self.loss_of == "replicas":
             self._parallel_check_mix()
+            if self._parallel_clones:
+                self._parallel_check_step()
         super().__setattr__(name, value)
+
+    def _parallel_check_step(self) -> None:
+        """Refuses a step of the template's that reads what each replica has of its own."""
+        names = engines.state_read(self.template, "train_step")
+        if names:
+            raise ValueError(
+                "With `loss_of='replicas'` each replica is trained by its own loss, and one "
+                "`train_step` trains all of them. Received: the `train_step` of "
+                f"{type(self.template).__name__}, which reads "
+                f"{', '.join(f'`self.{name}`' for name in names)}: the template's, not each "
+                "replica's. Read it in `compute_loss` or in `call`, which run for each replica, or "
+                "set `parallel.loss_of = 'mix'` and compile the model again."
+            )
 
     def _parallel_check_mix(self) -> None:
         """Refuses a mix whose weights would not be trained."""
@@ -66,7 +81,7 @@ class OwnLosses(MixedModel):
         try:
             yield
         finally:  # the outputs would keep the step's graph
-            latest.is_in_step, latest.mixed, latest.outputs = False, None, []
+            latest.is_in_step, latest.mixed, latest.outputs, latest.losses = False, None, [], []
 
     @property
     def _parallel_shows_mix_loss(self) -> bool:
@@ -93,10 +108,14 @@ class OwnLosses(MixedModel):
         Raises:
             ValueError: if the replicas' own losses can't be computed.
         """
-        own_loss, latest = self._parallel_inherited("compute_loss"), self._parallel_latest
+        latest = self._parallel_latest
         is_of_step = training or latest.is_in_step  # Keras also calls it to build the loss
-        if self.loss_of == "mix" or not is_of_step:
-            return own_loss(x, y, y_pred, sample_weight, training)
+        given = {"sample_weight": sample_weight, "training": training}
+        if not is_of_step:
+            return self._parallel_inherited("compute_loss")(x, y, y_pred, **given)
+        if self.loss_of == "mix":
+            with self._parallel_runner.acting_for_all():
+                return self._parallel_inherited("compute_loss")(x, y, y_pred, **given)
         self._parallel_check_mix()
         if y_pred is not latest.mixed:
             raise ValueError(
@@ -104,15 +123,38 @@ class OwnLosses(MixedModel):
                 "needs `compute_loss` to be given the model's outputs as they are. Received: "
                 f"y_pred={y_pred}. {_CURE}"
             )
-        losses = [
-            own_loss(x, y, self._parallel_own_outputs(one, x), sample_weight, training)
-            for one in latest.outputs
-        ]
+        outputs = [self._parallel_own_outputs(one, x) for one in latest.outputs]
+        losses = self._parallel_losses(x, y, outputs, given)
         if self._parallel_shows_mix_loss:
-            with _kept(self.metrics_variables):
-                mix_loss = own_loss(x, y, y_pred, sample_weight, training)
+            mix_loss = self._parallel_mix_loss(x, y, y_pred, given)
             latest.mix_loss.update_state(mix_loss, engines.count_rows(_first((x, y_pred))))
         return mean_of_apart(*losses) if self._parallel_trained_apart else sum(losses) / len(losses)
+
+    @property
+    def _parallel_acts(self) -> bool:
+        """Whether a `compute_loss` of the template's may read what each replica has of its own."""
+        return bool(self._parallel_clones) and "compute_loss" in engines.own_steps(self.template)
+
+    def _parallel_losses(
+        self, x: Any, y: Any, outputs: Sequence[Any], given: dict[str, Any], keep: bool = True
+    ) -> list[Any]:
+        """The losses of the outputs of each replica; without `keep` nothing is assigned."""
+        if not self._parallel_acts:
+            own_loss = self._parallel_inherited("compute_loss")
+            return [own_loss(x, y, one, **given) for one in outputs]
+        losses = []
+        for number, one in enumerate(outputs):
+            own = self._parallel_latest.losses[number]
+            with self._parallel_runner.acting(number, own, keep=keep):
+                losses.append(self.template.compute_loss(x, y, one, **given))
+        return losses
+
+    def _parallel_mix_loss(self, x: Any, y: Any, mixed: Any, given: dict[str, Any]) -> Any:
+        """The loss of the mix: if it reads what each replica has of its own, the mean of theirs."""
+        count = len(self._parallel_latest.outputs) if self._parallel_acts else 1
+        with _kept(self.metrics_variables):
+            losses = self._parallel_losses(x, y, [mixed] * count, given, keep=False)
+        return sum(losses) / count
 
     def _parallel_own_outputs(self, outputs: Any, features: Any) -> Any:
         """The outputs from which one replica's own loss is computed.

@@ -1,4 +1,7 @@
-"""The parts of a template that its own steps call: data-parallel calls too, while a step runs."""
+"""The parts of a template that its own steps call: data-parallel calls too, while a step runs.
+
+Where whole steps are partitioned, they stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,14 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.engines.shared import unchanged
-from keras_multigpu.modes.slicing import SlicedCalls
 
 
 class Parts:
     """The layers and sub-models of a data-parallel model's template.
 
     A `train_step` may call `self.encoder(x)`, and never `self(x)`. While it runs, every layer has
-    other methods: its `call` slices the batch, as `self(x)` does. Only what the step itself calls
-    is sliced, not what layers call in turn, nor what other threads call.
+    other methods: its `call` spreads the batch, as `self(x)` does. Only what the step itself calls
+    is spread, not what layers call in turn, nor what other threads call.
 
     Args:
         model: the data-parallel model.
@@ -32,7 +34,7 @@ class Parts:
         self._model = model
         self._runner = runner
         # By the layer's `id`; the layer is kept, so that no other one gets its `id`.
-        self._known: dict[int, tuple[keras.Layer, SlicedCalls | None]] = {}
+        self._known: dict[int, tuple[keras.Layer, engines.DataRunner | None]] = {}
         self._warned: set[str] = set()
         self._thread: int | None = None  # the thread that runs a step
         self._is_at_rest = False
@@ -101,8 +103,8 @@ class Parts:
     def _call(self, layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if not layer.built:  # Keras builds it by this call
             return own(*args, **kwargs)
-        is_first, calls = id(layer) not in self._known, self._calls_of(layer)
-        if calls is None:
+        is_first, runner = id(layer) not in self._known, self._runner_of(layer)
+        if runner is None:
             return own(*args, **kwargs)
         if "training" not in kwargs and (training := engines.is_training()) is not None:
             # Keras takes it from the call around, which is over after the first replica.
@@ -112,13 +114,13 @@ class Parts:
             layer._clear_losses()  # of this trial
         # Keras applies the regularizer afterwards, to the outputs of the whole batch.
         with unchanged(layer, "activity_regularizer", None):
-            return calls(args, kwargs, self._model.jit_compile)
+            return runner.call((args, kwargs)).outputs
 
     def _stateless_call(
         self, layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        calls = self._calls_of(layer)
-        return calls.runner.stateless_call(own, args, kwargs) if calls else own(*args, **kwargs)
+        runner = self._runner_of(layer)
+        return runner.stateless_call(own, args, kwargs) if runner else own(*args, **kwargs)
 
     def _warn_of_own_call(self, layer: keras.Layer) -> None:
         """Warns once of a class that overrides `__call__`: a replica would apply it again."""
@@ -131,17 +133,14 @@ class Parts:
             self._warned.add(text)
             warnings.warn(text, stacklevel=2)
 
-    def _calls_of(self, layer: keras.Layer) -> SlicedCalls | None:
-        """The sliced calls of a layer; `None` if it runs as it is."""
+    def _runner_of(self, layer: keras.Layer) -> engines.DataRunner | None:
+        """What runs a layer; `None` if it runs as it is."""
         if id(layer) not in self._known:
-            calls, runner = None, None
-            if _is_called_otherwise(layer):
+            is_own = _is_called_otherwise(layer)
+            runner = None if is_own else self._runner.for_part(layer)
+            if is_own and self._runner.for_part(layer) is not None:
                 self._warn_of_own_call(layer)
-            else:
-                runner = self._runner.for_part(layer)
-            if runner is not None:
-                calls = SlicedCalls(layer, runner, self._model.devices, self._model, self._warned)
-            self._known[id(layer)] = layer, calls
+            self._known[id(layer)] = layer, runner
         return self._known[id(layer)][1]
 
 

@@ -163,6 +163,7 @@ class TowerParallel(Members):
             hand_on_logits(outputs, mixed)
         if self.loss_of == "replicas":
             self._parallel_latest.mixed, self._parallel_latest.outputs = mixed, outputs
+            self._parallel_latest.losses = [result.losses for result in results]
         return mixed
 
     def _parallel_are_equal(self, results: Sequence[engines.Result]) -> bool:
@@ -229,7 +230,9 @@ class TowerParallel(Members):
                 "one: `parallel.replicas[0].export(...)`."
             )
         inputs = keras.tree.map_structure(fresh_input, symbolic_ends(self.template)[0])
-        return keras.Model(inputs, self._parallel_call_one_by_one(inputs)).export(*args, **kwargs)
+        whole = keras.Model(inputs, self._parallel_call_one_by_one(inputs))
+        whole(inputs)  # to ONNX Keras exports only what was called
+        return whole.export(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """As in the other modes, and the mix; `loss_of` as it is, whatever the default is."""

@@ -16,14 +16,19 @@ SLOW = (
     "another_batch_size",
     "does_not_validate",
     "exits_in_a_callback",
+    "halves_a_weight",
     "its_data_are_slow",
     "other_rows",
     "parts_of_fewer_batches",
     "predicts_in_a_callback",
     "raises_after_a_batch",
+    "replaces_the_optimizer",
+    "sets_moving_statistics",
+    "sets_the_momentum_eagerly",
     "sets_weights_after_an_epoch",
     "stops_after_an_epoch",
     "trains_on_a_batch_in_a_callback",
+    "trains_the_template_alone",
 )
 ODD = 1
 

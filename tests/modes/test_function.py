@@ -1,11 +1,14 @@
 """A user's own training step on all devices."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
 from support.models import mlp
 
 from keras_multigpu import make_parallel
+from keras_multigpu.engines.functions import have_rows
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
@@ -79,6 +82,63 @@ def test_arguments_without_rows_are_named(rng):
     np.testing.assert_allclose(step(x, table), x @ table, atol=1e-5)
 
 
+def _product(*args, **kwargs):
+    """Of two matrices, in any way in which a function gets them."""
+    x, table = [*args, *(kwargs[name] for name in ("x", "table") if name in kwargs)]
+    return {"product": keras.ops.matmul(x, table), "mean": keras.ops.mean(x)}
+
+
+WAYS = {
+    "keyword": (lambda **more: _product(**more), ("x",), (), ("x", "table")),
+    "all keywords": (lambda table, **more: _product(**more, table=table), ("more",), (1,), ("x",)),
+    "number": (lambda *both: _product(*both), (0,), (0, 1), ()),
+    "all positions": (lambda table, *more: _product(*more, table), ("more",), (1, 0), ()),
+    "a parameter by number": (lambda x, **more: _product(x, **more), (0,), (), ("x", "table")),
+    "a keyword only": (lambda *, x, **more: _product(x, **more), ("x",), (), ("x", "table")),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_arguments_of_any_kind_are_named(way, rng):
+    function, rows, positions, names = WAYS[way]
+    given = {"x": rng.normal(size=(8, 6)), "table": rng.normal(size=(6, 3))}
+
+    def step(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    step.__signature__ = inspect.signature(function)
+    args = [list(given.values())[place] for place in positions]
+    result = make_parallel(mlp(), 2).function(step, rows=rows)(
+        *args, **{name: given[name] for name in names}
+    )
+    np.testing.assert_allclose(result["product"], given["x"] @ given["table"], atol=1e-5)
+    np.testing.assert_allclose(result["mean"], given["x"].mean(), atol=1e-6)
+    marks = have_rows(step, rows, tuple(args), {name: given[name] for name in names})
+    chosen = {len(value) for value, is_one in _pairs(args, names, given, marks) if is_one}
+    assert chosen == {8}
+
+
+def _pairs(args, names, given, marks):
+    return [*zip(args, marks[0]), *((given[name], marks[1][name]) for name in names)]
+
+
+def test_a_keyword_that_does_not_come_is_refused(rng):
+    def step(x, *more, **named):
+        return x
+
+    run = make_parallel(mlp(), 2).function(step, rows=("x", "mask"))
+    x = rng.normal(size=(8, 6))
+    np.testing.assert_allclose(run(x, mask=x), x, atol=1e-6)
+    text = (
+        r"rows=\('x', 'mask'\), for a step of \(x, \*more, \*\*named\), and a call with 1 .* and y"
+    )
+    with pytest.raises(ValueError, match=text):
+        run(x, y=x)
+    run = make_parallel(mlp(), 2).function(step, rows=(0, 2))
+    with pytest.raises(ValueError, match=r"rows=\(0, 2\), .* a call with 2 positional"):
+        run(x, x)
+
+
 def test_different_first_axes_are_refused(rng):
     step = make_parallel(mlp(), 2).function(lambda x, y: x)
     with pytest.raises(ValueError, match=r"Received: first axes of 3, 5\..*rows=\(0, 1\)"):
@@ -87,11 +147,11 @@ def test_different_first_axes_are_refused(rng):
 
 def test_rows_that_name_no_argument_are_refused(rng):
     step = make_parallel(mlp(), 2).function(lambda x, y: x, rows=("z",))
-    with pytest.raises(ValueError, match=r"arguments of the step \(x, y\).*rows=\('z',\)"):
+    with pytest.raises(ValueError, match=r"rows=\('z',\), for a step of \(x, y\)"):
         step(np.zeros((5, 2)), np.zeros((5, 2)))
 
 
-@pytest.mark.parametrize("options", [{}, {"shard": "weights"}, {"sync_batch_norm": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"shard": "weights"}], ids=str)
 def test_one_device_is_the_backends_own_function(options, rng):
     step = make_parallel(mlp(), 1, **options).function(lambda x: 2 * x)
     np.testing.assert_allclose(step(np.ones((3, 2))), 2 * np.ones((3, 2)))

@@ -89,7 +89,7 @@ def test_saved_and_loaded_in_safe_mode(build, rng, tmp_path):
     assert (loaded.devices, loaded.mode, loaded._parallel_options) == (
         parallel.devices,
         "data",
-        {"wire_dtype": WIRE, "sync_batch_norm": True, "shard": None},
+        {"wire_dtype": WIRE, "shard": None},
     )
     assert difference(variables(parallel), variables(loaded)) == 0
     for model in (parallel, loaded):
@@ -362,22 +362,48 @@ def test_a_compiled_templates_exclusions_from_weight_decay(rng):
     assert difference(template.get_weights()[0], before) < 1e-5
 
 
+def _rewrite(folder, text, older):
+    """Writes `old.keras`: `new.keras` with another text in its configuration."""
+    with (
+        zipfile.ZipFile(folder / "new.keras") as new,
+        zipfile.ZipFile(folder / "old.keras", "w") as old,
+    ):
+        for name in new.namelist():
+            content = new.read(name)
+            if name == "config.json":
+                assert text in content
+                content = content.replace(text, older)
+            old.writestr(name, content)
+
+
 @pytest.mark.parametrize("mode", ["data", "tower", "model"])
 def test_a_file_that_names_modules_of_an_earlier_version(mode, rng, tmp_path):
     """Classes are found by the name under which they are registered."""
     parallel = make_parallel(_sequential(), 2, mode)
     parallel.save(tmp_path / "new.keras")
-    with (
-        zipfile.ZipFile(tmp_path / "new.keras") as new,
-        zipfile.ZipFile(tmp_path / "old.keras", "w") as old,
-    ):
-        for name in new.namelist():
-            content = new.read(name)
-            if name == "config.json":
-                assert b"keras_multigpu.modes." in content
-                content = content.replace(b"keras_multigpu.modes.", b"keras_multigpu.models.")
-            old.writestr(name, content)
+    _rewrite(tmp_path, b"keras_multigpu.modes.", b"keras_multigpu.models.")
     again = keras.saving.load_model(tmp_path / "old.keras")
     assert again.mode == mode
     x = rng.normal(size=(5, 6)).astype("float32")
     assert difference(again.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-6
+
+
+def test_files_with_an_option_for_the_statistics_of_slices(rng, tmp_path):
+    """Which data mode had in earlier versions."""
+    layer = layers.BatchNormalization()
+    parallel = make_parallel(keras.Sequential([keras.Input((6,)), layer]), 2)
+    parallel.save(tmp_path / "new.keras")
+    _rewrite(tmp_path, b'"wire_dtype": ', b'"sync_batch_norm": true, "wire_dtype": ')
+    keras.saving.load_model(tmp_path / "old.keras")  # warnings are errors here
+    _rewrite(tmp_path, b'"wire_dtype": ', b'"sync_batch_norm": false, "wire_dtype": ')
+    told = "saved with sync_batch_norm=False. Every `BatchNormalization` sees the whole batch"
+    with pytest.warns(UserWarning, match=told) as warned:
+        again = keras.saving.load_model(tmp_path / "old.keras")
+    assert len(warned) == 1
+    assert again._parallel_options == {"wire_dtype": None, "shard": None}
+    again.compile("sgd", "mse")
+    x = rng.normal(size=(7, 6)).astype("float32")
+    again.train_on_batch(x, x)
+    norm = again.template.layers[0]
+    expected = (1 - norm.momentum) * x.mean(axis=0)
+    assert difference(np.asarray(norm.moving_mean), expected) < 1e-6

@@ -91,7 +91,7 @@ def test_numpy_integers_are_numbers_too():
 def test_files_are_checked_as_requests_are():
     for mode, option, message in [
         ("data", {"wire_dtype": "int8"}, "`wire_dtype` must be None.*wire_dtype='int8'"),
-        ("data", {"sync_batch_norm": 1}, "`sync_batch_norm` must be True or False.*=1"),
+        ("data", {"shard": "rows"}, "`shard` must be None.*shard='rows'"),
         ("tower", {"loss_of": "both"}, "`loss_of` must be.*loss_of='both'"),
         ("tower", {"num_replicas": 0}, "`num_replicas` must be a positive.*num_replicas=0"),
     ]:
@@ -120,9 +120,7 @@ def test_unknown_modes_and_options():
         ValueError, match="`mode` must be one of 'data', 'tower', 'model'. Received: mode='dta'"
     ):
         make_parallel(_model(), 2, "dta")
-    with pytest.raises(
-        TypeError, match="options wire_dtype, sync_batch_norm, shard. Received: wire='bf"
-    ):
+    with pytest.raises(TypeError, match="options wire_dtype, shard. Received: wire='bf"):
         make_parallel(_model(), 2, wire="bfloat16")
     with pytest.raises(ValueError, match="`wire_dtype` must be None.*wire_dtype='int8'"):
         make_parallel(_model(), 2, wire_dtype="int8")
@@ -494,7 +492,7 @@ def test_a_function_that_makes_the_model(options):
 
 
 def test_options_that_several_processes_do_not_have():
-    options = {"shard": "weights", "wire_dtype": None, "sync_batch_norm": False}
+    options = {"shard": "weights", "wire_dtype": None}
     request = Request("data", _model(), ("cpu:0",), options)
     with pytest.raises(ValueError, match="several processes. Received: shard='weights'. Leave it"):
         request.check_alone("wire_dtype", "shard")

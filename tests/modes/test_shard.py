@@ -78,8 +78,7 @@ def _small_weights_are_spread(monkeypatch):
     if _ON_TENSORFLOW:
         from keras_multigpu.engines.tensorflow.weights import homes
 
-        monkeypatch.setattr(homes, "_LEAST_DIVIDED", 256)
-        monkeypatch.setattr(homes, "_MOST", 1.0)
+        monkeypatch.setattr(homes, "LEAST", 16)
     else:
         from keras_multigpu.engines.jax.state import state_shards
 
@@ -115,6 +114,7 @@ def test_every_optimizer(name, shard):
     assert difference(_build().get_weights(), plain.get_weights()) > 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly, and so on")
 @pytest.mark.thin(6)
 @pytest.mark.parametrize(
     "option", [{"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 2}], ids=str
@@ -147,6 +147,7 @@ def test_a_state_that_the_compiler_spreads_over_some_devices(shard):
     assert difference(*logs) < LIMIT
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly, and so on")
 @every_shard
 @pytest.mark.usefixtures("_double")
 def test_a_step_that_runs_eagerly_with_weights_that_not_all_devices_divide(shard):

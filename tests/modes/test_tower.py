@@ -2,6 +2,7 @@
 
 import copy
 import re
+import sys
 
 import keras
 import numpy as np
@@ -464,6 +465,18 @@ def test_the_committees_file_and_the_templates(rng, tmp_path):
 
 
 @pytest.mark.slow_on_jax
+@pytest.mark.parametrize("replicas", ["shared", "independent"])
+def test_a_committee_is_ready_for_onnx(replicas, tmp_path, monkeypatch):
+    """Keras exports to ONNX only what was called. Without the converter it gets as far as that."""
+    for name in ("onnx", "tf2onnx", "jax2onnx"):
+        monkeypatch.setitem(sys.modules, name, None)
+    template = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    parallel = make_parallel(template, 2, mode="tower", replicas=replicas)
+    parallel.predict(np.ones((3, 6)), verbose=0)
+    with pytest.raises(ImportError, match="onnx"):
+        parallel.export(tmp_path / "committee.onnx", format="onnx", verbose=False)
+
+
 def test_more_replicas_than_devices(rng):
     x, y = _data(rng)
     parallel = _committee(2, num_replicas=5)
@@ -557,7 +570,7 @@ def test_options_that_are_refused(options, text):
         make_parallel(_regressor(), 2, mode="tower", **options)
 
 
-@pytest.mark.parametrize("option", ["wire_dtype", "sync_batch_norm"])
+@pytest.mark.parametrize("option", ["wire_dtype", "shard"])
 def test_options_of_another_mode(option):
     with pytest.raises(TypeError, match=f"mode='tower' has the options replicas, mix.*{option}="):
         make_parallel(_regressor(), 2, mode="tower", **{option: None})

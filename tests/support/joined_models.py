@@ -134,7 +134,27 @@ def parts():
     return model, (numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
 
 
-CASES = [mlp, clipped_eager, several_steps, compiled, images, texts, several_outputs, parts, halved]
+@keras.saving.register_keras_serializable()
+class Ranked(layers.Layer):
+    """Adds to each row its rank in the batch, which every process finds for all rows."""
+
+    def call(self, x):
+        ranks = tf.argsort(tf.argsort(x[:, 0]))
+        return x + 0.1 * ops.cast(ranks, x.dtype)[:, None]
+
+
+def without_rules():
+    """Noise, and numbers that one device would compute alone."""
+    drop = layers.Dropout(0.3, seed=5)
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(5), Ranked(), drop, layers.Dense(2)])
+    model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
+    return model, (numbers(ROWS, 6), numbers(ROWS, 2, seed=1))
+
+
+CASES = [
+    *(mlp, clipped_eager, several_steps, compiled, images, texts, several_outputs, parts),
+    *(halved, without_rules),
+]
 
 
 def train(make, **devices):

@@ -48,7 +48,8 @@ class PlacedBatches:
     """An iterator that puts batches on the devices.
 
     Keras puts a whole batch on the default device while it iterates, so the host is the default
-    device meanwhile. `step` gives the name of each step, and its position in a pass.
+    device meanwhile. `step` gives the name of each step, its position in a pass, and a sample of
+    the weights.
 
     Attributes:
         counts: of each batch that was taken, how many rows each process has.
@@ -59,7 +60,7 @@ class PlacedBatches:
         batches: Iterator[Any],
         place: Placement,
         undivided: Undivided,
-        step: Callable[[], tuple[str, int]],
+        step: Callable[[], tuple[str, int, int]],
     ):
         self._batches = batches
         self._place = place

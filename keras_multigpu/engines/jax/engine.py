@@ -115,9 +115,6 @@ class JaxEngine(Engine):
             return sparse.bcoo_concatenate(tensors, dimension=0)
         return jax.numpy.concatenate(tensors, axis=0)
 
-    def storage(self, tensor: Tensor) -> dict[str, bool]:
-        return {"sparse": True} if isinstance(tensor, sparse.JAXSparse) else {}
-
     def check_equal(self, counts: Sequence[Tensor]) -> Tensor:
         first, *others = counts
         if any(count != first for count in others):

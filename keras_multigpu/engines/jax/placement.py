@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -111,10 +111,11 @@ class Placement:
                     return int(np.shape(part)[0])
         return 0
 
-    def compare(self, batch: Any, step: str = "", position: int = 0) -> list[int]:
+    def compare(self, batch: Any, step: str = "", position: int = 0, sample: int = 0) -> list[int]:
         """Begins a step that all processes make; raises a `ClusterError` if one makes another.
 
-        `step` is its name, and `position` how many steps this pass over the data has had.
+        `step` is its name, `position` how many steps this pass over the data has had, and `sample`
+        a checksum of weights.
 
         Returns:
             How many rows of the batch each process has.
@@ -124,7 +125,8 @@ class Placement:
         if self.group.data == "parts":
             parts.check(batch)
         self.group.count_step()
-        return joint.compare_steps(batch, step, position, self.mesh, self.group)
+        facts = step, position, sample
+        return joint.compare_steps(batch, *facts, self.mesh, self.group)
 
     def put_batch(self, batch: Any, counts: Sequence[int] = ()) -> Any:
         """A batch with each device's rows on that device; `counts` are what `compare` returns."""
@@ -137,19 +139,17 @@ class Placement:
         return jax.tree.map(joint.put, batch, whole)
 
     def put_state(
-        self,
-        state: Any,
-        read: Sequence[Any] = (),
-        is_assigned: Callable[[Any], bool] = lambda leaf: False,
+        self, state: Any, read: Sequence[Any] = (), assigned: Collection[int] = ()
     ) -> Any:
         """A model's state for a step that donates it: a copy on every device.
 
-        `read` are arrays whose copies the step reads, and does not donate. What processes compare
-        is not on all devices yet, or is `is_assigned`: computed by a process from what is there.
+        `read` are arrays whose copies the step reads, and does not donate. Processes compare what
+        is not on all devices yet, and the arrays whose `id`s are `assigned`: computed by a process
+        from what is there.
         """
         if self.group is not None:
             leaves = jax.tree.leaves(state)
-            new = [leaf for leaf in leaves if not self._is_on_all(leaf) or is_assigned(leaf)]
+            new = [leaf for leaf in leaves if not self._is_on_all(leaf) or id(leaf) in assigned]
             if new:
                 joint.compare_weights(new, self.mesh, self.group)
         seen = set(map(id, read))

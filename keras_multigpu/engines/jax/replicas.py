@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 
 from keras_multigpu.engines import templates
 from keras_multigpu.engines.attributes import get_mask, set_mask
+from keras_multigpu.engines.jax.acting import having_losses, having_state_of
 from keras_multigpu.engines.jax.mapped import map_devices
 from keras_multigpu.engines.jax.placement import placement_on
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
@@ -65,6 +67,22 @@ class CommitteeRunner(TowerRunner):
 
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
         prepare(optimizer, shard_alike, self.models, apart=apart)
+
+    @contextlib.contextmanager
+    def acting(self, number: int, losses: Sequence[Tensor], *, keep: bool = True) -> Iterator[None]:
+        self._make_stacks()
+        state = having_state_of(number, self._stacks, keep=keep)
+        with state, having_losses(self.template, losses):
+            yield
+
+    @contextlib.contextmanager
+    def acting_for_all(self) -> Iterator[None]:
+        if not self._has_own_weights:
+            yield
+            return
+        self._make_stacks()
+        with having_state_of(0, self._stacks, keep=True):
+            yield
 
     @property
     def spreads_state(self) -> bool:

@@ -23,7 +23,7 @@ from keras_multigpu.engines.jax.state.state_shards import StateShards, kept_shar
 from keras_multigpu.engines.runners import DataRunner
 from keras_multigpu.engines.shared import split_tensors
 from keras_multigpu.engines.templates import forget_losses
-from keras_multigpu.engines.values import Call, Kept, Plan, Request, Result
+from keras_multigpu.engines.values import Call, Kept, Request, Result
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ class JaxRunner(Protocol):
 class RowsRunner(DataRunner):
     """Calls the template once, on the whole batch; the compiler spreads the rows.
 
-    Every `BatchNormalization` sees the whole batch, so `sync_batch_norm` changes nothing.
+    Every `BatchNormalization` sees the whole batch.
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class RowsRunner(DataRunner):
         devices: Sequence[str],
         *,
         wire_dtype: str | None = None,
-        sync_batch_norm: bool = True,
         shard: str | None = None,
     ):
         assert wire_dtype is None
@@ -95,13 +94,9 @@ class RowsRunner(DataRunner):
         )
         return dataclasses.replace(request, options={**request.options, "wire_dtype": None})
 
-    def plan(self, call: Call, *, compiled: bool) -> Plan:
-        return Plan(is_whole=True)
-
-    def run(self, calls: Sequence[Call], sizes: Sequence[Any], plan: Plan) -> list[Result]:
-        ((args, kwargs),) = calls
-        with self._rows_spread(args, kwargs) as (args, kwargs):
-            return [Result(self._template(*args, **kwargs))]
+    def call(self, call: Call) -> Result:
+        with self._rows_spread(*call) as (args, kwargs):
+            return Result(self._template(*args, **kwargs))
 
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import keras
 
 from keras_multigpu.engines.cluster.calls import Call
@@ -17,6 +16,7 @@ from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.checks import check_is_compiled, check_no_distribution
 from keras_multigpu.engines.jax.cluster.parts import own_rows
 from keras_multigpu.engines.jax.cluster.readings import Readings
+from keras_multigpu.engines.jax.cluster.samples import Samples
 from keras_multigpu.engines.jax.cluster.spread_variables import arrays_of, lending
 from keras_multigpu.engines.jax.counting.compiled import CompiledStep, compile_step, state_of
 from keras_multigpu.engines.jax.lent import LentState
@@ -58,6 +58,8 @@ class JaxSteps(Steps):
         self._is_prepared = False  # whether what a loop's first call has made is spread
         group = runner.where.group
         self._readings = Readings(self, group) if group and runner.spreads_state else None
+        self._samples = Samples()
+        self._sample = 0  # of the weights, on its way to the others
         self._tables = WholeTables()
         weakref.finalize(model, runner.where.copies.clear)
 
@@ -91,23 +93,23 @@ class JaxSteps(Steps):
         undivided, where, only_reads = Undivided(), self.where, self._only_reads(name)
         lent = self.lent
 
-        def next_step() -> tuple[str, int]:
+        def next_step() -> tuple[str, int, int]:
             self._position += 1
-            return name.replace("function", "step"), self._position - 1
+            sample, self._sample = self._sample, 0
+            return name.replace("function", "step"), self._position - 1, sample
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
             batches = PlacedBatches(self._resuming(iterator), where, undivided, next_step)
             self.lent.latest = state = arrays_of(state)
             with where.together():
                 self._prepare()
+                if self.call is not None:  # with other processes
+                    self._sample = self._samples.take([*state[0], *state[1]], self.call)
                 if only_reads:
                     outputs, state = read(function, state, batches, where)
                 else:
-                    # The template may move the weights in one process: `template.predict`, say.
-                    slots = set(map(id, jax.tree.leaves(state[2]))) if len(state) == 4 else set()
-                    state = where.put_state(
-                        state, is_assigned=lambda one: id(one) in slots and lent.is_assigned(one)
-                    )
+                    assigned = lent.assigned(state) if self.group is not None else set()
+                    state = where.put_state(state, assigned=assigned)
                     outputs, state = function(state, batches)
                 outputs = where.outputs(outputs)
                 where.finish((outputs, state))
@@ -270,6 +272,7 @@ class JaxSteps(Steps):
         return any(one.value.committed and one.value.sharding.device_set != here for one in own)
 
     def _bring_home(self) -> None:
+        self.lent.forget_weights()
         variables = self.model.variables
         kept = self._runner.kept(variables, self._optimizer)
         for variable in variables:

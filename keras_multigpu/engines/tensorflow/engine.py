@@ -21,7 +21,7 @@ from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.counting.memory import find_memory
 from keras_multigpu.engines.tensorflow.counting.transfers import count_transfers
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
-from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, SliceRunner
+from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, PartitionRunner
 from keras_multigpu.engines.tensorflow.stages import StageRunner
 from keras_multigpu.engines.tensorflow.steps import TensorFlowSteps
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows, join_rows, take_rows
@@ -29,7 +29,7 @@ from keras_multigpu.engines.tensorflow.tracing.recomputed import install
 from keras_multigpu.engines.tensorflow.weights.divided import division_of
 from keras_multigpu.engines.tensorflow.weights.lookups import look_up
 from keras_multigpu.engines.tensorflow.weights.placing import move_variables
-from keras_multigpu.engines.tensorflow.weights.rows import by_rows_touched, sum_rows
+from keras_multigpu.engines.tensorflow.weights.rows import sum_rows
 from keras_multigpu.engines.values import Call, Holding, Request, Tensor, Transfer
 
 
@@ -40,7 +40,7 @@ class TensorFlowEngine(Engine):
     title = "TensorFlow"
     partitions = False
     remote = REMOTE
-    data_runner = SliceRunner
+    data_runner = PartitionRunner
     tower_runner = CommitteeRunner
     model_runner = StageRunner
     steps = TensorFlowSteps
@@ -120,10 +120,6 @@ class TensorFlowEngine(Engine):
 
     def join_rows(self, tensors: Sequence[Tensor]) -> Tensor:
         return join_rows(tensors)
-
-    def storage(self, tensor: Tensor) -> dict[str, bool]:
-        kinds = {"sparse": tf.SparseTensor, "ragged": tf.RaggedTensor}
-        return {kind: True for kind, cls in kinds.items() if isinstance(tensor, cls)}
 
     def sum_rows(
         self,
@@ -222,20 +218,12 @@ class TensorFlowEngine(Engine):
             move_variables(homes, model)
 
     def count_transfers(self, model: TrainedModel, batch: Any, training: bool) -> list[Transfer]:
-        with _shapes_shown(model):
+        with unchanged(model, "jit_compile", False):  # XLA hides shapes
             return count_transfers(lambda: _run_step(model, batch, training))
 
     def find_memory(self, model: keras.Model, batch: Any, training: bool) -> list[Holding]:
-        with _shapes_shown(model):
+        with unchanged(model, "jit_compile", False):  # XLA hides shapes
             return find_memory(model, lambda: _run_step(model, batch, training), training)
-
-
-@contextlib.contextmanager
-def _shapes_shown(model: Any) -> Iterator[None]:
-    """Scope without XLA, which hides shapes. The same tensors cross as with it: whole gradients."""
-    rows = by_rows_touched(False) if model.jit_compile else contextlib.nullcontext()
-    with unchanged(model, "jit_compile", False), rows:
-        yield
 
 
 def _run_step(model: Any, batch: Any, training: bool) -> None:

@@ -15,14 +15,18 @@ from keras_multigpu.engines.attributes import get_attributes, set_attributes
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.structures import OpaqueError, take_apart
-from keras_multigpu.engines.tensorflow.names import full_name, is_default
+from keras_multigpu.engines.tensorflow.names import is_default
 from keras_multigpu.engines.tensorflow.partition.calls import ConnectedError
 from keras_multigpu.engines.tensorflow.partition.calls import call as call_spread
+from keras_multigpu.engines.tensorflow.partition.forms import NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.functions import on_all_devices
 from keras_multigpu.engines.tensorflow.partition.planner import Record
-from keras_multigpu.engines.tensorflow.partition.step import is_one_device, one_device, spread
+from keras_multigpu.engines.tensorflow.partition.step import spread
+from keras_multigpu.engines.tensorflow.partition.together import Together
 from keras_multigpu.engines.tensorflow.partition.told import explain, warning_of
+from keras_multigpu.engines.tensorflow.partition.traced import is_one_device, one_device
 from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order
+from keras_multigpu.engines.tensorflow.weights.homes import lay_out
 from keras_multigpu.engines.tensorflow.weights.reading import source
 from keras_multigpu.engines.values import Call, Result
 
@@ -32,18 +36,26 @@ class Partition:
 
     Args:
         template: the model.
-        devices: their names, as users see them.
+        names: of all devices, as users see them.
+        devices: TensorFlow's names of those that this process has.
         wire_dtype: the type in which weights and gradients cross; `None` for their own.
+        shards: whether each device keeps a part of the slots, as of the weights.
 
     Attributes:
         is_one_device: whether it is the one that TensorFlow uses by itself: nothing is changed.
     """
 
-    def __init__(self, template: keras.Model, devices: Sequence[str], wire_dtype: str | None):
-        self._template, self._names = template, list(devices)
-        self._devices = list(map(full_name, devices))
-        self._wire_dtype = wire_dtype
-        self.is_one_device = len(devices) == 1 and is_default(devices[0])
+    def __init__(
+        self,
+        template: keras.Model,
+        names: Sequence[str],
+        devices: Sequence[str],
+        wire_dtype: str | None,
+        shards: bool,
+    ):
+        self._template, self._names, self._devices = template, list(names), list(devices)
+        self._wire_dtype, self._shards = wire_dtype, shards
+        self.is_one_device = len(names) == 1 and is_default(names[0])
         self._told: set[str] = set()
         self._records: dict[str, list[Record]] = {}  # by the name of the step
 
@@ -77,12 +89,20 @@ class Partition:
             compiled=compiled,
             wire_dtype=self._wire_dtype,
             records=records,
+            has_shards=self._shards,
+            home=self._home,
             **more,
         )
         self._records[name] = records
         title = name.replace("_", " ")
         self._warn(name, warning_of(records, self._layers(), self._template.name, title))
         return result
+
+    @property
+    def _home(self) -> str:
+        """The device that has whole variables, where they are updated."""
+        variables = [] if self._shards else self._template.variables
+        return variables[0]._value.device if variables else self._devices[0]
 
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
@@ -100,27 +120,54 @@ class Partition:
         names = self._layers()
         return "\n\n".join(explain(one, names, step) for step, one in self._records.items())
 
-    def step(self, model: TrainedModel, step: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """A step function of Keras's trainer, or of the user's class, on all devices."""
+    def step(
+        self,
+        model: TrainedModel,
+        step: Callable[..., Any],
+        name: str,
+        call: Call,
+        together: Together | None = None,
+    ) -> Any:
+        """A step of Keras's trainer, or of the user's class, on all devices.
 
-        @functools.wraps(step)
-        def on_all(*args: Any, **kwargs: Any) -> Any:
-            if is_one_device():
-                return step(*args, **kwargs)
-            if tf.executing_eagerly():
-                self._warn_of_eager_steps(model)
-                with one_device():
-                    return step(*args, **kwargs)
-            if name == "train_step":
-                _build_optimizer(model)
-            return self.spread(
-                lambda args, kwargs: step(*args, **kwargs),
-                (args, kwargs),
-                name=name,
-                compiled=bool(model.jit_compile),
-            )
+        `together`: with other processes, which make the same step.
+        """
+        args, kwargs = call
+        if is_one_device():
+            return step(*args, **kwargs)
+        if tf.executing_eagerly():
+            self._warn_of_eager_steps(model)
+            args, kwargs = call if together is None else together.whole(call)
+            with one_device():
+                result = step(*args, **kwargs)
+            return result if together is None else together.own(result)
+        if name == "train_step":
+            self._build_optimizer(model)
+        return self.spread(
+            lambda args, kwargs: step(*args, **kwargs),
+            (args, kwargs),
+            name=name,
+            compiled=bool(model.jit_compile),
+            together=together,
+        )
 
-        return step if self.is_one_device else on_all
+    def _build_optimizer(self, model: TrainedModel) -> None:
+        """Creates the slots before a training step is traced, which would be traced twice.
+
+        Not if the step builds layers, whose variables the optimizer has to know.
+        """
+        optimizer: Any = getattr(model, "optimizer", None)
+        if not isinstance(optimizer, keras.Optimizer):
+            return  # `compile` may be the user's, and the optimizer whatever it is given
+        are_built = all(one.built for one in templates.all_layers(model.template))
+
+        def build() -> None:
+            if are_built and not optimizer.built:
+                optimizer.build(model.trainable_variables)
+            if self._shards:
+                lay_out(optimizer.variables, self._devices)
+
+        in_fresh_thread(build)
 
     def _warn_of_eager_steps(self, model: TrainedModel) -> None:
         self._warn(
@@ -138,47 +185,39 @@ class Partition:
             self._warn_of_eager_calls(call)
             with one_device():
                 return Result(self._template(*args, **kwargs))
-        noted, order = _Noted(self._template), self._order(call)
+        noted, order = _Noted(self._template), self.order(call)
         try:
             found = call_spread(
-                noted.call, call, self._devices, order=order, wire_dtype=self._wire_dtype
+                noted.call,
+                call,
+                self._devices,
+                order=order,
+                home=self._home,
+                wire_dtype=self._wire_dtype,
             )
-        except (ConnectedError, OpaqueError) as error:
+        except (ConnectedError, OpaqueError, NeedsOthers) as error:
+            why = str(error) or "a loop in it holds the rows of all devices together"
             self._warn(
-                "structures", f"{self._template.name!r} runs on {self._names[0]!r} alone: {error}."
+                "structures", f"{self._template.name!r} runs on {self._names[0]!r} alone: {why}."
             )
             with one_device():
                 return Result(self._template(*args, **kwargs))
         return noted.result(*found)
 
-    def _order(self, call: Call) -> int:
+    def order(self, call: Call) -> int:
         """The highest derivative that active tapes may take of a call."""
         weights = [source(one) for one in self._template.trainable_variables]
         return gradient_order([*weights, *floats(call)])
 
     def _warn_of_eager_calls(self, call: Call) -> None:
         """Warns where gradients are taken: single predictions cost little."""
-        if self._order(call):
+        if self.order(call):
             self._warn(
                 "eager calls",
                 f"{self._template.name!r} is called eagerly under a tape, and so runs on "
                 f"{self._names[0]!r} alone: only a graph can be spread over devices. Put the step "
                 "into a function: `step = parallel.function(step)`.",
             )
-
-
-def _build_optimizer(model: TrainedModel) -> None:
-    """Creates the slots before a training step is traced, which would be traced twice.
-
-    Not if the step builds layers, whose variables the optimizer has to know.
-    """
-    optimizer: Any = getattr(model, "optimizer", None)
-    # `compile` may be the user's, and the optimizer whatever it is given.
-    if getattr(optimizer, "built", True):
-        return
-    if all(layer.built for layer in templates.all_layers(model.template)):
-        variables = model.trainable_variables
-        in_fresh_thread(lambda: optimizer.build(variables))
 
 
 class _Noted:

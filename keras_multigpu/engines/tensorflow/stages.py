@@ -151,7 +151,7 @@ class Stages:
         losses: list[Any] = []
         for stage in self.stages:
             call = (([tensors[id(one)] for one in stage.inputs],), {"training": training})
-            (result,) = stage.replicas.run([call], [1], compiled=compiled)
+            (result,) = stage.replicas.run(call, compiled=compiled)
             for variable, value in result.updates:
                 variable.assign(value)
             losses += result.losses

@@ -20,9 +20,9 @@ from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.checks import check_no_strategy
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
-from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
 from keras_multigpu.engines.tensorflow.cluster.samples import Samples
-from keras_multigpu.engines.tensorflow.runners import SliceRunner, running_whole
+from keras_multigpu.engines.tensorflow.partition.together import Together
+from keras_multigpu.engines.tensorflow.runners import PartitionRunner
 from keras_multigpu.engines.tensorflow.watched import Watched
 from keras_multigpu.engines.tensorflow.weights.placing import drop_functions
 
@@ -34,15 +34,13 @@ class TensorFlowSteps(Steps):
         self.model = self._model = model
         self.is_running = False
         self.call: Call | None = None  # with other processes
-        self._peers = runner.peers if isinstance(runner, SliceRunner) else None
-        self._batches = runner.batches if isinstance(runner, SliceRunner) else None
+        self._peers = runner.peers if isinstance(runner, PartitionRunner) else None
+        self._batches = runner.batches if isinstance(runner, PartitionRunner) else None
         self._samples = Samples(model)
         self._start = 0  # how many batches had come when this pass over the data began
         self._compared: Call | None = None  # where the processes have compared the weights
-        self._slices = isinstance(runner, SliceRunner)
-        self._partition = runner.partition if isinstance(runner, SliceRunner) else None
-        self._is_one_device = isinstance(runner, SliceRunner) and runner.is_one_device
-        self._is_new = False  # the function of a training step is made, and not traced
+        self._partition = runner.partition if isinstance(runner, PartitionRunner) else None
+        self._is_one_device = self._partition is not None and self._partition.is_one_device
         self._watched = Watched(model)
         self._traced_with: dict[int, tuple[keras.Variable, Any]] = {}
 
@@ -105,7 +103,6 @@ class TensorFlowSteps(Steps):
         function = getattr(self._model, name)
         if function is before:
             return made
-        self._is_new = name == "train_function"
         if self.group is not None:
             setattr(self._model, name, self._counted(function, self.group))
         return made
@@ -143,9 +140,13 @@ class TensorFlowSteps(Steps):
         found = group.differing(when, str(digest_of(values, sys.maxsize)))
         if found is None:
             return
-        first = self._peers.of_first([variable._value for variable in variables])
+        # Processes that exchange values of other shapes would wait for ever.
+        forms = str([(tuple(one.shape), str(one.dtype)) for one in variables])
+        other = group.differing(f"the shapes of {when}", forms)
+        values = [variable._value for variable in variables]
+        first = None if other is not None else self._peers.of_first(values)
         if first is None:
-            raise group.differs(*found, "weights")
+            raise group.differs(*(other or found), "weights")
         for variable, value in zip(variables, first):
             variable._value.assign(value)
 
@@ -167,55 +168,38 @@ class TensorFlowSteps(Steps):
             self._start = self._batches.arrived
 
     def around(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
-        if self._partition is not None:
-            return self._partition.step(self._model, step, name)
+        partition = self._partition
+        if partition is None or self._is_one_device:
+            return step
 
         @functools.wraps(step)
-        def traced(*args: Any, **kwargs: Any) -> Any:
+        def on_all(*args: Any, **kwargs: Any) -> Any:
             if self._batches is None or self.group is None or not self.group.is_in_step:
-                return self._trace(step, args, kwargs)
-            return self._step_together(step, name, args, kwargs, self._batches)
-
-        return traced if self._slices and not self._is_one_device else step
-
-    def _step_together(
-        self, step: Callable[..., Any], name: str, args: Any, kwargs: Any, batches: JointBatches
-    ) -> Any:
-        """A step that all processes make, on the whole batch."""
-        with batches.inside() as is_inside:
-            if is_inside:
-                return self._trace(step, args, kwargs)
-            is_plain = len(args) == 1 and not kwargs  # as Keras calls it
-            given = args[0] if is_plain else (args, kwargs)
-            data, counts = batches.check(given, name, self._samples)
-            data = batches.whole(data) if batches.are_parts else data
-            result = self._trace(step, *(((data,), {}) if is_plain else data))
-            is_cut = batches.are_parts and name == "predict_step"
-            return batches.own(result, counts) if is_cut else result
-
-    def _trace(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls a step; leaves out the slicing in a trace that TensorFlow drops."""
-        is_new, self._is_new = self._is_new, False
-        if not is_new or tf.executing_eagerly() or not self._lacks_slots():
-            result = step(*args, **kwargs)
+                result = partition.step(self._model, step, name, (args, kwargs))
+            else:
+                result = self._step_together(step, name, args, kwargs)
             # A layer may be built in the step, and its variables be moved before the next loop.
             for one in self._model.variables:
                 self._traced_with.setdefault(id(one), (one, one._value))
             return result
-        # TensorFlow drops a first trace that makes variables (slots, metrics), and traces
-        # again. So it need not slice, and makes a variable even if the step makes none.
-        try:
-            with running_whole():
-                result = step(*args, **kwargs)
-        except BaseException:
-            self._model.train_function = None  # TensorFlow can't trace it a second time
-            raise
-        tf.Variable(0.0)
-        return result
 
-    def _lacks_slots(self) -> bool:
-        # `compile` may be the user's, and the optimizer whatever it is given.
-        return not getattr(getattr(self._model, "optimizer", None), "built", True)
+        return on_all
+
+    def _step_together(self, step: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+        """A step that all processes make, on the whole batch."""
+        batches, peers, partition = self._batches, self._peers, self._partition
+        assert batches is not None
+        assert peers is not None
+        assert partition is not None
+        with batches.inside() as is_inside:
+            if is_inside:
+                return step(*args, **kwargs)
+            is_plain = len(args) == 1 and not kwargs  # as Keras calls it
+            given = args[0] if is_plain else (args, kwargs)
+            data, counts = batches.check(given, name, self._samples)
+            call = ((data,), {}) if is_plain else data
+            together = Together(peers, batches, counts, name == "predict_step")
+            return partition.step(self._model, step, name, call, together)
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return variables

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -42,17 +41,6 @@ def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
     )
 
 
-def for_any_rows(value: Any) -> Any:
-    """A tensor's type with an unknown row count; returns other values unchanged."""
-    if not tf.is_tensor(value):
-        return value
-    spec = tf.type_spec_from_value(value)
-    shape = [None, *spec.shape[1:]] if spec.shape.rank else spec.shape
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    return type(spec)(shape, spec.dtype)
-
-
 def cast(gradient: Tensor | None, dtype: str) -> Tensor | None:
     """Casts a dense or sparse gradient."""
     if isinstance(gradient, tf.IndexedSlices):
@@ -72,17 +60,6 @@ def add(gradients: list[Tensor]) -> Tensor | None:
     return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients])
 
 
-def to_dense(gradient: tf.IndexedSlices, rows: int) -> Tensor:
-    """Makes a sparse gradient dense."""
-    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
-
-
-def message_of(error: Exception) -> str:
-    """An error's message, without the layer arguments that Keras adds."""
-    text = re.search(r"\x1b\[1m(.*)\x1b\[0m", str(error), flags=re.DOTALL)
-    return text[1] if text else str(error)
-
-
 def forget_gradient(result: Tensor) -> None:
     """Removes the gradient of a custom-gradient operation, once a tape has used it.
 
@@ -100,11 +77,6 @@ CONSTANT = "KerasMultigpuConstant"
 def has_gradient(kind: str) -> bool:
     """Whether TensorFlow can differentiate a type of operation. It handles calls by itself."""
     return kind in gradient_registry.list() or kind.endswith("Call")
-
-
-def gradient_rule(operation: Any) -> Any:
-    """A custom gradient's function of the operation and the gradients by its outputs."""
-    return gradient_registry.lookup(operation.get_attr("_gradient_op_type").decode())
 
 
 def knows_gradient(name: str) -> bool:
@@ -160,3 +132,14 @@ def with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> t
     static = [rows if axis is None else axis for axis in shape]
     dense_shape = tf.stack([tf.cast(axis, tf.int64) for axis in static])
     return tf.SparseTensor(tensor.indices, tensor.values, dense_shape)
+
+
+def for_any_rows(value: Any) -> Any:
+    """A tensor's type with an unknown row count; returns other values unchanged."""
+    if not tf.is_tensor(value):
+        return value
+    spec = tf.type_spec_from_value(value)
+    shape = [None, *spec.shape[1:]] if spec.shape.rank else spec.shape
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return type(spec)(shape, spec.dtype)

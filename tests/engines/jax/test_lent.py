@@ -1,35 +1,63 @@
-"""What of a model's state comes from steps, and what somebody has assigned."""
+"""What a process has assigned since the latest step, among arrays that are on all devices."""
 
-import gc
+import types
 
-import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+import pytest
 
 from keras_multigpu.engines.jax.lent import LentState
 
 
-def test_what_comes_from_no_step_is_assigned():
-    lent = LentState(None)
-    first, second = jnp.ones(3), jnp.zeros(3)
-    assert lent.is_assigned(first)
-    lent.note("train_function", ([first], [second]))
-    lent.note("test_function", ())  # an evaluation gives no slots, which are those of before
-    assert not lent.is_assigned(first)
-    assert lent.is_assigned(first * 0.5)
-    lent.note("train_function", ([second],))
-    assert lent.is_assigned(first)
+@pytest.fixture
+def state():
+    """Two weights, one that is not trained, a slot and a metric."""
+    values = np.arange(4.0, dtype="float32")
+    return (
+        [jnp.array(values), jnp.array(values)],
+        [jnp.array(values)],
+        [jnp.array(values)],
+        [jnp.array(values)],
+    )
 
 
-def test_what_was_given_is_not_kept():
-    lent = LentState(None)
-    lent.note("train_function", [jnp.ones(3)])
-    gc.collect()
-    assert not any(ref() is not None for ref in lent._given["train_function"].values())
+@pytest.fixture
+def lent(state):
+    found = LentState(types.SimpleNamespace())
+    found.note("train_function", state)
+    return found
 
 
-def test_parts_are_compared_when_they_are_assigned():
-    """No part exists twice, so processes can't compare them here."""
-    mesh = Mesh(jax.devices()[:2], ("part",))
-    spread = jax.device_put(jnp.ones(4), NamedSharding(mesh, PartitionSpec("part")))
-    assert not LentState(None).is_assigned(spread)
+def test_nothing_is_assigned_by_a_step(lent, state):
+    assert lent.assigned(state) == set()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_weight_with_other_values(lent, state, place):
+    state[place][0] = state[place][0] * 0.5
+    assert lent.assigned(state) == {id(state[place][0])}
+
+
+def test_a_weight_with_a_missing_number(lent, state):
+    state[0][1] = state[0][1] * np.nan
+    assert lent.assigned(state) == {id(state[0][1])}
+    lent.note("train_function", state)
+    state[0][1] = jnp.array(state[0][1])
+    assert lent.assigned(state) == set()
+
+
+def test_a_weight_in_another_array_of_equal_values(lent, state):
+    """The template moves it, if one process calls the template's `predict`."""
+    state[0][0] = state[0][0] + 0
+    assert lent.assigned(state) == set()
+
+
+def test_a_slot_in_another_array(lent, state):
+    state[2][0] = state[2][0] + 0
+    assert lent.assigned(state) == {id(state[2][0])}
+
+
+def test_weights_that_are_forgotten_keep_no_memory(lent, state):
+    lent.forget_weights()
+    state[0][0] = state[0][0] * 0.5
+    assert lent.assigned(state) == set()

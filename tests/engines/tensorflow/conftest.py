@@ -1,19 +1,39 @@
-"""Both ways in which data mode runs on TensorFlow."""
+"""A model and its parallel model, used alike."""
 
+import re
+import warnings
+
+import keras
 import pytest
+from support.precision import all_in_double_precision
 
-from keras_multigpu.engines.tensorflow import runners
+from keras_multigpu import make_parallel
 
 
 @pytest.fixture
-def sliced(monkeypatch):
-    """Slices calls where steps are partitioned, as with `shard` and over joined processes."""
-    monkeypatch.setattr(runners, "Partition", lambda *settings: None)
+def in_float64():
+    """Models and losses are in float64, where only what is computed otherwise differs."""
+    with all_in_double_precision():
+        yield
 
 
-@pytest.fixture(params=["partitioned", pytest.param("sliced", marks=pytest.mark.slow)])
-def way(request):
-    """`"partitioned"`, or `"sliced"` as with `shard`."""
-    if request.param == "sliced":
-        request.getfixturevalue("sliced")
-    return request.param
+@pytest.fixture
+def both():
+    """Uses a model and its parallel model; checks whether it is told what one device does alone."""
+
+    def both(build, use, match=None, n=4):
+        """What `use` gives for a model and for its parallel model; `match` is in the warning."""
+        keras.utils.set_random_seed(3)
+        plain = use(build())
+        keras.utils.set_random_seed(3)
+        model = make_parallel(build(), n)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            parallel = use(model)
+        texts = [str(one.message) for one in told]
+        alone = [one for one in texts if re.search("alone|one device,", one)]
+        assert bool(alone) == bool(match), alone
+        assert all(match in one for one in alone)
+        return plain, parallel
+
+    return both

@@ -1,18 +1,19 @@
-"""Custom gradients: those that see the whole batch run whole, all others sliced."""
-
-import warnings
+"""Custom gradients, of single rows and of the whole batch: each against one device."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from support.exactness import assert_equal, train
 
 from keras_multigpu import make_parallel
 
+pytestmark = pytest.mark.usefixtures("in_float64")
+
 RNG = np.random.default_rng(0)
-ROWS = RNG.normal(size=(22, 6)).astype("float32")
-TARGETS = RNG.normal(size=(22, 1)).astype("float32")
+ROWS = RNG.normal(size=(22, 6))
+TARGETS = RNG.normal(size=(22, 1))
 
 
 def by(backward):
@@ -57,25 +58,15 @@ def in_function(backward):
 
 
 @pytest.fixture(name="compare")
-def fixture_compare(way):
+def fixture_compare(both):
     def compare(layer):
-        """Trains a model with a layer plain and parallel; returns the warnings of whole calls."""
+        """Trains a model that has a layer; nothing is computed by one device alone."""
 
-        def train(n):
-            keras.utils.set_random_seed(3)
+        def build():
             first, last = layers.Dense(5, "tanh"), layers.Dense(1)
-            model = keras.Sequential([keras.Input((6,)), first, layer(), last])
-            model = make_parallel(model, n) if n else model
-            model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
-            model.fit(ROWS, TARGETS, batch_size=9, shuffle=False, verbose=0)
-            return model.get_weights()
+            return keras.Sequential([keras.Input((6,)), first, layer(), last])
 
-        expected = train(0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore" if way == "sliced" else "error")
-            results = train(4)
-        for one, other in zip(expected, results, strict=True):
-            np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5)
+        assert_equal(both(build, train(ROWS, TARGETS, jit_compile=False)))
 
     return compare
 
@@ -85,7 +76,7 @@ def fixture_compare(way):
     [
         lambda: of_rows(lambda g, x: g / (1e-9 + tf.norm(g))),
         lambda: of_rows(lambda g, x: g * tf.reduce_mean(tf.abs(x))),
-        lambda: of_rows(lambda g, x: g * tf.where(tf.reduce_max(x) > 50, 2.0, 1.0)),
+        lambda: of_rows(lambda g, x: g * (1 + tf.cast(tf.reduce_max(x) > 50, g.dtype))),
         lambda: of_rows(lambda g, x: g * tf.cast(tf.shape(g)[0], g.dtype)),
         lambda: in_function(lambda g, x: g - tf.reduce_mean(g, axis=0)),
         lambda: OfWeights(lambda g, x: tf.clip_by_value(g, -0.01, 0.01)),
@@ -110,13 +101,31 @@ def test_gradients_that_see_the_whole_batch(compare, layer):
     ],
     ids=["reversed", "clipped", "norm", "function", "weights", "silu", "recomputed"],
 )
-def test_gradients_of_single_rows_stay_sliced(compare, layer):
+def test_gradients_of_single_rows(compare, layer):
     compare(layer)
 
 
-def test_layers_with_dropout_that_are_recomputed_stay_sliced():
-    """Random numbers of a part of a batch are others, so trials can't judge."""
+def test_layers_with_dropout_that_are_recomputed():
     model = keras.Sequential([keras.Input((6,)), Recomputed(layers.Dropout(0.5), layers.Dense(3))])
     parallel = make_parallel(model, 3)
     parallel.compile("sgd", "mse")
     parallel.fit(ROWS, ROWS[:, :3], verbose=0)  # warnings are errors here
+
+
+def test_a_gradient_of_outputs_with_two_rows_for_each(both):
+    @tf.custom_gradient
+    def bounded(x):
+        def backward(upstream):
+            rows = ops.cast(ops.shape(upstream)[0], upstream.dtype)
+            return tf.clip_by_value(upstream, -1e-3, 1e-3) * (rows / rows)
+
+        return x, backward
+
+    def build():
+        halved = layers.Lambda(lambda x: ops.reshape(bounded(x), (-1, 3)))
+        return keras.Sequential([keras.Input((6,)), layers.Dense(6), halved])
+
+    def loss(truth, predicted):
+        return ops.reshape(ops.mean(ops.square(predicted - 1.0)), (1,))
+
+    assert_equal(both(build, train(ROWS, ROWS, "adam", loss, batch_size=7), n=3))

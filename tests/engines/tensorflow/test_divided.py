@@ -17,8 +17,7 @@ N = 4
 
 @pytest.fixture(autouse=True)
 def _all_are_divided(monkeypatch):
-    monkeypatch.setattr(homes, "_LEAST_DIVIDED", 1)
-    monkeypatch.setattr(homes, "_MOST", 1.0)
+    monkeypatch.setattr(homes, "LEAST", 1)
     with all_in_double_precision():
         yield
 
@@ -193,15 +192,15 @@ def test_whole_slots_are_on_no_device_of_the_model(monkeypatch):
     template = _dense()
     parallel = make_parallel(template, devices=["cpu:1", "cpu:2", "cpu:3"], shard="weights")
     parallel.compile("adam", "mse")
-    before = []
-    move = placing.move_variable
-    monkeypatch.setattr(
-        placing,
-        "move_variable",
-        lambda slot, home: before.append(slot._value.device[-5:]) or move(slot, home),
-    )
-    parallel.optimizer.build(parallel.trainable_variables)
-    assert before == ["CPU:0"] * 2
+    moved, move = [], homes.move_variable
+
+    def noted(variable, home):
+        before = variable._value.device[-5:]
+        return move(variable, home) and not moved.append(before)
+
+    monkeypatch.setattr(homes, "move_variable", noted)
+    parallel.fit(*_batch(template), verbose=0)
+    assert moved == ["CPU:0"] * 2
 
 
 def test_a_tape_that_watches_the_tensorflow_variable():

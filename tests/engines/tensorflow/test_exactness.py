@@ -1,8 +1,6 @@
-"""What slicing gets wrong unless it is looked for: each family against one device, in float64."""
+"""What is easily computed otherwise: each family against one device, in float64."""
 
 import dataclasses
-import re
-import warnings
 
 import keras
 import numpy as np
@@ -10,67 +8,18 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 from keras import layers, ops
+from support.exactness import assert_equal, predict, train
 
 from keras_multigpu import make_parallel
 from keras_multigpu.layers import MultiHotDense
 
-pytestmark = pytest.mark.thin(5)
+pytestmark = [pytest.mark.thin(5), pytest.mark.usefixtures("in_float64")]
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(22, 6)), RNG.normal(size=(22, 2))
 TOKENS = RNG.integers(1, 12, (22, 5))
 TOKENS[:, 3:] *= RNG.integers(0, 2, (22, 1))
 CLASSES = RNG.integers(0, 3, 22)
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
-
-
-@pytest.fixture(name="both")
-def fixture_both(way):
-    def both(build, use, match=None, n=4):
-        """What `use` gives for a model and for its parallel model; `match` is in the warning."""
-        keras.utils.set_random_seed(3)
-        plain = use(build())
-        keras.utils.set_random_seed(3)
-        model = make_parallel(build(), n)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            parallel = use(model)
-        if way == "partitioned":
-            alone = [
-                str(one.message) for one in told if re.search("alone|one device,", str(one.message))
-            ]
-            assert bool(alone) == bool(match), alone
-            assert all(match in text for text in alone)
-        return plain, parallel
-
-    return both
-
-
-def assert_equal(pair, tolerance=1e-10):
-    for one, other in zip(*map(keras.tree.flatten, pair)):
-        assert np.allclose(one, other, rtol=0, atol=tolerance, equal_nan=True), (one, other)
-
-
-def train(x, y, optimizer="sgd", loss="mse", **options):
-    def use(model):
-        model.compile(optimizer=optimizer, loss=loss, **options)
-        history = model.fit(x, y, batch_size=9, epochs=2, shuffle=False, verbose=0).history
-        return history["loss"], model.get_weights()
-
-    return use
-
-
-def predict(x):
-    return lambda model: model.predict(x, verbose=0)
 
 
 class Positions(layers.Layer):
@@ -219,7 +168,7 @@ def _adding(function, initializer="glorot_uniform"):
     ids=["sum", "means", "keepdims", "rows", "maximum", "mostly_zero"],
 )
 @pytest.mark.parametrize("initializer", ["glorot_uniform", "zeros"])
-def test_losses_that_slices_can_make(both, function, initializer):
+def test_losses_that_are_sums_means_or_extremes(both, function, initializer):
     assert_equal(both(lambda: _adding(function, initializer), train(X, Y)))
 
 
@@ -232,7 +181,7 @@ def test_losses_that_slices_can_make(both, function, initializer):
     ],
     ids=["masked_mean", "balance", "hinge_of_a_sum"],
 )
-def test_losses_that_slices_cannot_make(both, function):
+def test_losses_of_sums_and_means(both, function):
     def build():
         inputs = keras.Input((5,), dtype="int32")
         x = Add(function)(layers.Embedding(12, 4, mask_zero=True)(inputs))
@@ -270,7 +219,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_states_that_slices_can_make(both, name):
+def test_states(both, name):
     def build():
         return keras.Sequential([keras.Input((6,)), State(STATES[name]), layers.Dense(2)])
 
@@ -286,7 +235,7 @@ def _rounded_mean(value, x):
 
 
 @pytest.mark.parametrize(("function", "dtype"), [(_unbiased, None), (_rounded_mean, "int32")])
-def test_a_state_that_slices_cannot_make(both, function, dtype):
+def test_states_of_means(both, function, dtype):
     def build():
         state = State(function, dtype=dtype)
         return keras.Sequential([keras.Input((6,)), state, layers.Dense(2)])
@@ -654,7 +603,7 @@ def test_a_branch_under_xla(both):
     assert_equal(both(build, train(X, Y, jit_compile=True)))
 
 
-def test_a_model_that_made_up_rows_do_not_suit():
+def test_a_model_that_checks_its_rows():
     def check(x):
         with tf.control_dependencies([tf.debugging.assert_greater(x, tf.constant(5e3, x.dtype))]):
             return tf.identity(x)

@@ -172,7 +172,7 @@ def test_the_gradient_of_one_output_by_another(gradient, wrap, rng):
     assert difference(tf.nest.flatten(expected), tf.nest.flatten(found)) < 1e-5
 
 
-def test_outputs_without_gradients_by_others_are_sliced(rng):
+def test_outputs_without_gradients_by_others_are_spread(rng):
     """Warnings are errors here."""
     x = tf.constant(rng.normal(size=(7, 6)), tf.float32)
     for plain in (_chained(stops=True), _chained()):

@@ -1,26 +1,23 @@
 """The places of rows in a batch, and their number, that have an effect beyond some rows only."""
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from support.exactness import assert_equal, train
 
-from keras_multigpu import make_parallel
-from keras_multigpu.engines.tensorflow.probing.batchwide import BatchWide
-from keras_multigpu.engines.tensorflow.probing.places import row_size
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 RNG = np.random.default_rng(0)
-ROWS = RNG.normal(size=(90, 8)).astype("float32")
+ROWS = RNG.normal(size=(90, 8))
 IDS = RNG.integers(0, 4, (90, 1)).astype("int32")
 
 
 def routed(x, capacity=12):
     """Switch Transformer's experts: each takes its first tokens only."""
     shares = tf.nn.softmax(x[:, :3])
-    chosen = tf.one_hot(tf.argmax(shares, axis=1), 3)
+    chosen = tf.one_hot(tf.argmax(shares, axis=1), 3, dtype=x.dtype)
     place = tf.cumsum(chosen, axis=0) * chosen
     taken = shares * chosen * tf.cast(place <= capacity, x.dtype)
     return x * tf.reduce_sum(taken, axis=1, keepdims=True)
@@ -60,12 +57,12 @@ DEPENDENT = {
 
 
 def frequent(counts, ids):
-    return 1.0 + tf.cast(tf.gather(counts, ids[:, 0]) > 15, "float32")[:, None]
+    return 1.0 + tf.cast(tf.gather(counts, ids[:, 0]) > 15, "float64")[:, None]
 
 
 def by_unique(ids):
     _, places, counts = tf.unique_with_counts(ids[:, 0])
-    return 1.0 + tf.cast(tf.gather(counts, places) > 15, "float32")[:, None]
+    return 1.0 + tf.cast(tf.gather(counts, places) > 15, "float64")[:, None]
 
 
 OF_IDS = {
@@ -78,7 +75,7 @@ OF_IDS = {
         1.0
         + tf.cast(
             tf.reduce_sum(tf.cast(ids == tf.transpose(ids), "int32"), 1, keepdims=True) > 15,
-            "float32",
+            "float64",
         )
     ),
 }
@@ -94,7 +91,7 @@ class Of(keras.Model):
         self.sums = self.add_weight(shape=(8,), initializer="zeros", trainable=False, name="sums")
 
     def call(self, x):
-        hidden = self.first(ops.cast(x, "float32"))
+        hidden = self.first(ops.cast(x, "float64"))
         if x.dtype == tf.int32:
             return self.last(hidden * self.function(x))
         if self.is_beside:
@@ -104,24 +101,11 @@ class Of(keras.Model):
 
 
 @pytest.fixture(name="compare")
-def fixture_compare(way):
+def fixture_compare(both):
     def compare(function, x, is_beside=False):
-        """Trains a model plain and parallel; returns the warnings."""
-
-        def train(n):
-            keras.utils.set_random_seed(1)
-            model = Of(function, is_beside)
-            model = make_parallel(model, n) if n else model
-            model.compile("sgd", "mse")
-            history = model.fit(x, x[:, :1], batch_size=90, epochs=2, verbose=0).history
-            return history["loss"], model.get_weights()
-
-        expected = keras.tree.flatten(train(0))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore" if way == "sliced" else "error")
-            results = keras.tree.flatten(train(3))
-        for one, other in zip(expected, results, strict=True):
-            np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5)
+        """Trains a model that has a function; nothing is computed by one device alone."""
+        use = train(x, x[:, :1], batch_size=90)
+        assert_equal(both(lambda: Of(function, is_beside), use, n=3))
 
     return compare
 
@@ -154,44 +138,3 @@ def test_losses_and_states_of_places(compare):
 
     compare(add, ROWS, is_beside=True)
     compare(assign, ROWS, is_beside=True)
-
-
-def checked(x):
-    """Has an operation without a result."""
-    tf.raw_ops.Assert(condition=tf.reduce_all(x < 1e9), data=[x])
-    return x * 2
-
-
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        (lambda x: tf.cumsum(x, axis=1), False),
-        (lambda x: tf.pad(x, [[0, 0], [2, 0]])[:, :-2], False),
-        (lambda x: tf.reshape(x, (-1, 2, 4)), False),
-        (lambda x: tf.reshape(x, (tf.shape(x)[0], 8)), False),
-        (lambda x: x[:, 2:] + tf.reverse(x, [1])[:, 2:], False),
-        (lambda x: tf.concat([x, x], axis=-1), False),
-        (lambda x: tf.matmul(x, tf.ones((8, 8))), False),
-        (lambda x: tf.math.top_k(x, 2).values, False),
-        (checked, False),
-        (lambda x: tf.slice(x, [0, 2], [-1, 3]), False),
-        (lambda x: tf.slice(x, [1, 2], [3, 3]), True),
-        (lambda x: tf.cumsum(x), True),
-        (lambda x: tf.roll(x, 1, 0), True),
-        (lambda x: x[1:], True),
-        (lambda x: x[::2], True),
-        (lambda x: x[None] * 2, True),
-        (lambda x: tf.concat([x, x], axis=0), True),
-        (lambda x: tf.cond(x[0, 0] > 0, lambda: tf.cumsum(x), lambda: x), True),
-    ],
-)
-def test_operations_that_may_see_places(function, expected):
-    traced = tf.function(function).get_concrete_function(tf.TensorSpec([None, 8]))
-    assert BatchWide.of_call(traced.graph, traced.inputs).sees_places == expected
-
-
-def test_what_rows_cost():
-    traced = tf.function(lambda x, y: tf.tanh(x) + tf.reduce_sum(y)).get_concrete_function(
-        tf.TensorSpec([None, 8]), tf.TensorSpec([None, None])
-    )
-    assert row_size(traced.graph, unknown=5) in (8 + 5 + 8 + 8, 8 + 5 + 8 + 8 + 8)

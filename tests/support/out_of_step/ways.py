@@ -526,12 +526,61 @@ def sets_weights_after_an_epoch(odd):
 
 
 @way(STATE)
+def sets_moving_statistics(odd):
+    keras.utils.set_random_seed(7)
+    layers = [keras.Input((6,)), keras.layers.Dense(8), keras.layers.BatchNormalization()]
+    model = make_parallel(keras.Sequential([*layers, keras.layers.Dense(2)]))
+    model.compile("sgd", "mse")
+
+    def action(model):
+        model.non_trainable_variables[0].assign(np.ones(8))
+
+    fit(model, epochs=10, callbacks=at(odd, "on_epoch_end", action))
+
+
+@way(STATE)
 def sets_one_bias(odd):
     def action(model):
         bias = model.weights[-1]
         bias.assign(bias.numpy() + 0.01)
 
     fit(build(), epochs=10, callbacks=at(odd, "on_epoch_end", action))
+
+
+@way(STATE)
+def halves_a_weight(odd):
+    """By what is on all devices already."""
+
+    def action(model):
+        model.weights[0].assign(model.weights[0] * 0.5)
+
+    fit(build(), epochs=10, callbacks=at(odd, "on_epoch_end", action))
+
+
+@way(STATE)
+def halves_a_weight_after_a_batch(odd):
+    def action(model):
+        model.weights[0].assign(model.weights[0] * 0.5)
+
+    fit(build(), epochs=10, callbacks=at(odd, "on_train_batch_end", action))
+
+
+@way(STATE)
+def halves_a_weight_between_single_steps(odd):
+    model = build()
+    for turn in range(5):
+        for number, rows in enumerate(batches()):
+            model.train_on_batch(*rows)
+            if odd and turn == number == 1:
+                model.weights[0].assign(model.weights[0] * 0.5)
+
+
+@way(None)
+def halves_a_weight_in_all(odd):
+    def action(model):
+        model.weights[0].assign(model.weights[0] * 0.5)
+
+    fit(build(), callbacks=at(True, "on_epoch_end", action))
 
 
 @way(STATE)
@@ -574,6 +623,34 @@ def loses_a_number(odd):
 
     callbacks = [*at(odd, "on_epoch_end", action), keras.callbacks.TerminateOnNaN()]
     fit(build(), epochs=10, callbacks=callbacks)
+
+
+@way(STATE)
+def trains_the_template_alone(odd):
+    def action(model):
+        model.template.compile("sgd", "mse")
+        model.template.fit(*_few(), verbose=0)
+
+    fit(build(), epochs=10, callbacks=at(odd, "on_epoch_end", action))
+
+
+@way(STATE)
+def sets_the_momentum_eagerly(odd):
+    def action(model):
+        model.optimizer.momentum = 0.0
+
+    callbacks = at(odd, "on_epoch_end", action)
+    fit(build(run_eagerly=True), epochs=10, callbacks=callbacks)
+
+
+@way(r"Its (weights|state) and those|It has stopped with \w*Error", own=r"\w*Error")
+def replaces_the_optimizer(odd):
+    """It is not compiled, so the step is the one of before."""
+
+    def action(model):
+        model.optimizer = keras.optimizers.SGD(0.001)
+
+    fit(build(), callbacks=at(odd, "on_epoch_end", action))
 
 
 # Another model

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.partition.step import spread
+from keras_multigpu.engines.tensorflow.weights.divided import DividedVariable
+from keras_multigpu.engines.tensorflow.weights.division import Division
 
+NAMES = ["cpu:0", "cpu:1", "cpu:2"]
 DEVICES = ["/CPU:0", "/CPU:1", "/CPU:2"]
 
 
@@ -55,6 +59,30 @@ def check_elsewhere(case):
                 found = _spread(case, step, [spec], False)[0](given)
                 for one, other in zip(tf.nest.flatten(expected), tf.nest.flatten(found)):
                     same(one, other, case.tolerance, where)
+
+
+def check_sharded(case):
+    """Asserts the numbers of a case one of whose tensors is a variable that is cut."""
+    dummy = tf.zeros([4, 1])  # what makes it a step of several rows
+    for number, (shape, *_) in enumerate(case.specs):
+        for axis in range(len(shape)):
+            step, given = case.split_elsewhere(number, axis)
+            division = Division.even(given.shape.as_list(), [full_name(one) for one in NAMES], 0)
+            if division is None or given.dtype == tf.string:
+                continue
+            variable = DividedVariable(given.numpy(), division, tf.Variable(given))
+            where = f"{case.type} {case.data}: tensor {number} cut along {axis}"
+            expected = tf.function(step, autograph=False)(given)
+            found = _of_variable(step, variable)(dummy)
+            for one, other in zip(tf.nest.flatten(expected), tf.nest.flatten(found)):
+                same(one, other, case.tolerance, where)
+
+
+def _of_variable(step, variable):
+    def parallel(rows):
+        return spread(lambda _: step(variable.read_value()), (rows,), variable.division.devices)
+
+    return tf.function(parallel, autograph=False)
 
 
 def _spread(case, step, specs, compiled):

@@ -11,7 +11,7 @@ from tests.support.fuzz.case import Case, Head, Make, Part, Source
 
 _ON_JAX = keras.backend.backend() == "jax"
 _OPTIONS = {
-    "data": [(), (), (("sync_batch_norm", "False"),), (("shard", "'weights'"),)],
+    "data": [(), (), (("shard", "'weights'"),)],
     "tower": [(), (("replicas", "'independent'"),), (("mix", "'weighted'"),)],
     "model": [()],
 }

@@ -21,7 +21,7 @@ from keras_multigpu.engines.jax.cluster.group import Group
 
 # Always as many numbers: arrays of other sizes, in processes that compare different things, would
 # make gloo abort them.
-_EXCHANGED = 4
+_EXCHANGED = 5
 
 
 def check_devices(names: Sequence[str], mode: str) -> None:
@@ -75,10 +75,13 @@ def meet(step: str, mesh: Mesh, group: Group) -> None:
     _compare({"steps": (_checksum(step), step)}, 0, place, mesh, group)
 
 
-def compare_steps(batch: Any, step: str, position: int, mesh: Mesh, group: Group) -> list[int]:
-    """Raises a `ClusterError` if another process makes another step, or has other data.
+def compare_steps(
+    batch: Any, step: str, position: int, sample: int, mesh: Mesh, group: Group
+) -> list[int]:
+    """Raises a `ClusterError` if another process makes another step, or has other data or weights.
 
-    `step` is its name, and `position` how many steps this pass over the data has had.
+    `step` is its name, `position` how many steps this pass over the data has had, and `sample` a
+    checksum of weights.
 
     Returns:
         How many rows each process has.
@@ -91,6 +94,7 @@ def compare_steps(batch: Any, step: str, position: int, mesh: Mesh, group: Group
         facts["parts"] = _digest_of_part(batch), _describe(batch)
     else:
         facts["rows"] = digest_of(leaves, COMPARED), ""
+    facts["weights"] = sample, ""
     place = group.here(f"step {group.call.begun}")
     return _compare(facts, rows, place, mesh, group)
 

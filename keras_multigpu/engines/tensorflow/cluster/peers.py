@@ -1,7 +1,7 @@
 """What joined processes exchange in a step, by TensorFlow's collective operations.
 
-Every process has replicas for some slices of the batch. It gathers the results of all slices, so
-that the loss sees the whole batch; the gradients of the weights are summed over the processes.
+Every process computes its devices' part of a step. Sums of addends cross, and slices that an
+operation without a rule needs whole.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from keras_multigpu.engines.tensorflow.cluster.collectives import (
     size_of,
     unpacked,
 )
-from keras_multigpu.engines.tensorflow.results import LocalResult
-from keras_multigpu.engines.tensorflow.tensors import gradient_order
 from keras_multigpu.engines.values import Tensor
 
 _ROUNDING = 1e-3  # of the norm of a weight
@@ -47,48 +45,6 @@ class Peers:
     def pick(self, values: Sequence[Any]) -> list[Any]:
         """The values of this process's replicas, from those of all."""
         return [values[place] for place in self.own]
-
-    def share(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Inputs of all replicas, whose gradients are summed over the processes."""
-        if not tensors or not gradient_order(tensors):
-            return tensors
-
-        @tf.custom_gradient
-        def identity(*values: Tensor) -> Any:
-            def backward(*upstream: Tensor) -> list[Tensor | None]:
-                with tf.name_scope("gradients"):
-                    return self.sum([tf.convert_to_tensor(one) for one in upstream])
-
-            return [tf.identity(one) for one in values], backward
-
-        return list(identity(*tensors))
-
-    def results(self, own: Sequence[LocalResult], keys: Sequence[str]) -> list[LocalResult]:
-        """The results of all replicas, from those of this process's.
-
-        `keys` are the updates' in the order of the trace, which is the same in all processes; as
-        identities of variables the keys themselves are not.
-        """
-        keys = [key for key in keys if key in own[0].updates]
-        structures = [(one.differentiable, [one.updates[key] for key in keys]) for one in own]
-        flat = [tf.nest.flatten(one, expand_composites=True) for one in structures]
-        made = []
-        for replica, tensors in enumerate(self._gather(flat, self.owners)):
-            if replica not in self.own and not tf.executing_eagerly():
-                for one, known in zip(tensors, flat[0]):
-                    one.set_shape([None, *known.shape[1:]] if known.shape.rank else [])
-            (outputs, attributes, losses), updates = tf.nest.pack_sequence_as(
-                structures[0], tensors, expand_composites=True
-            )
-            for key, value in zip(keys, updates):
-                value.set_shape(own[0].updates[key].shape)
-            made.append(LocalResult(outputs, attributes, losses, dict(zip(keys, updates))))
-        return made
-
-    def complete(self, own: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors of all replicas, all of one shape, from those of this process's."""
-        gathered = self._gather([[one] for one in own], self.owners, alike=True)
-        return [tensor for (tensor,) in gathered]
 
     def of_first(self, own: Sequence[Tensor]) -> list[Tensor] | None:
         """The tensors of process 0; `None` if some differ by more than rounding in any process."""

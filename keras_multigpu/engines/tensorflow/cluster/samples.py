@@ -2,8 +2,9 @@
 
 A callback in one process may set the learning rate or a weight; its state would then go another way
 until the end of `fit`. So each step's exchange takes along a few numbers of each process: settings
-of the optimizer in every step, and sums over some elements of each weight in every eighth. They may
-differ in rounding, because some of TensorFlow's sums add in any order.
+of the optimizer and sums over some elements of each moving statistic in every step, and of each
+other weight in every eighth. They may differ in rounding, because some of TensorFlow's sums add in
+any order.
 """
 
 from __future__ import annotations
@@ -39,25 +40,41 @@ class Samples:
 
         `come` counts the steps, alike in all processes.
         """
-        weights = [one._value for one in self._model.weights]
+        seldom, always = ([one._value for one in some] for some in self._weights())
         settings = [tf.cast(value, tf.float64) for _, value in self._settings()]
         some = tf.cond(
             tf.equal(come % EVERY, 0),
-            lambda: _sample(weights, come // EVERY),
-            lambda: tf.zeros([len(weights), 2], tf.float64),
+            lambda: _sample(seldom, come // EVERY),
+            lambda: tf.zeros([len(seldom), 2], tf.float64),
         )
         alone = [tf.stack([value, 1e-6 * tf.abs(value)]) for value in settings]
-        every = tf.concat([some, tf.reshape(tf.stack(alone), [-1, 2])] if alone else [some], axis=0)
+        parts = [some, _sample(always, come), *([tf.stack(alone)] if alone else [])]
+        every = tf.concat(parts, axis=0)
         return tf.where(tf.math.is_finite(every), every, tf.constant(_NOT_FINITE, tf.float64))
 
     def describe(self, place: int) -> str:
         """What a number of a sample stands for, with its value now."""
-        weights = self._model.weights
+        weights = [one for some in self._weights() for one in some]
         if place < len(weights):
             value = np.asarray(weights[place], "float64")
             return f"{weights[place].path} with a sum of {value.sum():.6g}"
         name, value = self._settings()[place - len(weights)]
         return f"{name}={float(value):.6g}"
+
+    def _weights(self) -> tuple[list[keras.Variable], list[keras.Variable]]:
+        """The weights to sample in some steps, and those to sample in each.
+
+        A state that a layer assigns (moving statistics) is merged over the processes in each step,
+        and so would no longer differ some steps later.
+        """
+        weights = self._model.weights
+        is_merged = [
+            not one.trainable and keras.backend.is_float_dtype(one.dtype) for one in weights
+        ]
+        pairs = list(zip(weights, is_merged))
+        return [one for one, is_one in pairs if not is_one], [
+            one for one, is_one in pairs if is_one
+        ]
 
     def _settings(self) -> list[tuple[str, Any]]:
         """The learning rate now, and counters."""

@@ -19,7 +19,7 @@ from keras_multigpu.engines.tensorflow.partition.local import Devices
 from keras_multigpu.engines.tensorflow.partition.planner import Planner, Record
 from keras_multigpu.engines.tensorflow.partition.program import Item
 from keras_multigpu.engines.tensorflow.partition.rules import RULES
-from keras_multigpu.engines.tensorflow.partition.step import Traced, one_device, rows_of
+from keras_multigpu.engines.tensorflow.partition.traced import Traced, one_device, rows_of
 
 _BEYOND = (
     "This derivative of a call of a parallel model is known only inside a step that runs on all "
@@ -37,6 +37,7 @@ def call(
     devices: Sequence[str],
     *,
     order: int = 1,
+    home: str | None = None,
     wire_dtype: str | None = None,
     records: list[Record] | None = None,
 ) -> Any:
@@ -62,9 +63,9 @@ def call(
     plan = _Plan(traced, passes, devices, [] if records is None else records)
     inputs = [one.tensor for one in traced.arguments if one.tensor.dtype.is_floating]
     inputs += kept
-    weights = [tf.convert_to_tensor(one) for one in plan.variables]
+    weights = [one.read_value() for one in plan.variables]
     outputs: list[Any] = []
-    scope = Devices(devices, traced.count(), wire_dtype=wire_dtype)
+    scope = Devices(devices, traced.count(), home=home, wire_dtype=wire_dtype)
 
     @tf.custom_gradient
     def forward(*floats: Any) -> Any:
@@ -144,12 +145,14 @@ class _Plan:
         planner = Planner(RULES, len(devices), traced.batch, records)
         self._program = planner.program
         self.variables = [one for one in passes.sources if isinstance(one, tf.Variable)]
-        known, _ = traced.inputs(planner)
+        known, _ = traced.inputs(planner, devices)
         for variable in self.variables:
             # Read outside, where the tape sees it; the trace reads it where nothing has changed it.
-            handle = known[id(traced.inside(variable.handle))]
-            dims, dtype = tuple(variable.shape.as_list()), variable.dtype
-            value = planner.value(dtype, dims, WHOLE, planner.new_input(dtype))
+            handle, dtype = known[id(traced.inside(variable.handle))], variable.dtype
+            item = planner.new_input(dtype)
+            if handle.is_sharded:
+                continue  # the tape sees its link
+            value = planner.value(dtype, tuple(variable.shape.as_list()), WHOLE, item)
             value.is_trained = True
             planner.cache["read", id(handle), 0, dtype] = value
         stops = [one.begin for one in passes.backward] + [None]

@@ -225,8 +225,3 @@ _EVALUATE: dict[str, Callable[..., Any]] = {
     "DynamicStitch": _stitch,
     "ParallelDynamicStitch": _stitch,
 }
-
-
-def is_arithmetic(kind: str) -> bool:
-    """Whether operations of a type are evaluated here, on small integers."""
-    return kind in _EVALUATE or kind in _WITH_SHAPES or kind == "Const"

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.crossings import hubs_of
 from keras_multigpu.engines.tensorflow.partition.local import Devices, Local
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Item, Node, Program
+from keras_multigpu.engines.tensorflow.partition.sending import hubs_of, wire_of
 
 _FEW = 3  # nodes that are not worth a function
 
@@ -49,7 +49,7 @@ class Writer:
         self._program, self._devices = program, devices
         self._known: dict[int, Any] = dict(zip(map(id, program.inputs), given))
         self._written: set[int] = set()
-        self._hubs = hubs_of(program.nodes, devices.names)
+        self._hubs = hubs_of(program.nodes, devices.names, devices.home)
 
     def fork(self) -> Writer:
         """One that goes on from here, and leaves this one as it is."""
@@ -72,14 +72,40 @@ class Writer:
         self._written.update(id(node) for node in nodes if not node.is_free)
         for level in sorted({node.level for node in nodes}):
             now = [node for node in nodes if node.level == level]
-            for node in now:
-                if node.place != EACH:
-                    _write_alone(node, self._devices, self._known, self._hubs.get(id(node)))
+            alone = [node for node in now if node.place != EACH]
+            if self._devices.is_joined:
+                alone = self._reduce(alone)
+            for node in alone:
+                self._write_alone([node])
             region = [node for node in now if node.place == EACH]
             if region:
                 made = _Region(region, self._program.nodes, self._program.outputs)
                 made.write(self._devices, self._known)
         return [self._known[id(item)] for item in outputs]
+
+    def _reduce(self, nodes: Sequence[Node]) -> list[Node]:
+        """Writes the sums whose addends are known, together; returns the other nodes."""
+        now: dict[tuple[str, Any], list[Node]] = {}
+        for node in nodes:
+            if node.reduces and all(id(item) in self._known for item in node.needs):
+                wire = wire_of(self._devices, node.outputs[0].dtype, node.crossing)
+                now.setdefault((node.reduces, wire), []).append(node)
+        for together in now.values():
+            self._write_alone(together)
+        done = {id(node) for together in now.values() for node in together}
+        return [node for node in nodes if id(node) not in done]
+
+    def _write_alone(self, nodes: Sequence[Node]) -> None:
+        """Writes a node that no region has, or several that reduce likewise."""
+        devices, first = self._devices, nodes[0]
+        made = [_emit(node, devices, self._known, self._hubs.get(id(node))) for node in nodes]
+        if first.reduces:
+            wire = wire_of(devices, first.outputs[0].dtype, first.crossing)
+            with tf.device(devices.home):
+                totals = devices.combine([one for (one,) in made], first.reduces, wire)
+            made = [[one] for one in totals]
+        for node, tensors in zip(nodes, made):
+            self._known.update((id(item), tensor) for item, tensor in zip(node.outputs, tensors))
 
 
 def _used(nodes: Sequence[Node], outputs: Sequence[Item]) -> list[Node]:
@@ -93,16 +119,15 @@ def _used(nodes: Sequence[Node], outputs: Sequence[Item]) -> list[Node]:
     return used[::-1]
 
 
-def _write_alone(node: Node, devices: Devices, known: dict[int, Any], hubs: Any) -> None:
-    """Writes a crossing, or what one device computes."""
+def _emit(node: Node, devices: Devices, known: dict[int, Any], hubs: Any) -> Sequence[Any]:
+    """The tensors of a crossing, or of what one device computes."""
     is_crossing = node.place == ALL
-    with tf.device(None if is_crossing else devices.names[node.place]):
+    with tf.device(None if is_crossing else devices.home):
         for name, (item, axis) in node.sizes.items():
             _set_size(devices, name, known[id(item)], axis)
         inputs = [known[id(item)] for item in node.inputs]
         more = {} if hubs is None else {"parts_of": hubs}
-        outputs = node.emit(devices if is_crossing else devices.whole, *inputs, **more)
-        known.update((id(item), tensor) for item, tensor in zip(node.outputs, outputs))
+        return node.emit(devices if is_crossing else devices.whole, *inputs, **more)
 
 
 def _set_size(devices: Devices, name: str, found: Any, axis: int) -> None:

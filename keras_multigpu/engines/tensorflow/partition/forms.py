@@ -11,10 +11,13 @@ import tensorflow as tf
 from keras_multigpu.engines.tensorflow.partition import crossings
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     COPIED,
+    SUM,
     WHOLE,
     Copied,
     Layout,
+    Owned,
     Partial,
+    Sharded,
     Split,
     Value,
     Whole,
@@ -26,7 +29,6 @@ from keras_multigpu.engines.tensorflow.partition.sizes import (
     Unknown,
     divide,
     is_known,
-    product,
     symbols_of,
 )
 
@@ -119,37 +121,48 @@ class Forms:
         return value.forms[layout]
 
     def _convert(self, value: Value, layout: Layout) -> Item:
-        if value.const is not None and not isinstance(layout, (Split, Partial)):
+        if value.const is not None and isinstance(layout, (Whole, Copied)):
             return self._constant(value, layout)
         made = value.make(layout) if value.make is not None else None
         if made is not None:
             return made
         if self.way != ALL_DEVICES or value.is_free:
             return self._convert_locally(value, layout)
+        if value.dtype == tf.resource and value.is_sharded:
+            raise NeedsOthers  # no device has the variable
         if isinstance(layout, Whole):
             if COPIED in value.forms:
                 return crossings.first(self.program, value.forms[COPIED])
             item = value.forms[value.layout]
             if value.dtype == tf.variant:
                 raise NeedsOthers  # the devices' lists are none of all rows
-            if isinstance(value.layout, Split):
+            if isinstance(value.layout, (Split, Sharded, Owned)):
                 return crossings.gather(self.program, item, value.layout.axis)
             assert isinstance(value.layout, Partial)
             return crossings.reduce(self.program, item, value.layout.kind, self._what("sum", value))
         if isinstance(layout, Copied):
-            whole = self.get(value, WHOLE)
-            return crossings.copy(self.program, whole, self._what("copy", value))
+            what = self._what("copy", value)
+            if isinstance(value.layout, (Split, Sharded, Owned)) and WHOLE not in value.forms:
+                item = value.forms[value.layout]
+                return crossings.all_gather(self.program, item, value.layout.axis, what)
+            return crossings.copy(self.program, self.get(value, WHOLE), what)
         if isinstance(layout, Partial):
             return crossings.on_first(self.program, self.get(value, WHOLE), layout.kind)
+        assert not isinstance(layout, Owned)  # nothing is brought into it
         if value.dtype == tf.variant:
             raise NeedsOthers  # a whole list can't be taken apart
-        whole = self.get(value, WHOLE)
-        return crossings.scatter(self.program, whole, layout.axis, self._unit(value, layout.axis))
+        dim = self._along(value, layout)
+        if value.layout == SUM and WHOLE not in value.forms:
+            what = self._what("sum", value)
+            return crossings.reduce_scatter(self.program, value.forms[SUM], layout, dim, what)
+        if COPIED in value.forms and isinstance(layout, Sharded):
+            return crossings.own_slice(self.program, value.forms[COPIED], layout, value.dims or ())
+        return crossings.scatter(self.program, self.get(value, WHOLE), layout, dim)
 
     def _what(self, kind: str, value: Value) -> Crossing:
-        dims = value.dims or ()
-        size = int(product(dims)) if is_known(dims) else None
-        return Crossing(kind, size, value.is_trained)
+        dims: Any = value.dims
+        shape = None if dims is None or not is_known(dims) else tuple(map(int, dims))
+        return Crossing(kind, shape, value.is_trained)
 
     def _convert_locally(self, value: Value, layout: Layout) -> Item:
         """On each device all that is whole is there already; its rows are a slice."""
@@ -166,16 +179,19 @@ class Forms:
         whole = self.get(value, COPIED)
         if isinstance(layout, Partial):
             return crossings.only_on_first(self.program, whole, layout.kind)
+        assert not isinstance(layout, Owned)
         if value.dtype == tf.variant:
             raise NeedsOthers
-        axis, unit = layout.axis, self._unit(value, layout.axis)
-        return crossings.own_slice(self.program, whole, axis, len(value.dims or ()), unit)
+        self._along(value, layout)
+        return crossings.own_slice(self.program, whole, layout, value.dims or ())
 
-    def _unit(self, value: Value, axis: int) -> Any:
+    def _along(self, value: Value, layout: Split | Sharded) -> Any:
+        """The size of the axis that a layout splits."""
         assert value.dims is not None
-        unit = self.unit_of(value.dims[axis])
-        assert unit is not None, (value, axis)
-        return unit
+        dim = value.dims[layout.axis]
+        is_possible = self.unit_of(dim) is not None or isinstance(layout, Sharded)
+        assert is_possible, (value, layout)
+        return dim
 
     def _constant(self, value: Value, layout: Layout) -> Item:
         const = value.const
@@ -197,9 +213,9 @@ class Forms:
             place = EACH
         return self.program.add(emit, inputs, place, types, **more)
 
-    def new_input(self, dtype: tf.DType) -> Item:
-        """One more input of the program, on the first device."""
-        item = Item(dtype, 0)
+    def new_input(self, dtype: tf.DType, place: int = 0) -> Item:
+        """One more input of the program, on the first device or at another place."""
+        item = Item(dtype, place)
         self.program.inputs.append(item)
         return item
 

@@ -22,6 +22,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Copied,
     Layout,
     Partial,
+    Sharded,
     Split,
     Value,
     Whole,
@@ -45,6 +46,7 @@ class Inner(Planner):
     def __init__(self, outer: Planner, way: str, *, is_branch: bool = False):
         super().__init__(outer.rules, outer.count, outer.batch, [], way=way, names=outer.names)
         self.outer, self.is_branch = outer, is_branch
+        self.shards, self.is_joined = outer.shards, outer.is_joined
         self._origins: dict[int, tuple[Value, Value]] = {}  # by the id of our value: it, the outer
         self.taken: dict[int, tuple[Item, Item]] = {}  # by the id of the outer item: it, and ours
 
@@ -72,6 +74,7 @@ class Inner(Planner):
             return self.taken_item(self.outer_item(value, layout))
 
         is_split = value.axis is not None and self.way != ONE_DEVICE
+        is_split = is_split or (value.is_sharded and self.way == ALL_DEVICES)
         layout = value.layout if is_split else WHOLE
         mine = Value(value.dtype, value.dims, layout, {}, make, elements=value.elements)
         mine.is_state = value.is_state
@@ -159,7 +162,8 @@ class Inner(Planner):
 
     def kept(self, value: Value) -> Layout:
         """The layout in which a result goes outside."""
-        return value.layout if value.is_spread and self.way != ONE_DEVICE else WHOLE
+        is_kept = isinstance(value.layout, (Split, Sharded, Partial))
+        return value.layout if is_kept and self.way != ONE_DEVICE else WHOLE
 
     def give(self, results: Sequence[Value], layouts: Sequence[Layout]) -> None:
         """Sets what the function gives."""
@@ -187,7 +191,7 @@ class Inner(Planner):
             [self._result_place(place, layout) for layout in layouts],
             name=op.name,
             symbols=self.program.unbound,
-            after=0 if place == EACH else self.outer.after(op),
+            after=0 if place == EACH else self.outer.after(op, place),
         )
         self.outer.records.extend(self.records)
         return [
@@ -248,7 +252,7 @@ class Inner(Planner):
         for state, tensor in zip(states, tensors):
             shape = tf.TensorShape(None)
             if tensor.dtype != tf.variant and state.dims is not None:
-                axis = state.layout.axis if isinstance(state.layout, Split) else None
+                axis = getattr(state.layout, "axis", None)
                 static = [
                     None if isinstance(d, Dim) or number == axis else d
                     for number, d in enumerate(state.dims)

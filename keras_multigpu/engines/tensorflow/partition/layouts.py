@@ -35,13 +35,30 @@ class Split:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sharded:
+    """Each device has a fixed slice of an axis that has no rows: weights, slots and gradients.
+
+    The slices differ by at most one entry. See `Local.extent`.
+    """
+
+    axis: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Owned:
+    """Each device has the entries of an axis that belong to its shard of a table, however many."""
+
+    axis: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Partial:
     """Each device has an addend: the tensor is their sum, or other `kind` of reduction."""
 
     kind: str
 
 
-Layout: TypeAlias = Whole | Copied | Split | Partial
+Layout: TypeAlias = Whole | Copied | Split | Sharded | Owned | Partial
 WHOLE, COPIED, SUM = Whole(), Copied(), Partial("sum")
 
 Make: TypeAlias = Callable[[Layout], "Item | None"]
@@ -49,7 +66,7 @@ Make: TypeAlias = Callable[[Layout], "Item | None"]
 
 @dataclasses.dataclass(frozen=True)
 class Elements:
-    """What is known of the elements of a tensor list.
+    """What is known of the elements of a tensor list, or of the value of a sharded variable.
 
     `dims` is `None` while nothing is known; a dimension that differs between elements is `None`.
     `count` is their number, if it is known.
@@ -73,7 +90,7 @@ class Value:
         make: computes it in a layout, or returns `None` if it can't; for values that need no rows
             and are computed where they are used: shapes, fills, random numbers.
         const: the numbers and dimensions of a small integer tensor.
-        elements: of a tensor list.
+        elements: of a tensor list, or of a sharded variable.
         is_trained: whether it is a weight that is trained, or a gradient.
         is_state: whether it is a variable's, or made of variables alone: none of its axes is the
             batch, even if it is as long.
@@ -95,8 +112,13 @@ class Value:
         return self.layout.axis if isinstance(self.layout, Split) else None
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether each device has its part, whatever rows it has."""
+        return isinstance(self.layout, (Sharded, Owned))
+
+    @property
     def is_spread(self) -> bool:
-        """Whether the devices hold different parts of it."""
+        """Whether the devices hold different parts of it, that depend on the batch's rows."""
         return isinstance(self.layout, (Split, Partial))
 
     @property

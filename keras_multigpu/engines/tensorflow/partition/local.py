@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Sharded, Split
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, divide, is_known
 
 
@@ -20,6 +22,7 @@ class Local:
         rows: how many of them the device has.
         begin: the first of them.
         index: the device's number.
+        count: the number of devices.
         sizes: the values of other symbols.
         is_compiled: whether XLA compiles the step on one device: it draws other random numbers.
     """
@@ -30,19 +33,21 @@ class Local:
         rows: Any,
         begin: Any,
         index: Any,
+        count: int = 1,
         sizes: Mapping[str, Any] | None = None,
         *,
         is_compiled: bool = False,
     ):
-        self.batch, self.rows, self.begin, self.index = batch, rows, begin, index
+        self.batch, self.rows, self.begin = batch, rows, begin
+        self.index, self.count = index, count
         self.is_compiled = is_compiled
         self.sizes = dict(sizes or {})
         self._made: dict[Any, Any] = {}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The numbers of rows, and the device's."""
-        names = ("batch", "rows", "begin", "index")
+        """The numbers of rows and devices, and the device's."""
+        names = ("batch", "rows", "begin", "index", "count")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -75,15 +80,26 @@ class Local:
         """The first of them."""
         return _times(self.begin, self.dim(unit))
 
-    def shape(self, dims: Sequence[Any], dtype: tf.DType, axis: int | None = None) -> Any:
-        """An integer vector; with an axis, that one is of this device's entries."""
-        return self._once((tuple(dims), dtype, axis), lambda: self._vector(dims, dtype, axis))
+    def extent(self, dim: Any, layout: Split | Sharded) -> tuple[Any, Any]:
+        """Where this device's slice of an axis begins, and how long it is."""
+        if isinstance(layout, Split):
+            unit = divide(dim, self.symbol)
+            return self.first_entry(unit), self.entries(unit)
+        each, more = divmod(dim, self.count)
+        if isinstance(self.index, int):
+            return self.index * each + min(self.index, more), each + (self.index < more)
+        own = tf.cast(self.index < more, tf.int32)
+        return self.index * each + tf.minimum(self.index, more), each + own
 
-    def _vector(self, dims: Sequence[Any], dtype: tf.DType, axis: int | None) -> Any:
-        parts = [
-            self.entries(divide(dim, self.symbol)) if number == axis else self.dim(dim)
-            for number, dim in enumerate(dims)
-        ]
+    def shape(self, dims: Sequence[Any], dtype: tf.DType, layout: Layout | None = None) -> Any:
+        """An integer vector: a shape, of this device's part in a layout."""
+        return self._once((tuple(dims), dtype, layout), lambda: self._vector(dims, dtype, layout))
+
+    def _vector(self, dims: Sequence[Any], dtype: tf.DType, layout: Layout | None) -> Any:
+        parts: list[Any] = list(dims)
+        if isinstance(layout, (Split, Sharded)):
+            parts[layout.axis] = self.extent(dims[layout.axis], layout)[1]
+        parts = [part if tf.is_tensor(part) else self.dim(part) for part in parts]
         if all(isinstance(part, int) for part in parts):
             return tf.constant(parts, dtype, shape=[len(parts)])
         return tf.cast(tf.stack(parts), dtype)
@@ -124,6 +140,7 @@ class Devices:
 
     Attributes:
         names: their names.
+        home: the name of that which has what is whole; it may be none of them.
         locals: a `Local` of each.
         whole: that of a device which computes the whole batch.
         is_compiled: whether XLA compiles what the devices compute.
@@ -131,26 +148,43 @@ class Devices:
     """
 
     def __init__(
-        self, names: Sequence[str], batch: Any, *, is_compiled: bool = False, wire_dtype: Any = None
+        self,
+        names: Sequence[str],
+        batch: Any,
+        *,
+        home: str | None = None,
+        is_compiled: bool = False,
+        wire_dtype: Any = None,
     ):
         self.names, self.is_compiled, self.wire_dtype = list(names), is_compiled, wire_dtype
+        self.home = names[0] if home is None else home
         count = len(self.names)
-        if isinstance(batch, int):
-            rows: Any = [batch // count + (i < batch % count) for i in range(count)]
-            begins: Any = [0, *itertools.accumulate(rows)][:-1]
-        else:
-            sizes = batch // count + tf.cast(tf.range(count) < batch % count, tf.int32)
-            rows, begins = tf.unstack(sizes), tf.unstack(tf.cumsum(sizes, exclusive=True))
+        rows, begins = even(batch, count)
         self.locals = [
-            Local(batch, rows[i], begins[i], i, is_compiled=is_compiled) for i in range(count)
+            Local(batch, rows[i], begins[i], i, count, is_compiled=is_compiled)
+            for i in range(count)
         ]
         self.whole = Local(batch, batch, 0, 0, is_compiled=is_compiled)
 
+    is_joined = False
+    """Whether there are other processes, with more devices."""
+
+    def complete(self, parts: Sequence[Any], axis: int) -> list[Any]:
+        """The slices of all processes, from this one's."""
+        return list(parts)
+
+    def combine(self, totals: Sequence[Any], kind: str, wire: tf.DType) -> list[Any]:
+        """The sums over all processes, or other reductions, from this one's."""
+        return list(totals)
+
+    def cut(self, whole: Any, layout: Split | Sharded, dim: Any) -> list[Any]:
+        """The slices of a whole tensor for this process's devices."""
+        sizes = [local.extent(dim, layout)[1] for local in self.locals]
+        return tf.split(whole, tf.stack(sizes), layout.axis, num=len(sizes))
+
     def inner(self) -> Devices:
         """The same devices, within a function that captures what it uses."""
-        made: Devices = object.__new__(Devices)
-        made.names, made.is_compiled = self.names, self.is_compiled
-        made.wire_dtype = self.wire_dtype
+        made = copy.copy(self)
         made.locals = [one.inner() for one in self.locals]
         made.whole = self.whole.inner()
         return made
@@ -159,3 +193,12 @@ class Devices:
         """Sets the value of a symbol."""
         for local in [*self.locals, self.whole]:
             local.sizes.setdefault(name, value)
+
+
+def even(batch: Any, count: int) -> tuple[Any, Any]:
+    """How many rows each of several devices has, and the first of them."""
+    if isinstance(batch, int):
+        rows = [batch // count + (i < batch % count) for i in range(count)]
+        return rows, [0, *itertools.accumulate(rows)][:-1]
+    sizes = batch // count + tf.cast(tf.range(count) < batch % count, tf.int32)
+    return tf.unstack(sizes), tf.unstack(tf.cumsum(sizes, exclusive=True))

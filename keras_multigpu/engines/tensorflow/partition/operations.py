@@ -9,20 +9,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Split, Value
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
-from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, symbols_of
-
-SAMPLE = 32  # rows, and the size of every other symbol: for estimates only
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, elements_of, symbols_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Shaped:
-    """A small integer tensor that is made anew: with an axis, of a device's own rows."""
+    """A small integer tensor that is made anew: with a layout, the shape of a device's part."""
 
     dims: Sequence[Any]
     dtype: tf.DType
-    axis: int | None
+    layout: Layout | None = None
 
     @property
     def symbols(self) -> set[str]:
@@ -31,7 +29,7 @@ class Shaped:
 
     def tensor(self, local: Any) -> tf.Tensor:
         """The tensor, for the device of `local`."""
-        return local.shape(self.dims, self.dtype, self.axis)
+        return local.shape(self.dims, self.dtype, self.layout)
 
 
 # Random numbers that are computed as they stand, and that XLA draws otherwise.
@@ -96,8 +94,8 @@ def own_shapes(op: tf.Operation, signature: Signature | None, label: Any) -> lis
     if signature is None or label is None or label not in signature.zero_if_empty:
         return []
     assert signature.dims is not None, op.type
-    axes = [list(one).index(label) if label in one else None for one in signature.outputs]
-    return [Shaped(dims, tf.int32, axis) for dims, axis in zip(signature.dims, axes)]
+    layouts = [Split(list(one).index(label)) if label in one else None for one in signature.outputs]
+    return [Shaped(dims, tf.int32, layout) for dims, layout in zip(signature.dims, layouts)]
 
 
 def _functions_of(op: tf.Operation) -> list[Any]:
@@ -105,16 +103,6 @@ def _functions_of(op: tf.Operation) -> list[Any]:
     names = [one.func.name for one in op.node_def.attr.values() if one.HasField("func")]
     functions = [op.graph._get_function(name) for name in names]
     return [one for one in functions if one is not None and not hasattr(one, "graph")]
-
-
-def elements_of(dims: Any) -> float:
-    """A rough number of elements."""
-    result = 1.0
-    for dim in dims or ():
-        if isinstance(dim, Dim):
-            dim = sum(factor * SAMPLE ** len(key) for key, factor in dim.terms.items())
-        result *= max(0, dim or 0)
-    return result
 
 
 # The last: the host looks up, wherever the rows are.

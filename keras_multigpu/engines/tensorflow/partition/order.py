@@ -31,8 +31,12 @@ def needed(graph: Any, outputs: Sequence[tf.Tensor], part: slice) -> list[tf.Ope
     return [op for op in order if op.type != "Placeholder"]
 
 
+CHECKS = ("CheckNumerics", "CheckNumericsV2")
+"""They fail, or pass on what they get, which often nobody takes."""
 _WITHOUT_EFFECT = frozenset({"Placeholder", "ReadVariableOp", "VarIsInitializedOp"})
 
 
 def _has_effect(op: tf.Operation) -> bool:
+    if op.type in CHECKS:
+        return True
     return op.op_def.is_stateful and op.type not in _WITHOUT_EFFECT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -42,13 +43,18 @@ class Crossing:
 
     Attributes:
         kind: `"copy"` or `"sum"`.
-        size: its elements; `None` if not known.
+        shape: its shape, which its parts may not know in the graph; `None` if not known.
         is_trained: whether it is a weight, or a gradient: it may cross in another type.
     """
 
     kind: str
-    size: int | None
+    shape: tuple[int, ...] | None
     is_trained: bool
+
+    @property
+    def size(self) -> int | None:
+        """Its elements; `None` if not known."""
+        return None if self.shape is None else math.prod(self.shape)
 
 
 @dataclasses.dataclass(eq=False)
@@ -63,6 +69,7 @@ class Node:
         sizes: for each symbol of dimensions that it uses: an item, and the axis of that size.
         level: how many crossings lie before it.
         crossing: what crosses, for crossings that may go through hubs.
+        reduces: how it brings addends together, which other processes may have more of.
         is_free: whether it takes nothing and costs little: each region that uses it computes it.
         outputs: the items it gives.
     """
@@ -75,6 +82,7 @@ class Node:
     level: int = 0
     is_free: bool = False
     crossing: Crossing | None = None
+    reduces: str | None = None
     outputs: list[Item] = dataclasses.field(default_factory=list)
 
     @property

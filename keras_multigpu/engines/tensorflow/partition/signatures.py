@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import Value
-from keras_multigpu.engines.tensorflow.partition.sizes import Dims
+from keras_multigpu.engines.tensorflow.partition.layouts import Owned, Sharded, Value
+from keras_multigpu.engines.tensorflow.partition.sizes import Dims, elements_of, is_known
 
 Labels = Sequence[Any]
 
@@ -73,6 +73,49 @@ def output_dims(op: tf.Operation, values: Sequence[Value], signature: Signature)
 def static_dims(tensor: tf.Tensor) -> tuple[Any, ...] | None:
     """A tensor's static dimensions, `None` for unknown ones; `None` if their number is unknown."""
     return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
+
+
+def sharded_label(
+    values: Sequence[Value],
+    signature: Signature,
+    dims: Sequence[Dims | None],
+    shard_of: Callable[[Value], Sharded | Owned | None],
+) -> tuple[Any, type[Sharded] | type[Owned]] | None:
+    """The label along which devices have their parts, and how; `None` if it can't be split so."""
+    sizes: dict[Any, set[Any]] = collections.defaultdict(set)
+    weights: dict[Any, float] = collections.defaultdict(float)
+    owned: dict[Any, set[bool]] = collections.defaultdict(set)
+    given = {*range(len(values))} - {*signature.shapes, *signature.constants}
+    if any(values[number].axis is not None for number in given):
+        return None  # rows are split
+    for number in given:
+        value, labels = values[number], signature.inputs[number]
+        shard = shard_of(value)
+        for axis, (label, dim) in enumerate(zip(labels, value.dims or ())):
+            sizes[label].add(dim)
+            is_part = shard is not None and axis == shard.axis
+            owned[label].add(is_part and isinstance(shard, Owned))
+            if is_part:
+                weights[label] += elements_of(value.dims)
+    for labels, shape in zip(signature.outputs, dims):
+        for label, dim in zip(labels, shape or ()):
+            sizes[label].add(dim)
+    for number in signature.shapes.values():  # nobody knows how many entries a device owns
+        for label in signature.outputs[number]:
+            owned[label].add(False)
+    is_kept = {one: all(one in labels for labels in signature.outputs) for one in weights}
+    possible = [
+        one
+        for one in weights
+        if one is not None
+        and len(sizes[one]) == 1
+        and (is_known(sizes[one]) or owned[one] == {True})
+        and (is_kept[one] or signature.partial)
+    ]
+    if not possible:
+        return None
+    best = max(possible, key=lambda one: (is_kept[one], weights[one]))
+    return best, Owned if owned[best] == {True} else Sharded
 
 
 class Choice:

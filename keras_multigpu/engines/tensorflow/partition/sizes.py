@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 Dims: TypeAlias = "tuple[int | Dim, ...]"
 
 BATCH = "batch"
+SAMPLE = 32  # rows, and the size of every other symbol: for estimates only
 
 
 class Unknown(Exception):  # noqa: N818 - an answer, caught where the question is asked
@@ -192,3 +193,13 @@ def broadcast(*shapes: Sequence[Any]) -> tuple[Any, ...]:
             else:
                 raise Unknown
     return tuple(result)
+
+
+def elements_of(dims: Any) -> float:
+    """A rough number of elements."""
+    result = 1.0
+    for dim in dims or ():
+        if isinstance(dim, Dim):
+            dim = sum(factor * SAMPLE ** len(key) for key, factor in dim.terms.items())
+        result *= max(0, dim or 0)
+    return result

@@ -11,9 +11,9 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Elements,
     Layout,
     Partial,
+    Sharded,
     Split,
     Value,
-    Whole,
 )
 from keras_multigpu.engines.tensorflow.partition.sizes import symbols_of
 
@@ -31,7 +31,7 @@ class State:
 def state_of(planner: Forms, value: Value) -> State:
     """A value's state; sizes that only the planner's program knows are unknown outside."""
     own = planner.own_symbols
-    layout = value.layout if value.is_spread else WHOLE
+    layout = value.layout if isinstance(value.layout, (Split, Sharded, Partial)) else WHOLE
     dims: tuple[Any, ...] | None = value.dims
     if dims is not None:
         dims = tuple(None if symbols_of([dim]) & own else dim for dim in dims)
@@ -54,17 +54,18 @@ def joined(a: State, b: State, planner: Forms) -> State:
         dims = None
     elif a.dims != b.dims:
         dims = tuple(p if p == q else None for p, q in zip(a.dims, b.dims))
-    layout = (
-        a.layout
-        if isinstance(b.layout, Whole) or isinstance(a.layout, (Split, Partial))
-        else b.layout
-    )
+    layout = max(a.layout, b.layout, key=_rank)
     elements = joined_elements(a.elements, b.elements)
     if isinstance(layout, Split):
         of = dims if elements is None else elements.dims
         if of is None or len(of) <= layout.axis or planner.unit_of(of[layout.axis]) is None:
             raise NeedsOthers  # the rows of one are not the rows of the other
     return State(layout, dims, a.const if a.const == b.const else None, elements)
+
+
+def _rank(layout: Layout) -> int:
+    """Of two layouts, that of the higher rank is the one which both are brought to."""
+    return 2 if isinstance(layout, (Split, Partial)) else int(isinstance(layout, Sharded))
 
 
 def joined_elements(a: Elements | None, b: Elements | None) -> Elements | None:

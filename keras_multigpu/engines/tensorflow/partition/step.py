@@ -2,64 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.shared import in_fresh_thread
-from keras_multigpu.engines.tensorflow.partition.constants import constant_of
 from keras_multigpu.engines.tensorflow.partition.emission import write
 from keras_multigpu.engines.tensorflow.partition.forms import NeedsOthers
-from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Split
+from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Layout, Split, Value
 from keras_multigpu.engines.tensorflow.partition.local import Devices
 from keras_multigpu.engines.tensorflow.partition.planner import Planner, Record
 from keras_multigpu.engines.tensorflow.partition.rules import RULES
-from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
-from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim
-
-_UNEQUAL = (
-    "All tensors of a batch must have the same number of rows, the length of their first axis."
-)
+from keras_multigpu.engines.tensorflow.partition.together import Together
+from keras_multigpu.engines.tensorflow.partition.traced import Traced, one_device, rows_of
 
 _ALL = 1e9  # the work of a whole step that one device does: not counted, and worth a warning
-
-_is_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("one_device", default=False)
-
-
-@contextlib.contextmanager
-def one_device() -> Iterator[None]:
-    """Scope of what is computed, or traced, as by one device."""
-    token = _is_one_device.set(True)
-    try:
-        yield
-    finally:
-        _is_one_device.reset(token)
-
-
-def is_one_device() -> bool:
-    """Whether a step of one device runs, or is being traced: what it calls is a part of it."""
-    return _is_one_device.get()
-
-
-@dataclasses.dataclass
-class Argument:
-    """A tensor that a step takes.
-
-    Attributes:
-        tensor: it.
-        dims: its dimensions, with the batch's symbol; `None` if their number isn't known.
-        has_rows: whether the first axis is the batch.
-        const: of the shape of a sparse tensor, whose rows are the batch's.
-    """
-
-    tensor: Any
-    dims: Any
-    has_rows: bool = False
-    const: Any = None
 
 
 def spread(
@@ -72,6 +30,9 @@ def spread(
     records: list[Record] | None = None,
     have_rows: Sequence[bool] | None = None,
     autograph: bool = False,
+    together: Together | None = None,
+    has_shards: bool = False,
+    home: str | None = None,
 ) -> Any:
     """The result of `step(*args)`, computed by several devices.
 
@@ -88,194 +49,80 @@ def spread(
         have_rows: for each leaf of `args`, whether its first axis is the batch; by default it is
             if all first axes are equal.
         autograph: whether to convert Python's control flow, as `tf.function` does.
+        together: joined processes that make the step together; these are this one's devices.
+        has_shards: whether the devices have weights in parts.
+        home: the name of the device that has whole variables; by default the first.
     """
     leaves = tf.nest.flatten(args)
     chosen = leaves if have_rows is None else [one for one, has in zip(leaves, have_rows) if has]
     rows = rows_of(chosen)
+    if together is not None and together.are_parts and rows is not None:
+        rows = "unknown"  # those of other processes
+    is_one_row = rows == 1 and has_shards  # one device has not all weights
+    rows = "unknown" if is_one_row else rows
     records = [] if records is None else records
     if rows in (None, 0, 1):
         if any(isinstance(one, tf.RaggedTensor) for one in chosen):
             records[:] = [Record("ragged rows", "the inputs/", "gathered", _ALL)]
-        return _on_one_device(step, args, autograph)
-    traced = Traced(step, args, rows, have_rows, autograph, compiled)
+        return _on_one_device(step, args, autograph, together)
+    are_parts = together is not None and together.are_parts
+    traced = Traced(step, args, rows, have_rows, autograph, compiled, are_parts, is_one_row)
     planner = Planner(RULES, len(devices), traced.batch, records)
-    known, given = traced.inputs(planner)
+    planner.is_joined = together is not None
     try:
+        known, given = traced.inputs(planner, devices)
         results = planner.run_graph(traced.graph, known, traced.graph.outputs)
-        planner.program.outputs = [planner.get(value, WHOLE) for value in results]
+        layouts: list[Layout] = [WHOLE] * len(results)
+        if together is not None and together.gives_own:
+            layouts = _own_rows(planner, traced.structure, results)
+        outputs = [planner.get(*one) for one in zip(results, layouts)]
+        planner.program.outputs = outputs
     except NeedsOthers:  # a loop that holds slices of rows needs them whole
         records[:] = [Record("step", "the step/", "gathered", _ALL)]
-        return _on_one_device(step, args, autograph)
-    scope = Devices(devices, traced.count(), is_compiled=compiled, wire_dtype=wire_dtype)
-    rest = iter(write(planner.program, scope, given))
-    flat = tf.nest.flatten(traced.structure, expand_composites=True)
-    made = [next(rest) if isinstance(one, (tf.Tensor, tf.TensorSpec)) else one for one in flat]
-    return tf.nest.pack_sequence_as(traced.structure, made, expand_composites=True)
+        return _on_one_device(step, args, autograph, together)
+    options: dict[str, Any] = {"home": home, "is_compiled": compiled, "wire_dtype": wire_dtype}
+    if together is None:
+        made = write(planner.program, Devices(devices, traced.count(), **options), given)
+    else:
+        made = together.write(planner.program, traced, devices, options)
+    return _packed(traced.structure, made, together)
 
 
-def _on_one_device(step: Callable[..., Any], args: tuple[Any, ...], autograph: bool) -> Any:
+def _own_rows(planner: Planner, structure: Any, results: Sequence[Value]) -> list[Layout]:
+    """Slices of what has the batch's rows: each process gets those of its own rows."""
+    layouts: list[Layout] = []
+    rest = iter(results)
+    for leaf in tf.nest.flatten(structure):
+        parts = tf.nest.flatten(leaf, expand_composites=True)
+        for value in itertools.islice(rest, sum(map(_is_tensor, parts))):
+            has_rows = planner.unit_of((value.dims or (None,))[0]) is not None
+            layouts.append(Split(0) if has_rows and len(parts) == 1 else WHOLE)
+    return layouts
+
+
+def _packed(structure: Any, made: Sequence[Any], together: Together | None) -> Any:
+    """The step's result, of its tensors; a list of slices is one tensor."""
+    rest, own = iter(made), []
+    flat: list[Any] = []
+    for one in tf.nest.flatten(structure, expand_composites=True):
+        tensor = next(rest) if _is_tensor(one) else one
+        if isinstance(tensor, list):
+            tensor = tf.concat(tensor, 0)
+            own.append(tensor)
+        flat.append(tensor)
+    result = tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
+    return result if together is None else together.own(result, own)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, (tf.Tensor, tf.TensorSpec))
+
+
+def _on_one_device(
+    step: Callable[..., Any], args: tuple[Any, ...], autograph: bool, together: Together | None
+) -> Any:
     """The step as it is; what it computes on other devices is its own choice."""
+    args = args if together is None else together.whole(args)
     with one_device():
-        return tf.function(step)(*args) if autograph else step(*args)
-
-
-def rows_of(leaves: Sequence[Any]) -> Any:
-    """The number of rows of a batch: an `int`, `"unknown"` until the step runs, or `None`."""
-    kinds = (tf.Tensor, tf.SparseTensor)  # of a ragged tensor rows differ
-    found = [one.shape[0] for one in leaves if isinstance(one, kinds) and one.shape.rank]
-    known = {one for one in found if one is not None}
-    if None in found:
-        return "unknown"
-    return known.pop() if len(known) == 1 else None
-
-
-class Traced:
-    """A step, traced as one device runs it.
-
-    Args:
-        step: a function of `args`.
-        args: structures of tensors, and of other values.
-        rows: the number of rows, as `rows_of` gives it.
-        have_rows, autograph, compiled: as for `spread`.
-
-    Attributes:
-        batch: that number, or its symbol.
-        graph: what was traced.
-        structure: the step's result.
-    """
-
-    def __init__(
-        self,
-        step: Callable[..., Any],
-        args: tuple[Any, ...],
-        rows: Any,
-        have_rows: Sequence[bool] | None = None,
-        autograph: bool = False,
-        compiled: bool = False,
-    ):
-        self.batch = Dim.symbol(BATCH) if rows == "unknown" else rows
-        self.arguments, restore = _arguments(args, tf.nest.flatten(args), self.batch, have_rows)
-
-        made: list[tf.Variable] = []
-
-        def function(*tensors: Any) -> Any:
-            with one_device(), variables_lifted(made):
-                return step(*restore(tensors))
-
-        specs = [tf.TensorSpec(one.tensor.shape, one.tensor.dtype) for one in self.arguments]
-        # As for XLA, if it compiles the step: branches then keep other values for the gradient.
-        options = {"autograph": autograph, "jit_compile": compiled or None}
-        self._traced = tf.function(function, **options).get_concrete_function(*specs)
-        if made:
-            # As `tf.function` does: code may ask whether its variables exist.
-            self._traced = tf.function(function, **options).get_concrete_function(*specs)
-        self.graph = self._traced.graph
-        self.structure = self._traced.structured_outputs
-
-    def inputs(self, planner: Planner) -> tuple[dict[int, Any], list[Any]]:
-        """The values of the graph's inputs, by their tensors' `id`s, and the tensors to give."""
-        known: dict[int, Any] = {}
-        trained = {id(one.handle) for one in self.graph.trainable_variables}
-        for tensor, one in self._inputs():
-            value = planner.value(tensor.dtype, one.dims, WHOLE, planner.new_input(tensor.dtype))
-            value.const = one.const
-            value.layout = Split(0) if one.has_rows else WHOLE
-            known[id(tensor)] = value
-            if one.tensor.dtype == tf.resource and id(one.tensor) in trained:
-                planner.trained.add(id(value))
-        return known, self.given()
-
-    def given(self, replaced: Mapping[int, Any] | None = None) -> list[Any]:
-        """The tensors of the graph's inputs, with others for arguments, by the `id`s of those."""
-        return [(replaced or {}).get(id(one.tensor), one.tensor) for _, one in self._inputs()]
-
-    def _inputs(self) -> list[tuple[Any, Argument]]:
-        captured = {id(inside): outside for outside, inside in self.graph.captures}
-        rest = iter(self.arguments)
-        found = []
-        for tensor in self.graph.inputs:
-            if id(tensor) in captured:
-                has_dims = tensor.dtype not in (tf.resource, tf.variant)
-                dims = static_dims(tensor) if has_dims else None
-                found.append((tensor, Argument(captured[id(tensor)], dims)))
-            else:
-                found.append((tensor, next(rest)))
-        return found
-
-    def inside(self, outside: Any) -> Any:
-        """The graph's input that stands for a captured tensor; `None` if there is none."""
-        return next((ours for one, ours in self.graph.captures if one is outside), None)
-
-    def count(self) -> Any:
-        """The number of rows, which all arguments must have."""
-        if isinstance(self.batch, int):
-            return self.batch
-        counts = [tf.shape(one.tensor)[0] for one in self.arguments if one.has_rows]
-        shapes = [one.tensor for one in self.arguments if one.const is not None]
-        counts += [tf.cast(one[0], tf.int32) for one in shapes]
-        checks = [tf.debugging.assert_equal(one, counts[0], _UNEQUAL) for one in counts[1:]]
-        with tf.control_dependencies([one for one in checks if one is not None]):
-            return tf.identity(counts[0])
-
-
-def _arguments(
-    args: Any, leaves: Sequence[Any], batch: Any, have_rows: Sequence[bool] | None
-) -> tuple[list[Argument], Callable[[Sequence[Any]], Any]]:
-    """The tensors of a step's arguments, and a function that puts others in their places."""
-    found: list[Argument] = []
-    for number, leaf in enumerate(leaves):
-        may_have_rows = have_rows is None or have_rows[number]
-        if isinstance(leaf, tf.SparseTensor) and may_have_rows:
-            dims: Any = (batch, *leaf.shape.as_list()[1:])
-            const = constant_of([*dims]) if None not in dims else None
-            found += [
-                Argument(leaf.indices, (None, len(dims))),
-                Argument(leaf.values, (None,)),
-                Argument(leaf.dense_shape, (len(dims),), const=const),
-            ]
-        elif isinstance(leaf, tf.Tensor):
-            rank = leaf.shape.rank
-            dims = static_dims(leaf)
-            has_rows = bool(rank) and may_have_rows and (dims[0] is None or dims[0] == batch)
-            found.append(Argument(leaf, (batch, *dims[1:]) if has_rows else dims, has_rows))
-        elif tf.is_tensor(leaf):
-            parts = tf.nest.flatten(leaf, expand_composites=True)
-            found += [Argument(one, tuple(one.shape.as_list())) for one in parts]
-
-    def restore(tensors: Sequence[Any]) -> Any:
-        rest = iter(tensors)
-        flat = tf.nest.flatten(args, expand_composites=True)
-        return tf.nest.pack_sequence_as(
-            args, [next(rest) if tf.is_tensor(one) else one for one in flat], expand_composites=True
-        )
-
-    return found, restore
-
-
-@contextlib.contextmanager
-def variables_lifted(made: list[tf.Variable]) -> Iterator[None]:
-    """Scope in which the variables that a trace creates exist at once; adds them to `made`."""
-    names = [
-        "initial_value",
-        "trainable",
-        "validate_shape",
-        "name",
-        "dtype",
-        "constraint",
-        "synchronization",
-        "aggregation",
-        "shape",
-    ]
-
-    def create(next_creator: Any, **settings: Any) -> tf.Variable:
-        chosen = {name: settings[name] for name in names if name in settings}
-        first = chosen.get("initial_value")
-        if tf.is_tensor(first) and not hasattr(first, "numpy"):
-            chosen["initial_value"] = tf.get_static_value(first)
-            if chosen["initial_value"] is None:
-                return next_creator(**settings)  # TensorFlow finds the value outside, or says so
-        in_fresh_thread(lambda: made.append(tf.Variable(**chosen)))
-        return made[-1]
-
-    with tf.variable_creator_scope(create):
-        yield
+        result = tf.function(step)(*args) if autograph else step(*args)
+    return result if together is None else together.own(result)

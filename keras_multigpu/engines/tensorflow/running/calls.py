@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.names import first, full_name
 from keras_multigpu.engines.tensorflow.results import Arguments, LocalResult
-from keras_multigpu.engines.tensorflow.running.cut_runs import CutRun
-from keras_multigpu.engines.tensorflow.running.runs import Run, WholeRun
+from keras_multigpu.engines.tensorflow.running.runs import Run
 from keras_multigpu.engines.tensorflow.tensors import (
     add,
     floats,
@@ -28,27 +27,17 @@ from keras_multigpu.engines.values import Tensor
 
 
 class ReplicaCalls:
-    """Calls the replicas, and computes their gradients; `sizes` are the replicas' row counts.
-
-    Of joined processes, each calls its own replicas, and gets the results of all.
+    """Calls the replicas, and computes their gradients.
 
     Attributes:
         raws: each replica's results, on its own device; filled by `run`.
     """
 
-    def __init__(
-        self, trace: Trace, exchange: Exchange, calls: Sequence[Arguments], sizes: Sequence[Any]
-    ):
+    def __init__(self, trace: Trace, exchange: Exchange, calls: Sequence[Arguments]):
         self.raws: list[LocalResult] = []
         self._trace = trace
         self._exchange = exchange
-        self._peers = peers = exchange.peers
-        self._numbers: Sequence[int] = range(len(calls))
-        if peers is not None:
-            calls = peers.pick(substitute(calls, iter(peers.share(floats(calls)))))
-            sizes, self._numbers = peers.pick(sizes), peers.own
         self._calls = calls
-        self._sizes = sizes
         # Outside of a graph all tapes are seen: gradients that none asks for are not computed.
         asked = [is_watched(one) for one in floats(calls)] if tf.executing_eagerly() else None
         self._asked = asked or [True] * len(floats(calls))
@@ -79,28 +68,18 @@ class ReplicaCalls:
         values = [(variable, next(given)) for variable in exchange.watched]
         is_linked = has_link if self._order < 2 else lambda variable: False
         weights = {id(variable): value for variable, value in values if not is_linked(variable)}
-        tables = exchange.tables(weights, hide)
         states = exchange.send(weights, hide)
         arguments, watched, asked = [], [], iter(self._asked)
         for number, (device, state) in enumerate(zip(exchange.devices, states)):
             with tf.device(device):
                 own = functools.partial(_with_own_memory, device=device)
                 call = map_tensors(hide, map_tensors(own, substitute(self._calls[number], given)))
-                size = tf.cast(self._sizes[number], tf.float32)
-                place = tf.constant(self._numbers[number])
-                arguments.append((list(state.values()), call, place, size))
+                arguments.append((list(state.values()), call, tf.constant(number)))
             inputs = [one for one in floats(call) if next(asked)]
             watched.append([state[key] for key in exchange.watched_of(number)] + inputs)
         trace = self._trace
-        self._run: Run = (
-            CutRun(trace.cut, exchange.devices, self._order, tables, self._peers)
-            if trace.cut
-            else WholeRun(trace, exchange.devices, self._order)
-        )
-        raws = self._run.forward(arguments, watched)
-        if self._peers is not None:
-            raws = self._peers.results(raws, list(trace.assigned))
-        self.raws += raws
+        self._run = Run(trace, exchange.devices, self._order)
+        self.raws += self._run.forward(arguments, watched)
         with tf.device(exchange.devices[0]):
             results = [part for raw in self.raws for part in floats(raw.differentiable)]
             return [tf.identity(result) for result in results]
@@ -112,8 +91,6 @@ class ReplicaCalls:
         by_asked: list[Tensor | None] = []
         by_others: list[list[Tensor]] = [[] for _ in variables]
         results = [[next(arriving) for _ in floats(raw.differentiable)] for raw in self.raws]
-        if self._peers is not None:
-            results = self._peers.pick(results)
         for number, gradients in enumerate(self._run.backward(results, variables)):
             keys = self._exchange.watched_of(number)
             count = len(gradients) - len(variables)
@@ -124,21 +101,20 @@ class ReplicaCalls:
         self._used.clear()
         inputs = iter(by_asked)
         by_inputs = [next(inputs) if is_asked else None for is_asked in self._asked]
-        flat, peers = self._exchange.sum(by_weights, self._run.by_tables) + by_inputs, self._peers
+        flat = self._exchange.sum(by_weights) + by_inputs
         # A user's own function may build its gradient, in another graph, more than once.
         if self._order == 1 and self._with_gradients[0].graph is tf.compat.v1.get_default_graph():
             self._release()
         if not variables:
             return flat
-        others = [add(found) for found in by_others]
-        return flat, others if peers is None else peers.sum(others)
+        return flat, [add(found) for found in by_others]
 
     def _release(self) -> None:
         """Frees the template once no more gradients can be asked for.
 
         TensorFlow keeps a graph's gradient functions forever, and whatever they refer to.
         """
-        del self._trace, self._calls, self._exchange, self._sizes, self._run
+        del self._trace, self._calls, self._exchange, self._run
         self.raws.clear()
         for result in self._with_gradients:
             forget_gradient(result)

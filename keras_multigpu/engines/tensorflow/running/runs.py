@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import abc
-import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,56 +51,26 @@ class Leg:
         return [one if is_reached else None for one, is_reached in zip(found, known)]
 
 
-class Run(abc.ABC):
+class Run:
     """Runs every replica of a traced call.
 
     Args:
+        trace: the call.
         devices: each replica's device.
         order: the highest derivative that may be taken.
-
-    Attributes:
-        by_tables: after `backward`, the gradients of the parts of tables that stayed where they
-            are, for each lookup, by their variable's `id`.
     """
 
-    def __init__(self, devices: Sequence[str], order: int):
-        self._devices, self._order = devices, order
-        self.by_tables: collections.defaultdict[int, list[list[Tensor]]]
-        self.by_tables = collections.defaultdict(list)
-
-    @abc.abstractmethod
-    def forward(
-        self, arguments: Sequence[Any], watched: Sequence[list[Tensor]]
-    ) -> list[LocalResult]:
-        """Calls every replica with its arguments, of which some tensors are watched."""
-
-    @abc.abstractmethod
-    def backward(
-        self, upstream: Sequence[Gradients], variables: Sequence[tf.Variable]
-    ) -> list[Gradients]:
-        """Each replica's gradients by its watched tensors, then by variables.
-
-        `upstream` are the gradients of its results, `None` for those that no loss uses.
-        """
-
-    def _tape(self) -> tf.GradientTape:
-        return tf.GradientTape(persistent=self._order > 1)
-
-
-class WholeRun(Run):
-    """Runs replicas that don't need each other."""
-
     def __init__(self, trace: Trace, devices: Sequence[str], order: int):
-        super().__init__(devices, order)
-        self._trace = trace
+        self._devices, self._order, self._trace = devices, order, trace
         self._legs: list[Leg] = []
 
     def forward(
         self, arguments: Sequence[Any], watched: Sequence[list[Tensor]]
     ) -> list[LocalResult]:
+        """Calls every replica with its arguments, of which some tensors are watched."""
         raws = []
         for device, given, sources in zip(self._devices, arguments, watched):
-            tape = self._tape()
+            tape = tf.GradientTape(persistent=self._order > 1)
             with tf.device(device), tape:
                 if self._order:
                     tape.watch(sources)
@@ -115,6 +83,10 @@ class WholeRun(Run):
     def backward(
         self, upstream: Sequence[Gradients], variables: Sequence[tf.Variable]
     ) -> list[Gradients]:
+        """Each replica's gradients by its watched tensors, then by variables.
+
+        `upstream` are the gradients of its results, `None` for those that no loss uses.
+        """
         return [leg.gradients(one, variables) for leg, one in zip(self._legs, upstream)]
 
     def _reached(self, given: Any, sources: list[Tensor]) -> Reached:

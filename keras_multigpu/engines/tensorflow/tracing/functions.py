@@ -11,13 +11,6 @@ import tensorflow as tf
 from keras_multigpu.engines.tensorflow.tensors import floats, has_gradient
 from keras_multigpu.engines.values import Tensor
 
-_BODIES = {
-    **{kind + "If": ("then_branch", "else_branch") for kind in ("", "Stateless")},
-    **{kind + "Case": ("branches",) for kind in ("", "Stateless")},
-    **{kind + "While": ("cond", "body") for kind in ("", "Stateless")},
-    **{kind + "PartitionedCall": ("f",) for kind in ("", "Stateful")},
-}
-
 
 def make_function(function: Any, compiled: bool, apart: bool = False) -> Any:
     """A TensorFlow function; with `compiled` XLA compiles it, with `apart` it is never inlined."""
@@ -63,11 +56,3 @@ def reached_inputs(function: Any, results: Sequence[Tensor]) -> list[bool]:
     """Whether each input of a traced function has a gradient from results of its graph."""
     with function.graph.as_default():
         return [one is not None for one in tf.gradients(results, function.inputs)]
-
-
-def bodies_of(operation: Any) -> list[Any]:
-    """The graphs of a conditional's branches, a loop's condition and body, or a called function."""
-    names = [operation.get_attr(name) for name in _BODIES.get(operation.type, ())]
-    flat = [one for name in names for one in (name if isinstance(name, list) else [name])]
-    found = [operation.graph._get_function(one.name) for one in flat]
-    return [] if None in found else [one.graph for one in found]

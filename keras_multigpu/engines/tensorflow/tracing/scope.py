@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -43,16 +43,8 @@ class ReplicaScope(keras.StatelessScope):
         self._seeded: set[int] = set()
         self._before: dict[int, Tensor] = {}
         self.assigned: dict[int, keras.Variable] = {}
-        self._noted: Collection[int] = ()
-        self._read: set[int] = set()
-
-    def note_reads(self, noted: Collection[int], read: set[int]) -> None:
-        """Adds to `read` the variables, of those whose `id`s are `noted`, that are read."""
-        self._noted, self._read = noted, read
 
     def get_current_value(self, variable: keras.Variable) -> Tensor | None:
-        if id(variable) in self._noted:
-            self._read.add(id(variable))
         value = super().get_current_value(variable)
         if id(variable) in self._before:
             # Only here: TensorFlow never forgets a graph that has custom gradients.

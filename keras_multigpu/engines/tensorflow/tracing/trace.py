@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -26,7 +25,6 @@ from keras_multigpu.engines.tensorflow.results import (
 from keras_multigpu.engines.tensorflow.tensors import (
     CONSTANT,
     floats,
-    for_any_rows,
     is_watched,
     substitute,
 )
@@ -39,11 +37,7 @@ from keras_multigpu.engines.tensorflow.tracing.functions import (
 from keras_multigpu.engines.tensorflow.tracing.heads import apply_activations, take_off_activations
 from keras_multigpu.engines.tensorflow.tracing.inspection import depends_on, find_lost
 from keras_multigpu.engines.tensorflow.tracing.scope import ReplicaScope
-from keras_multigpu.engines.tensorflow.tracing.segments import Cut
-from keras_multigpu.engines.tensorflow.tracing.sync import Exchange, synchronized
-from keras_multigpu.engines.tensorflow.tracing.tables import UnsentTables
 from keras_multigpu.engines.tensorflow.weights.reading import may_train, source
-from keras_multigpu.engines.tensorflow.weights.rows import by_rows_touched
 from keras_multigpu.engines.values import Call, Tensor
 
 
@@ -53,88 +47,43 @@ class Trace:
     Args:
         template: the model; layers may be built while it is traced.
         call: its arguments, of which the tensors' types matter.
-        layers: the `BatchNormalization` layers that see the whole batch: calls are cut there.
-        apart: those that see their slice.
         compiled: compile with XLA.
         order: the highest derivative that a tape may ask for; 0 for none.
         with_penalties: add the regularizers' penalties to the losses.
-        for_slices: trace for any number of rows.
-        with_tables: leave tables that are spread by rows where they are.
 
     Attributes:
         variables: the template's variables, each once, in the order of a state.
         assigned: the variables that the call assigns, by key.
         rebuild: makes the template's outputs from their tensors.
         activations: the type of the softmax or sigmoid that ended each output, or `None`.
-        tables: those that stay where they are, once it is traced.
-        gradient_rules: how to merge gradients that are not plain sums, by the variable's `id`.
-        cut: the segments of a call in which replicas exchange values, once it is traced.
     """
 
     def __init__(
         self,
         template: keras.Model,
         call: Call,
-        layers: Sequence[keras.Layer] = (),
-        apart: Sequence[keras.Layer] = (),
         compiled: bool = False,
         order: int = 0,
         with_penalties: bool = False,
-        for_slices: bool = True,
-        with_tables: bool = False,
     ):
         self.template = template
-        self.layers = list(layers)
-        self.apart = list(apart)
         self.compiled = compiled
         self.order = order
         self.assigned: dict[str, keras.Variable] = {}
         self.rebuild: Callable[[Sequence[Tensor]], Any] = lambda tensors: tensors
         self.activations: list[str | None] = []
-        self.gradient_rules: dict[int, str] = {}
-        self.cut: Cut | None = None
         self._call = call
-        self._exchange: Exchange = _only_traced
-        self._graphs: Sequence[Any] = ()
         # Types of operations that have no gradient, before all weights.
         self._constants: set[str] = set()
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
         self._with_penalties = with_penalties
-        self._for_slices = for_slices
         self._is_differentiated = order > 0
-        # XLA takes no sparse gradients, and rows have no second derivatives.
-        self._touches_rows = order == 1 and not compiled
         self.arguments, self._restore = split_call(call)
         self.variables = unique(template.variables)
-        self.tables = UnsentTables(self.variables if with_tables else [])
-        if order > 1:
-            self.tables.send_all("a gradient of a gradient is taken, and sums of rows have none")
 
     @functools.cached_property
     def forward(self) -> Any:
-        """The traced function; of a call that is cut, the first segment's."""
-        return self._trace_by_rows() or self._trace_whole()
-
-    def _trace_by_rows(self) -> Any:
-        """The traced function, if some tables may stay where they are."""
-        compiled = self.compiled
-        while self.tables.unsent:
-            try:
-                forward = self._trace_forward()
-            except Exception as error:  # anything: what needs no cut to fail, fails again
-                self.tables.send_all(f"the call can't be cut there ({error})")
-                break
-            functions = [one.function for one in self.cut.segments] if self.cut else [forward]
-            unknown = set().union(*(types_without_gradient(one, []) for one in functions))
-            if unknown:
-                known = ", ".join(sorted(unknown))
-                self.tables.send_all(f"the model has operations without a gradient ({known})")
-            elif not self.tables.send_read():
-                return forward
-        self.compiled = compiled
-        return None
-
-    def _trace_whole(self) -> Any:
+        """The traced function."""
         forward = self._trace_forward()
         if not any(map(is_watched, floats(self.arguments))):
             # A traced function has gradients by all inputs, a tape by those that it watches.
@@ -148,15 +97,11 @@ class Trace:
 
     def _trace_forward(self) -> Any:
         apart = not self.compiled and _is_recurrent(self.template)
-        forward = self._trace_call(apart)
-        if self.compiled and self.cut and self._has_flow(forward, "While", "If", "Case"):
-            # The gradient of a segment can't recompute it, as a compiled loop's must.
-            self.compiled = False
-            forward = self._trace_call(apart)
+        forward = self._trace(self._run, self.compiled, apart=apart)
         # If TensorFlow inlines a call with a loop, it sends the loop's intermediate values to the
         # first device, and back for the gradient. So calls with loops are not inlined.
-        if not self.compiled and self._has_flow(forward, "While") != apart:
-            forward = self._trace_call(not apart)
+        if not self.compiled and has_flow(forward, "While") != apart:
+            forward = self._trace(self._run, self.compiled, apart=not apart)
         return forward
 
     def check_gradients(self) -> None:
@@ -186,23 +131,15 @@ class Trace:
                     "use `replicas='shared'`."
                 )
 
-    def alone(self) -> Trace:
-        """A new trace for a single replica, in which no layer sees other replicas."""
-        trace = Trace(self.template, self._call)
-        trace._is_differentiated = self._is_differentiated
-        return trace
-
-    def __call__(
-        self, state: list[Tensor], call: Arguments, number: Tensor, size: Tensor
-    ) -> LocalResult:
-        """Calls the template, uncut, on the device of the current scope."""
+    def __call__(self, state: list[Tensor], call: Arguments, number: Tensor) -> LocalResult:
+        """Calls the template on the device of the current scope."""
         if tf.executing_eagerly():
-            return LocalResult(**self._run(state, call, number, size))
+            return LocalResult(**self._run(state, call, number))
         if self.compiled and has_flow(self.forward, "While", "If", "Case"):
             # XLA can't pass intermediate values of loops and branches between clusters, so the
             # gradient's cluster recomputes them.
-            return self._recomputed(state, call, number, size)
-        return LocalResult(**self.forward(state, call, number, size))
+            return self._recomputed(state, call, number)
+        return LocalResult(**self.forward(state, call, number))
 
     def activate(self, outputs: Sequence[Tensor]) -> Any:
         """The template's outputs, with the activations that `_run` took off applied again."""
@@ -243,33 +180,14 @@ class Trace:
         """The replica's number in the traced graph: it follows the call's arguments."""
         return self.forward.inputs[len(self.variables) + len(self.batch)]
 
-    def _trace_call(self, apart: bool) -> Any:
-        if not (self.layers or self.tables.unsent):
-            self.cut, self._graphs = None, ()
-            return self._trace(self._run, self.compiled, apart=apart)
-        cut = Cut(lambda function: make_function(function, self.compiled, apart))
-        self._exchange, self._graphs, self.tables.look_up = cut.exchange, cut.graphs, cut.look_up
-        forward = self._trace(lambda *given: cut.run(self._run, given), self.compiled, apart=apart)
-        cut.finish(forward)
-        self.cut = cut if cut.segments else None
-        return forward
-
-    def _has_flow(self, forward: Any, *kinds: str) -> bool:
-        functions = [one.function for one in self.cut.segments] if self.cut else [forward]
-        return any(has_flow(function, *kinds) for function in functions)
-
     def _trace(self, function: Any, compiled: bool, more: Any = (), apart: bool = False) -> Any:
         specs = (
-            [self.tables.spec_of(variable) for variable in self.variables],
-            tf.nest.map_structure(
-                for_any_rows if self._for_slices else tf.type_spec_from_value, self.arguments
-            ),
+            [tf.TensorSpec(one.shape, one._value.dtype) for one in self.variables],
+            tf.nest.map_structure(tf.type_spec_from_value, self.arguments),
             tf.TensorSpec([], tf.int32),
-            tf.TensorSpec([], tf.float32),
         )
-        touching = by_rows_touched() if self._touches_rows else nullcontext()
         # Outside device scopes, so that the function can run on any device.
-        with tf.device(None), touching:
+        with tf.device(None):
             return make_function(function, compiled, apart).get_concrete_function(*specs, *more)
 
     def _recomputed(self, state: list[Tensor], call: Arguments, *rest: Tensor) -> LocalResult:
@@ -293,13 +211,11 @@ class Trace:
         outputs, attributes, losses = substitute(raws[0].differentiable, results)
         return LocalResult(outputs, attributes, losses, raws[0].updates)
 
-    def _gradient(
-        self, state: Any, call: Any, number: Tensor, size: Tensor, upstream: list[Tensor]
-    ) -> list[Any]:
+    def _gradient(self, state: Any, call: Any, number: Tensor, upstream: list[Tensor]) -> list[Any]:
         sources = floats((state, call))
         with tf.GradientTape() as tape:
             tape.watch(self.weights_of(state) if self._constants else sources)
-            results = self._run(state, call, number, size)
+            results = self._run(state, call, number)
         return tape.gradient(
             floats((results["outputs"], results["attributes"], results["losses"])),
             sources,
@@ -307,16 +223,14 @@ class Trace:
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
 
-    def _run(self, state: list[Tensor], call: Any, number: Tensor, size: Tensor) -> dict[str, Any]:
+    def _run(self, state: list[Tensor], call: Any, number: Tensor) -> dict[str, Any]:
         tensors = [set_attributes(tensor, own) for tensor, own in zip(*call)]
         args, kwargs = self._restore(tensors)
-        pairs = zip(self.variables, state)
-        values = [(variable, self.tables.value_of(variable, one)) for variable, one in pairs]
-        scope = ReplicaScope(values, number, self._graphs, self._is_differentiated)
+        values = list(zip(self.variables, state))
+        scope = ReplicaScope(values, number, (), self._is_differentiated)
         constants = dict.fromkeys(self._constants, CONSTANT)
         overriding = tf.compat.v1.get_default_graph().gradient_override_map(constants)
-        exchanging = synchronized(self.layers, size, self._exchange, self.order > 1)
-        with exchanging, scope, overriding, self.tables.looked_up_in(scope):
+        with scope, overriding:
             value = self.template(*args, **kwargs)
             penalties = self._penalties() if self._with_penalties else []
         outputs, self.rebuild = take_apart(value)
@@ -333,14 +247,6 @@ class Trace:
     def _penalties(self) -> list[Tensor]:
         regularized = [v for v in self.template.trainable_weights if v.regularizer is not None]
         return [variable.regularizer(variable.value) for variable in regularized]
-
-
-class NotTracedError(Exception):
-    """Replicas that run eagerly, one after the other, can't exchange values."""
-
-
-def _only_traced(*exchanged: Any) -> Any:
-    raise NotTracedError
 
 
 def _is_recurrent(template: keras.Model) -> bool:

@@ -1,7 +1,7 @@
 """Variables whose parts are stored on several devices.
 
 To Keras such a variable is one `tf.Variable`: it is read, assigned and differentiated as a whole.
-The exchange and the optimizer (`exchange.py`, `placing.py`) use the parts, each on its own device.
+In a step that all devices compute, each has its part (`whole_variables`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.tensors import is_watched, knows_gradient
 from keras_multigpu.engines.tensorflow.weights.division import Division
 from keras_multigpu.engines.values import Tensor
 
-# What the variables of a division stand for, in the scope `acting_as`: a part, by its number.
-_acting: contextvars.ContextVar[tuple[Division, int] | None]
-_acting = contextvars.ContextVar("_acting", default=None)
-# Where divided variables say that they are, in the scope `shown_on`.
-_shown: contextvars.ContextVar[str | None] = contextvars.ContextVar("_shown", default=None)
+_HOST = full_name("cpu:0")
+# Whether a trace of one device is made, in the scope `whole_variables`.
+_are_whole: contextvars.ContextVar[bool] = contextvars.ContextVar("_are_whole", default=False)
+# By the `id` of their link's handle
+_DIVIDED: weakref.WeakValueDictionary[int, DividedVariable] = weakref.WeakValueDictionary()
 _LINKED = "KerasMultigpuLinked"
 """The gradient of a part that is read where no tape is open yet."""
 # The graphs of loops and branches.
@@ -54,14 +55,14 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         for piece, device in zip(pieces, division.devices):
             with tf.device(device):
                 self.parts.append(tf.Variable(piece, trainable=False, dtype=like.dtype))
-        with tf.device(division.devices[0]):
+        with tf.device(_HOST):
             self.link = tf.Variable(
-                # Whoever uses its value (in a `tf.custom_gradient`, say) sees that it is none.
-                tf.fill([], tf.cast(float("nan"), like.dtype)),
-                trainable=like.trainable,
-                dtype=like.dtype,
-                shape=tf.TensorShape(None),  # its gradient has the shape of the whole value
+                tf.zeros(division.shape, like.dtype), trainable=like.trainable, dtype=like.dtype
             )
+            # Its shape is known, and it stores none of it. Whoever uses its value sees that.
+            none = tf.fill([], tf.cast(float("nan"), like.dtype))
+            tf.raw_ops.AssignVariableOp(resource=self.link.handle, value=none, validate_shape=False)
+        _DIVIDED[id(self.link.handle)] = self
         self._name = like.name
         self._changed_in: Any = lambda: None  # the graph of the last assignment
         self._synchronization, self._aggregation = like.synchronization, like.aggregation
@@ -73,15 +74,8 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         )
 
     @property
-    def _part(self) -> tf.Variable | None:
-        """The part that this variable stands for now."""
-        division, number = _acting.get() or (None, 0)
-        return self.parts[number] if division == self.division else None
-
-    @property
     def handle(self) -> Tensor:
-        part = self._part
-        return (self.link if part is None else part).handle
+        return self.link.handle
 
     @property
     def graph(self) -> Any:
@@ -89,13 +83,11 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
 
     @property
     def device(self) -> str:
-        part = self._part
-        return _shown.get() or (self.link if part is None else part).device
+        return self.link.device
 
     @property
     def shape(self) -> tf.TensorShape:
-        part = self._part
-        return tf.TensorShape(self.division.shape) if part is None else part.shape
+        return tf.TensorShape(self.division.shape)
 
     @property
     def dtype(self) -> tf.DType:
@@ -121,9 +113,8 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         return self.read_value()
 
     def read_value(self) -> Tensor:
-        part = self._part
-        if part is not None:
-            return part.read_value()
+        if in_trace():
+            return self.link.read_value()
         graph = tf.compat.v1.get_default_graph()
         if type(graph).__name__ in _BODIES:
             # For gradients they make zeros like what they read, so they can't read the link.
@@ -160,9 +151,6 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
             return tf.raw_ops.IdentityN(input=inputs)[0]
 
     def numpy(self) -> np.ndarray:
-        part = self._part
-        if part is not None:
-            return part.numpy()
         return np.concatenate([part.numpy() for part in self.parts], self.division.axis)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Tensor:
@@ -190,9 +178,9 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         return self._change("scatter_update", sparse_delta)
 
     def _change(self, method: str, value: Tensor) -> DividedVariable:
-        """Changes the parts, each on its device, or the one that this variable stands for."""
-        if self._part is not None:
-            getattr(self._part, method)(value)
+        """Changes the parts, each on its device."""
+        if in_trace():
+            getattr(self.link, method)(value)
             return self
         self._changed_in = weakref.ref(tf.compat.v1.get_default_graph())
         if not isinstance(value, tf.IndexedSlices):
@@ -230,6 +218,29 @@ if not knows_gradient(_LINKED):  # this module may be loaded again
     tf.RegisterGradient(_LINKED)(_gradient_of_linked)
 
 
+@contextlib.contextmanager
+def whole_variables() -> Iterator[None]:
+    """Scope of a trace of one device: a divided variable is its link, as if that were whole.
+
+    Whoever runs the trace gives it the parts.
+    """
+    token = _are_whole.set(True)
+    try:
+        yield
+    finally:
+        _are_whole.reset(token)
+
+
+def in_trace() -> bool:
+    """Whether a trace of one device is made."""
+    return _are_whole.get() and not tf.executing_eagerly()
+
+
+def divided_of(handle: Any) -> DividedVariable | None:
+    """The divided variable of whose link this is the handle; `None` if there is none."""
+    return _DIVIDED.get(id(handle))
+
+
 def parts_of(variable: keras.Variable) -> Sequence[tf.Variable]:
     """The TensorFlow variables that store a variable's value: one, or those of its parts."""
     value = variable._value
@@ -240,26 +251,6 @@ def division_of(variable: Any) -> Division | None:
     """How a variable is divided; `None` if it is whole."""
     value = variable._value if isinstance(variable, keras.Variable) else variable
     return value.division if isinstance(value, DividedVariable) else None
-
-
-@contextlib.contextmanager
-def acting_as(division: Division, number: int) -> Iterator[None]:
-    """Scope in which every variable of this division is its part of this number."""
-    token = _acting.set((division, number))
-    try:
-        yield
-    finally:
-        _acting.reset(token)
-
-
-@contextlib.contextmanager
-def shown_on(device: str) -> Iterator[None]:
-    """Scope in which divided variables say that they are on a device: Keras makes slots there."""
-    token = _shown.set(device)
-    try:
-        yield
-    finally:
-        _shown.reset(token)
 
 
 @contextlib.contextmanager

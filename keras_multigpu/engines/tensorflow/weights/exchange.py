@@ -1,33 +1,24 @@
-"""Sends weights to the replicas' devices, and their gradients back.
+"""Sends the values of variables to the towers' replicas, and brings their gradients home.
 
-A weight goes from its variable's device, its *home*, to a hub, and from there to every device. A
-gradient goes from every device to a hub, which sums, and the sum goes home. Each host has its
-hubs, so a weight, and the sum of a host's gradients, crosses between two hosts once. A weight that
-one replica uses and stores on its own device is not sent. Each part of a divided variable has its
-own home and its own routes (`routes.py`).
+What one replica uses and stores on its own device is not sent. The rest goes through hubs, so that
+no device carries much more than the others.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.shared import given_value
-from keras_multigpu.engines.tensorflow.cluster.peers import Peers
-from keras_multigpu.engines.tensorflow.names import full_name
-from keras_multigpu.engines.tensorflow.weights.divided import division_of
-from keras_multigpu.engines.tensorflow.weights.lookups import Table
-from keras_multigpu.engines.tensorflow.weights.reading import (
-    dtype_of,
-    home_of,
-    joined,
-    may_train,
-    parts_at_home,
-)
-from keras_multigpu.engines.tensorflow.weights.routes import Route, find_routes
-from keras_multigpu.engines.tensorflow.weights.sums import Sums
+from keras_multigpu.engines.tensorflow.names import full_name, host_of
+from keras_multigpu.engines.tensorflow.tensors import add
+from keras_multigpu.engines.tensorflow.weights.hubs import Part, divide, shares_back, shares_out
+from keras_multigpu.engines.tensorflow.weights.reading import dtype_of, home_of, may_train, read
+from keras_multigpu.engines.tensorflow.weights.rows import add_rows, merge_rows
 from keras_multigpu.engines.values import Tensor
 
 
@@ -37,32 +28,14 @@ class Exchange:
     Args:
         states: each replica's variables, in the template's order.
         devices: each replica's device.
-        wire_dtype: the type in which watched weights and their gradients are sent; `None` keeps
-            their own.
-        rules: how to merge gradients that are not plain sums, by the variable's `id`.
-        default: how to merge the other gradients of rows; `None` concatenates them.
-        peers: joined processes with more replicas; `None` if there are none.
-        by_rows: the tables, by `id`, that stay where they are; replicas get none of their rows.
 
     Attributes:
-        peers: the argument.
+        devices: the argument.
         watched: trainable variables, and others that a tape watches.
     """
 
-    def __init__(
-        self,
-        states: Sequence[Sequence[keras.Variable]],
-        devices: Sequence[str],
-        wire_dtype: str | None,
-        rules: Mapping[int, str],
-        default: str | None = None,
-        peers: Peers | None = None,
-        by_rows: Collection[int] = (),
-    ):
-        self.peers = peers
-        self._by_rows = by_rows
+    def __init__(self, states: Sequence[Sequence[keras.Variable]], devices: Sequence[str]):
         self.devices = tuple(map(full_name, devices))
-        self.wire_dtype = wire_dtype
         self._variables: dict[int, keras.Variable] = {}
         self._users: dict[int, list[int]] = {}
         for replica, variables in enumerate(states):
@@ -70,32 +43,15 @@ class Exchange:
                 self._variables[id(variable)] = variable
                 self._users.setdefault(id(variable), []).append(replica)
         self.watched = [v for v in self._variables.values() if may_train(v)]
-        self._are_watched = set(map(id, self.watched))
-        sent = self._variables.keys() - set(by_rows)
-        users = [(one, self._users[key]) for key, one in self._variables.items() if key in sent]
-        self._routes = find_routes(users, self.devices, self._are_watched)
-        self._sums = Sums(
-            self.devices, self._routes, self._wire, wire_dtype, rules, default, peers, by_rows
-        )
+        users = [(one, self._users[key]) for key, one in self._variables.items()]
+        self._routes = _find_routes(users, self.devices, set(map(id, self.watched)))
 
     def watched_of(self, replica: int) -> list[int]:
         """The keys of a replica's watched variables."""
         return [id(v) for v in self.watched if replica in self._users[id(v)]]
 
-    def tables(
-        self, weights: dict[int, Tensor], hide: Callable[[Tensor], Tensor]
-    ) -> dict[int, Table]:
-        """The tables that stay where they are; the arguments are those of `send`."""
-        found = {}
-        for key in self._by_rows:
-            variable = self._variables[key]
-            division = division_of(variable)
-            assert division is not None
-            found[key] = Table(variable, division, self._parts(variable, weights, hide))
-        return found
-
     def send(
-        self, weights: dict[int, Tensor], hide: Callable[[Tensor], Tensor]
+        self, weights: Mapping[int, Tensor], hide: Callable[[Tensor], Tensor]
     ) -> list[dict[int, Tensor]]:
         """Every variable's value for each of its replicas, by the variable's `id`.
 
@@ -106,64 +62,151 @@ class Exchange:
         keep = tf.identity if tf.executing_eagerly() else tf.convert_to_tensor
         states: list[dict[int, Tensor]] = [{} for _ in self.devices]
         for key, variable in self._variables.items():
-            if key in self._by_rows:
-                for replica in self._users[key]:
+            with tf.device(home_of(variable)):
+                given = hide(weights[key]) if key in weights else given_value(variable)
+                value = read(variable) if given is None else given
+            for route in self._routes[key]:
+                relayed = route.pass_on(value)
+                for replica in route.replicas:
                     with tf.device(self.devices[replica]):
-                        none = tf.zeros([0, *variable.shape[1:]], dtype_of(variable))
-                        states[replica][key] = none
-                continue
-            values = self._parts(variable, weights, hide)
-            found: dict[int, list[Tensor]] = {replica: [] for replica in self._users[key]}
-            for value, routes in zip(values, self._routes[key]):
-                self._send(value, routes, variable, found)
-            for replica, parts in found.items():
-                with tf.device(self.devices[replica]):
-                    states[replica][key] = keep(
-                        tf.cast(joined(parts, variable), dtype_of(variable))
-                    )
+                        is_home = self.devices[replica] == route.home
+                        arrived = value if is_home else route.join(relayed)
+                        states[replica][key] = keep(tf.cast(arrived, dtype_of(variable)))
         return states
 
-    def _parts(
-        self,
-        variable: keras.Variable,
-        weights: dict[int, Tensor],
-        hide: Callable[[Tensor], Tensor],
-    ) -> Sequence[Tensor]:
-        key = id(variable)
+    def sum(self, gradients: Sequence[Mapping[int, Tensor | None]]) -> list[Tensor | None]:
+        """Sums the replicas' gradients of every watched weight, on the weight's device."""
+        with tf.name_scope("gradients"):  # reports recognize gradients by this name
+            return [self._sum(gradients, variable) for variable in self.watched]
+
+    def _sum(
+        self, gradients: Sequence[Mapping[int, Tensor | None]], variable: keras.Variable
+    ) -> Tensor | None:
+        sums = []
+        for route in self._routes[id(variable)]:
+            sent: dict[str, Tensor] = {}
+            for device, own in self._by_device(gradients, variable, route.replicas).items():
+                with tf.device(device):
+                    sent[device] = _add(own, variable)
+            if sent:
+                sums.append(self._on_host(sent, route, variable))
         with tf.device(home_of(variable)):
-            given = hide(weights[key]) if key in weights else given_value(variable)
-            return parts_at_home(variable, given)
+            return _add(sums, variable) if sums else None
 
-    def _send(
+    def _by_device(
         self,
-        value: Tensor,
-        routes: Sequence[Route],
+        gradients: Sequence[Mapping[int, Tensor | None]],
         variable: keras.Variable,
-        found: dict[int, list[Tensor]],
-    ) -> None:
-        """Sends a weight, or a part of it, to its replicas."""
-        for route in routes:
-            with tf.device(route.home):
-                is_sent = id(variable) in self._are_watched
-                value = tf.cast(value, self._wire(variable) if is_sent else value.dtype)
-            relayed = route.pass_on(value)
-            for replica in route.replicas:
-                with tf.device(self.devices[replica]):
-                    is_home = self.devices[replica] == route.home
-                    found[replica].append(value if is_home else route.join(relayed))
+        replicas: Sequence[int],
+    ) -> dict[str, list[Tensor]]:
+        found: dict[str, list[Tensor]] = {}
+        for replica in replicas:
+            gradient = gradients[replica][id(variable)]
+            if gradient is not None:
+                found.setdefault(self.devices[replica], []).append(gradient)
+        return found
 
-    def sum(
-        self,
-        gradients: Sequence[dict[int, Tensor | None]],
-        by_tables: Mapping[int, Sequence[Sequence[Tensor]]],
-    ) -> list[Tensor | None]:
-        """Sums the replicas' gradients of every watched weight, on the weight's device.
+    def _on_host(self, sent: dict[str, Tensor], route: _Route, variable: keras.Variable) -> Tensor:
+        """Sums the gradients that a host's devices have sent."""
+        if len(sent) < 2:
+            return next(iter(sent.values()))
+        if any(isinstance(gradient, tf.IndexedSlices) for gradient in sent.values()):
+            with tf.device(route.home if route.home in sent else next(iter(sent))):
+                return _add(list(sent.values()), variable)
+        return route.sum(sent)
 
-        `by_tables` has the gradients of the parts of tables that stay where they are, for each
-        lookup.
-        """
-        return self._sums.of(self.watched, gradients, by_tables)
 
-    def _wire(self, variable: keras.Variable) -> str:
-        is_sent = len(self.devices) > 1 or self.peers is not None
-        return self.wire_dtype if self.wire_dtype and is_sent else dtype_of(variable)
+def _add(gradients: list[Tensor], variable: keras.Variable) -> Tensor:
+    """Sums gradients of replicas of the same batch: equal rows are added place by place."""
+    if len(gradients) < 2 or not all(isinstance(one, tf.IndexedSlices) for one in gradients):
+        return add(gradients)
+    if getattr(variable, "names_rows_once", False):
+        return merge_rows(add(gradients))
+    return functools.reduce(add_rows, gradients)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Route:
+    """The route between a weight and its replicas on one host, through hubs.
+
+    Attributes:
+        home: the device that stores it.
+        shape: its shape.
+        replicas: the replicas' numbers.
+        out: the pieces of the weight that hubs pass on.
+        back: the pieces of its gradients that hubs sum.
+    """
+
+    home: str
+    shape: tf.TensorShape
+    replicas: tuple[int, ...]
+    out: tuple[Part, ...]
+    back: tuple[Part, ...]
+
+    def pass_on(self, value: Tensor) -> list[Tensor]:
+        """The pieces of the weight, each on its hub."""
+        with tf.device(self.home):
+            pieces = _cut(value, self.out)
+        passed = []
+        for part, piece in zip(self.out, pieces):
+            with tf.device(part.hub):
+                passed.append(tf.identity(piece))
+        return passed
+
+    def join(self, pieces: Sequence[Tensor]) -> Tensor:
+        """Undoes the cut into pieces."""
+        return pieces[0] if len(pieces) == 1 else tf.reshape(tf.concat(pieces, 0), self.shape)
+
+    def sum(self, sent: Mapping[str, Tensor]) -> Tensor:
+        """Has the hubs add the gradients of several devices, and joins the sums at home."""
+        pieces = []
+        for device, gradient in sent.items():
+            with tf.device(device):
+                pieces.append(_cut(gradient, self.back))
+        sums = []
+        for part, column in zip(self.back, zip(*pieces)):
+            with tf.device(part.hub):
+                sums.append(tf.add_n(list(column)))
+        with tf.device(self.home):
+            return self.join(sums)
+
+
+def _find_routes(
+    users: Sequence[tuple[keras.Variable, Sequence[int]]],
+    devices: Sequence[str],
+    watched: Collection[int],
+) -> dict[int, list[_Route]]:
+    """Every variable's routes, one for each host; hubs are chosen to balance the traffic.
+
+    `users` has the replicas of each variable, `watched` the `id`s of variables with gradients.
+    """
+    stored = {id(variable): variable for variable, _ in users}
+    groups: dict[tuple[int, ...], dict[str, list[int]]] = {}
+    for variable, replicas in users:
+        hosts: dict[str, list[int]] = {}
+        for replica in replicas:
+            hosts.setdefault(host_of(devices[replica]), []).append(replica)
+        for own in hosts.values():
+            homes = groups.setdefault(tuple(own), {})
+            homes.setdefault(home_of(variable), []).append(id(variable))
+    sizes = {key: tf.TensorShape(one.shape).num_elements() for key, one in stored.items()}
+    found: dict[int, list[_Route]] = {key: [] for key in stored}
+    for replicas, homes in groups.items():
+        own_devices = list(dict.fromkeys(devices[replica] for replica in replicas))
+        loads = {one: sum(sizes[key] for key in homes.get(one, ())) for one in own_devices}
+        for home, keys in homes.items():
+            trained = {key: sizes[key] for key in keys if key in watched}
+            out = divide({key: sizes[key] for key in keys}, shares_out(loads, home))
+            back = divide(trained, shares_back(loads, home))
+            for key in keys:
+                shape = tf.TensorShape(stored[key].shape)
+                route = _Route(home, shape, tuple(replicas), out[key], back.get(key, ()))
+                found[key].append(route)
+    return found
+
+
+def _cut(value: Tensor, parts: Sequence[Part]) -> list[Tensor]:
+    """Cuts a tensor into flat pieces; returns it unchanged if there is only one."""
+    if len(parts) == 1:
+        return [value]
+    return tf.split(tf.reshape(value, [-1]), [part.stop - part.start for part in parts])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,41 +10,15 @@ import tensorflow as tf
 
 from keras_multigpu.engines.optimizers import claim, clip_by, inner_optimizers
 from keras_multigpu.engines.tensorflow.names import full_name
-from keras_multigpu.engines.tensorflow.weights.divided import (
-    DividedVariable,
-    acting_as,
-    division_of,
-    on_device,
-    shown_on,
-)
+from keras_multigpu.engines.tensorflow.weights.divided import DividedVariable, division_of
 from keras_multigpu.engines.tensorflow.weights.division import Division
-from keras_multigpu.engines.tensorflow.weights.lookups import split_rows
 from keras_multigpu.engines.values import Tensor
-
-# The slots of divided variables, by TensorFlow's id of the variable.
-_SLOTS: weakref.WeakKeyDictionary[keras.Optimizer, dict[str, list[keras.Variable]]]
-_SLOTS = weakref.WeakKeyDictionary()
-# Optimizers that compute each element of a weight and its slots by itself.
-_ELEMENTWISE = (
-    keras.optimizers.SGD,
-    keras.optimizers.RMSprop,
-    keras.optimizers.Adam,
-    keras.optimizers.AdamW,
-    keras.optimizers.Adadelta,
-    keras.optimizers.Adagrad,
-    keras.optimizers.Adamax,
-    keras.optimizers.Nadam,
-    keras.optimizers.Ftrl,
-    keras.optimizers.Lion,
-)
 
 
 def place_updates(optimizer: keras.Optimizer) -> None:
     """Makes an optimizer create and update a variable's slots on the variable's device.
 
-    Unpatched, it keeps all slots on the first device, and sends gradients and weights there. The
-    slots of a divided variable are divided with it; its parts are updated by themselves if the
-    optimizer's mathematics allow it.
+    Unpatched, it keeps all slots on the first device, and sends gradients and weights there.
     """
     if "update_step" in vars(optimizer):
         if optimizer.built:
@@ -60,61 +33,15 @@ def place_updates(optimizer: keras.Optimizer) -> None:
     make_slot, update = optimizer.add_variable_from_reference, optimizer.update_step
 
     def make_slot_there(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-        division = division_of(reference_variable)
-        if division is None:
-            with tf.device(_device_of(reference_variable)):
-                return make_slot(reference_variable, *args, **kwargs)
-        with tf.init_scope(), shown_on(full_name("cpu:0")):
-            slot = make_slot(reference_variable, *args, **kwargs)
-        move_variable(slot, division)
-        _slots_of(optimizer, reference_variable).append(slot)
-        return slot
+        with tf.device(_device_of(reference_variable)):
+            return make_slot(reference_variable, *args, **kwargs)
 
     def update_there(gradient: Any, variable: Any, *args: Any) -> None:
-        gradient, division = _before_reduction(gradient), division_of(variable)
-        if division is None or not _is_by_parts(optimizer, variable, division):
-            with tf.device(_device_of(variable)):
-                return update(gradient, variable, *args)
-        for number, part in enumerate(_parts_of_gradient(gradient, division)):
-            with acting_as(division, number), on_device(division.devices[number]):
-                update(part, variable, *args)
+        with tf.device(_device_of(variable)):
+            update(_before_reduction(gradient), variable, *args)
 
     optimizer.add_variable_from_reference = make_slot_there
     optimizer.update_step = update_there
-    if type(optimizer) in _ELEMENTWISE:
-        optimizer._apply_weight_decay = _by_parts(optimizer._apply_weight_decay)
-
-
-def _slots_of(optimizer: keras.Optimizer, variable: Any) -> list[keras.Variable]:
-    """The slots of a divided variable, as far as they have its shape."""
-    value = variable._value if isinstance(variable, keras.Variable) else variable
-    return _SLOTS.setdefault(optimizer, {}).setdefault(value._unique_id, [])
-
-
-def _is_by_parts(optimizer: keras.Optimizer, variable: Any, division: Division) -> bool:
-    """Whether an optimizer can update the parts of a divided variable by themselves."""
-    if type(optimizer) not in _ELEMENTWISE:
-        return False
-    slots = _slots_of(optimizer, variable)
-    if not slots:  # it has none, or they are not known
-        return all(tuple(slot.shape) != division.shape for slot in optimizer.variables)
-    return all(division_of(slot) == division for slot in slots)
-
-
-def _by_parts(apply_to: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
-    """Has a function of a list of variables change the parts of divided ones by themselves."""
-
-    def apply_by_parts(variables: list[Any]) -> None:
-        apply_to([one for one in variables if division_of(one) is None])
-        for variable in variables:
-            division = division_of(variable)
-            if division is None:
-                continue
-            for number, device in enumerate(division.devices):
-                with acting_as(division, number), on_device(device):
-                    apply_to([variable])
-
-    return apply_by_parts
 
 
 def _place_inner(optimizer: keras.Optimizer) -> None:
@@ -137,15 +64,13 @@ def _move_slots(optimizer: keras.Optimizer) -> None:
     """
     known = sorted(optimizer._trainable_variables, key=lambda one: len(one.path), reverse=True)
     taken = set()  # of weights with the same path, each has its own slots
-    _SLOTS.pop(optimizer, None)
     for slot in optimizer.variables:
         for variable in known:
             is_named = slot.name.startswith(f"{variable.path.replace('/', '_')}_")
             is_free = (id(variable), slot.name) not in taken
             if is_named and is_free and slot.shape == variable.shape:
                 taken.add((id(variable), slot.name))
-                move_variable(slot, division_of(variable) or _device_of(variable))
-                _slots_of(optimizer, variable).append(slot)
+                move_variable(slot, _device_of(variable))
                 break
 
 
@@ -241,29 +166,8 @@ def _before_reduction(gradient: Any) -> Any:
     return _source(gradient)
 
 
-def _source(tensor: Tensor, kinds: Sequence[str] = ("IdentityN",)) -> Tensor:
-    """What a tensor is the same as, before operations of some kinds."""
-    while tensor.op.type in kinds:
+def _source(tensor: Tensor) -> Tensor:
+    """What a tensor is the same as, before it was passed on with others."""
+    while tensor.op.type == "IdentityN":
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
-
-
-def _parts_of_gradient(gradient: Any, division: Division) -> list[Any]:
-    """The parts of a gradient: those that it was just joined of, if it was."""
-    if tf.executing_eagerly():
-        return division.split(gradient)
-    if isinstance(gradient, tf.IndexedSlices):
-        flat = (gradient.values, gradient.indices)
-        values, rows = (_source(one, ("Identity", "IdentityN")) for one in flat)
-        joined_rows = tf.IndexedSlices(values, rows, gradient.dense_shape)
-        found = None if division.axis else split_rows(joined_rows, division)
-        if found is not None:
-            return found
-    else:
-        joined = _source(tf.convert_to_tensor(gradient), ("Identity", "IdentityN")).op
-        if joined.type == "ConcatV2" and tf.get_static_value(joined.inputs[-1]) == division.axis:
-            parts = list(joined.inputs[:-1])
-            sizes = tuple(part.shape[division.axis] for part in parts)
-            if sizes == division.sizes:
-                return parts
-    return division.split(gradient)

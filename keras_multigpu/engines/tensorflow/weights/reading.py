@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.shared import given_value
 from keras_multigpu.engines.tensorflow.tensors import is_watched
-from keras_multigpu.engines.tensorflow.weights.divided import DividedVariable, division_of
+from keras_multigpu.engines.tensorflow.weights.divided import DividedVariable
 from keras_multigpu.engines.values import Tensor
-
-
-def parts_at_home(variable: keras.Variable, value: Tensor | None) -> Sequence[Tensor]:
-    """The value of each part of a variable, at its home; of the whole, if it is not divided."""
-    stored_as, division = variable._value, division_of(variable)
-    if division is None:
-        return [read(variable) if value is None else value]
-    assert isinstance(stored_as, DividedVariable)
-    return stored_as.read_parts() if value is None else division.split(value)
-
-
-def joined(parts: Sequence[Tensor], variable: keras.Variable) -> Tensor:
-    """A value of its parts."""
-    division = division_of(variable)
-    return parts[0] if division is None else tf.concat(parts, division.axis)
 
 
 def read(variable: keras.Variable) -> Tensor:

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.tensors import add, gradient_order
+from keras_multigpu.engines.tensorflow.tensors import add
 from keras_multigpu.engines.values import Tensor
 
 # The columns of indices in a block, and the largest number of blocks.
 _COLUMNS, _MOST_BLOCKS = 16, 16
-
-_by_rows_touched = contextvars.ContextVar[bool | None]("_by_rows_touched", default=None)
-
-
-@contextlib.contextmanager
-def by_rows_touched(is_allowed: bool = True) -> Iterator[None]:
-    """Scope in which table gradients are sparse, also where the layer asked for dense ones.
-
-    Replicas then send only the touched rows, which are summed where they arrive. With
-    `is_allowed=False`, scopes within this one have no effect.
-    """
-    token = _by_rows_touched.set(is_allowed and _by_rows_touched.get() is not False)
-    try:
-        yield
-    finally:
-        _by_rows_touched.reset(token)
 
 
 def sum_rows(
@@ -42,32 +24,28 @@ def sum_rows(
     """
     if indices.dtype not in (tf.int32, tf.int64):
         indices = tf.cast(indices, tf.int64)
-    # Dense for half precision, which is summed in float32 here, and for a tape in the template,
-    # which may ask for second derivatives.
-    may_touch = _by_rows_touched.get() is True and table.dtype.size >= 4
-    sparse_gradient = sparse_gradient or (may_touch and not gradient_order([table]))
     # The gradient uses them in the graph of this call, wherever they come from.
     table, indices = tf.identity(table), tf.identity(indices)
     weights = None if weights is None else tf.identity(weights)
-    gradient = _of_rows_touched if sparse_gradient else _of_all_rows
+    gradient = of_rows_touched if sparse_gradient else of_all_rows
     if weights is None:
 
         @tf.custom_gradient
         def unweighted(table: Tensor) -> Any:
             def backward(upstream: Tensor) -> Tensor:
-                return gradient(upstream, indices, None, table)
+                return gradient(upstream, indices, None, table.shape, table.dtype)
 
-            return _sum(table, indices, None), backward
+            return add_up(table, indices, None), backward
 
         return unweighted(table)
 
     @tf.custom_gradient
     def weighted(table: Tensor, weights: Tensor) -> Any:
         def backward(upstream: Tensor) -> tuple[Tensor, Tensor]:
-            by_weights = tf.reduce_sum(tf.gather(table, indices) * upstream[:, None], axis=2)
-            return gradient(upstream, indices, weights, table), by_weights
+            by_weights = of_weights(table, upstream, indices)
+            return gradient(upstream, indices, weights, table.shape, table.dtype), by_weights
 
-        return _sum(table, indices, weights), backward
+        return add_up(table, indices, weights), backward
 
     return weighted(table, weights)
 
@@ -98,7 +76,8 @@ def add_rows(one: Any, other: Any) -> Any:
     return tf.IndexedSlices(values, indices, one.dense_shape)
 
 
-def _sum(table: Tensor, indices: Tensor, weights: Tensor | None) -> Tensor:
+def add_up(table: Tensor, indices: Tensor, weights: Tensor | None) -> Tensor:
+    """The sums of rows."""
     sums = []
     for numbers, own in _blocks(indices, weights):
         taken = tf.gather(table, numbers)
@@ -107,21 +86,29 @@ def _sum(table: Tensor, indices: Tensor, weights: Tensor | None) -> Tensor:
     return tf.cast(tf.add_n(sums), table.dtype)
 
 
-def _of_all_rows(
-    upstream: Tensor, indices: Tensor, weights: Tensor | None, table: Tensor
+def of_weights(table: Tensor, upstream: Tensor, indices: Tensor) -> Tensor:
+    """The gradient of the weights."""
+    return tf.reduce_sum(tf.gather(table, indices) * upstream[:, None], axis=2)
+
+
+def of_all_rows(
+    upstream: Tensor, indices: Tensor, weights: Tensor | None, shape: Any, dtype: tf.DType
 ) -> Tensor:
-    total = tf.zeros(table.shape, wide(upstream).dtype)
+    """The gradient of a table of this shape and type."""
+    total = tf.zeros(shape, wide(upstream).dtype)
     for numbers, own in _blocks(indices, weights):
         parts, places = _parts(upstream, numbers, own)
         total = tf.tensor_scatter_nd_add(total, places[:, None], parts)
-    return tf.cast(total, table.dtype)
+    return tf.cast(total, dtype)
 
 
-def _of_rows_touched(
-    upstream: Tensor, indices: Tensor, weights: Tensor | None, table: Tensor
+def of_rows_touched(
+    upstream: Tensor, indices: Tensor, weights: Tensor | None, shape: Any, dtype: tf.DType
 ) -> tf.IndexedSlices:
-    merged = merge_rows(tf.IndexedSlices(*_parts(upstream, indices, weights), tf.shape(table)))
-    return tf.IndexedSlices(tf.cast(merged.values, table.dtype), merged.indices, tf.shape(table))
+    """The gradient's rows that are touched, each once."""
+    shape = tf.constant(list(shape), tf.int32)
+    merged = merge_rows(tf.IndexedSlices(*_parts(upstream, indices, weights), shape))
+    return tf.IndexedSlices(tf.cast(merged.values, dtype), merged.indices, shape)
 
 
 def _parts(upstream: Tensor, indices: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -211,6 +211,6 @@ def test_a_step_waits_while_others_read(monkeypatch):
 
     monkeypatch.setattr(joint, "exchange", exchange)
     mesh = types.SimpleNamespace(device_ids=np.arange(2))
-    assert joint.compare_steps([np.ones(3)], "train_step", 0, mesh, group) == [3, 3]
+    assert joint.compare_steps([np.ones(3)], "train_step", 0, 0, mesh, group) == [3, 3]
     assert seen == [[mine[0][0], WEIGHTS]]
     assert len(mine) == 2

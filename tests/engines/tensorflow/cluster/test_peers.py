@@ -9,8 +9,7 @@ from keras_multigpu.engines.tensorflow import runners
 from keras_multigpu.engines.tensorflow.cluster import collectives, peers
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches, Ledger
 from keras_multigpu.engines.tensorflow.names import full_name
-from keras_multigpu.engines.tensorflow.results import LocalResult
-from keras_multigpu.engines.values import Plan, Request
+from keras_multigpu.engines.values import Request
 
 
 @pytest.fixture(scope="module")
@@ -56,38 +55,6 @@ def together(pair, call):
     return tf.nest.map_structure(lambda one: one.numpy(), step())
 
 
-def test_each_process_gets_the_results_of_all(pair):
-    rows = tf.constant([2, 3, 1])
-
-    def call(one):
-        results = []
-        for replica in one.own:
-            shape = [rows[replica], 2]
-            outputs = [
-                tf.fill(shape, float(replica)),
-                tf.fill(shape, tf.cast(replica, tf.float64)),
-                tf.fill([replica + 1], replica == 1),
-            ]
-            seed = tf.constant([0xFFFFFFF0 + replica, 7], tf.uint32)
-            updates = {"9": seed, "10": tf.constant(0.5 + replica)}
-            mask = {"_keras_mask": tf.fill(shape, True)}
-            losses = [tf.constant(float("nan"))]
-            results.append(LocalResult(outputs, [mask, {}, {}], losses, updates))
-        return [vars(result) for result in one.results(results, ["9", "10", "11"])]
-
-    for found in together(pair, call):
-        for replica, size in enumerate([2, 3, 1]):
-            first, second, third = found[replica]["outputs"]
-            np.testing.assert_array_equal(first, np.full([size, 2], replica, "float32"))
-            assert second.dtype == "float64"
-            np.testing.assert_array_equal(third, np.full(replica + 1, replica == 1))
-            assert found[replica]["attributes"][0]["_keras_mask"].all()
-            assert np.isnan(found[replica]["losses"][0])
-            updates = found[replica]["updates"]
-            np.testing.assert_array_equal(updates["9"], [0xFFFFFFF0 + replica, 7])
-            assert updates["10"] == 0.5 + replica
-
-
 def test_gradients_are_summed(pair):
     large = np.arange(3_000_000, dtype="float32")  # more than a bucket
 
@@ -117,7 +84,7 @@ def test_rows_of_other_lengths(pair):
 
 def test_what_cannot_cross_is_refused(pair):
     with pytest.raises(ValueError, match="exchange numbers and flags. Received: .* 'string'"):
-        together(pair, lambda one: one.complete([tf.constant("a")] * len(one.own)))
+        together(pair, lambda one: one.of_processes([tf.constant("a")]))
 
 
 def test_gradients_of_gradients_are_refused(pair):
@@ -311,18 +278,16 @@ def test_what_is_not_done_is_refused(pair, monkeypatch):
     monkeypatch.setattr(runners, "batches_of", lambda peers: None)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     devices = ("cpu:0", "cpu:1", "cpu:2")
-    runner = runners.SliceRunner(model, devices)
-    plan = Plan(is_whole=True, obstacle="its rows depend on each other")
-    with pytest.raises(ValueError, match="must be sliced, on TensorFlow. Received: .* rows depend"):
-        runner.run([((tf.zeros([2, 2]),), {})], [None], plan)
+    runner = runners.PartitionRunner(model, devices)
+    with pytest.raises(ValueError, match="`parallel.function` needs devices of one process. Rec"):
+        runner.function(lambda x: x, None, None)
     call = ((tf.ones([2, 2]),), {})
-    assert runner.plan(call, compiled=False).is_whole  # outside `fit`, each computes alone
-    with (
-        tf.GradientTape(),
-        pytest.raises(ValueError, match="gradients within `fit` and `train_on_batch` only"),
-    ):
-        runner.plan(call, compiled=False)
+    outputs = runner.call(call).outputs  # outside `fit`, each computes alone
+    np.testing.assert_allclose(outputs, model(tf.ones([2, 2])))
+    told = "gradients within `fit` and `train_on_batch` only"
+    with tf.GradientTape(), pytest.raises(ValueError, match=told):
+        runner.call(call)
     with pytest.raises(
         ValueError, match="`shard` must be None on devices of several .*shard=.weights."
     ):
-        runners.SliceRunner.check(Request("data", model, devices, {"shard": "weights"}))
+        runners.PartitionRunner.check(Request("data", model, devices, {"shard": "weights"}))

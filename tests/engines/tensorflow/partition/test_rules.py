@@ -6,13 +6,17 @@ import pytest
 import tensorflow as tf
 from support.rule_cases import CASES
 from support.rule_cases.case import case
-from support.rule_cases.check import check, check_elsewhere
+from support.rule_cases.check import check, check_elsewhere, check_sharded
 
+from keras_multigpu.engines.tensorflow.partition.order import CHECKS
 from keras_multigpu.engines.tensorflow.partition.rules import RULES, control, lists, sparse, state
 from keras_multigpu.engines.tensorflow.partition.rules.random import draw_whole
 
 # Tested where whole steps are.
-ELSEWHERE = {*control.RULES, *lists.RULES, *sparse.RULES, *state.RULES} - {"AddN", "ZerosLike"}
+ELSEWHERE = {*control.RULES, *lists.RULES, *sparse.RULES, *state.RULES, *CHECKS} - {
+    "AddN",
+    "ZerosLike",
+}
 EVERY = [
     pytest.param(one, id=f"{kind}-{n}")
     for kind, all_ in CASES.items()
@@ -108,3 +112,9 @@ def test_drawn(case):
 @pytest.mark.parametrize("case", EVERY[::4])
 def test_elsewhere(case):
     check_elsewhere(case)
+
+
+@pytest.mark.thin(4)
+@pytest.mark.parametrize("case", EVERY[::3])
+def test_sharded(case):
+    check_sharded(case)

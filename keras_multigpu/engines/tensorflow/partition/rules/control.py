@@ -21,6 +21,7 @@ from keras_multigpu.engines.tensorflow.partition.inner import Inner
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Partial, Value
 from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.rules.tables import FUNCTIONS
 from keras_multigpu.engines.tensorflow.partition.states import State, joined, state_of
 
 RULES = Table()
@@ -49,6 +50,8 @@ def ways(planner: Planner, values: Sequence[Value]) -> tuple[str, ...]:
 
     if any(value.is_spread or may_have_rows(value) for value in values):
         return EACH_DEVICE, ALL_DEVICES, ONE_DEVICE
+    if any(value.is_sharded for value in values):
+        return ALL_DEVICES, ONE_DEVICE
     return (ONE_DEVICE,)
 
 
@@ -70,7 +73,8 @@ def _sums(planner: Planner, values: Sequence[Value]) -> list[Value]:
     found = []
     for value in values:
         if isinstance(value.layout, Partial):
-            value = planner.value(value.dtype, value.dims, WHOLE, planner.get(value, WHOLE))
+            layout = planner.shard_of(value) or WHOLE
+            value = planner.value(value.dtype, value.dims, layout, planner.get(value, layout))
         found.append(value)
     return found
 
@@ -88,6 +92,9 @@ def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     graph = graph_of(op, "f")
     if graph is None:
         return None
+    found = FUNCTIONS.get(graph.name, lambda *_: None)(planner, op, values)
+    if found is not None and len(found) == len(op.outputs):  # not of a tape's variant of it
+        return found, "spread"
     marks = op.node_def.attr
     is_compiled = "_XlaMustCompile" in marks and marks["_XlaMustCompile"].b
     if not is_compiled or planner.way == EACH_DEVICE:

@@ -6,7 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Value
+from keras_multigpu.engines.tensorflow.partition.order import CHECKS
+from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table, join, no_axis, types_of
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, broadcast
@@ -18,7 +20,7 @@ ELEMENTWISE = types_of(
     """
     Abs Acos Acosh Add AddV2 Angle ApproximateEqual Asin Asinh Atan Atan2 Atanh BesselI0
     BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e
-    BesselY0 BesselY1 BitwiseAnd BitwiseOr BitwiseXor Cast Ceil CheckNumerics CheckNumericsV2
+    BesselY0 BesselY1 BitwiseAnd BitwiseOr BitwiseXor Cast Ceil
     ClipByValue Complex ComplexAbs Conj Cos Cosh Dawsn Digamma Div DivNoNan Elu EluGrad Equal
     Erf Erfc Erfinv Exp Expint Expm1 Floor FloorDiv FloorMod FresnelCos FresnelSin Greater
     GreaterEqual Igamma IgammaGradA Igammac Imag Inv InvGrad Invert IsFinite IsInf IsNan
@@ -71,6 +73,22 @@ def elementwise(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     ]
     labels = tuple(axis if is_clear[axis] else None for axis in range(rank))
     return Signature(inputs, [labels], dims=[dims])
+
+
+@RULES.rule(*CHECKS, needs_ranks=False)
+def check(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
+    """Each device checks what it has; as an assertion, which runs whether its result is used."""
+    (value,) = values
+    message = op.get_attr("message").decode()
+    layout = value.layout if value.is_sharded or value.axis is not None else WHOLE
+
+    def emit(local: Any, tensor: Any) -> list[Any]:
+        tf.debugging.Assert(tf.reduce_all(tf.math.is_finite(tensor)), [message])
+        return []
+
+    item = planner.get(value, layout)
+    planner.add(emit, [item], EACH if item.is_each else item.place, [], name=op.name)
+    return values
 
 
 @RULES.rule("Bitcast")

@@ -7,14 +7,12 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import SUM, WHOLE, Split, Value
-from keras_multigpu.engines.tensorflow.partition.operations import (
-    attributes_of,
-    create,
-    elements_of,
-)
+from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
 from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
+from keras_multigpu.engines.tensorflow.partition.rules.tables import rows_of
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
+from keras_multigpu.engines.tensorflow.partition.sizes import elements_of
 
 RULES = Table()
 
@@ -23,7 +21,10 @@ _FEW = 16  # times as large as the updates of 32 rows: then the updates are less
 
 @RULES.rule("GatherV2")
 def gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Split along indices, or along what isn't indexed."""
+    """Split along indices, or along what isn't indexed; rows of a sharded table where they are."""
+    found = rows_of(planner, op, values) if _is_first_axis(values) else None
+    if found is not None:
+        return found, "spread"
     table, indices = values[0].dims or (), values[1].dims or ()
     count = op.get_attr("batch_dims")
     count += len(indices) if count < 0 else 0
@@ -39,6 +40,10 @@ def gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     output = [*of_table[:axis], *of_indices[count:], *of_table[axis + 1 :]]
     dims = (*table[:axis], *indices[count:], *table[axis + 1 :])
     return Signature([of_table, of_indices, ()], [output], dims=[dims])
+
+
+def _is_first_axis(values: list[Value]) -> bool:
+    return axes_of(values[2], len(values[0].dims or ())) == [0]
 
 
 @RULES.rule("GatherNd")

@@ -66,7 +66,7 @@ def draw(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
             return [tf.slice(drawn, tf.stack(begins), tf.stack(sizes))]
         row = local.dim(product((planner.unit_of(dims[0]), *dims[1:])))
         begin, count = local.begin * row, local.rows * row
-        shape = local.shape(dims, tf.int32, 0)
+        shape = local.shape(dims, tf.int32, Split(0))
         skipped = 0
         if can_skip:
             per = _PER_COUNT[dtype]

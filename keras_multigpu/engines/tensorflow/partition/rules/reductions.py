@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Value
 from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
+from keras_multigpu.engines.tensorflow.partition.rules.tables import sums_by_rows
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, product, symbols_of
 
@@ -122,6 +123,9 @@ def roll(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 @RULES.rule("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
 def unsorted_segment(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Entries that go to segments add up; the axes behind are kept."""
+    found = sums_by_rows(planner, op, values) if op.type == "UnsortedSegmentSum" else None
+    if found is not None:
+        return found, "spread"
     rank = len(values[1].dims or ())
     if values[2].const is None:
         return None

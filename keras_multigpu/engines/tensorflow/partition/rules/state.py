@@ -6,11 +6,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.constants import constant_of
+from keras_multigpu.engines.tensorflow.partition.forms import NeedsOthers
+from keras_multigpu.engines.tensorflow.partition.layouts import Sharded, Value
+from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
+from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.rules.tables import add_rows
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
 
 RULES = Table()
+
+_OF_ROWS = ("ResourceScatterAdd", "ResourceScatterSub")
+_BY_SHARDS = ("ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
 @RULES.rule("ReadVariableOp", needs_ranks=False)
@@ -22,7 +30,8 @@ def read(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     variable = id(values[0])
     key = "read", variable, planner.versions.get(variable, 0), op.outputs[0].dtype
     if key not in planner.cache:
-        planner.cache[key] = planner.fallback(op, values)[0][0]
+        made = _on_shards(planner, op, values) or planner.fallback(op, values)[0]
+        (planner.cache[key],) = made
         planner.cache[key].is_trained = variable in planner.trained
         planner.cache[key].is_state = True
     return [planner.cache[key]]
@@ -47,8 +56,45 @@ def read(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 def change(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Whoever reads it afterwards reads again."""
     planner.versions[id(values[0])] = planner.versions.get(id(values[0]), 0) + 1
-    made, _ = planner.fallback(op, values)
-    return made, "whole"
+    made = _on_shards(planner, op, values)
+    return (made, "spread") if made is not None else (planner.fallback(op, values)[0], "whole")
+
+
+def _on_shards(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    """Reads a sharded variable, or changes it, where its shards are; `None` if it has none."""
+    layout = values[0].layout
+    if not isinstance(layout, Sharded):
+        return None
+    if op.type in _OF_ROWS:
+        made = add_rows(planner, op, values)
+        if made is not None:
+            return made
+    if op.type not in _BY_SHARDS:
+        raise NeedsOthers
+    attributes, axis = attributes_of(op), layout.axis
+    dims = [static_dims(tensor) for tensor in op.outputs]
+
+    def emit(local: Any, *tensors: Any) -> list[Any]:
+        made = create(op.type, tensors, attributes, op.name)
+        for tensor, shape in zip(made, dims):
+            assert shape is not None
+            tensor.set_shape([*shape[:axis], None, *shape[axis + 1 :]])
+        return made
+
+    inputs = [planner.get(value, layout) for value in values]
+    types = [tensor.dtype for tensor in op.outputs]
+    items = planner.add(emit, inputs, EACH, types, name=op.name, after=planner.after(op, EACH))
+    return [planner.value(*one, layout, item) for *one, item in zip(types, dims, items)]
+
+
+@RULES.rule("VariableShape", needs_ranks=False)
+def shape_of(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Known of a sharded variable: no device has one of this shape."""
+    elements = values[0].elements
+    if elements is None or elements.dims is None:
+        return None
+    const = constant_of(elements.dims)
+    return [Value(op.outputs[0].dtype, const.shape, const=const)]
 
 
 @RULES.rule("ResourceGather", needs_ranks=False)

@@ -1,0 +1,260 @@
+"""How single operations are computed: along which axis the devices split them, or by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.forms import (
+    ALL_DEVICES,
+    EACH_DEVICE,
+    ONE_DEVICE,
+    Forms,
+    NeedsOthers,
+)
+from keras_multigpu.engines.tensorflow.partition.layouts import (
+    COPIED,
+    SUM,
+    WHOLE,
+    Copied,
+    Layout,
+    Owned,
+    Partial,
+    Sharded,
+    Split,
+    Value,
+    Whole,
+)
+from keras_multigpu.engines.tensorflow.partition.operations import Shaped, operation, own_shapes
+from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
+from keras_multigpu.engines.tensorflow.partition.signatures import (
+    Choice,
+    Signature,
+    output_dims,
+    sharded_label,
+    static_dims,
+)
+from keras_multigpu.engines.tensorflow.partition.sizes import elements_of
+
+Kind: TypeAlias = type[Split] | type[Sharded] | type[Owned]
+
+_GRADIENTS = "gradient_tape/"  # the scope of what TensorFlow's tapes compute
+_CHEAP = frozenset(
+    {"Cast", "Fill", "Range", "RealDiv", "Mul", "AddV2", "Sub", "Maximum", "Minimum"}
+)
+
+
+class Operations(Forms):
+    """Adds traced operations to a program, each in the layout that suits it.
+
+    Args:
+        count, batch, way, names: as for `Forms`.
+
+    Attributes:
+        shards: the axis along which variables of a shape are sharded.
+        is_joined: whether there are devices of other processes, which get numbers only.
+    """
+
+    def __init__(
+        self, count: int, batch: Any, *, way: str = ALL_DEVICES, names: Iterator[int] | None = None
+    ):
+        super().__init__(count, batch, way=way, names=names)
+        self.shards: dict[Any, int] = {}
+        self.is_joined = False
+        self._choose = Choice(self.unit_of, elements_of) if way != ONE_DEVICE else _no_choice
+        # Of traced operations, for those that must come after: within a region, and beside one.
+        self.levels: dict[Any, tuple[int, int]] = {}
+        self.first_level = 0  # of a function's operations that are planned as part of the step
+
+    def whole(
+        self, op: tf.Operation, values: Sequence[Value], signature: Signature | None = None
+    ) -> list[Item]:
+        """Computes an operation on one device, on whole values."""
+        if self.way == EACH_DEVICE and op.op_def.is_stateful:
+            raise NeedsOthers
+        shapes = self._shapes(values, signature, None)
+        inputs = [None if i in shapes else self.get(v, WHOLE) for i, v in enumerate(values)]
+        return self._operation(op, inputs, shapes, signature, self._place(values), values)
+
+    def each(
+        self,
+        op: tf.Operation,
+        values: Sequence[Value],
+        signature: Signature,
+        label: Any,
+        kind: Kind = Split,
+    ) -> list[Item]:
+        """Computes an operation on every device: of a kind of slices along a label, or of all."""
+        shapes = self._shapes(values, signature, label, kind)
+        inputs: list[Item | None] = []
+        for number, (value, labels) in enumerate(zip(values, signature.inputs)):
+            is_split = label is not None and label in labels
+            layout = kind(list(labels).index(label)) if is_split else COPIED
+            inputs.append(None if number in shapes else self.get(value, layout))
+        own = own_shapes(op, signature, label) if kind is Split else ()
+        return self._operation(op, inputs, shapes, signature, EACH, values, own)
+
+    def _shapes(
+        self, values: Sequence[Value], signature: Signature | None, label: Any, kind: Any = Split
+    ) -> dict[int, Shaped]:
+        """The inputs that are not taken from the trace: shapes, and constants."""
+        if signature is None:
+            return {}
+        found: dict[int, Shaped] = {}
+        for number, output in signature.shapes.items():
+            assert signature.dims is not None
+            labels = list(signature.outputs[output])
+            is_split = label is not None and label in labels
+            layout = kind(labels.index(label)) if is_split else None
+            found[number] = Shaped(signature.dims[output], values[number].dtype, layout)
+        for number, numbers in signature.constants.items():
+            found[number] = Shaped(numbers, values[number].dtype)
+        return found
+
+    def _operation(
+        self,
+        op: tf.Operation,
+        inputs: Sequence[Item | None],
+        shapes: Mapping[int, Shaped],
+        signature: Signature | None,
+        place: int,
+        values: Sequence[Value],
+        own: Sequence[Shaped] = (),
+    ) -> list[Item]:
+        emit = operation(op, shapes, signature, own)
+        symbols = set().union(*(one.symbols for one in (*shapes.values(), *own)))
+        return self.add(
+            emit,
+            [one for one in inputs if one is not None],
+            place,
+            [output.dtype for output in op.outputs],
+            name=op.name,
+            symbols=symbols,
+            after=0 if place == EACH else self.after(op, place),
+            is_cheap=all(value.is_free for value in values) and op.type in _CHEAP,
+        )
+
+    def after(self, op: tf.Operation, place: int) -> int:
+        """The level that an operation must not be before: what it waits for has effects.
+
+        Within a region operations keep their order; others wait until the region is done.
+        """
+        return self.wait(op, int(place != EACH))
+
+    def wait(self, op: tf.Operation, number: int) -> int:
+        """The level of what an operation waits for: 0, within a region; 1, beside one."""
+        levels = [self.levels.get(id(one), (0, 0))[number] for one in op.control_inputs]
+        return max([self.first_level, *levels])
+
+    def _place(self, values: Sequence[Value]) -> int:
+        """The device of what is computed whole: where its state is, or its inputs are."""
+        items = [item for value in values for item in value.forms.values() if not item.is_each]
+        resources = [item for item in items if item.dtype == tf.resource]
+        return next((item.place for item in [*resources, *items] if item.place > 0), 0)
+
+    def apply(
+        self, op: tf.Operation, values: Sequence[Value], signature: Signature
+    ) -> tuple[list[Value], str]:
+        """Computes an operation as its signature allows; returns its values, and how."""
+        dims = output_dims(op, values, signature)
+        if all(v.is_free for v in values) and self._may_defer(op, dims):
+            return [self._defer(op, values, signature, dims[0])], "whole"
+        if self.is_joined and any(one.dtype == tf.string for one in (*values, *op.outputs)):
+            return self.fallback(op, values, dims, signature)  # it can't cross
+        label = self._choose(values, signature, dims)
+        if label is not None:
+            return self._spread(op, values, signature, label, dims), "spread"
+        if self.shards and self.way == ALL_DEVICES:
+            found = sharded_label(values, signature, dims, self.shard_of)
+            if found is not None:
+                return self._spread(op, values, signature, found[0], dims, found[1]), "spread"
+        return self.fallback(op, values, dims, signature)
+
+    def shard_of(self, value: Value) -> Sharded | Owned | None:
+        """The parts that devices have of a value, or should: of gradients of weights."""
+        if isinstance(value.layout, (Sharded, Owned)):
+            return value.layout
+        is_gradient = value.layout == SUM and value.is_trained and value.dims in self.shards
+        return Sharded(self.shards[value.dims]) if is_gradient else None
+
+    def _spread(
+        self,
+        op: tf.Operation,
+        values: Any,
+        signature: Signature,
+        label: Any,
+        dims: Any,
+        kind: Kind = Split,
+    ) -> list[Value]:
+        items = self.each(op, values, signature, label, kind)
+        made = []
+        for item, labels, shape, tensor in zip(items, signature.outputs, dims, op.outputs):
+            layout: Layout = Partial(signature.partial or "sum")
+            if label in labels:
+                layout = kind(list(labels).index(label))
+            made.append(self.value(tensor.dtype, shape, layout, item))
+            is_sum = isinstance(layout, Partial) and tensor.dtype.is_floating
+            made[-1].is_trained = is_sum and _GRADIENTS in op.name
+        return made
+
+    def _may_defer(self, op: tf.Operation, dims: Sequence[Any]) -> bool:
+        return (
+            len(op.outputs) == 1
+            and not op.op_def.is_stateful
+            and dims[0] is not None
+            and None not in dims[0]
+        )
+
+    def _defer(
+        self, op: tf.Operation, values: Sequence[Value], signature: Signature, dims: Any
+    ) -> Value:
+        """A value that is computed where it is used, in the layout that is asked for."""
+
+        def make(layout: Layout) -> Item | None:
+            if isinstance(layout, Whole):
+                return self.whole(op, values, signature)[0]
+            if isinstance(layout, Copied):
+                return self.each(op, values, signature, None)[0]
+            if not isinstance(layout, Split):
+                return None
+            label = signature.outputs[0][layout.axis]
+            wanted = [dims[layout.axis]] + [
+                dim
+                for number, (value, labels) in enumerate(zip(values, signature.inputs))
+                if number not in signature.shapes
+                for one, dim in zip(labels, value.dims or ())
+                if one == label
+            ]
+            if label is None or any(self.unit_of(dim) is None for dim in wanted):
+                return None
+            if not signature.regroups and any(dim != wanted[0] for dim in wanted):
+                return None
+            return self.each(op, values, signature, label)[0]
+
+        return Value(op.outputs[0].dtype, dims, WHOLE, {}, make)
+
+    def fallback(
+        self,
+        op: tf.Operation,
+        values: Sequence[Value],
+        dims: Sequence[Any] | None = None,
+        signature: Signature | None = None,
+    ) -> tuple[list[Value], str]:
+        """Computes an operation whole; what has a row for each of the batch's is split again."""
+        shaped = signature.shapes if signature is not None else ()
+        is_gathered = any(v.axis is not None for i, v in enumerate(values) if i not in shaped)
+        items = self.whole(op, values, signature)
+        made = []
+        for number, (tensor, item) in enumerate(zip(op.outputs, items)):
+            known = static_dims(tensor) if dims is None else dims[number]
+            value = self.value(tensor.dtype, known, WHOLE, item)
+            if is_gathered and value.dims and self.unit_of(value.dims[0]) is not None:
+                value.layout = Split(0)  # what follows is spread again
+            made.append(value)
+        return made, "gathered" if is_gathered else "whole"
+
+
+def _no_choice(values: Any, signature: Any, dims: Any) -> None:
+    """One device splits nothing."""

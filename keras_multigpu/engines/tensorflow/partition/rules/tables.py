@@ -1,0 +1,228 @@
+"""Tables of which each device has some rows: looked up, summed and changed where the rows are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
+from keras_multigpu.engines.tensorflow.partition.layouts import (
+    COPIED,
+    SUM,
+    WHOLE,
+    Layout,
+    Owned,
+    Sharded,
+    Split,
+    Value,
+)
+from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
+from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH
+from keras_multigpu.engines.tensorflow.partition.rules.lookups import Lookup
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim, elements_of
+from keras_multigpu.engines.tensorflow.weights.lookups import BY_WEIGHTS, GRADIENT, ROWS, SUMS
+
+_BY_ROWS = Sharded(0)
+_FEW = 8  # times as large as what 32 rows name: then that is less to send than the table
+
+
+def _is_table(planner: Any, value: Value) -> bool:
+    return planner.way == ALL_DEVICES and value.layout == _BY_ROWS
+
+
+def _is_much_larger(table: Any, rows: Any) -> bool:
+    return elements_of(table) > _FEW * elements_of(rows)
+
+
+def _form_of(rows: Value) -> Layout:
+    """How devices get the numbers of rows: those of their own rows at least."""
+    return rows.layout if isinstance(rows.layout, Owned) else COPIED
+
+
+def _own(local: Any, numbers: Any, height: int) -> tuple[Any, Any, Any]:
+    """Numbers of rows within a device's part, which of them are its own, and how many it has."""
+    begin, count = local.extent(height, _BY_ROWS)
+    numbers = numbers - tf.cast(begin, numbers.dtype)
+    return numbers, (numbers >= 0) & (numbers < tf.cast(count, numbers.dtype)), count
+
+
+def _of_own(is_own: Any, entries: Any) -> Any:
+    """Zeros in place of the entries that belong to other devices."""
+    more = [1] * (entries.shape.rank - is_own.shape.rank)
+    is_own = tf.reshape(is_own, tf.concat([tf.shape(is_own), more], 0))
+    return tf.where(is_own, entries, tf.zeros([], entries.dtype))
+
+
+def rows_of(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    """`GatherV2` of rows: each device takes its own, if they are few."""
+    table, numbers = values[0], values[1]
+    if not _is_table(planner, table) or op.get_attr("batch_dims"):
+        return None
+    dims, dtype = (*(numbers.dims or ()), *(table.dims or ())[1:]), op.outputs[0].dtype
+    is_owned, height = isinstance(numbers.layout, Owned), _rows(table)
+    if not is_owned and not (_is_much_larger(table.dims, dims) and dtype != tf.bool):
+        return None
+
+    def emit(local: Any, part: Any, numbers: Any) -> list[Any]:
+        own, is_own, _ = _own(local, numbers, height)
+        return [_of_own(is_own, tf.gather(part, tf.where(is_own, own, 0)))]
+
+    inputs = [planner.get(table, _BY_ROWS), planner.get(numbers, _form_of(numbers))]
+    (item,) = planner.add(emit, inputs, EACH, [dtype], name=op.name)
+    value = planner.value(dtype, dims, Owned() if is_owned else SUM, item)
+    if numbers.axis is not None:
+        layout = Split(numbers.axis)
+        return [planner.value(dtype, dims, layout, planner.get(value, layout))]
+    return [value]
+
+
+def sums_by_rows(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    """`UnsortedSegmentSum` that makes a table's gradient: each device adds up its own rows."""
+    entries, numbers, count = values
+    if count.const is None or planner.way != ALL_DEVICES or entries.dtype == tf.bool:
+        return None
+    height, rank = count.const[()], len(numbers.dims or ())
+    dims = (height, *(entries.dims or ())[rank:])
+    is_owned = isinstance(numbers.layout, Owned)
+    if planner.shards.get(dims) != 0 or (numbers.layout == Owned()) != (entries.layout == Owned()):
+        return None
+    if not is_owned and not _is_much_larger(dims, entries.dims):
+        return None
+
+    def emit(local: Any, entries: Any, numbers: Any) -> list[Any]:
+        own, is_own, count = _own(local, numbers, int(height))
+        return [tf.math.unsorted_segment_sum(entries, tf.where(is_own, own, -1), count)]
+
+    inputs = [planner.get(value, _form_of(numbers)) for value in (entries, numbers)]
+    (item,) = planner.add(emit, inputs, EACH, [entries.dtype], name=op.name)
+    return [planner.value(entries.dtype, dims, _BY_ROWS, item)]
+
+
+def add_rows(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    """Adds rows to a variable: each device to those that it has, or its part of each."""
+    handle, numbers, entries = values
+    assert handle.elements is not None
+    assert handle.elements.dims is not None
+    attributes, height = attributes_of(op), handle.elements.dims[0]
+    if numbers.dims is None or entries.dims is None or len(entries.dims) <= len(numbers.dims):
+        return None
+    assert isinstance(handle.layout, Sharded)
+    is_by_rows = handle.layout == _BY_ROWS
+    form = _form_of(numbers) if is_by_rows else COPIED
+    own_form = form if is_by_rows else Sharded(handle.layout.axis - 1 + len(numbers.dims))
+    if form == Owned() and entries.layout != form:
+        form = own_form = COPIED
+
+    def emit(local: Any, handle: Any, numbers: Any, entries: Any) -> list[Any]:
+        if is_by_rows:
+            own, is_own, _ = _own(local, numbers, height)
+            numbers, entries = tf.where(is_own, own, 0), _of_own(is_own, entries)
+        return create(op.type, [handle, numbers, entries], attributes, op.name)
+
+    forms = (handle.layout, form, own_form)
+    inputs = [planner.get(value, layout) for value, layout in zip(values, forms)]
+    planner.add(emit, inputs, EACH, [], name=op.name, after=planner.after(op, EACH))
+    return []
+
+
+# The functions of `weights/lookups.py`
+
+
+def _sums(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    table, indices = values[:2]
+    if not _is_table(planner, table) or not _have_rows(planner, values[1:]):
+        return None
+
+    def emit(lookup: Any, part: Any, indices: Any, *weights: Any) -> list[Any]:
+        return [lookup(indices, *weights).sums(part)]
+
+    dims = (_rows(indices), (table.dims or ())[1])
+    return _looked_up(planner, op, emit, values, table.dims, [dims], Split(0))
+
+
+def _gradient(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    shape, *given = values
+    table = _table_of(planner, shape, given)
+    if table is None:
+        return None
+
+    def emit(lookup: Any, upstream: Any, *given: Any) -> list[Any]:
+        return [lookup(*given).gradient(upstream)]
+
+    return _looked_up(planner, op, emit, given, table, [table], _BY_ROWS)
+
+
+def _touched(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    shape, *given = values
+    table = _table_of(planner, shape, given)
+    if table is None:
+        return None
+
+    def emit(lookup: Any, upstream: Any, *given: Any) -> list[Any]:
+        return [*lookup(*given).touched(upstream)]
+
+    entries, numbers = _looked_up(planner, op, emit, given, table, [None, None], Owned())
+    name = f"size{next(planner.names)}"
+    entries.dims, numbers.dims = (Dim.symbol(name), table[1]), (Dim.symbol(name),)
+    planner.program.symbols[name] = planner.get(numbers, WHOLE), 0  # of all devices' rows
+    return [entries, numbers]
+
+
+def _by_weights(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    table, _, indices = values
+    if not _is_table(planner, table) or not _have_rows(planner, values[1:]):
+        return None
+
+    def emit(lookup: Any, part: Any, upstream: Any, indices: Any) -> list[Any]:
+        return [lookup(indices).of_weights(part, upstream)]
+
+    return _looked_up(planner, op, emit, values, table.dims, [indices.dims], Split(0))
+
+
+FUNCTIONS = {SUMS: _sums, GRADIENT: _gradient, ROWS: _touched, BY_WEIGHTS: _by_weights}
+"""{name of a function that is called: rule}."""
+
+
+def _rows(value: Value) -> Any:
+    return (value.dims or (None,))[0]
+
+
+def _have_rows(planner: Any, values: Sequence[Value]) -> bool:
+    """Whether all have the same rows, which are split."""
+    dims = {_rows(value) for value in values}
+    is_split = any(value.axis == 0 for value in values)
+    return is_split and len(dims) == 1 and planner.unit_of(dims.pop()) is not None
+
+
+def _table_of(planner: Any, shape: Value, given: Sequence[Value]) -> tuple[int, ...] | None:
+    """The shape of a table that the devices have by rows; `None` for others."""
+    if shape.const is None or planner.way != ALL_DEVICES or not _have_rows(planner, given):
+        return None
+    dims = tuple(int(one) for one in shape.const)
+    return dims if planner.shards.get(dims) == 0 else None
+
+
+def _looked_up(
+    planner: Any,
+    op: tf.Operation,
+    emit: Callable[..., list[Any]],
+    values: Sequence[Value],
+    table: Any,
+    shapes: Sequence[Any],
+    layout: Layout,
+) -> list[Value]:
+    """The values that all devices make together of lookups."""
+    types = [tensor.dtype for tensor in op.outputs]
+    name = op.name.rpartition("/")[0]
+
+    def write(devices: Any, *given: Any) -> list[Any]:
+        return emit(functools.partial(Lookup, devices, table, types[0], name), *given)
+
+    forms = [_BY_ROWS if value.layout == _BY_ROWS else Split(0) for value in values]
+    inputs = [planner.get(value, form) for value, form in zip(values, forms)]
+    items = planner.add(write, inputs, ALL, types, gives=EACH, name=op.name)
+    found = zip(types, shapes, items)
+    return [Value(dtype, dims, layout, {layout: item}) for dtype, dims, item in found]

@@ -1,0 +1,148 @@
+"""How tensors are sent between the devices of this process, and in which type.
+
+Large ones go through *hubs*, so that no device carries much more than the others. To another host
+a tensor crosses once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.names import host_of
+from keras_multigpu.engines.tensorflow.partition.program import Crossing, Node
+from keras_multigpu.engines.tensorflow.weights.hubs import Part, divide, shares_back, shares_out
+
+LEAST = 1024  # elements of what goes through hubs
+
+
+def wire_here(devices: Any, dtype: tf.DType, what: Crossing) -> tf.DType:
+    """The type in which a tensor crosses between this process's devices."""
+    return wire_of(devices, dtype, what) if len(devices.names) > 1 else dtype
+
+
+def wire_of(devices: Any, dtype: tf.DType, what: Crossing | None) -> tf.DType:
+    """The type in which a tensor crosses between processes."""
+    is_trained = what is not None and what.is_trained and dtype.is_floating
+    return tf.as_dtype(devices.wire_dtype) if devices.wire_dtype and is_trained else dtype
+
+
+def copies(devices: Any, whole: Any, what: Crossing) -> list[Any]:
+    """A copy on each device; to each other host the tensor crosses once."""
+    dtype, hosts = whole.dtype, hosts_of(devices)
+    wire = wire_here(devices, dtype, what)
+    with tf.device(devices.home):
+        sent = tf.cast(whole, wire)
+    found = dict.fromkeys(devices.names, sent)
+    for names in hosts:
+        if host_of(names[0]) != host_of(devices.home):
+            with tf.device(names[0]):
+                # TensorFlow would remove an identity, and send to each device.
+                found.update(dict.fromkeys(names, tf.raw_ops.Snapshot(input=sent)))
+    copies = []
+    for name in devices.names:
+        with tf.device(name):
+            copies.append(
+                whole if wire == dtype and len(hosts) == 1 else tf.cast(found[name], dtype)
+            )
+    return copies
+
+
+def sum_of(devices: Any, parts: Sequence[Any], what: Crossing) -> Any:
+    """The sum on the first device; from each other host one sum crosses."""
+    dtype = parts[0].dtype
+    wire, sent = wire_here(devices, dtype, what), {}
+    for name, part in zip(devices.names, parts):
+        with tf.device(name):
+            sent[name] = tf.cast(part, wire)
+    sums = []
+    for names in hosts_of(devices):
+        with tf.device(names[0]):
+            total = tf.add_n([tf.cast(sent[name], dtype) for name in names])
+            sums.append(total if names[0] == devices.home else tf.cast(total, wire))
+    with tf.device(devices.home):
+        return tf.add_n([tf.cast(one, dtype) for one in sums])
+
+
+def hosts_of(devices: Any) -> list[list[str]]:
+    """The names of the devices of each host; of the home's own, the home comes first."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(devices.names, key=lambda name: name != devices.home):
+        found.setdefault(host_of(name), []).append(name)
+    return list(found.values())
+
+
+def copy_by_hubs(devices: Any, whole: Any, parts: Sequence[Part], what: Crossing) -> list[Any]:
+    """The owner sends each piece to its hub, which sends it to the others."""
+    wire = wire_here(devices, whole.dtype, what)
+    with tf.device(devices.home):
+        pieces = _cut(tf.cast(whole, wire), parts)
+    passed = []
+    for part, piece in zip(parts, pieces):
+        with tf.device(part.hub):
+            passed.append(tf.identity(piece))
+    copies = []
+    for name in devices.names:
+        if name == devices.home:
+            own = whole if wire == whole.dtype else tf.cast(tf.cast(whole, wire), whole.dtype)
+            copies.append(own)
+            continue
+        with tf.device(name):
+            joined = passed[0] if len(parts) == 1 else tf.reshape(tf.concat(passed, 0), what.shape)
+            copies.append(tf.cast(joined, whole.dtype))
+    return copies
+
+
+def sum_by_hubs(devices: Any, addends: list[Any], parts: Sequence[Part], what: Crossing) -> Any:
+    """Each hub sums its piece; the owner joins the sums."""
+    dtype = addends[0].dtype
+    wire = wire_here(devices, dtype, what)
+    scope = "gradients" if what.is_trained else "sums"
+    with tf.name_scope(scope):
+        return _add(devices, addends, parts, dtype, wire, what.shape)
+
+
+def _add(
+    devices: Any, addends: list[Any], parts: Sequence[Part], dtype: Any, wire: Any, shape: Any
+) -> Any:
+    pieces = []
+    for name, addend in zip(devices.names, addends):
+        with tf.device(name):
+            pieces.append(_cut(tf.cast(addend, wire), parts))
+    sums = []
+    for part, column in zip(parts, zip(*pieces)):
+        with tf.device(part.hub):
+            sums.append(tf.cast(tf.add_n([tf.cast(one, dtype) for one in column]), wire))
+    with tf.device(devices.home):
+        joined = sums[0] if len(sums) == 1 else tf.reshape(tf.concat(sums, 0), shape)
+        return tf.cast(joined, dtype)
+
+
+def _cut(tensor: Any, parts: Sequence[Part]) -> list[Any]:
+    if len(parts) == 1:
+        return [tensor]
+    return tf.split(tf.reshape(tensor, [-1]), [part.stop - part.start for part in parts])
+
+
+def hubs_of(nodes: Sequence[Node], names: Sequence[str], home: str) -> dict[int, tuple[Part, ...]]:
+    """The pieces in which copies and sums go through hubs, by the `id` of the node.
+
+    What is small goes directly, and so does what crosses between hosts.
+    """
+    if len(set(map(host_of, [home, *names]))) > 1:
+        return {}
+    loads = dict.fromkeys(names, 0) | {home: 1}
+    found: dict[int, tuple[Part, ...]] = {}
+    for kind, shares in (("copy", shares_out), ("sum", shares_back)):
+        sizes = {
+            id(node): node.crossing.size
+            for node in nodes
+            if node.crossing is not None
+            and node.crossing.kind == kind
+            and (node.crossing.size or 0) >= LEAST
+        }
+        if sizes and len(names) > 1:
+            found.update(divide(sizes, shares(loads, home)))  # type: ignore[arg-type]
+    return found

@@ -1,0 +1,142 @@
+"""Devices of several joined processes: each writes its own devices' part of the same program.
+
+What is whole, every process has. Sums and gathers cross by collective operations; copies and
+scatters need none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.cluster.collectives import TYPES
+from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
+from keras_multigpu.engines.tensorflow.cluster.peers import Peers
+from keras_multigpu.engines.tensorflow.partition.crossings import combine
+from keras_multigpu.engines.tensorflow.partition.emission import write
+from keras_multigpu.engines.tensorflow.partition.layouts import Sharded, Split
+from keras_multigpu.engines.tensorflow.partition.local import Devices, Local, even
+from keras_multigpu.engines.tensorflow.partition.program import Program
+
+
+class JoinedDevices(Devices):
+    """This process's devices among those of all.
+
+    Args:
+        names: the names of this process's devices.
+        peers: the processes.
+        counts: the rows that each process has, as a vector; `None` if all have the whole batch.
+        batch, home, is_compiled, wire_dtype: as for `Devices`.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        peers: Peers,
+        counts: Any,
+        batch: Any,
+        *,
+        is_compiled: bool = False,
+        home: str | None = None,
+        wire_dtype: Any = None,
+    ):
+        super().__init__(names, batch, home=home, is_compiled=is_compiled, wire_dtype=wire_dtype)
+        owners = list(peers.owners)
+        self._peers = peers
+        if counts is None:
+            rows, begins = even(batch, len(owners))
+            rows, begins = ([some[k] for k in peers.own] for some in (rows, begins))
+        else:
+            counts, number = tf.cast(counts, tf.int32), peers.collectives.number
+            rows, begins = even(counts[number], len(names))
+            before = tf.reduce_sum(counts[:number])
+            begins = [before + one for one in begins]
+        self.locals = [
+            Local(batch, own, begin, place, len(owners), is_compiled=is_compiled)
+            for own, begin, place in zip(rows, begins, peers.own)
+        ]
+
+    is_joined = True
+
+    def complete(self, parts: Sequence[Any], axis: int) -> list[Any]:
+        """The slices of all processes, from this one's."""
+        whole = tf.concat(parts, axis)
+        static = whole.shape.as_list()
+        static[axis] = None
+        every = [one for (one,) in self._peers.of_processes([whole])]
+        return [tf.ensure_shape(one, static) for one in every]
+
+    def combine(self, totals: Sequence[Any], kind: str, wire: tf.DType) -> list[Any]:
+        """The sums over all processes, or other reductions, from this one's."""
+        if kind == "sum" and all(one.dtype in TYPES for one in totals):
+            return list(self._peers.sum(totals, wire.name))
+        every = self._peers.of_processes(totals)
+        return [combine(kind, list(column)) for column in zip(*every)]
+
+    def cut(self, whole: Any, layout: Split | Sharded, dim: Any) -> list[Any]:
+        """The slices of a whole tensor for this process's devices."""
+        extents = [local.extent(dim, layout) for local in self.locals]
+        first, sizes = extents[0][0], [size for _, size in extents]
+        last = tf.shape(whole)[layout.axis] - first - sum(sizes)
+        pieces = tf.split(whole, tf.stack([first, *sizes, last]), layout.axis, num=len(sizes) + 2)
+        return pieces[1:-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """A step that joined processes make together.
+
+    Attributes:
+        peers: the processes.
+        batches: the batches of their steps.
+        counts: the rows of each, as a vector.
+        takes_own: whether a process gets its own rows of the results, if it gave its own.
+    """
+
+    peers: Peers
+    batches: JointBatches
+    counts: Any
+    takes_own: bool
+
+    @property
+    def are_parts(self) -> bool:
+        """Whether each process has its part of the batch."""
+        return self.batches.are_parts
+
+    @property
+    def gives_own(self) -> bool:
+        """Whether a process gets its own rows of the results."""
+        return self.are_parts and self.takes_own
+
+    def write(
+        self, program: Program, traced: Any, devices: Sequence[str], options: dict[str, Any]
+    ) -> list[Any]:
+        """Writes this process's part of a program; returns its outputs."""
+        if not self.are_parts:
+            scope = JoinedDevices(devices, self.peers, None, traced.count(), **options)
+            return write(program, scope, traced.given())
+        batch = tf.cast(tf.reduce_sum(self.counts), tf.int32)
+        scope = JoinedDevices(devices, self.peers, self.counts, batch, **options)
+        sizes = tf.stack([local.rows for local in scope.locals])
+        slices = {
+            id(one.tensor): tf.split(one.tensor, sizes, num=len(devices))
+            for one in traced.arguments
+            if one.has_rows
+        }
+        return write(program, scope, traced.given(slices))
+
+    def whole(self, args: Any) -> Any:
+        """The whole batch."""
+        return self.batches.whole(args) if self.are_parts else args
+
+    def own(self, result: Any, known: Sequence[Any] = ()) -> Any:
+        """This process's rows of a result, some of whose tensors have no others."""
+        if not self.gives_own:
+            return result
+        kept = set(map(id, known))
+        return tf.nest.map_structure(
+            lambda one: one if id(one) in kept else self.batches.own(one, self.counts), result
+        )

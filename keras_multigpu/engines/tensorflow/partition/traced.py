@@ -1,0 +1,274 @@
+"""Traces a step as one device runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.shared import in_fresh_thread
+from keras_multigpu.engines.tensorflow.partition.constants import constant_of
+from keras_multigpu.engines.tensorflow.partition.forms import NeedsOthers
+from keras_multigpu.engines.tensorflow.partition.layouts import (
+    WHOLE,
+    Elements,
+    Sharded,
+    Split,
+    Value,
+)
+from keras_multigpu.engines.tensorflow.partition.planner import Planner
+from keras_multigpu.engines.tensorflow.partition.program import EACH
+from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim
+from keras_multigpu.engines.tensorflow.weights.divided import divided_of, whole_variables
+from keras_multigpu.engines.tensorflow.weights.division import Division
+
+_UNEQUAL = (
+    "All tensors of a batch must have the same number of rows, the length of their first axis."
+)
+
+
+_is_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("one_device", default=False)
+
+
+@contextlib.contextmanager
+def one_device() -> Iterator[None]:
+    """Scope of what is computed, or traced, as by one device."""
+    token = _is_one_device.set(True)
+    try:
+        yield
+    finally:
+        _is_one_device.reset(token)
+
+
+def is_one_device() -> bool:
+    """Whether a step of one device runs, or is being traced: what it calls is a part of it."""
+    return _is_one_device.get()
+
+
+@dataclasses.dataclass
+class Argument:
+    """A tensor that a step takes.
+
+    Attributes:
+        tensor: it.
+        dims: its dimensions, with the batch's symbol; `None` if their number isn't known.
+        has_rows: whether the first axis is the batch.
+        const: of the shape of a sparse tensor, whose rows are the batch's.
+    """
+
+    tensor: Any
+    dims: Any
+    has_rows: bool = False
+    const: Any = None
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """What the step is traced with."""
+        shape = self.tensor.shape
+        if self.has_rows and isinstance(self.dims[0], Dim):
+            shape = [None, *shape[1:]]
+        return tf.TensorSpec(shape, self.tensor.dtype)
+
+
+def rows_of(leaves: Sequence[Any]) -> Any:
+    """The number of rows of a batch: an `int`, `"unknown"` until the step runs, or `None`."""
+    kinds = (tf.Tensor, tf.SparseTensor)  # of a ragged tensor rows differ
+    found = [one.shape[0] for one in leaves if isinstance(one, kinds) and one.shape.rank]
+    known = {one for one in found if one is not None}
+    if None in found:
+        return "unknown"
+    return known.pop() if len(known) == 1 else None
+
+
+class Traced:
+    """A step, traced as one device runs it.
+
+    Args:
+        step: a function of `args`.
+        args: structures of tensors, and of other values.
+        rows: the number of rows, as `rows_of` gives it.
+        have_rows, autograph, compiled: as for `spread`.
+        are_parts: whether each of several processes gives its rows of each tensor.
+        is_one_row: whether every tensor has one row, which is planned as any number of rows is.
+
+    Attributes:
+        batch: that number, or its symbol.
+        graph: what was traced.
+        structure: the step's result.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        args: tuple[Any, ...],
+        rows: Any,
+        have_rows: Sequence[bool] | None = None,
+        autograph: bool = False,
+        compiled: bool = False,
+        are_parts: bool = False,
+        is_one_row: bool = False,
+    ):
+        self.batch = Dim.symbol(BATCH) if rows == "unknown" else rows
+        leaves, self._are_parts = tf.nest.flatten(args), are_parts
+        all_rows = are_parts or is_one_row
+        self.arguments, restore = _arguments(args, leaves, self.batch, have_rows, all_rows)
+
+        made: list[tf.Variable] = []
+
+        def function(*tensors: Any) -> Any:
+            with one_device(), whole_variables(), variables_lifted(made):
+                return step(*restore(tensors))
+
+        specs = [one.spec for one in self.arguments]
+        # As for XLA, if it compiles the step: branches then keep other values for the gradient.
+        options = {"autograph": autograph, "jit_compile": compiled or None}
+        self._traced = tf.function(function, **options).get_concrete_function(*specs)
+        if made:
+            # As `tf.function` does: code may ask whether its variables exist.
+            self._traced = tf.function(function, **options).get_concrete_function(*specs)
+        self.graph = self._traced.graph
+        self.structure = self._traced.structured_outputs
+
+    def inputs(self, planner: Planner, devices: Sequence[str]) -> tuple[dict[int, Any], list[Any]]:
+        """The values of the graph's inputs, by their tensors' `id`s, and the tensors to give."""
+        known: dict[int, Any] = {}
+        trained = {id(one.handle) for one in self.graph.trainable_variables}
+        for tensor, one in self._inputs():
+            variable = divided_of(one.tensor)
+            if one.has_rows and self._are_parts:
+                item = planner.new_input(tensor.dtype, EACH)
+                value = planner.value(tensor.dtype, one.dims, Split(0), item)
+            elif variable is None:
+                item = planner.new_input(tensor.dtype)
+                value = planner.value(tensor.dtype, one.dims, WHOLE, item)
+                value.layout = Split(0) if one.has_rows else WHOLE
+            else:
+                value = _shards(planner, variable.division, devices)
+            value.const = one.const
+            known[id(tensor)] = value
+            if one.tensor.dtype == tf.resource and id(one.tensor) in trained:
+                planner.trained.add(id(value))
+        return known, self.given()
+
+    def given(self, replaced: Mapping[int, Any] | None = None) -> list[Any]:
+        """The tensors of the graph's inputs, with others for arguments, by the `id`s of those."""
+        return [
+            (replaced or {}).get(id(one.tensor), _parts(one.tensor)) for _, one in self._inputs()
+        ]
+
+    def _inputs(self) -> list[tuple[Any, Argument]]:
+        captured = {id(inside): outside for outside, inside in self.graph.captures}
+        rest = iter(self.arguments)
+        found = []
+        for tensor in self.graph.inputs:
+            if id(tensor) in captured:
+                has_dims = tensor.dtype not in (tf.resource, tf.variant)
+                dims = static_dims(tensor) if has_dims else None
+                found.append((tensor, Argument(captured[id(tensor)], dims)))
+            else:
+                found.append((tensor, next(rest)))
+        return found
+
+    def inside(self, outside: Any) -> Any:
+        """The graph's input that stands for a captured tensor; `None` if there is none."""
+        return next((ours for one, ours in self.graph.captures if one is outside), None)
+
+    def count(self) -> Any:
+        """The number of rows, which all arguments must have."""
+        if isinstance(self.batch, int):
+            return self.batch
+        counts = [tf.shape(one.tensor)[0] for one in self.arguments if one.has_rows]
+        shapes = [one.tensor for one in self.arguments if one.const is not None]
+        counts += [tf.cast(one[0], tf.int32) for one in shapes]
+        checks = [tf.debugging.assert_equal(one, counts[0], _UNEQUAL) for one in counts[1:]]
+        with tf.control_dependencies([one for one in checks if one is not None]):
+            return tf.identity(counts[0])
+
+
+def _shards(planner: Planner, division: Division, devices: Sequence[str]) -> Value:
+    """A variable that the devices have in parts."""
+    if division.devices != tuple(devices):
+        raise NeedsOthers  # other devices have it
+    planner.shards[division.shape] = division.axis
+    item = planner.new_input(tf.resource, EACH)
+    layout, elements = Sharded(division.axis), Elements(dims=division.shape)
+    return planner.value(tf.resource, None, layout, item, elements=elements)
+
+
+def _parts(tensor: Any) -> Any:
+    """A tensor, or what each device has of a variable."""
+    variable = divided_of(tensor)
+    return tensor if variable is None else [part.handle for part in variable.parts]
+
+
+def _arguments(
+    args: Any,
+    leaves: Sequence[Any],
+    batch: Any,
+    have_rows: Sequence[bool] | None,
+    all_rows: bool,
+) -> tuple[list[Argument], Callable[[Sequence[Any]], Any]]:
+    """The tensors of a step's arguments, and a function that puts others in their places."""
+    found: list[Argument] = []
+    for number, leaf in enumerate(leaves):
+        may_have_rows = have_rows is None or have_rows[number]
+        if isinstance(leaf, tf.SparseTensor) and may_have_rows:
+            dims: Any = (batch, *leaf.shape.as_list()[1:])
+            const = constant_of([*dims]) if None not in dims else None
+            found += [
+                Argument(leaf.indices, (None, len(dims))),
+                Argument(leaf.values, (None,)),
+                Argument(leaf.dense_shape, (len(dims),), const=const),
+            ]
+        elif isinstance(leaf, tf.Tensor):
+            rank = leaf.shape.rank
+            dims = static_dims(leaf)
+            is_batch = all_rows or (bool(rank) and dims[0] in (None, batch))
+            has_rows = bool(rank) and may_have_rows and is_batch
+            found.append(Argument(leaf, (batch, *dims[1:]) if has_rows else dims, has_rows))
+        elif tf.is_tensor(leaf):
+            parts = tf.nest.flatten(leaf, expand_composites=True)
+            found += [Argument(one, tuple(one.shape.as_list())) for one in parts]
+
+    def restore(tensors: Sequence[Any]) -> Any:
+        rest = iter(tensors)
+        flat = tf.nest.flatten(args, expand_composites=True)
+        return tf.nest.pack_sequence_as(
+            args, [next(rest) if tf.is_tensor(one) else one for one in flat], expand_composites=True
+        )
+
+    return found, restore
+
+
+@contextlib.contextmanager
+def variables_lifted(made: list[tf.Variable]) -> Iterator[None]:
+    """Scope in which the variables that a trace creates exist at once; adds them to `made`."""
+    names = [
+        "initial_value",
+        "trainable",
+        "validate_shape",
+        "name",
+        "dtype",
+        "constraint",
+        "synchronization",
+        "aggregation",
+        "shape",
+    ]
+
+    def create(next_creator: Any, **settings: Any) -> tf.Variable:
+        chosen = {name: settings[name] for name in names if name in settings}
+        first = chosen.get("initial_value")
+        if tf.is_tensor(first) and not hasattr(first, "numpy"):
+            chosen["initial_value"] = tf.get_static_value(first)
+            if chosen["initial_value"] is None:
+                return next_creator(**settings)  # TensorFlow finds the value outside, or says so
+        in_fresh_thread(lambda: made.append(tf.Variable(**chosen)))
+        return made[-1]
+
+    with tf.variable_creator_scope(create):
+        yield

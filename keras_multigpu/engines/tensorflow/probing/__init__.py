@@ -1,1 +1,0 @@
-"""Finds out, on made-up rows, whether a batch can be sliced and how results are merged."""
