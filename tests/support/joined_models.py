@@ -118,7 +118,7 @@ class Adversarial(keras.Model):
             with tf.GradientTape() as tape:
                 tape.watch(x)
                 first_loss = ops.mean(ops.square(self(x) - y))
-            moved = x + 0.1 * ops.sign(ops.stop_gradient(tape.gradient(first_loss, x)))
+            moved = x + 0.1 * ops.tanh(tape.gradient(first_loss, x))  # differentiated twice
             loss = ops.mean(ops.square(self.second(hidden) - y)) + ops.mean(
                 ops.square(self(moved) - y)
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -100,9 +101,19 @@ class Partition:
 
     @property
     def _home(self) -> str:
-        """The device that has whole variables, where they are updated."""
-        variables = [] if self._shards else self._template.variables
-        return variables[0]._value.device if variables else self._devices[0]
+        """The device that has most of the whole variables, where they are updated.
+
+        Of the model's devices, if one has any.
+        """
+        if self._shards:
+            return self._devices[0]
+        sizes = dict.fromkeys(self._devices, 0)
+        for one in self._template.variables:
+            device = one._value.device
+            sizes[device] = sizes.get(device, 0) + math.prod(one.shape)
+        own = {device: sizes[device] for device in self._devices}
+        found = own if any(own.values()) else sizes
+        return max(found, key=found.__getitem__)
 
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any

@@ -175,3 +175,14 @@ def test_weights_that_a_model_no_longer_has_have_no_home():
     weights = parallel.template.weights
     assert parallel.placement.keys() == {weight.path for weight in weights} != before.keys()
     assert N in {len(parts_of(weight)) for weight in weights}
+
+
+def test_whole_weights_are_updated_where_they_are():
+    """On none of the devices, here: else the slots would cross, too."""
+    model = _build(width=128)
+    parallel = make_parallel(model, devices=["cpu:1", "cpu:2"])
+    parallel.compile("adam", "mse")
+    report = transfers(parallel, _batch(width=128))
+    trained = sum(np.asarray(weight).nbytes for weight in model.trainable_weights)
+    crossing = sum(one.bytes for one in report.training if one.kind != "inputs")
+    assert crossing < 1.05 * 2 * 2 * trained  # the weights to both, and their gradients

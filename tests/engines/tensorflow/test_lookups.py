@@ -355,6 +355,15 @@ def test_an_index_of_no_row_is_an_error(index, weighted):
         parallel.fit(x, y, verbose=0)
 
 
+def test_an_index_beyond_an_embedding_is_an_error():
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), layers.Embedding(1000, 4)])
+    parallel = make_parallel(model, 4, shard="weights")
+    x = np.zeros((9, 3))
+    x[7, 1] = 1000
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Rows must be from 0 to 999"):
+        parallel.predict(x, verbose=0)
+
+
 @pytest.mark.slow
 def test_derivatives_outside_of_fit():
     x = tf.constant(_data()[0])

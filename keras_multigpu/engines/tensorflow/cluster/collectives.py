@@ -14,7 +14,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.tensors import has_gradient
 from keras_multigpu.engines.values import Tensor
 
 TYPES = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
@@ -187,15 +186,3 @@ def packed(tensor: Tensor, size: Tensor) -> Tensor:
 def unpacked(flat: Tensor, dtype: tf.DType) -> Tensor:
     """A vector that has crossed, in its own type."""
     return tf.bitcast(flat, dtype) if dtype in _AS_BITS else tf.cast(flat, dtype)
-
-
-def _refuse_gradient(operation: Any, *upstream: Tensor) -> None:
-    raise ValueError(
-        "Over joined processes, TensorFlow models have first derivatives only. Received: a "
-        "gradient of a gradient. Use `tf.stop_gradient`, or devices of one process."
-    )
-
-
-for _name in ("CollectiveReduceV2", "CollectiveAllToAllV2"):
-    if not has_gradient(_name):  # this module may be loaded again
-        tf.RegisterGradient(_name)(_refuse_gradient)

@@ -79,10 +79,8 @@ class Peers:
                 found[place] = shaped
         return found
 
-    def _gather(
-        self, own: Sequence[Sequence[Tensor]], owners: Sequence[int], alike: bool = False
-    ) -> list[list[Tensor]]:
-        """The tensors of all owners; with `alike` they have the same shapes everywhere.
+    def _gather(self, own: Sequence[Sequence[Tensor]], owners: Sequence[int]) -> list[list[Tensor]]:
+        """The tensors of all owners.
 
         An owner's place is filled with zeros by all others, and the places are summed.
         """
@@ -90,7 +88,7 @@ class Peers:
         given = [next(owned) if owner == self.collectives.number else None for owner in owners]
         found: list[list[Any]] = [list(one or [None] * len(own[0])) for one in given]
         with tf.device(self.collectives.device):
-            shapes = self._shapes(own[0], given, alike)
+            shapes = self._shapes(own[0], given)
             for dtype in TYPES:
                 places = [k for k, one in enumerate(own[0]) if crosses_as(one) == dtype]
                 if not places:
@@ -113,11 +111,11 @@ class Peers:
         return found
 
     def _shapes(
-        self, example: Sequence[Tensor], given: Sequence[Sequence[Tensor] | None], alike: bool
+        self, example: Sequence[Tensor], given: Sequence[Sequence[Tensor] | None]
     ) -> list[list[Tensor]]:
         """The shapes of all owners' tensors."""
         ranks = [rank_of(one) for one in example]
-        if alike or not sum(ranks):
+        if not sum(ranks):
             return [[tf.shape(one) for one in example]] * len(given)
         rows = [
             tf.concat([tf.shape(one) for one in tensors], axis=0)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 SENDS = ("_Send", "_HostSend")
 RECEIVES = ("_Recv", "_HostRecv")
-PASS_ON = ("Identity", "Cast")
+PASS_ON = ("Identity", "Cast", "Snapshot")
 # Large weights are sent in parts, and joined where they arrive.
 CUT = ("Reshape", "Slice", "SplitV", "StridedSlice")
 JOIN = ("Concat", "ConcatV2")

@@ -145,7 +145,7 @@ class _Plan:
         planner = Planner(RULES, len(devices), traced.batch, records)
         self._program = planner.program
         self.variables = [one for one in passes.sources if isinstance(one, tf.Variable)]
-        known, _ = traced.inputs(planner, devices)
+        known = traced.inputs(planner, devices)
         for variable in self.variables:
             # Read outside, where the tape sees it; the trace reads it where nothing has changed it.
             handle, dtype = known[id(traced.inside(variable.handle))], variable.dtype

@@ -29,7 +29,7 @@ _PAIRS = {
 
 
 def gather(program: Program, item: Item, axis: int) -> Item:
-    """All slices, one after the other, on the first device."""
+    """All slices, one after the other, at home."""
 
     def emit(devices: Any, parts: list[Any]) -> list[Any]:
         with tf.device(devices.home):
@@ -39,7 +39,7 @@ def gather(program: Program, item: Item, axis: int) -> Item:
 
 
 def reduce(program: Program, item: Item, kind: str, what: Crossing) -> Item:
-    """The addends' sum, or other reduction, on the first device."""
+    """The addends' sum, or other reduction, at home."""
 
     def emit(devices: Any, parts: list[Any], parts_of: Any = None) -> list[Any]:
         if parts_of is not None:

@@ -31,27 +31,24 @@ def wire_of(devices: Any, dtype: tf.DType, what: Crossing | None) -> tf.DType:
 
 def copies(devices: Any, whole: Any, what: Crossing) -> list[Any]:
     """A copy on each device; to each other host the tensor crosses once."""
-    dtype, hosts = whole.dtype, hosts_of(devices)
-    wire = wire_here(devices, dtype, what)
+    wire = wire_here(devices, whole.dtype, what)
     with tf.device(devices.home):
         sent = tf.cast(whole, wire)
     found = dict.fromkeys(devices.names, sent)
-    for names in hosts:
+    for names in hosts_of(devices):
         if host_of(names[0]) != host_of(devices.home):
             with tf.device(names[0]):
                 # TensorFlow would remove an identity, and send to each device.
                 found.update(dict.fromkeys(names, tf.raw_ops.Snapshot(input=sent)))
-    copies = []
+    arrived = []
     for name in devices.names:
         with tf.device(name):
-            copies.append(
-                whole if wire == dtype and len(hosts) == 1 else tf.cast(found[name], dtype)
-            )
-    return copies
+            arrived.append(tf.cast(found[name], whole.dtype))
+    return arrived
 
 
 def sum_of(devices: Any, parts: Sequence[Any], what: Crossing) -> Any:
-    """The sum on the first device; from each other host one sum crosses."""
+    """The sum at home; from each other host one sum crosses."""
     dtype = parts[0].dtype
     wire, sent = wire_here(devices, dtype, what), {}
     for name, part in zip(devices.names, parts):
@@ -83,16 +80,16 @@ def copy_by_hubs(devices: Any, whole: Any, parts: Sequence[Part], what: Crossing
     for part, piece in zip(parts, pieces):
         with tf.device(part.hub):
             passed.append(tf.identity(piece))
-    copies = []
+    arrived = []
     for name in devices.names:
         if name == devices.home:
             own = whole if wire == whole.dtype else tf.cast(tf.cast(whole, wire), whole.dtype)
-            copies.append(own)
+            arrived.append(own)
             continue
         with tf.device(name):
             joined = passed[0] if len(parts) == 1 else tf.reshape(tf.concat(passed, 0), what.shape)
-            copies.append(tf.cast(joined, whole.dtype))
-    return copies
+            arrived.append(tf.cast(joined, whole.dtype))
+    return arrived
 
 
 def sum_by_hubs(devices: Any, addends: list[Any], parts: Sequence[Part], what: Crossing) -> Any:

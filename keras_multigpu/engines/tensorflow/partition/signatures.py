@@ -100,7 +100,10 @@ def sharded_label(
     for labels, shape in zip(signature.outputs, dims):
         for label, dim in zip(labels, shape or ()):
             sizes[label].add(dim)
-    for number in signature.shapes.values():  # nobody knows how many entries a device owns
+    # Nobody knows how many entries a device owns: there may be none.
+    for label in signature.zero_if_empty:
+        owned[label].add(False)
+    for number in signature.shapes.values():
         for label in signature.outputs[number]:
             owned[label].add(False)
     is_kept = {one: all(one in labels for labels in signature.outputs) for one in weights}

@@ -70,19 +70,19 @@ def spread(
     planner = Planner(RULES, len(devices), traced.batch, records)
     planner.is_joined = together is not None
     try:
-        known, given = traced.inputs(planner, devices)
+        known = traced.inputs(planner, devices)
         results = planner.run_graph(traced.graph, known, traced.graph.outputs)
         layouts: list[Layout] = [WHOLE] * len(results)
         if together is not None and together.gives_own:
             layouts = _own_rows(planner, traced.structure, results)
-        outputs = [planner.get(*one) for one in zip(results, layouts)]
-        planner.program.outputs = outputs
+        planner.program.outputs = [planner.get(*one) for one in zip(results, layouts)]
     except NeedsOthers:  # a loop that holds slices of rows needs them whole
         records[:] = [Record("step", "the step/", "gathered", _ALL)]
         return _on_one_device(step, args, autograph, together)
     options: dict[str, Any] = {"home": home, "is_compiled": compiled, "wire_dtype": wire_dtype}
     if together is None:
-        made = write(planner.program, Devices(devices, traced.count(), **options), given)
+        scope = Devices(devices, traced.count(), **options)
+        made = write(planner.program, scope, traced.given())
     else:
         made = together.write(planner.program, traced, devices, options)
     return _packed(traced.structure, made, together)

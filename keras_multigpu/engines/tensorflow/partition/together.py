@@ -32,6 +32,8 @@ class JoinedDevices(Devices):
         batch, home, is_compiled, wire_dtype: as for `Devices`.
     """
 
+    is_joined = True
+
     def __init__(
         self,
         names: Sequence[str],
@@ -58,8 +60,6 @@ class JoinedDevices(Devices):
             Local(batch, own, begin, place, len(owners), is_compiled=is_compiled)
             for own, begin, place in zip(rows, begins, peers.own)
         ]
-
-    is_joined = True
 
     def complete(self, parts: Sequence[Any], axis: int) -> list[Any]:
         """The slices of all processes, from this one's."""

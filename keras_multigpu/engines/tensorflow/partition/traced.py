@@ -134,8 +134,8 @@ class Traced:
         self.graph = self._traced.graph
         self.structure = self._traced.structured_outputs
 
-    def inputs(self, planner: Planner, devices: Sequence[str]) -> tuple[dict[int, Any], list[Any]]:
-        """The values of the graph's inputs, by their tensors' `id`s, and the tensors to give."""
+    def inputs(self, planner: Planner, devices: Sequence[str]) -> dict[int, Any]:
+        """The values of the graph's inputs, by their tensors' `id`s."""
         known: dict[int, Any] = {}
         trained = {id(one.handle) for one in self.graph.trainable_variables}
         for tensor, one in self._inputs():
@@ -153,7 +153,7 @@ class Traced:
             known[id(tensor)] = value
             if one.tensor.dtype == tf.resource and id(one.tensor) in trained:
                 planner.trained.add(id(value))
-        return known, self.given()
+        return known
 
     def given(self, replaced: Mapping[int, Any] | None = None) -> list[Any]:
         """The tensors of the graph's inputs, with others for arguments, by the `id`s of those."""

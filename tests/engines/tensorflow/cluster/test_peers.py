@@ -87,18 +87,6 @@ def test_what_cannot_cross_is_refused(pair):
         together(pair, lambda one: one.of_processes([tf.constant("a")]))
 
 
-def test_gradients_of_gradients_are_refused(pair):
-    def call(one):
-        x = tf.constant([1.0])
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            (total,) = one.sum([x])
-        return tape.gradient(total, x)
-
-    with pytest.raises(ValueError, match="first derivatives only"):
-        together(pair, call)
-
-
 @pytest.mark.parametrize("size", [0, 1, 64, 65, 1000, 4097, 2**20, 2**20 + 1, 10**8 + 7])
 def test_sizes_are_rounded_up(size):
     filled, key = collectives.room(size)

@@ -42,6 +42,16 @@ def _form_of(rows: Value) -> Layout:
     return rows.layout if isinstance(rows.layout, Owned) else COPIED
 
 
+def _checked(numbers: Any, height: int) -> Any:
+    """Numbers of rows; the step fails if the table has not all of them."""
+    check = tf.debugging.Assert(
+        tf.reduce_all((numbers >= 0) & (numbers < tf.cast(height, numbers.dtype))),
+        [f"Rows must be from 0 to {height - 1}, the last of the table. Received:", numbers],
+    )
+    with tf.control_dependencies([check]):
+        return tf.identity(numbers)
+
+
 def _own(local: Any, numbers: Any, height: int) -> tuple[Any, Any, Any]:
     """Numbers of rows within a device's part, which of them are its own, and how many it has."""
     begin, count = local.extent(height, _BY_ROWS)
@@ -67,6 +77,7 @@ def rows_of(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] 
         return None
 
     def emit(local: Any, part: Any, numbers: Any) -> list[Any]:
+        numbers = numbers if is_owned else _checked(numbers, height)
         own, is_own, _ = _own(local, numbers, height)
         return [_of_own(is_own, tf.gather(part, tf.where(is_own, own, 0)))]
 
@@ -118,6 +129,7 @@ def add_rows(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]
 
     def emit(local: Any, handle: Any, numbers: Any, entries: Any) -> list[Any]:
         if is_by_rows:
+            numbers = numbers if form == Owned() else _checked(numbers, height)
             own, is_own, _ = _own(local, numbers, height)
             numbers, entries = tf.where(is_own, own, 0), _of_own(is_own, entries)
         return create(op.type, [handle, numbers, entries], attributes, op.name)
@@ -144,26 +156,19 @@ def _sums(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | 
 
 
 def _gradient(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    """Of a table: dense, or the touched rows and their numbers."""
     shape, *given = values
     table = _table_of(planner, shape, given)
     if table is None:
         return None
+    is_dense = len(op.outputs) == 1
 
     def emit(lookup: Any, upstream: Any, *given: Any) -> list[Any]:
-        return [lookup(*given).gradient(upstream)]
+        found = lookup(*given)
+        return [found.gradient(upstream)] if is_dense else [*found.touched(upstream)]
 
-    return _looked_up(planner, op, emit, given, table, [table], _BY_ROWS)
-
-
-def _touched(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    shape, *given = values
-    table = _table_of(planner, shape, given)
-    if table is None:
-        return None
-
-    def emit(lookup: Any, upstream: Any, *given: Any) -> list[Any]:
-        return [*lookup(*given).touched(upstream)]
-
+    if is_dense:
+        return _looked_up(planner, op, emit, given, table, [table], _BY_ROWS)
     entries, numbers = _looked_up(planner, op, emit, given, table, [None, None], Owned())
     name = f"size{next(planner.names)}"
     entries.dims, numbers.dims = (Dim.symbol(name), table[1]), (Dim.symbol(name),)
@@ -182,7 +187,7 @@ def _by_weights(planner: Any, op: tf.Operation, values: list[Value]) -> list[Val
     return _looked_up(planner, op, emit, values, table.dims, [indices.dims], Split(0))
 
 
-FUNCTIONS = {SUMS: _sums, GRADIENT: _gradient, ROWS: _touched, BY_WEIGHTS: _by_weights}
+FUNCTIONS = {SUMS: _sums, GRADIENT: _gradient, ROWS: _gradient, BY_WEIGHTS: _by_weights}
 """{name of a function that is called: rule}."""
 
 
