@@ -241,7 +241,4 @@ def test_one_device_and_several(row):
         right.append(run.NOISE)  # it divides by tiny variances, and the loss has float32's rounding
     assert outcome.kind in right, program.script(case, f"{outcome.kind}: {outcome.detail}")
     assert outcome.finite
-    # The mean over the places that are not masked is no mean over the rows of a slice.
-    runs_whole = row[0] == "masked_loss" and _ON_TENSORFLOW and bool(case.options)
-    warned = [text for text in outcome.warned if "runs eagerly" not in text]
-    assert ["adds a loss" in text for text in warned] == [True] * runs_whole
+    assert not [text for text in outcome.warned if "runs eagerly" not in text]
