@@ -173,7 +173,7 @@ class TowerRunner(Runner):
     def __init__(self, models: Sequence[keras.Model], devices: Sequence[str]): ...
 
     @abc.abstractmethod
-    def run(self, call: Call, *, compiled: bool) -> list[Result]:
+    def run(self, call: Call) -> list[Result]:
         """Calls every model with the same arguments, without side effects."""
 
     @abc.abstractmethod
@@ -221,7 +221,7 @@ class ModelRunner(PlacingRunner):
         return True
 
     @abc.abstractmethod
-    def run(self, call: Call, *, compiled: bool) -> Result:
+    def run(self, call: Call) -> Result:
         """Calls the template across its devices; its state is assigned."""
 
     @property

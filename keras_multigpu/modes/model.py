@@ -78,7 +78,7 @@ class ModelParallel(PlacedModel):
         return self._parallel_runner.least_bytes(rows)
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = self._parallel_runner.run((args, kwargs), compiled=self.jit_compile)
+        result = self._parallel_runner.run((args, kwargs))
         add_losses(self, result.losses)
         return result.outputs
 

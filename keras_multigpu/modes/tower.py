@@ -151,7 +151,7 @@ class TowerParallel(Members):
             self._parallel_check_overwritten()
         if self._parallel_latest.unmixed:
             kwargs = {**kwargs, "training": True}
-        results = self._parallel_runner.run((args, kwargs), compiled=self.jit_compile)
+        results = self._parallel_runner.run((args, kwargs))
         self._parallel_assign_updates(results)
         by_loss = zip(*(result.losses for result in results))
         add_losses(self, [sum(losses) / len(results) for losses in by_loss])

@@ -117,7 +117,7 @@ class CommitteeRunner(TowerRunner):
             assert key == id(stack.parts[0])
             stack.trainable = stack.parts[0].trainable
 
-    def run(self, call: Call, *, compiled: bool) -> list[Result]:
+    def run(self, call: Call) -> list[Result]:
         own, shared = self._values()
         masked = (call, [get_mask(part) for part in keras.tree.flatten(call)])
         inputs, restore = split_tensors(masked)

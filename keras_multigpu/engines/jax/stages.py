@@ -65,7 +65,7 @@ class ShardsRunner(ModelRunner):
     def place(self) -> None:
         """Nothing: each loop spreads the weights when it begins."""
 
-    def run(self, call: Call, *, compiled: bool) -> Result:
+    def run(self, call: Call) -> Result:
         args, kwargs = call
         return Result(self._template(*args, **kwargs))
 

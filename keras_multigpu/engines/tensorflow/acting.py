@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.shared import unique, value_of
 from keras_multigpu.engines.templates import forget_losses
-from keras_multigpu.engines.tensorflow.tracing.scope import ReplicaScope
+from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.values import Tensor
 
 
@@ -30,7 +30,7 @@ def acting(
     pairs = zip(unique(template.variables), unique(member.variables))
     own = {id(one): (one, other) for one, other in pairs if id(one) not in in_metrics}
     values = [(one, tf.convert_to_tensor(value_of(other))) for one, other in own.values()]
-    with ReplicaScope(values, tf.constant(0)) as scope, _having_losses(template, losses):
+    with ReplicaScope(values, 0) as scope, _having_losses(template, losses):
         yield
     for variable in scope.assigned.values() if keep else ():
         _, counterpart = own.get(id(variable), (variable, variable))

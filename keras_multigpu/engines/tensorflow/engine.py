@@ -21,11 +21,11 @@ from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.counting.memory import find_memory
 from keras_multigpu.engines.tensorflow.counting.transfers import count_transfers
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
+from keras_multigpu.engines.tensorflow.recomputed import install
 from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, PartitionRunner
 from keras_multigpu.engines.tensorflow.stages import StageRunner
 from keras_multigpu.engines.tensorflow.steps import TensorFlowSteps
 from keras_multigpu.engines.tensorflow.tensors import for_any_rows, join_rows, take_rows
-from keras_multigpu.engines.tensorflow.tracing.recomputed import install
 from keras_multigpu.engines.tensorflow.weights.divided import division_of
 from keras_multigpu.engines.tensorflow.weights.lookups import look_up
 from keras_multigpu.engines.tensorflow.weights.placing import move_variables

@@ -20,8 +20,8 @@ from keras_multigpu.engines.tensorflow.acting import acting
 from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
 from keras_multigpu.engines.tensorflow.names import full_name, is_default
 from keras_multigpu.engines.tensorflow.partitioned import Partition
-from keras_multigpu.engines.tensorflow.replicas import Replicas
-from keras_multigpu.engines.tensorflow.results import tensors_of
+from keras_multigpu.engines.tensorflow.placed import Placed, Replicas
+from keras_multigpu.engines.tensorflow.tensors import tensors_of
 from keras_multigpu.engines.tensorflow.weights.homes import (
     elements_of,
     fullest_home,
@@ -147,18 +147,19 @@ class PartitionRunner(DataRunner):
 
 
 class CommitteeRunner(TowerRunner):
-    """Runs the template's traced call once per model, with that model's weights."""
+    """Runs the template's code once per model, with that model's weights."""
 
     def __init__(self, models: Sequence[keras.Model], devices: Sequence[str]):
         self._models = tuple(models)
-        self._replicas = Replicas(models, list(map(full_name, devices)))
+        self.partition = Placed(list(map(full_name, devices)))
+        self._replicas = Replicas(models, self.partition.places)
 
     @classmethod
     def check(cls, request: Request) -> None:
         templates.warn_of_direct_calls(request.template)
 
-    def run(self, call: Call, *, compiled: bool) -> list[Result]:
-        results = self._replicas.run(call, compiled=compiled)
+    def run(self, call: Call) -> list[Result]:
+        results = self._replicas.run(call)
         has_one_model = len({id(model) for model in self._models}) == 1
         if not (tf.executing_eagerly() and has_one_model and results[0].is_random):
             return results
@@ -180,7 +181,7 @@ class CommitteeRunner(TowerRunner):
         return acting(self._models[0], self._models[number], losses, keep=keep)
 
     def retrace(self) -> None:
-        self._replicas.retrace()
+        self._replicas.is_checked = False
 
 
 def _are_equal(first: Any, second: Any) -> bool:

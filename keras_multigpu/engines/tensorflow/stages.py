@@ -13,7 +13,8 @@ from keras_multigpu.engines.runners import ModelRunner
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.tensorflow.names import full_name
-from keras_multigpu.engines.tensorflow.replicas import Replicas
+from keras_multigpu.engines.tensorflow.placed import Placed
+from keras_multigpu.engines.tensorflow.places import Places
 from keras_multigpu.engines.tensorflow.weights.placing import move_variables, place_updates
 from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.graphs.costs import find_crossings, with_loss
@@ -30,13 +31,13 @@ class Stage:
         device: the device's number.
         inputs: its inputs, as tensors of the graph.
         outputs: its outputs that are used elsewhere.
-        replicas: its single replica.
+        model: computes it.
     """
 
     device: int
     inputs: tuple[keras.KerasTensor, ...]
     outputs: tuple[keras.KerasTensor, ...]
-    replicas: Replicas
+    model: keras.Model
 
 
 class StageRunner(ModelRunner):
@@ -51,6 +52,7 @@ class StageRunner(ModelRunner):
     ):
         self._template = template
         self._devices = tuple(devices)
+        self.partition = Placed(list(map(full_name, devices)))
         self._placement = placement
         self._stages: Stages | None = None
         self._homes: tuple[tuple[keras.Variable, str], ...] = ()
@@ -80,7 +82,7 @@ class StageRunner(ModelRunner):
         }
         self._homes = tuple(homes.values())
         self.place()
-        self._stages = Stages(graph, numbers, self._devices, template.dtype_policy)
+        self._stages = Stages(graph, numbers, template.dtype_policy)
         # Maps the template's inputs to the graph's list of inputs.
         inputs, _ = symbolic_ends(template)
         self._entry = part_of_graph(inputs, template.inputs, "entry", template.dtype_policy)
@@ -88,15 +90,13 @@ class StageRunner(ModelRunner):
     def place(self) -> None:
         move_variables(self._homes, self._template)
 
-    def run(self, call: Call, *, compiled: bool) -> Result:
+    def run(self, call: Call) -> Result:
         assert self._stages is not None
         args, kwargs = call
         given = inspect.signature(self._template.call).bind(*args, **kwargs).arguments
         values = keras.tree.flatten(self._entry(given["inputs"], mask=given.get("mask")))
-        outputs, losses = self._stages.run(values, given.get("training"), compiled)
-        return Result(
-            keras.tree.pack_sequence_as(symbolic_ends(self._template)[1], outputs), losses
-        )
+        outputs = self._stages.run(values, given.get("training"), self.partition.places)
+        return Result(keras.tree.pack_sequence_as(symbolic_ends(self._template)[1], outputs))
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         place_updates(optimizer)
@@ -121,8 +121,7 @@ class StageRunner(ModelRunner):
         return sum(one.bytes(rows) for one in crossings if one.maker is not None)
 
     def retrace(self) -> None:
-        if self._stages is not None:
-            self._stages.retrace()
+        """Steps are traced anew whenever Keras makes a step function."""
 
 
 class Stages:
@@ -133,36 +132,23 @@ class Stages:
     because the layer may have a state. `numbers` holds each call's device number.
     """
 
-    def __init__(self, graph: Graph, numbers: Sequence[int], devices: Sequence[str], policy: Any):
+    def __init__(self, graph: Graph, numbers: Sequence[int], policy: Any):
         self.graph = graph
         self.numbers = tuple(numbers)
-        self._devices = tuple(devices)
         self._policy = policy
         parts: dict[tuple[int, int], list[int]] = {}
         for place, key in enumerate(zip(self._levels(), numbers)):
             parts.setdefault(key, []).append(place)
         self.stages = tuple(self._stage(*key, parts[key]) for key in sorted(parts))
 
-    def run(
-        self, values: Sequence[Any], training: bool | None, compiled: bool
-    ) -> tuple[list[Any], list[Any]]:
-        """Runs the stages and assigns their state; returns the outputs and the added losses."""
+    def run(self, values: Sequence[Any], training: bool | None, places: Places) -> list[Any]:
+        """Runs the stages; returns the outputs."""
         tensors = dict(zip(map(id, self.graph.inputs), values))
-        losses: list[Any] = []
         for stage in self.stages:
-            call = (([tensors[id(one)] for one in stage.inputs],), {"training": training})
-            (result,) = stage.replicas.run(call, compiled=compiled)
-            for variable, value in result.updates:
-                variable.assign(value)
-            losses += result.losses
-            made = keras.tree.flatten(result.outputs)
+            with places.part(stage.device):
+                made = stage.model([tensors[id(one)] for one in stage.inputs], training=training)
             tensors.update(zip(map(id, stage.outputs), made))
-        return [tensors[id(one)] for one in self.graph.outputs], losses
-
-    def retrace(self) -> None:
-        """Makes all stages trace again."""
-        for stage in self.stages:
-            stage.replicas.retrace()
+        return [tensors[id(one)] for one in self.graph.outputs]
 
     def _levels(self) -> list[int]:
         levels: dict[int, int] = {}
@@ -184,11 +170,8 @@ class Stages:
     def _stage(self, level: int, number: int, places: Sequence[int]) -> Stage:
         inputs, outputs = self.graph.ends(places)
         calls = [self.graph.calls[place] for place in sorted(places, key=self._turn)]
-        # A replica needs an output, even if nothing uses it.
-        outputs = outputs or list(calls[-1].outputs)
         model = SubGraph(calls, inputs, outputs, f"stage_{level}_on_{number}", self._policy)
-        replicas = Replicas([model], [full_name(self._devices[number])])
-        return Stage(number, tuple(inputs), tuple(outputs), replicas)
+        return Stage(number, tuple(inputs), tuple(outputs), model)
 
 
 def _check_graph(template: keras.Model) -> None:

@@ -22,7 +22,10 @@ from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.samples import Samples
 from keras_multigpu.engines.tensorflow.partition.together import Together
-from keras_multigpu.engines.tensorflow.runners import PartitionRunner
+from keras_multigpu.engines.tensorflow.partitioned import Partition
+from keras_multigpu.engines.tensorflow.placed import Placed
+from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, PartitionRunner
+from keras_multigpu.engines.tensorflow.stages import StageRunner
 from keras_multigpu.engines.tensorflow.watched import Watched
 from keras_multigpu.engines.tensorflow.weights.placing import drop_functions
 
@@ -39,8 +42,8 @@ class TensorFlowSteps(Steps):
         self._samples = Samples(model)
         self._start = 0  # how many batches had come when this pass over the data began
         self._compared: Call | None = None  # where the processes have compared the weights
-        self._partition = runner.partition if isinstance(runner, PartitionRunner) else None
-        self._is_one_device = self._partition is not None and self._partition.is_one_device
+        assert isinstance(runner, (PartitionRunner, CommitteeRunner, StageRunner))
+        self._partition: Partition | Placed = runner.partition
         self._watched = Watched(model)
         self._traced_with: dict[int, tuple[keras.Variable, Any]] = {}
 
@@ -93,11 +96,11 @@ class TensorFlowSteps(Steps):
     def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         self._drop_stale()
         check_no_strategy(self._model)
-        if self._is_one_device:
+        if self._partition.is_one_device:
             return make(force)
         before = getattr(self._model, name)
         # XLA compiles a cluster for one device: a compiled step would leave the others idle.
-        # The replicas are compiled instead.
+        # What each device computes is compiled instead.
         with unchanged(self._model, "jit_compile", False):
             made = make(force)
         function = getattr(self._model, name)
@@ -169,7 +172,7 @@ class TensorFlowSteps(Steps):
 
     def around(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
         partition = self._partition
-        if partition is None or self._is_one_device:
+        if partition.is_one_device:
             return step
 
         @functools.wraps(step)
@@ -190,7 +193,7 @@ class TensorFlowSteps(Steps):
         batches, peers, partition = self._batches, self._peers, self._partition
         assert batches is not None
         assert peers is not None
-        assert partition is not None
+        assert isinstance(partition, Partition)
         with batches.inside() as is_inside:
             if is_inside:
                 return step(*args, **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,17 +19,16 @@ def is_float(value: Any) -> bool:
     return tf.is_tensor(value) and (value.dtype.is_floating or value.dtype.is_complex)
 
 
+def tensors_of(structure: Any) -> list[Tensor]:
+    """The tensors of a structure, including the parts of sparse ones."""
+    return [
+        part for part in tf.nest.flatten(structure, expand_composites=True) if tf.is_tensor(part)
+    ]
+
+
 def floats(structure: Any) -> list[Tensor]:
     """The floating-point tensors of a structure, including the parts of sparse ones."""
     return [part for part in tf.nest.flatten(structure, expand_composites=True) if is_float(part)]
-
-
-def substitute(structure: Any, replacements: Iterator[Tensor]) -> Any:
-    """Replaces the tensors that `floats` finds, in order."""
-    return map_tensors(
-        lambda part: next(replacements) if is_float(part) else part,
-        structure,
-    )
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
@@ -41,55 +40,9 @@ def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
     )
 
 
-def cast(gradient: Tensor | None, dtype: str) -> Tensor | None:
-    """Casts a dense or sparse gradient."""
-    if isinstance(gradient, tf.IndexedSlices):
-        values = tf.cast(gradient.values, dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return None if gradient is None else tf.cast(gradient, dtype)
-
-
-def add(gradients: list[Tensor]) -> Tensor | None:
-    """Sums dense gradients, or concatenates sparse ones; `None` for an empty list."""
-    if not gradients:
-        return None
-    if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
-        values = tf.concat([gradient.values for gradient in gradients], axis=0)
-        indices = tf.concat([gradient.indices for gradient in gradients], axis=0)
-        return tf.IndexedSlices(values, indices, gradients[0].dense_shape)
-    return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients])
-
-
-def forget_gradient(result: Tensor) -> None:
-    """Removes the gradient of a custom-gradient operation, once a tape has used it.
-
-    TensorFlow keeps these functions forever, each with its whole graph.
-    """
-    if not tf.executing_eagerly():
-        name = result.op.get_attr("_gradient_op_type").decode()
-        gradient_registry._registry.pop(name, None)
-
-
-CONSTANT = "KerasMultigpuConstant"
-"""The gradient of an operation that is treated as a constant."""
-
-
-def has_gradient(kind: str) -> bool:
-    """Whether TensorFlow can differentiate a type of operation. It handles calls by itself."""
-    return kind in gradient_registry.list() or kind.endswith("Call")
-
-
 def knows_gradient(name: str) -> bool:
     """Whether a gradient of a name is registered."""
     return name in gradient_registry.list()
-
-
-def _of_constant(operation: Any, *upstream: Tensor) -> list[None]:
-    return [None] * len(operation.inputs)
-
-
-if not knows_gradient(CONSTANT):  # this module may be loaded again
-    tf.RegisterGradient(CONSTANT)(_of_constant)
 
 
 def is_watched(tensor: Tensor) -> bool:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.cluster.descriptions import COMPARED
 from keras_multigpu.engines.shared import count_rows
-from keras_multigpu.engines.tensorflow.results import tensors_of
+from keras_multigpu.engines.tensorflow.tensors import tensors_of
 from keras_multigpu.engines.values import Tensor
 
 

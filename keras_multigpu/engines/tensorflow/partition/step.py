@@ -85,7 +85,7 @@ def spread(
         made = write(planner.program, scope, traced.given())
     else:
         made = together.write(planner.program, traced, devices, options)
-    return _packed(traced.structure, made, together)
+    return packed(traced.structure, made, together)
 
 
 def _own_rows(planner: Planner, structure: Any, results: Sequence[Value]) -> list[Layout]:
@@ -100,7 +100,7 @@ def _own_rows(planner: Planner, structure: Any, results: Sequence[Value]) -> lis
     return layouts
 
 
-def _packed(structure: Any, made: Sequence[Any], together: Together | None) -> Any:
+def packed(structure: Any, made: Sequence[Any], together: Together | None) -> Any:
     """The step's result, of its tensors; a list of slices is one tensor."""
     rest, own = iter(made), []
     flat: list[Any] = []

@@ -1,0 +1,148 @@
+"""Where the parts of a step are computed: the replicas of a tower, the stages of a model.
+
+The operations of a part are made in a scope that has the part's number in its name. TensorFlow's
+tapes name the gradient of an operation after it, so the name tells the device of both. What belongs
+to no part, such as the update of a weight, is computed where what it takes is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.rules.control import graph_named
+from keras_multigpu.engines.values import Tensor
+
+_PART = re.compile(r"(?:^|/)at_place_(\d+)(?:_\d+)?(?=/|$)")
+
+_OF_VARIABLES = re.compile("(ReadVariable|Assign|Resource|VarIsInitialized|VariableShape)")
+
+
+RECOMPUTED = "recomputed"
+"""The scope of a function that is computed again for its gradient, with a part's own variables."""
+
+
+_AGAIN = re.compile(rf"(?:^|/){RECOMPUTED}(?:_\d+)?/[^/]*$")
+
+
+class ForeignWeightError(ValueError):
+    """An operation of a replica takes a weight of another one, or its gradient may."""
+
+
+class Places:
+    """Chooses the devices of operations while a graph is built.
+
+    Args:
+        devices: the device of each part, as TensorFlow names it. The first one's is the home of
+            what several parts have made.
+
+    Attributes:
+        owners: the number of the part that alone may take a variable, by the `id` of its handle.
+    """
+
+    def __init__(self, devices: Sequence[str]):
+        self.devices = tuple(devices)
+        self.owners: Mapping[int, int] = {}
+        self._captured: Any = weakref.WeakKeyDictionary()  # by graph: what it has for what outside
+
+    @contextlib.contextmanager
+    def part(self, number: int) -> Iterator[None]:
+        """Scope of the operations of a part."""
+        if tf.executing_eagerly():
+            with tf.device(self.devices[number]):
+                yield
+        else:
+            with tf.name_scope(f"at_place_{number}"), self.chosen():
+                yield
+
+    @contextlib.contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Scope in which all operations of a graph get their devices: gradients and updates too."""
+        with tf.compat.v1.device(self._device_of):
+            yield
+
+    def part_of(self, op: tf.Operation) -> int | None:
+        """The number of the part that an operation belongs to, by its name."""
+        found = _PART.findall(op.name)
+        return int(found[-1]) if found and int(found[-1]) < len(self.devices) else None
+
+    def _device_of(self, op: tf.Operation) -> str:
+        if op.device:
+            return op.device  # the code's own choice
+        number = self.part_of(op)
+        handles = [self._outside(one) for one in op.inputs if one.dtype == tf.resource]
+        if handles and _OF_VARIABLES.match(op.type):
+            return handles[0].device
+        if number is not None:
+            return self.devices[number]
+        large = {one.device for one in op.inputs if one.device and one.shape.rank != 0}
+        found = large or {one.device for one in op.inputs if one.device}
+        return self.devices[0] if len(found) > 1 else next(iter(found), "")
+
+    def _outside(self, handle: Tensor) -> Tensor:
+        """The variable's own handle, for what a function has captured."""
+        while not hasattr(handle, "numpy"):
+            graph = handle.graph
+            known = self._captured.setdefault(graph, {})
+            if id(handle) not in known:
+                known.update((id(inside), outside) for outside, inside in _captures(graph))
+            if id(handle) not in known:
+                break
+            handle = known[id(handle)]
+        return handle
+
+    def check(self, operations: Sequence[tf.Operation]) -> None:
+        """Refuses parts that take a variable of another one, or whose gradients may.
+
+        Raises:
+            ForeignWeightError: if one does.
+        """
+        for op in operations if self.owners else ():
+            number = self.part_of(op)
+            if number is None:
+                continue
+            handles = [self._outside(one) for one in op.inputs if one.dtype == tf.resource]
+            if any(self.owners.get(id(one), number) != number for one in handles):
+                raise _foreign(op, number, "a function that was traced before, by `tf.function`")
+            if _may_read_late([op]):
+                # It is computed after the replica's call, when the layers have the first's weights.
+                raise _foreign(op, number, "a custom gradient that may find it in a layer")
+
+
+def _may_read_late(operations: Sequence[tf.Operation]) -> bool:
+    """Whether a custom gradient uses variables that are not among its arguments."""
+    return any(
+        (
+            op.type == "IdentityN"
+            and "_gradient_op_type" in op.node_def.attr
+            and not _AGAIN.search(op.name)
+            and any(one.op.type == "ReadVariableOp" for one in op.inputs)
+        )
+        or any(_may_read_late(graph.get_operations()) for graph in _graphs_of(op))
+        for op in operations
+    )
+
+
+def _graphs_of(op: tf.Operation) -> list[Any]:
+    """The graphs of the functions that an operation calls."""
+    values = op.node_def.attr.values()
+    names = {one.name for value in values for one in (value.func, *value.list.func) if one.name}
+    found = (graph_named(op, name) for name in names)
+    return [graph for graph in found if graph is not None]
+
+
+def _foreign(op: tf.Operation, number: int, how: str) -> ForeignWeightError:
+    return ForeignWeightError(
+        f"Independent replicas need separate weights. Received: in replica {number}, by "
+        f"{op.name!r}, {how}; it may be the weight of another replica. Leave `tf.function` out, "
+        "give the gradient its weights as arguments, or use `replicas='shared'`."
+    )
+
+
+def _captures(graph: Any) -> Sequence[tuple[Tensor, Tensor]]:
+    return getattr(graph, "captures", ())

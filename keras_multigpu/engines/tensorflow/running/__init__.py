@@ -1,1 +1,0 @@
-"""Calls a traced template on every device, and takes the gradients there."""

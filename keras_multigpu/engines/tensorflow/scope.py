@@ -1,0 +1,123 @@
+"""The scope of a replica's call: its variables, separate random numbers, a record of changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.engines.shared import SEED, SEED_STEP
+from keras_multigpu.engines.values import Tensor
+
+
+class HiddenStateError(NotImplementedError):
+    """A state is assigned in a loop or branch, from where a replica can't return it."""
+
+
+class ReplicaScope(keras.StatelessScope):
+    """Stateless scope in which replica `number` calls the template.
+
+    Args:
+        state: the template's variables, each with the replica's value: a tensor or a variable.
+        number: the replica's number.
+
+    Attributes:
+        assigned: the assigned variables, by `id`.
+        number: the replica's number, as a tensor.
+        seeded: the `id`s of the generators' states that have the replica's number in them.
+    """
+
+    def __init__(self, state: Iterable[tuple[keras.Variable, Any]], number: int):
+        super().__init__(collect_losses=True)
+        self.assigned: dict[int, keras.Variable] = {}
+        self.number = tf.constant(number)
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self.seeded: set[int] = set()
+        self._before: dict[int, Tensor] = {}
+        # As an argument, Keras would cast the values to the calling layer's mixed-precision type.
+        for variable, value in state:
+            self.state_mapping[id(variable)] = value
+            if variable.name == SEED:
+                self._seed(variable, value)
+
+    def get_current_value(self, variable: keras.Variable) -> Tensor | None:
+        value = super().get_current_value(variable)
+        if id(variable) in self._before:
+            # Only here: TensorFlow never forgets a graph that has custom gradients.
+            value = _assigned(tf.identity(value), tf.identity(self._before[id(variable)]))
+            if self._graph is None or tf.compat.v1.get_default_graph() is self._graph:
+                self.state_mapping[id(variable)] = value
+                del self._before[id(variable)]
+        if variable.name == SEED and id(variable) not in self.seeded:
+            # The template's generators are in the mapping; Keras's global one is added here.
+            value = self._seed(variable, variable._value if value is None else value)
+        return value
+
+    def _seed(self, variable: keras.Variable, value: Any) -> Tensor:
+        self.seeded.add(id(variable))
+        value = tf.identity(value)
+        shift = tf.cast(self.number, value.dtype) * tf.constant(SEED_STEP, value.dtype)
+        self.state_mapping[id(variable)] = value + tf.stack([shift, tf.zeros_like(shift)])
+        return self.state_mapping[id(variable)]
+
+    def new_value(self, variable: keras.Variable) -> Tensor:
+        """An assigned variable's value, for use outside the call."""
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
+        variable, value = update
+        if self._graph is not None and getattr(value, "graph", self._graph) is not self._graph:
+            raise HiddenStateError(
+                f"The variable {variable.path!r} is assigned within a loop or a branch, where a "
+                "replica's state can't be followed. Unroll the loop (a recurrent layer: "
+                "`unroll=True`), or assign after it; random layers assign their seed."
+            )
+        if tf.as_dtype(value.dtype).is_floating and id(variable) not in self._before:
+            before = self.get_current_value(variable)
+            before = tf.identity(variable._value if before is None else before)
+            self._before[id(variable)] = tf.cast(before, value.dtype)
+        self.assigned[id(variable)] = variable
+        super().add_update((variable, value))
+
+    def draws_for(self, outputs: Sequence[Tensor]) -> bool:
+        """Whether tensors may depend on random numbers; eagerly, whether any were drawn."""
+        if self._graph is None:
+            return any(variable.name == SEED for variable in self.assigned.values())
+        seen, waiting = set(), [tensor.op for tensor in outputs]
+        while waiting:
+            operation = waiting.pop()
+            if operation is self.number.op or operation.type.startswith("Random"):
+                return True
+            if operation not in seen:
+                seen.add(operation)
+                waiting += [one.op for one in operation.inputs]
+        return False
+
+
+class AgainScope(ReplicaScope):
+    """The scope in which a replica computes a function again, for the function's gradient."""
+
+    def __init__(self, first: ReplicaScope):
+        super().__init__((), 0)
+        self.state_mapping.update(first.state_mapping)  # with the seeds that were drawn from
+        self.number, self.seeded = first.number, set(first.seeded)
+
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
+        if update[0].name != SEED:
+            raise HiddenStateError(
+                f"The variable {update[0].path!r} is assigned in a function that is recomputed for "
+                "its gradient (`keras.remat`), where a replica's state can't be followed. Call its "
+                "layer outside of the function."
+            )
+        self.state_mapping[id(update[0])] = update[1]
+
+
+@tf.custom_gradient
+def _assigned(value: Tensor, before: Tensor) -> Any:
+    """An assigned value, as it is read afterwards.
+
+    As on one device, its gradient goes to the variable, not into what computed the value.
+    """
+    return tf.identity(value), lambda upstream: (None, upstream)

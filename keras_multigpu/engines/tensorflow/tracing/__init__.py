@@ -1,1 +1,0 @@
-"""The template as a traced function of its state, which can be called on every device."""
