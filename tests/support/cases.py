@@ -313,6 +313,11 @@ CASES = [
 def compile_case(case: Case, model: keras.Model, **changes: Any) -> None:
     """Compiles a model as its case says; objects are made afresh for each model."""
     arguments = {"optimizer": keras.optimizers.SGD(0.05), "loss": "mse", **case.compile, **changes}
+    # A loss computes in the type that was Keras's default when it was made.
+    arguments["loss"] = keras.tree.map_structure(
+        lambda one: one.from_config(one.get_config()) if isinstance(one, keras.Loss) else one,
+        arguments["loss"],
+    )
     if arguments["optimizer"] == "special":
         arguments["optimizer"] = keras.optimizers.Adam(
             0.01,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from keras_multigpu.engines.runners import DataRunner, TowerRunner
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.tensorflow.acting import acting
 from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
+from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.names import full_name, is_default
 from keras_multigpu.engines.tensorflow.partitioned import Partition
 from keras_multigpu.engines.tensorflow.placed import Placed, Replicas
@@ -75,7 +77,14 @@ class PartitionRunner(DataRunner):
                 "On TensorFlow `parallel.function` needs devices of one process. Received: a model "
                 "over joined processes. Write a `train_step` and call `fit`."
             )
-        return self.partition.function(step, jit_compile, rows)
+        made = self.partition.function(step, jit_compile, rows)
+
+        @functools.wraps(step)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with REMOTE.explained():
+                return made(*args, **kwargs)
+
+        return run
 
     def explain(self) -> str:
         return self.partition.explain()

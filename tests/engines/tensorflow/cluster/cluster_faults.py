@@ -142,9 +142,11 @@ def test_a_worker_is_killed(steady, data):
         before = parallel.get_weights()
         parallel.fit(*data, verbose=0)  # it goes on: all its devices are there
         assert difference(parallel.get_weights(), before) > 0
+        predict = parallel.function(lambda x: parallel(x, training=False))
+        assert predict(data[0]).shape[0] == len(data[0])
         worker.send(signal.SIGKILL)
         with pytest.raises(cluster.ClusterError, match="does not answer"):
-            parallel(data[0])  # a call outside of `fit`
+            predict(data[0])  # outside of `fit`
     finally:
         worker.end()
 
