@@ -68,8 +68,9 @@ def hubs_inside(work: Workload, devices: int) -> Traffic:
     """A device's traffic where weights go out through hubs and gradients come back to them.
 
     In the weights' host their device sends all of them once. It receives P (2n - 3) / (n - 1) bytes
-    of gradients (`docs/design.md`). In other hosts of one driver its weights arrive evenly spread
-    over the devices, which pass their parts on; gradients are summed the same way back.
+    of gradients (`docs/decisions/2026-11-hubs.md`). In other hosts of one driver its weights arrive
+    evenly spread over the devices, which pass their parts on; gradients are summed the same way
+    back.
     """
     count, sizes = work.in_host(devices), work.sizes
     if count == 1:

@@ -36,7 +36,7 @@ def test_examples(name):
 
 
 ROOT = pathlib.Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
+DOCUMENTS = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "tests/support/fuzz.md"])
 
 
 @functools.cache
@@ -64,8 +64,22 @@ def test_tests_that_are_named_exist(path):
 @pytest.mark.backend_free
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_no_page_for_users_names_a_file_within_the_package(path):
-    if path.name != "design.md" and path.parent.name != "api":
+    if path.name != "design.md" and path.parent.name not in ("api", "decisions"):
         assert re.findall(r"keras_multigpu/\w+/\w+\.py", path.read_text()) == []
+
+
+@pytest.mark.backend_free
+def test_private_names_are_explained():
+    """Those of other packages, which ruff lets pass, and the private modules."""
+    settings = (ROOT / "pyproject.toml").read_text()
+    passed = re.search(r"extend-ignore-names = \[(.*?)\]", settings, flags=re.DOTALL)[1]
+    names = [name for name in re.findall(r'"(_\w+)"', passed) if not name.startswith("_parallel_")]
+    sources = "".join(path.read_text() for path in ROOT.glob("keras_multigpu/**/*.py"))
+    modules = re.findall(r"from \S+ import (\w+)  # noqa: TID251", sources)
+    assert len(names) > 10
+    assert len(modules) > 3
+    _, _, explained = (ROOT / "docs/design.md").read_text().partition("## Exceptions")
+    assert [name for name in (*names, *modules) if name not in explained] == []
 
 
 @pytest.mark.backend_free

@@ -144,6 +144,13 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().split()) < 700
 
 
+@pytest.mark.backend_free
+def test_pages_for_maintainers_are_short():
+    assert len((ROOT / "docs/design.md").read_text().split()) < 3000
+    for path in ROOT.glob("docs/decisions/2*.md"):
+        assert len(path.read_text().split()) < 300, path.name
+
+
 def figures(page, title):
     """The rows of figures below a title of docs/overhead.md: the first number of each cell."""
     table = page.partition(title)[2].partition("\n\n|")[2].partition("\n\n")[0]
@@ -263,7 +270,9 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.backend_free
 def test_every_page_is_in_the_contents():
-    contents = (ROOT / "docs/README.md").read_text()
+    """In the docs' own; decisions are in a list of theirs."""
     for path in ROOT.glob("docs/**/*.md"):
-        name = path.relative_to(ROOT / "docs").as_posix()
-        assert name == "README.md" or f"]({name})" in contents, name
+        is_decision = path.parent.name == "decisions" and path.name != "README.md"
+        folder = path.parent if is_decision else ROOT / "docs"
+        name = path.relative_to(folder).as_posix()
+        assert name == "README.md" or f"]({name})" in (folder / "README.md").read_text(), name
