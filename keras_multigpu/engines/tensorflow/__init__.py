@@ -1,4 +1,4 @@
-"""The TensorFlow engine: replicas in one graph, a function call per device."""
+"""The TensorFlow engine: steps of one device, traced, and computed by several."""
 
 from keras_multigpu.engines.tensorflow.engine import TensorFlowEngine
 
