@@ -82,7 +82,7 @@ def make_parallel(
     *,
     mode: Literal["model"],
     devices: Sequence[str] | None = None,
-    placement: Mapping[str, int] | None = None,
+    placement: Mapping[str, int] | str | None = None,
 ) -> ModelParallel: ...
 
 
@@ -93,7 +93,7 @@ def make_parallel(
     mode: Literal["model"],
     *,
     devices: Sequence[str] | None = None,
-    placement: Mapping[str, int] | None = None,
+    placement: Mapping[str, int] | str | None = None,
 ) -> ModelParallel: ...
 
 
@@ -146,7 +146,9 @@ def make_parallel(
             Mode `"model"`:
 
             - `placement`: a dict from names of layers, or regular expressions, to device numbers.
-              `None` chooses the placement automatically. JAX takes only `None`.
+              `"spread"` spreads large layers over all devices: each has a part of the kernel.
+              `None` chooses: on JAX, and of subclassed models, large layers are spread. JAX takes
+              no dict.
 
     Returns:
         A Keras model with the template's inputs, outputs, layers and weights, and the attributes

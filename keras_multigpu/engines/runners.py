@@ -202,8 +202,8 @@ class TowerRunner(Runner):
 class ModelRunner(PlacingRunner):
     """Runs one model whose weights are on different devices.
 
-    `placement` maps layer names, or regular expressions, to device numbers; `None` lets the runner
-    choose.
+    `placement` maps layer names, or regular expressions, to device numbers; `"spread"` has large
+    layers on all devices; `None` lets the runner choose.
     """
 
     @abc.abstractmethod
@@ -212,8 +212,18 @@ class ModelRunner(PlacingRunner):
         template: keras.Model,
         devices: Sequence[str],
         *,
-        placement: Mapping[str, int] | None = None,
+        placement: Mapping[str, int] | str | None = None,
     ): ...
+
+    @classmethod
+    def make(
+        cls,
+        template: keras.Model,
+        devices: Sequence[str],
+        placement: Mapping[str, int] | str | None,
+    ) -> ModelRunner:
+        """The runner for a placement."""
+        return cls(template, devices, placement=placement)
 
     @classmethod
     def moves_weights(cls, devices: Sequence[str], options: Mapping[str, Any]) -> bool:

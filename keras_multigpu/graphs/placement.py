@@ -23,8 +23,8 @@ _SLACK = 1.1
 def check_placement(placement: object, count: int) -> None:
     """Raises a `ValueError` unless it is `None` or a dict from names to device numbers."""
     expected = (
-        "`placement` must be None, or a dict from names of layers, or regular expressions, to "
-        f"device numbers from 0 to {count - 1}."
+        "`placement` must be None, 'spread', or a dict from names of layers, or regular "
+        f"expressions, to device numbers from 0 to {count - 1}."
     )
     if placement is None:
         return

@@ -18,13 +18,14 @@ class ModelParallel(PlacedModel):
     """One model whose layers, with their weights, are on different devices.
 
     On TensorFlow the graph is cut into stages, each on one device; only the outputs of stages, and
-    their gradients, cross between devices. On JAX large layers are spread over all devices.
+    their gradients, cross between devices. On JAX, of subclassed models, and with
+    `placement="spread"`, large layers are spread over all devices: each has a part of the kernel.
 
     Args:
         template: the model to make parallel.
         devices: the devices to use, as `keras_multigpu.list_devices` names them.
         placement: the number of each layer's device, by the layer's name or a regular
-            expression; `None` for an automatic choice.
+            expression; `"spread"` for all devices; `None` for an automatic choice.
     """
 
     mode = "model"
@@ -37,12 +38,12 @@ class ModelParallel(PlacedModel):
         template: keras.Model,
         devices: Sequence[str],
         *,
-        placement: Mapping[str, int] | None = None,
+        placement: Mapping[str, int] | str | None = None,
     ):
-        given = None if placement is None else {name: int(n) for name, n in placement.items()}
-        super().__init__(template, devices, {"placement": given})
-        runner = engines.current().model_runner(template, devices, placement=given)
-        self._parallel_run_on(runner)
+        if isinstance(placement, Mapping):
+            placement = {name: int(number) for name, number in placement.items()}
+        super().__init__(template, devices, {"placement": placement})
+        self._parallel_run_on(engines.current().model_runner.make(template, devices, placement))
 
     @classmethod
     def _parallel_runner_class(cls) -> type[engines.ModelRunner]:
@@ -55,7 +56,7 @@ class ModelParallel(PlacedModel):
     @classmethod
     def _parallel_adapt(cls, request: engines.Request) -> engines.Request:
         placement, count = request.options.get("placement"), len(request.devices)
-        if placement is None:
+        if not isinstance(placement, Mapping):
             return request
         wrapped = {name: number % count for name, number in placement.items()}
         return dataclasses.replace(request, options={**request.options, "placement": wrapped})
@@ -64,13 +65,14 @@ class ModelParallel(PlacedModel):
     def placement(self) -> dict[str, int]:
         """The number of each layer's device, by the layer's name, prefixed with its models' names.
 
-        On JAX: the axis along which a weight is spread over the devices, by the weight's path.
+        Of layers that are spread: the axis along which the devices have parts of a weight, by the
+        weight's path.
         """
         return self._parallel_runner.placement
 
     @property
     def stages(self) -> Any:
-        """The parts of the graph, each on one device; on JAX there are none."""
+        """The parts of the graph, each on one device; `None` for layers that are spread."""
         return self._parallel_runner.stages
 
     def _parallel_least_bytes(self, rows: int) -> int | None:

@@ -10,11 +10,12 @@ import keras
 
 from keras_multigpu.engines.jax.placement import placement_on
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
-from keras_multigpu.engines.jax.state.shards import find_shards, shard, shard_alike, spread_ids
+from keras_multigpu.engines.jax.state.shards import shard, shard_alike, spread_ids
 from keras_multigpu.engines.jax.state.slots import prepare, spread_slots
 from keras_multigpu.engines.runners import ModelRunner
 from keras_multigpu.engines.templates import forget_losses
 from keras_multigpu.engines.values import Call, Request, Result
+from keras_multigpu.engines.wide import SPREAD, find_wide
 
 
 class ShardsRunner(ModelRunner):
@@ -25,9 +26,9 @@ class ShardsRunner(ModelRunner):
         template: keras.Model,
         devices: Sequence[str],
         *,
-        placement: Mapping[str, int] | None = None,
+        placement: Mapping[str, int] | str | None = None,
     ):
-        assert placement is None
+        assert placement in (None, SPREAD)
         self._template = template
         self._devices = tuple(devices)
         self._axes: dict[str, int] = {}
@@ -36,14 +37,15 @@ class ShardsRunner(ModelRunner):
     @classmethod
     def check(cls, request: Request) -> None:
         placement = request.options.get("placement")
-        if placement is not None:
+        if placement not in (None, SPREAD):
             raise ValueError(
-                "`placement` must be None on the Keras backend 'jax', which runs one program on "
-                "all devices: a layer can't be on one of them, and large layers are spread over "
-                f"all. Received: placement={placement!r}. Leave it out, or use TensorFlow."
+                "`placement` must be None or 'spread' on the Keras backend 'jax', which runs one "
+                "program on all devices: a layer can't be on one of them, and large layers are "
+                f"spread over all. Received: placement={placement!r}. Leave it out, or use "
+                "TensorFlow."
             )
         if request.template.built:
-            find_shards(request.template, len(request.devices))
+            find_wide(request.template, len(request.devices))
 
     @classmethod
     def adapt(cls, request: Request) -> Request:
@@ -59,7 +61,7 @@ class ShardsRunner(ModelRunner):
         return True
 
     def lay_out(self) -> None:
-        self._axes = find_shards(self._template, len(self._devices))
+        self._axes = find_wide(self._template, len(self._devices))
         in_fresh_thread(lambda: shard(self._template, self._axes, self._devices))
 
     def place(self) -> None:
@@ -108,7 +110,7 @@ class ShardsRunner(ModelRunner):
 
 def _can_spread(template: keras.Model, count: int) -> bool:
     try:
-        find_shards(template, count)
+        find_wide(template, count)
     except ValueError:
         return False
     return True

@@ -27,7 +27,7 @@ from keras_multigpu.engines.tensorflow.partition.together import Together
 from keras_multigpu.engines.tensorflow.partition.told import explain, warning_of
 from keras_multigpu.engines.tensorflow.partition.traced import is_one_device, one_device
 from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order
-from keras_multigpu.engines.tensorflow.weights.homes import lay_out
+from keras_multigpu.engines.tensorflow.weights.homes import Homes
 from keras_multigpu.engines.tensorflow.weights.reading import source
 from keras_multigpu.engines.values import Call, Result
 
@@ -40,9 +40,11 @@ class Partition:
         names: of all devices, as users see them.
         devices: TensorFlow's names of those that this process has.
         wire_dtype: the type in which weights and gradients cross; `None` for their own.
-        shards: whether each device keeps a part of the slots, as of the weights.
+        homes: where the devices keep parts of weights and slots; `None` for whole ones.
+        splits_rows: whether the rows are split; without, only what meets a weight in parts is.
 
     Attributes:
+        homes: the argument.
         is_one_device: whether it is the one that TensorFlow uses by itself: nothing is changed.
     """
 
@@ -52,10 +54,12 @@ class Partition:
         names: Sequence[str],
         devices: Sequence[str],
         wire_dtype: str | None,
-        shards: bool,
+        homes: Homes | None = None,
+        *,
+        splits_rows: bool = True,
     ):
         self._template, self._names, self._devices = template, list(names), list(devices)
-        self._wire_dtype, self._shards = wire_dtype, shards
+        self._wire_dtype, self.homes, self._splits_rows = wire_dtype, homes, splits_rows
         self.is_one_device = len(names) == 1 and is_default(names[0])
         self._told: set[str] = set()
         self._records: dict[str, list[Record]] = {}  # by the name of the step
@@ -90,13 +94,15 @@ class Partition:
             compiled=compiled,
             wire_dtype=self._wire_dtype,
             records=records,
-            has_shards=self._shards,
+            has_shards=self.homes is not None,
+            splits_rows=self._splits_rows,
             home=self._home,
             **more,
         )
         self._records[name] = records
         title = name.replace("_", " ")
-        self._warn(name, warning_of(records, self._layers(), self._template.name, title))
+        if self._splits_rows:
+            self._warn(name, warning_of(records, self._layers(), self._template.name, title))
         return result
 
     @property
@@ -105,7 +111,7 @@ class Partition:
 
         Of the model's devices, if one has any.
         """
-        if self._shards:
+        if self.homes is not None:
             return self._devices[0]
         sizes = dict.fromkeys(self._devices, 0)
         for one in self._template.variables:
@@ -175,8 +181,8 @@ class Partition:
         def build() -> None:
             if are_built and not optimizer.built:
                 optimizer.build(model.trainable_variables)
-            if self._shards:
-                lay_out(optimizer.variables, self._devices)
+            if self.homes is not None:
+                self.homes.lay_out(optimizer.variables)
 
         in_fresh_thread(build)
 
@@ -205,6 +211,7 @@ class Partition:
                 order=order,
                 home=self._home,
                 wire_dtype=self._wire_dtype,
+                splits_rows=self._splits_rows,
             )
         except (ConnectedError, OpaqueError, NeedsOthers) as error:
             why = str(error) or "a loop in it holds the rows of all devices together"

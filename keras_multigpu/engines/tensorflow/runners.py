@@ -25,9 +25,9 @@ from keras_multigpu.engines.tensorflow.partitioned import Partition
 from keras_multigpu.engines.tensorflow.placed import Placed, Replicas
 from keras_multigpu.engines.tensorflow.tensors import tensors_of
 from keras_multigpu.engines.tensorflow.weights.homes import (
+    Homes,
     elements_of,
     fullest_home,
-    lay_out,
     make_whole,
     tables_by_rows,
 )
@@ -64,8 +64,9 @@ class PartitionRunner(DataRunner):
         self.batches = None if self.peers is None else batches_of(self.peers)
         own = devices if self.peers is None else self.peers.pick(devices)
         self._devices = list(map(full_name, own))
-        self._shards = shard is not None and len(devices) > 1
-        self.partition = Partition(template, devices, self._devices, wire_dtype, self._shards)
+        is_sharded = shard is not None and len(devices) > 1
+        self._homes = Homes(tuple(self._devices)) if is_sharded else None
+        self.partition = Partition(template, devices, self._devices, wire_dtype, self._homes)
 
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
@@ -113,7 +114,7 @@ class PartitionRunner(DataRunner):
     def place(self) -> None:
         if self._lay_out(self.template.weights):
             drop_functions(self.template)  # the parallel models' are dropped by their steps
-        if self._shards:
+        if self._homes is not None:
             # XLA compiles for one device, and finds no weights on others.
             self.template.jit_compile = False
 
@@ -122,13 +123,13 @@ class PartitionRunner(DataRunner):
             self._lay_out(optimizer.variables)
 
     def _lay_out(self, variables: Sequence[keras.Variable]) -> bool:
-        if self._shards:
-            return lay_out(variables, self._devices)
+        if self._homes is not None:
+            return self._homes.lay_out(variables)
         return make_whole(variables, self._devices[0])
 
     @property
     def placement(self) -> dict[str, tuple[int, ...]]:
-        if not self._shards:
+        if self._homes is None:
             return {}
         count = len(self._devices)
         return {one.path: elements_of(one, count) for one in self.template.weights}

@@ -16,7 +16,9 @@ from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.placed import Placed
 from keras_multigpu.engines.tensorflow.places import Places
 from keras_multigpu.engines.tensorflow.weights.placing import move_variables, place_updates
+from keras_multigpu.engines.tensorflow.wide import WideRunner
 from keras_multigpu.engines.values import Call, Request, Result
+from keras_multigpu.engines.wide import SPREAD
 from keras_multigpu.graphs.costs import find_crossings, with_loss
 from keras_multigpu.graphs.graph import Graph, is_graph, read_graph, symbolic_ends
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
@@ -48,8 +50,9 @@ class StageRunner(ModelRunner):
         template: keras.Model,
         devices: Sequence[str],
         *,
-        placement: Mapping[str, int] | None = None,
+        placement: Mapping[str, int] | str | None = None,
     ):
+        assert not isinstance(placement, str)
         self._template = template
         self._devices = tuple(devices)
         self.partition = Placed(list(map(full_name, devices)))
@@ -58,8 +61,21 @@ class StageRunner(ModelRunner):
         self._homes: tuple[tuple[keras.Variable, str], ...] = ()
 
     @classmethod
+    def make(
+        cls,
+        template: keras.Model,
+        devices: Sequence[str],
+        placement: Mapping[str, int] | str | None,
+    ) -> ModelRunner:
+        kind = WideRunner if _is_wide(template, placement) else cls
+        return kind(template, devices, placement=placement)
+
+    @classmethod
     def check(cls, request: Request) -> None:
         template, placement = request.template, request.options.get("placement")
+        if _is_wide(template, placement):
+            WideRunner.check(request)
+            return
         check_placement(placement, len(request.devices))
         _check_graph(template)
         if template.built and placement:
@@ -174,14 +190,20 @@ class Stages:
         return Stage(number, tuple(inputs), tuple(outputs), model)
 
 
+def _is_wide(template: keras.Model, placement: Any) -> bool:
+    """Whether layers are spread: the user's choice, or that for models which can't be cut."""
+    return placement == SPREAD or (placement is None and not is_graph(template))
+
+
 def _check_graph(template: keras.Model) -> None:
     """Raises a `ValueError` unless a model is a plain graph without optional inputs."""
     if not is_graph(template):
         raise ValueError(
             "Model mode places the layers of a graph: of a Sequential or functional model without "
             f"a `call` of its own. Received: {template.name!r}, of class "
-            f"{type(template).__name__}, which has one. Rebuild it as "
-            "`keras.Model(inputs, outputs)`, or use `mode='data'`."
+            f"{type(template).__name__}, which has one. Leave `placement` out to spread its large "
+            "layers over all devices, rebuild it as `keras.Model(inputs, outputs)`, or use "
+            "`mode='data'`."
         )
     for layer in all_layers(template):
         if isinstance(layer, keras.layers.InputLayer) and getattr(layer, "optional", False):

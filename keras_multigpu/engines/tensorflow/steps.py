@@ -28,6 +28,7 @@ from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, Partition
 from keras_multigpu.engines.tensorflow.stages import StageRunner
 from keras_multigpu.engines.tensorflow.watched import Watched
 from keras_multigpu.engines.tensorflow.weights.placing import drop_functions
+from keras_multigpu.engines.tensorflow.wide import WideRunner
 
 
 class TensorFlowSteps(Steps):
@@ -42,7 +43,7 @@ class TensorFlowSteps(Steps):
         self._samples = Samples(model)
         self._start = 0  # how many batches had come when this pass over the data began
         self._compared: Call | None = None  # where the processes have compared the weights
-        assert isinstance(runner, (PartitionRunner, CommitteeRunner, StageRunner))
+        assert isinstance(runner, (PartitionRunner, CommitteeRunner, StageRunner, WideRunner))
         self._partition: Partition | Placed = runner.partition
         self._watched = Watched(model)
         self._traced_with: dict[int, tuple[keras.Variable, Any]] = {}

@@ -63,7 +63,7 @@ def _transformer():
 
 def test_weights_and_slots_stay_spread(rng):
     x, y = rng.integers(0, 100, (32, 12)), rng.normal(size=(32, 3))
-    parallel = make_parallel(_transformer(), 4, mode="model")
+    parallel = make_parallel(_transformer(), 4, mode="model", placement="spread")
     axes = {path.partition("/")[0]: axis for path, axis in parallel.placement.items()}
     del axes["attention"]
     assert axes == {"words": 1, "wide": 1, "narrow": 0}
@@ -97,7 +97,7 @@ def test_the_template_goes_on_by_itself(rng):
 
 def test_what_cannot_be_spread_is_refused():
     model = keras.Sequential([keras.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.Flatten()])
-    with pytest.raises(ValueError, match="spreads the weights of large .*(?s:.)*there is no such"):
+    with pytest.raises(ValueError, match="spread the weights of large .*(?s:.)*there is no such"):
         make_parallel(model, 2, mode="model")
     odd = keras.Sequential([keras.Input((5,)), layers.Dense(7, name="odd")])
     with pytest.raises(ValueError, match=r"divided by 4 \(odd/kernel \(5, 7\)\)|odd/kernel"):

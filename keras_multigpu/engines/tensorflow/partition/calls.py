@@ -39,6 +39,7 @@ def call(
     order: int = 1,
     home: str | None = None,
     wire_dtype: str | None = None,
+    splits_rows: bool = True,
     records: list[Record] | None = None,
 ) -> Any:
     """The tensors of `function(*args)`, a tuple, with gradients, computed by several devices.
@@ -50,16 +51,18 @@ def call(
     Raises:
         ConnectedError: if a gradient of one output by another can't be given.
     """
-    rows = rows_of(tf.nest.flatten(args))
+    leaves = tf.nest.flatten(args)
+    rows = rows_of(leaves) if splits_rows else "unknown"
+    have_rows = None if splits_rows else [False] * len(leaves)
     if rows in (None, 0, 1):
         with one_device():
             return function(*args)
     passes = _Passes(order)
-    traced = Traced(lambda *inside: passes.record(function, inside), args, rows)
+    traced = Traced(lambda *inside: passes.record(function, inside), args, rows, have_rows)
     kept = [one for one, _ in traced.graph.captures if one.dtype.is_floating]
     if kept:  # they may have gradients, too
         passes = _Passes(order, kept)
-        traced = Traced(lambda *inside: passes.record(function, inside), args, rows)
+        traced = Traced(lambda *inside: passes.record(function, inside), args, rows, have_rows)
     plan = _Plan(traced, passes, devices, [] if records is None else records)
     inputs = [one.tensor for one in traced.arguments if one.tensor.dtype.is_floating]
     inputs += kept

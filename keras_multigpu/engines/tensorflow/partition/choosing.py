@@ -167,7 +167,7 @@ class Operations(Forms):
         if label is not None:
             return self._spread(op, values, signature, label, dims), "spread"
         if self.shards and self.way == ALL_DEVICES:
-            found = sharded_label(values, signature, dims, self.shard_of)
+            found = sharded_label(values, signature, dims, self.shard_of, self.count)
             if found is not None:
                 return self._spread(op, values, signature, found[0], dims, found[1]), "spread"
         return self.fallback(op, values, dims, signature)

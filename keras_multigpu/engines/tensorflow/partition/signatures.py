@@ -80,6 +80,7 @@ def sharded_label(
     signature: Signature,
     dims: Sequence[Dims | None],
     shard_of: Callable[[Value], Sharded | Owned | None],
+    count: int,
 ) -> tuple[Any, type[Sharded] | type[Owned]] | None:
     """The label along which devices have their parts, and how; `None` if it can't be split so."""
     sizes: dict[Any, set[Any]] = collections.defaultdict(set)
@@ -111,7 +112,7 @@ def sharded_label(
         one
         for one in weights
         if one is not None
-        and len(sizes[one]) == 1
+        and (len(sizes[one]) == 1 or (signature.regroups and _are_even(sizes[one], count)))
         and (is_known(sizes[one]) or owned[one] == {True})
         and (is_kept[one] or signature.partial)
     ]
@@ -119,6 +120,11 @@ def sharded_label(
         return None
     best = max(possible, key=lambda one: (is_kept[one], weights[one]))
     return best, Owned if owned[best] == {True} else Sharded
+
+
+def _are_even(sizes: set[Any], count: int) -> bool:
+    """Whether the devices' parts of a group of axes are those of its first axis."""
+    return is_known(sizes) and all(size % count == 0 for size in sizes)
 
 
 class Choice:

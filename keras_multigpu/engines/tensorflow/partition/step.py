@@ -32,6 +32,7 @@ def spread(
     autograph: bool = False,
     together: Together | None = None,
     has_shards: bool = False,
+    splits_rows: bool = True,
     home: str | None = None,
 ) -> Any:
     """The result of `step(*args)`, computed by several devices.
@@ -51,15 +52,17 @@ def spread(
         autograph: whether to convert Python's control flow, as `tf.function` does.
         together: joined processes that make the step together; these are this one's devices.
         has_shards: whether the devices have weights in parts.
+        splits_rows: whether the rows are split; without, only what meets a weight in parts is.
         home: the name of the device that has whole variables; by default the first.
     """
     leaves = tf.nest.flatten(args)
+    have_rows = have_rows if splits_rows else [False] * len(leaves)
     chosen = leaves if have_rows is None else [one for one, has in zip(leaves, have_rows) if has]
     rows = rows_of(chosen)
     if together is not None and together.are_parts and rows is not None:
         rows = "unknown"  # those of other processes
     is_one_row = rows == 1 and has_shards  # one device has not all weights
-    rows = "unknown" if is_one_row else rows
+    rows = "unknown" if is_one_row or not splits_rows else rows
     records = [] if records is None else records
     if rows in (None, 0, 1):
         if any(isinstance(one, tf.RaggedTensor) for one in chosen):

@@ -187,7 +187,7 @@ class Traced:
         counts += [tf.cast(one[0], tf.int32) for one in shapes]
         checks = [tf.debugging.assert_equal(one, counts[0], _UNEQUAL) for one in counts[1:]]
         with tf.control_dependencies([one for one in checks if one is not None]):
-            return tf.identity(counts[0])
+            return tf.identity(counts[0]) if counts else 0
 
 
 def _shards(planner: Planner, division: Division, devices: Sequence[str]) -> Value:

@@ -6,8 +6,9 @@ slices: the partitioner knows them as `Sharded`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import keras
 
@@ -19,17 +20,39 @@ from keras_multigpu.engines.tensorflow.weights.placing import move_variable
 LEAST = 1024  # elements of a variable that is cut; smaller ones are on the first device
 
 
-def home_of(shape: Sequence[int], devices: Sequence[str]) -> Division | str:
-    """Where a variable of this shape is kept: in slices of its longest axis, or whole."""
-    is_large = math.prod(shape) >= LEAST and len(devices) > 1
-    division = Division.even(tuple(shape), devices) if is_large else None
-    return devices[0] if division is None else division
+@dataclasses.dataclass(frozen=True)
+class Homes:
+    """Where variables are kept.
+
+    Attributes:
+        devices: the devices.
+        axes: by a variable's shape, the axis along which it is cut; `None` for the longest one of
+            all that are worth cutting.
+    """
+
+    devices: tuple[str, ...]
+    axes: Mapping[tuple[int, ...], int] | None = None
+
+    def of(self, shape: Sequence[int]) -> Division | str:
+        """Where a variable of this shape is kept: in slices of an axis, or whole."""
+        shape = tuple(shape)
+        if self.axes is not None:
+            axis = self.axes.get(shape)
+            division = None if axis is None else Division.even(shape, self.devices, axis)
+        else:
+            is_large = math.prod(shape) >= LEAST and len(self.devices) > 1
+            division = Division.even(shape, self.devices) if is_large else None
+        return self.devices[0] if division is None else division
+
+    def lay_out(self, variables: Iterable[keras.Variable]) -> bool:
+        """Moves variables to where they are kept; returns whether one was elsewhere."""
+        moved = [move_variable(one, self.of(one.shape)) for one in unique(list(variables))]
+        return any(moved)
 
 
-def lay_out(variables: Iterable[keras.Variable], devices: Sequence[str]) -> bool:
-    """Moves variables to where they are kept; returns whether one was elsewhere."""
-    moved = [move_variable(one, home_of(one.shape, devices)) for one in unique(list(variables))]
-    return any(moved)
+def _of_numbers(count: int) -> Homes:
+    """Homes on devices of which nothing is known."""
+    return Homes(tuple(map(str, range(count))))
 
 
 def make_whole(variables: Iterable[keras.Variable], device: str) -> bool:
@@ -55,18 +78,17 @@ def _elements(shape: Sequence[int], division: Division | str | None, count: int)
 
 def fullest_home(weights: Iterable[keras.Variable], count: int) -> float:
     """The share of all elements that the fullest of `count` devices would have: the first."""
-    devices = list(map(str, range(count)))
-    kept = [(one.shape, home_of(one.shape, devices)) for one in unique(list(weights))]
+    homes = _of_numbers(count)
+    kept = [(one.shape, homes.of(one.shape)) for one in unique(list(weights))]
     first = sum(_elements(shape, home, count)[0] for shape, home in kept)
     return first / max(1, sum(math.prod(shape) for shape, _ in kept))
 
 
 def tables_by_rows(weights: Iterable[keras.Variable], count: int) -> list[keras.Variable]:
     """The tables whose rows `count` devices look up where they are."""
-    devices = list(map(str, range(count)))
-    found = []
+    homes, found = _of_numbers(count), []
     for one in unique(list(weights)):
-        home = home_of(one.shape, devices)
+        home = homes.of(one.shape)
         if hasattr(one, "names_rows_once") and isinstance(home, Division) and not home.axis:
             found.append(one)
     return found

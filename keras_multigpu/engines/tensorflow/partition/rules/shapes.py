@@ -23,6 +23,7 @@ from keras_multigpu.engines.tensorflow.partition.sizes import (
     BATCH,
     Unknown,
     divide,
+    is_known,
     product,
     symbols_of,
 )
@@ -34,7 +35,7 @@ SMALL = 100_000  # elements of a constant that every device may make for itself
 
 @RULES.rule("Reshape")
 def reshape(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """An axis of rows stays one if as many elements lie before it: it leads its group."""
+    """An axis stays one if as many elements lie before it: it leads its group."""
     old = tuple(values[0].dims or ())
     new = None if values[1].const is None else _resolved(values[1].const, product(old))
     if new is None:
@@ -46,7 +47,8 @@ def reshape(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     for axis, dim in enumerate(old):
         for other, size in enumerate(new):
             both_have_rows = planner.unit_of(dim) is not None and planner.unit_of(size) is not None
-            if both_have_rows and product(old[:axis]) == product(new[:other]):
+            is_one = both_have_rows or (is_known([dim, size]) and min(dim, size) > 1)
+            if is_one and product(old[:axis]) == product(new[:other]):
                 before[axis] = after[other] = axis
                 break
     return Signature([before, (None,)], [after], shapes={1: 0}, dims=[new], regroups=True)

@@ -1,0 +1,86 @@
+"""Model mode on TensorFlow: large layers that are spread over all devices (tensor parallelism).
+
+Each device has a part of a kernel. The partitioner computes with the parts where they are, and the
+rows of a batch are not split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import keras
+
+from keras_multigpu.engines.runners import ModelRunner
+from keras_multigpu.engines.shared import in_fresh_thread
+from keras_multigpu.engines.tensorflow.names import full_name
+from keras_multigpu.engines.tensorflow.partitioned import Partition
+from keras_multigpu.engines.tensorflow.weights.divided import division_of
+from keras_multigpu.engines.tensorflow.weights.homes import Homes
+from keras_multigpu.engines.tensorflow.weights.placing import drop_functions
+from keras_multigpu.engines.values import Call, Request, Result
+from keras_multigpu.engines.wide import find_wide, names_of
+
+
+class WideRunner(ModelRunner):
+    """Calls the template as it is, with the weights of large layers spread over the devices."""
+
+    def __init__(
+        self,
+        template: keras.Model,
+        devices: Sequence[str],
+        *,
+        placement: Mapping[str, int] | str | None = None,
+    ):
+        self._template = template
+        self._devices = tuple(map(full_name, devices))
+        self.partition = Partition(
+            template, devices, self._devices, None, Homes(self._devices, {}), splits_rows=False
+        )
+
+    @classmethod
+    def check(cls, request: Request) -> None:
+        if request.template.built and len(request.devices) > 1:
+            find_wide(request.template, len(request.devices))
+
+    def lay_out(self) -> None:
+        axes: dict[tuple[int, ...], int] = {}
+        if len(self._devices) > 1:
+            found, names = find_wide(self._template, len(self._devices)), names_of(self._template)
+            for variable in self._template.variables:
+                if names[id(variable)] in found:
+                    # Slots are known by their shapes: equal ones are cut alike.
+                    axes.setdefault(tuple(variable.shape), found[names[id(variable)]])
+        self.partition.homes = Homes(self._devices, axes)
+        in_fresh_thread(self.place)
+
+    def place(self) -> None:
+        assert self.partition.homes is not None
+        if self.partition.homes.lay_out(self._template.variables):
+            drop_functions(self._template)
+        if self.placement:
+            # XLA compiles for one device, and finds no weights on others.
+            self._template.jit_compile = False
+
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        if isinstance(optimizer, keras.Optimizer):  # not in every `compile` of a user's
+            assert self.partition.homes is not None
+            self.partition.homes.lay_out(optimizer.variables)
+
+    def run(self, call: Call) -> Result:
+        return self.partition.call(call)
+
+    @property
+    def placement(self) -> dict[str, int]:
+        names = names_of(self._template)
+        found = {names[id(one)]: division_of(one) for one in self._template.variables}
+        return {name: one.axis for name, one in found.items() if one is not None}
+
+    @property
+    def stages(self) -> None:
+        return None
+
+    def least_bytes(self, rows: int) -> int | None:
+        return None  # what crosses depends on the order of the layers' axes
+
+    def retrace(self) -> None:
+        """Steps are traced anew whenever Keras makes a step function."""

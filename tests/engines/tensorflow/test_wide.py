@@ -1,0 +1,145 @@
+"""Model mode with large layers that are spread over all devices."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+from support.parity import difference, variables
+
+from keras_multigpu import make_parallel
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+@keras.saving.register_keras_serializable(package="test_wide")
+class Subclassed(keras.Model):
+    """No graph: it can't be cut into stages."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden, self.out = layers.Dense(64, "relu"), layers.Dense(3)
+
+    def call(self, inputs):
+        return self.out(self.hidden(inputs))
+
+
+def _perceptron():
+    wide = [layers.Dense(64, "relu"), layers.Dense(64, "tanh")]
+    rest = [layers.BatchNormalization(), layers.Dropout(0.3, seed=1), layers.Dense(3)]
+    return keras.Sequential([keras.Input((20,)), *wide, *rest])
+
+
+def _transformer():
+    tokens = keras.Input((9,), dtype="int32")
+    x = layers.Embedding(200, 32)(tokens)
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, 8)(x, x))
+    wide = layers.Dense(128, "gelu")(x)
+    x = layers.LayerNormalization()(x + layers.Dense(32)(wide))
+    return keras.Model(tokens, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+
+
+def _recurrent_beside_wide():
+    inputs = keras.Input((5, 4))
+    x = layers.LSTM(8)(layers.Dense(32, "tanh")(inputs))
+    return keras.Model(inputs, layers.Dense(3)(layers.Dense(64, "relu")(x)))
+
+
+MODELS = {
+    "perceptron": (_perceptron, lambda rng: rng.normal(size=(23, 20))),
+    "subclassed": (Subclassed, lambda rng: rng.normal(size=(23, 20))),
+    "transformer": (_transformer, lambda rng: rng.integers(0, 200, (23, 9))),
+    "recurrent": (_recurrent_beside_wide, lambda rng: rng.normal(size=(23, 5, 4))),
+}
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(global_clipnorm=0.1, use_ema=True),
+    "accumulated": lambda: keras.optimizers.AdamW(gradient_accumulation_steps=2),
+    "muon": lambda: keras.optimizers.Muon(0.01),
+    "lamb": lambda: keras.optimizers.Lamb(),
+}
+CASES = [
+    (model, optimizer, (number + place) % 4 == 0)
+    for number, model in enumerate(MODELS)
+    for place, optimizer in enumerate(OPTIMIZERS)
+]
+
+
+def _spread(template, count=4):
+    return make_parallel(template, count, mode="model", placement="spread")
+
+
+@pytest.mark.thin(3)
+@pytest.mark.parametrize(("name", "optimizer", "jit_compile"), CASES)
+def test_trains_like_one_device(name, optimizer, jit_compile, rng):
+    build, data = MODELS[name]
+    x, y = data(rng), rng.normal(size=(23, 3))
+    found = []
+    for is_parallel in (False, True):
+        keras.utils.set_random_seed(2)
+        model = _spread(build()) if is_parallel else build()
+        model.compile(OPTIMIZERS[optimizer](), "mse", jit_compile=jit_compile)
+        model.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0)
+        logs = model.evaluate(x, y, batch_size=7, verbose=0)
+        found.append((variables(model), model.predict(x, batch_size=11, verbose=0), logs))
+    assert difference(*found) < 1e-10
+    assert model.placement
+
+
+def test_attention_is_spread_by_heads_and_a_narrowing_layer_by_inputs(rng):
+    parallel = _spread(_transformer())
+    axes = {name.rpartition("/")[0].rpartition("/")[2]: axis for name, axis in _axes(parallel)}
+    assert {axes[name] for name in ("query", "key", "value")} == {1}
+    assert axes["attention_output"] == 0
+    parallel.compile("adam", "mse")
+    x, y = MODELS["transformer"][1](rng), rng.normal(size=(23, 3))
+    parallel.fit(x, y, batch_size=23, verbose=0)
+    share = parallel._parallel_runner.partition.explain().partition("%")[0].rpartition(" ")[2]
+    assert float(share) > 95
+    for one in (*parallel.template.weights, *parallel.optimizer.variables):
+        parts = getattr(one.value, "parts", None)
+        if np.prod(one.shape) >= 1024:  # slots, too
+            assert [np.prod(part.shape) for part in parts] == [np.prod(one.shape) / 4] * 4
+
+
+def _axes(parallel):
+    return parallel.placement.items()
+
+
+def test_calls_of_ones_own(rng):
+    x = rng.normal(size=(6, 20))
+    keras.utils.set_random_seed(2)
+    plain, parallel = Subclassed(), _spread(Subclassed())
+    plain(x), parallel(x)
+    parallel.set_weights(plain.get_weights())
+
+    def gradients(model):
+        with tf.GradientTape() as tape:
+            loss = ops.sum(model(x) ** 2)
+        return tape.gradient(loss, [one.value for one in model.trainable_variables])
+
+    expected = gradients(plain)
+    assert difference(expected, tf.function(lambda: gradients(parallel))()) < 1e-12
+    with pytest.warns(UserWarning, match="called eagerly"):
+        assert difference(expected, gradients(parallel)) < 1e-12
+
+
+def test_files_and_other_numbers_of_devices(rng, tmp_path):
+    parallel = make_parallel(Subclassed(), 4, mode="model")  # no graph: it is spread
+    parallel.compile("adam", "mse")
+    x, y = rng.normal(size=(8, 20)), rng.normal(size=(8, 3))
+    parallel.fit(x, y, verbose=0)
+    parallel.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert list(loaded.placement.values()) == list(parallel.placement.values()) == [1, 0]
+    again = make_parallel(loaded.template, 2, mode="model", placement="spread")
+    one = make_parallel(again.template, 1, mode="model", placement="spread")
+    assert not one.placement
+    for model in (loaded, one):
+        model.compile("adam", "mse")
+        assert difference(model.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-12
+
+
+def test_a_model_without_large_layers_is_told():
+    small = keras.Sequential([keras.Input((3,)), layers.Dense(5)])
+    with pytest.raises(ValueError, match="can be divided by 4"):
+        _spread(small)
