@@ -74,6 +74,12 @@ class Runner(abc.ABC):
     def retrace(self) -> None:
         """Drops everything that was traced or planned: the template's layers may have changed."""
 
+    @abc.abstractmethod
+    def function(
+        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
+    ) -> Callable[..., Any]:
+        """A user's own training step, compiled for all devices: see `ParallelModel.function`."""
+
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Answers `stateless_call` of the parallel model, whose own method is `own`.
 
@@ -144,12 +150,6 @@ class DataRunner(PlacingRunner):
 
         The result has the losses that the call's caller has to add.
         """
-
-    @abc.abstractmethod
-    def function(
-        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
-    ) -> Callable[..., Any]:
-        """A user's own training step, compiled for all devices: see `DataParallel.function`."""
 
     @abc.abstractmethod
     def explain(self) -> str:

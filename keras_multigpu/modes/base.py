@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -40,7 +40,8 @@ class ParallelModel(SavedModel):
 
     mode: str
     _parallel_names: tuple[str, ...] = ()  # the mode's public attributes beside those of all modes
-    _parallel_methods: tuple[str, ...] = ()  # those that an attribute of a template may replace
+    # Those that an attribute of a template may replace.
+    _parallel_methods: tuple[str, ...] = ("function",)
     _parallel_runner: Any
 
     def __init__(self, template: keras.Model, devices: Sequence[str], options: dict[str, Any]):
@@ -111,6 +112,44 @@ class ParallelModel(SavedModel):
         """Calls the model with given values of its variables, as Keras does."""
         own = self._parallel_inherited("stateless_call")
         return self._parallel_runner.stateless_call(own, args, kwargs)
+
+    def function(
+        self,
+        step: Callable[..., Any],
+        *,
+        jit_compile: bool | None = None,
+        rows: Collection[int | str] | None = None,
+    ) -> Callable[..., Any]:
+        """Makes a training step of your own run on all devices, with the numbers of one.
+
+        The step may call any number of models, use tapes or `jax.grad`, and apply optimizers. On
+        TensorFlow the result is a `tf.function`, on JAX a `jax.jit` function.
+
+        Args:
+            step: a function of structures of tensors.
+            jit_compile: whether XLA compiles it, on TensorFlow.
+            rows: the arguments whose first axis is the batch, by number or name. What comes through
+                `*args` or `**kwargs` too, or all of it by their names (`rows=("kwargs",)`). By
+                default all tensors that it takes, which must then have equally many rows. Only data
+                mode splits rows.
+
+        Returns:
+            A function of the same arguments.
+
+        Raises:
+            ValueError: when it is called, if tensors have different numbers of rows and `rows` is
+                not given, or if `rows` names no argument of the call.
+
+        Example:
+            >>> import keras
+            >>> from keras_multigpu import make_parallel
+            >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            >>> parallel = make_parallel(model, 1)
+            >>> predict = parallel.function(lambda x: parallel(x, training=False))
+            >>> predict(keras.ops.ones((3, 4))).shape[0]
+            3
+        """
+        return self._parallel_runner.function(step, jit_compile, rows)
 
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Creates the variables that a call with these arguments needs."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -80,43 +80,6 @@ class DataParallel(PlacedModel):
         With `shard="optimizer"`: of each of the weight's slots. Empty without `shard`.
         """
         return self._parallel_runner.placement
-
-    def function(
-        self,
-        step: Callable[..., Any],
-        *,
-        jit_compile: bool | None = None,
-        rows: Collection[int | str] | None = None,
-    ) -> Callable[..., Any]:
-        """Makes a training step of your own run on all devices, with the numbers of one.
-
-        The step may call any number of models, use tapes or `jax.grad`, and apply optimizers. On
-        TensorFlow the result is a `tf.function`, on JAX a `jax.jit` function.
-
-        Args:
-            step: a function of structures of tensors.
-            jit_compile: whether XLA compiles it, on TensorFlow.
-            rows: the arguments whose first axis is the batch, by number or name. What comes through
-                `*args` or `**kwargs` too, or all of it by their names (`rows=("kwargs",)`). By
-                default all tensors that it takes, which must then have equally many rows.
-
-        Returns:
-            A function of the same arguments.
-
-        Raises:
-            ValueError: when it is called, if tensors have different numbers of rows and `rows` is
-                not given, or if `rows` names no argument of the call.
-
-        Example:
-            >>> import keras
-            >>> from keras_multigpu import make_parallel
-            >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-            >>> parallel = make_parallel(model, 1)
-            >>> predict = parallel.function(lambda x: parallel(x, training=False))
-            >>> predict(keras.ops.ones((3, 4))).shape[0]
-            3
-        """
-        return self._parallel_runner.function(step, jit_compile, rows)
 
     def explain(self) -> str:
         """What one device computes alone in each step of `function`, by layer and operation.

@@ -130,6 +130,7 @@ def test_every_method_is_called(called, tmp_path):
         parallel.fit(x, y, batch_size=4, verbose=0)
         parallel.train_on_batch(x, y)
         parallel.set_weights(parallel.get_weights())
+        parallel.function(lambda one: one)(x)
         parallel.save(tmp_path / "model.keras")
         keras.saving.load_model(tmp_path / "model.keras")
         with ENGINE.weights_whole(parallel.template), ENGINE.places_kept(parallel):
@@ -141,7 +142,6 @@ def test_every_method_is_called(called, tmp_path):
             parallel._parallel_least_bytes(4)
         if mode == "data":
             assert parallel.placement == {}
-            parallel.function(lambda one: one)(x)
             assert parallel.explain()
             ENGINE.data_runner.fullest(template, 4, "weights")
             values = [[v.value for v in parallel.trainable_variables], []]

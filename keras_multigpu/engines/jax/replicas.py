@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -116,6 +117,11 @@ class CommitteeRunner(TowerRunner):
         for key, stack in self._stacks.items():
             assert key == id(stack.parts[0])
             stack.trainable = stack.parts[0].trainable
+
+    def function(
+        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
+    ) -> Callable[..., Any]:
+        return functools.wraps(step)(jax.jit(step))
 
     def run(self, call: Call) -> list[Result]:
         own, shared = self._values()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import keras
 
 from keras_multigpu.engines.jax.placement import placement_on
@@ -70,6 +72,11 @@ class ShardsRunner(ModelRunner):
     def run(self, call: Call) -> Result:
         args, kwargs = call
         return Result(self._template(*args, **kwargs))
+
+    def function(
+        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
+    ) -> Callable[..., Any]:
+        return functools.wraps(step)(jax.jit(step))
 
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         forget_losses(self._template)

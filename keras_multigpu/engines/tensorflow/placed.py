@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,10 +45,27 @@ class Placed:
         args, kwargs = call
         if tf.executing_eagerly():
             return step(*args, **kwargs)
-        if model.jit_compile:
-            return compiled(lambda args, kwargs: step(*args, **kwargs), call, self.places)
-        with self.places.chosen():
+        return self._run(step, args, kwargs, bool(model.jit_compile))
+
+    def function(self, step: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+        """A user's own step: see `ParallelModel.function`."""
+
+        @functools.wraps(step)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self._run(step, args, kwargs, jit_compile, autograph=True)
+
+        return tf.function(run, autograph=False, reduce_retracing=True)
+
+    def _run(
+        self, step: Any, args: Any, kwargs: Any, is_compiled: bool, autograph: bool = False
+    ) -> Any:
+        def run(args: Any, kwargs: Any) -> Any:
             return step(*args, **kwargs)
+
+        if is_compiled:
+            return compiled(run, (args, kwargs), self.places, autograph)
+        with self.places.chosen():
+            return (tf.function(run) if autograph else run)(args, kwargs)
 
 
 class Replicas:

@@ -24,10 +24,15 @@ _FEW = 3  # operations that are not worth a function
 _NO_PART = -1
 
 
-def compiled(step: Callable[..., Any], args: tuple[Any, ...], places: Places) -> Any:
-    """The result of `step(*args)`, with its parts compiled. Called while a graph is built."""
+def compiled(
+    step: Callable[..., Any], args: tuple[Any, ...], places: Places, autograph: bool = False
+) -> Any:
+    """The result of `step(*args)`, with its parts compiled. Called while a graph is built.
+
+    `autograph`: whether to convert Python's control flow, as `tf.function` does.
+    """
     with places.chosen():
-        traced = Traced(step, args, None, compiled=True)
+        traced = Traced(step, args, None, autograph=autograph, compiled=True)
     graph = traced.graph
     known = dict(zip(map(id, graph.inputs), traced.given()))
     users: dict[int, set[int]] = collections.defaultdict(set)  # of a tensor: the regions' numbers

@@ -178,6 +178,11 @@ class CommitteeRunner(TowerRunner):
         are_equal = all(_are_equal(first, other) for other in others)
         return [dataclasses.replace(result, is_random=not are_equal) for result in results]
 
+    def function(
+        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
+    ) -> Callable[..., Any]:
+        return self.partition.function(step, bool(jit_compile))
+
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
         place_updates(optimizer)
         if apart:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -113,6 +113,11 @@ class StageRunner(ModelRunner):
         values = keras.tree.flatten(self._entry(given["inputs"], mask=given.get("mask")))
         outputs = self._stages.run(values, given.get("training"), self.partition.places)
         return Result(keras.tree.pack_sequence_as(symbolic_ends(self._template)[1], outputs))
+
+    def function(
+        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
+    ) -> Callable[..., Any]:
+        return self.partition.function(step, bool(jit_compile))
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         place_updates(optimizer)

@@ -6,7 +6,8 @@ rows of a batch are not split.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 
@@ -68,6 +69,11 @@ class WideRunner(ModelRunner):
 
     def run(self, call: Call) -> Result:
         return self.partition.call(call)
+
+    def function(
+        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
+    ) -> Callable[..., Any]:
+        return self.partition.function(step, jit_compile, rows)
 
     @property
     def placement(self) -> dict[str, int]:
