@@ -286,6 +286,15 @@ class ParallelModel(SavedModel):
             check_compiled(self, method)
 
     @property
+    def metrics(self) -> list[keras.Metric]:
+        """The metrics; those of layers in the template's order, by which equal names are told."""
+        places = {id(metric): place for place, metric in enumerate(self.template.metrics)}
+        found = super().metrics
+        shared = sorted((one for one in found if id(one) in places), key=lambda m: places[id(m)])
+        ordered = iter(shared)
+        return [next(ordered) if id(one) in places else one for one in found]
+
+    @property
     def trainable_variables(self) -> list[keras.Variable]:
         """The variables that are trained, as a step sees them."""
         return self._parallel_seen("trainable_variables")

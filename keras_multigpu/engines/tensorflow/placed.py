@@ -132,7 +132,8 @@ class Replicas:
             (one, tables[id(one)][number] if id(one) in tables else _value(own[id(one)]))
             for one in unique(self._template.variables)
         ]
-        with self._places.part(number), ReplicaScope(values, number) as scope:
+        scope = ReplicaScope(values, number, is_own=self._have_own_weights)
+        with self._places.part(number), scope:
             outputs = self._template(*args, **kwargs)
             penalties = self._penalties() if self._have_own_weights else []
             updates = [

@@ -22,6 +22,7 @@ class ReplicaScope(keras.StatelessScope):
     Args:
         state: the template's variables, each with the replica's value: a tensor or a variable.
         number: the replica's number.
+        is_own: whether no other replica has these variables, generators' states among them.
 
     Attributes:
         assigned: the assigned variables, by `id`.
@@ -29,8 +30,11 @@ class ReplicaScope(keras.StatelessScope):
         seeded: the `id`s of the generators' states that have the replica's number in them.
     """
 
-    def __init__(self, state: Iterable[tuple[keras.Variable, Any]], number: int):
+    def __init__(
+        self, state: Iterable[tuple[keras.Variable, Any]], number: int, *, is_own: bool = False
+    ):
         super().__init__(collect_losses=True)
+        self._is_own = is_own
         self.assigned: dict[int, keras.Variable] = {}
         self.number = tf.constant(number)
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -39,7 +43,9 @@ class ReplicaScope(keras.StatelessScope):
         # As an argument, Keras would cast the values to the calling layer's mixed-precision type.
         for variable, value in state:
             self.state_mapping[id(variable)] = value
-            if variable.name == SEED:
+            if variable.name == SEED and is_own:
+                self.seeded.add(id(variable))
+            elif variable.name == SEED:
                 self._seed(variable, value)
 
     def get_current_value(self, variable: keras.Variable) -> Tensor | None:
@@ -68,7 +74,12 @@ class ReplicaScope(keras.StatelessScope):
 
     def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
         variable, value = update
-        if self._graph is not None and getattr(value, "graph", self._graph) is not self._graph:
+        graph = getattr(value, "graph", None)
+        if graph is not None and graph is not self._graph:
+            stored = self.state_mapping.get(id(variable))
+            if self._is_own and isinstance(stored, tf.Variable):
+                stored.assign(tf.cast(value, stored.dtype))  # there, as on one device
+                return
             raise HiddenStateError(
                 f"The variable {variable.path!r} is assigned within a loop or a branch, where a "
                 "replica's state can't be followed. Unroll the loop (a recurrent layer: "
