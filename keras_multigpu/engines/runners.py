@@ -180,7 +180,8 @@ class TowerRunner(Runner):
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
         """Has an optimizer keep and update each slot on the device of its variable.
 
-        With `apart` the models are trained separately: gradients are clipped by the norm of one
+        With shared weights it sees the sum of what the replicas give to a row of a table. With
+        `apart` the models are trained separately: gradients are clipped by the norm of one
         model's gradients, not by the norm of all.
         """
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_multigpu.engines import check_alike
 from keras_multigpu.modes.apart import seed_of, set_apart
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, np.ndarray, enum.Enum)
+# What Keras itself sets, in plain layers and models.
+_KERAS = {
+    *vars(keras.layers.Layer()),
+    *vars(keras.Model()),
+    *("_build_shapes_dict", "_called", "_parent_path", "_is_compiled", "_saved_model_inputs_spec"),
+}
 
 
 def clone(template: keras.Model, number: int) -> keras.Model:
@@ -49,6 +59,7 @@ def clone(template: keras.Model, number: int) -> keras.Model:
         ) from error
     check_alike([template.variables, model.variables])
     _copy_fixed(template, model)
+    _finish(model)
     set_apart(template, model, number)
     return model
 
@@ -60,11 +71,77 @@ def _copy_fixed(template: keras.Model, model: keras.Model) -> None:
             own.assign(keras.ops.copy(variable))  # JAX donates a variable's array
 
 
-def follow(template: keras.Model, model: keras.Model) -> None:
-    """Freezes and unfreezes a clone's layers like the template's."""
+def _finish(model: keras.Model) -> None:
+    """Has layers compute what they keep of the statistics that they were given."""
+    for layer in model._flatten_layers():
+        if hasattr(layer, "finalize_state"):
+            layer.finalize_state()
+
+
+def settings_of(model: keras.Model) -> dict[int, dict[str, Any]]:
+    """The plain values that are attributes of each layer, by the layer's `id`; not Keras's own."""
+    return {
+        id(layer): {
+            name: _copied(value)
+            for name, value in vars(layer).items()
+            if name not in _KERAS and _is_plain(value)
+        }
+        for layer in model._flatten_layers()
+    }
+
+
+def changed_settings(
+    before: Mapping[int, Mapping[str, Any]], now: Mapping[int, Mapping[str, Any]]
+) -> dict[int, dict[str, Any]]:
+    """The settings that differ, of layers that are in both."""
+    return {
+        key: {
+            name: value
+            for name, value in own.items()
+            if name not in before[key] or not _are_equal(before[key][name], value)
+        }
+        for key, own in now.items()
+        if key in before
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def _copied(value: Any) -> Any:
+    """A plain value without Keras's wrappers of containers, which know their layer."""
+    if isinstance(value, Mapping):
+        return {key: _copied(part) for key, part in value.items()}
+    if type(value) is tuple:
+        return tuple(map(_copied, value))
+    if isinstance(value, list):
+        return list(map(_copied, value))
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def follow(
+    template: keras.Model, model: keras.Model, changed: Mapping[int, Mapping[str, Any]]
+) -> None:
+    """Freezes and unfreezes a clone's layers like the template's, and changes their settings.
+
+    `changed`: new values of settings, by the `id` of the template's layer.
+    """
     for layer, own in _pairs(template, model):
         if own.trainable != layer.trainable:
             own.trainable = layer.trainable
+        for name, value in changed.get(id(layer), {}).items():
+            setattr(own, name, _copied(value))
     for variable, own in zip(template.variables, model.variables):
         if own.trainable != variable.trainable:
             own.trainable = variable.trainable

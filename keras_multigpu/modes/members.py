@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
 from keras_multigpu import engines
 from keras_multigpu.modes.apart import set_apart, warn_of_equal
-from keras_multigpu.modes.committee import clone, follow
+from keras_multigpu.modes.committee import changed_settings, clone, follow, settings_of
 from keras_multigpu.modes.own_losses import OwnLosses
 
 
@@ -18,6 +18,7 @@ class Members(OwnLosses):
 
     _parallel_homes: Sequence[str]
     train_function: Any
+    _parallel_settings: Mapping[int, Mapping[str, Any]]  # of the template's layers
     _parallel_are_compared = False  # whether their weights were, before a training
 
     @property
@@ -67,6 +68,10 @@ class Members(OwnLosses):
         return super()._parallel_seen(name)
 
     def _parallel_follow(self) -> None:
-        """Freezes the same layers in all replicas as in the template."""
+        """Changes what is frozen, and settings, in all replicas as in the template."""
+        if not self._parallel_clones:
+            return
+        before, now = self._parallel_settings, settings_of(self.template)
+        self._parallel_settings, changed = now, changed_settings(before, now)
         for model in self._parallel_clones:
-            follow(self.template, model)
+            follow(self.template, model, changed)

@@ -14,7 +14,7 @@ from keras_multigpu.graphs.costs import row_bytes
 from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
 from keras_multigpu.layers.outputs import hand_on_logits
-from keras_multigpu.modes.committee import check_loss_scale
+from keras_multigpu.modes.committee import check_loss_scale, settings_of
 from keras_multigpu.modes.losses import add_losses
 from keras_multigpu.modes.members import Members
 from keras_multigpu.modes.mixed import LatestUse, features_of
@@ -65,6 +65,7 @@ class TowerParallel(Members):
         super().__init__(template, devices, options)
         homes = [self.devices[number % len(self.devices)] for number in range(count)]
         if replicas == "independent":
+            self._parallel_settings = settings_of(template)
             self._parallel_clones = [
                 self._parallel_clone(number, homes[number]) for number in range(1, count)
             ]
@@ -212,9 +213,9 @@ class TowerParallel(Members):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         # Not in `compile`: Keras compiles a loaded model only if it does not override `compile`.
-        if name == "optimizer" and value is not None and self._parallel_clones:
+        if name == "optimizer" and value is not None:
             self._parallel_runner.place_updates(value, apart=self._parallel_trained_apart)
-            if self._parallel_trained_apart:
+            if self._parallel_clones and self._parallel_trained_apart:
                 check_loss_scale(value)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:

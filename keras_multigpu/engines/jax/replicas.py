@@ -67,6 +67,8 @@ class CommitteeRunner(TowerRunner):
         """JAX traces anew whenever Keras makes a step function."""
 
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
+        if not self._has_own_weights:
+            return
         prepare(optimizer, shard_alike, self.models, apart=apart)
 
     @contextlib.contextmanager

@@ -21,7 +21,6 @@ from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
 from keras_multigpu.engines.tensorflow.counting.memory import find_memory
 from keras_multigpu.engines.tensorflow.counting.transfers import count_transfers
 from keras_multigpu.engines.tensorflow.names import full_name, local_name, remote_name
-from keras_multigpu.engines.tensorflow.recomputed import install
 from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, PartitionRunner
 from keras_multigpu.engines.tensorflow.stages import StageRunner
 from keras_multigpu.engines.tensorflow.steps import TensorFlowSteps
@@ -44,9 +43,6 @@ class TensorFlowEngine(Engine):
     tower_runner = CommitteeRunner
     model_runner = StageRunner
     steps = TensorFlowSteps
-
-    def __init__(self) -> None:
-        install()
 
     def list_devices(self, kind: str) -> tuple[str, ...]:
         return names.list_devices(kind)

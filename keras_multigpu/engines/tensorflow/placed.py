@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -11,13 +11,12 @@ import tensorflow as tf
 
 from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.runners import TrainedModel
-from keras_multigpu.engines.shared import SEED, check_alike, given_value, state_of_none, unique
+from keras_multigpu.engines.shared import check_alike, given_value, unique
 from keras_multigpu.engines.templates import all_layers
-from keras_multigpu.engines.tensorflow.places import ForeignWeightError, Places
+from keras_multigpu.engines.tensorflow.places import Places
 from keras_multigpu.engines.tensorflow.regions import compiled
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.tensors import tensors_of
-from keras_multigpu.engines.tensorflow.weights.rows import fan_out
 from keras_multigpu.engines.values import Call, Result
 
 
@@ -69,108 +68,55 @@ class Placed:
 
 
 class Replicas:
-    """The replicas of a template, each on its device: its code, with variables of their own.
+    """The replicas of a tower, each on its device.
 
     Args:
-        models: the models whose variables the replicas use; the template first.
+        models: the models that are called, or one model several times.
         places: the replicas' devices.
     """
 
     def __init__(self, models: Sequence[keras.Model], places: Places):
         self._models, self._places = tuple(models), places
-        self._template = self._models[0]
-        self._have_own_weights = any(one is not self._template for one in models)
-        self.is_checked = False  # whether a call that runs eagerly was traced, too
 
     def run(self, call: Call) -> list[Result]:
-        """Calls all replicas with the same arguments."""
-        count = len(self._template.variables)
-        with built_in(tf.init_scope, [self._template]):
-            if tf.executing_eagerly():
-                self._check(call)
-            results = self._run(call)
+        """Calls all replicas with the same arguments, without side effects."""
+        counts = [len(model.variables) for model in self._models]
+        check_alike([unique(model.variables) for model in self._models])
+        with built_in(tf.init_scope, self._models):
+            results = [self._call(number, call) for number in range(len(self._models))]
         # A call that builds layers is made again: in its scope, new variables are no variables yet.
-        return results if len(self._template.variables) == count else self.run(call)
+        is_built = counts == [len(model.variables) for model in self._models]
+        return results if is_built else self.run(call)
 
-    def _run(self, call: Call) -> list[Result]:
-        states = [unique(model.variables) for model in self._models]
-        check_alike(states)
-        if self._have_own_weights:
-            self._places.owners = {
-                id(one._value.handle): number
-                for number, state in enumerate(states)
-                for one in state
-                if not self._is_shared(one)
-            }
-        is_one = self._have_own_weights or len(states) == 1
-        tables = {} if is_one else self._tables()
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        begin = len(graph.get_operations()) if graph else 0
-        results = [self._call(number, state, tables, call) for number, state in enumerate(states)]
-        if graph and self._have_own_weights:
-            self._places.check(graph.get_operations()[begin:])
-        return results
-
-    def _tables(self) -> dict[int, Sequence[Any]]:
-        """The value of each table for each replica, by the `id` of the variable."""
-        layers = all_layers(self._template)
-        found = [one.embeddings for one in layers if isinstance(one, keras.layers.Embedding)]
-        found += [one for one in self._template.variables if hasattr(one, "names_rows_once")]
-        tables = unique([one for one in found if isinstance(one, keras.Variable)])
-        return {id(one): fan_out(one, _value(one), len(self._models)) for one in tables}
-
-    def _call(
-        self,
-        number: int,
-        state: Sequence[keras.Variable],
-        tables: Mapping[int, Sequence[Any]],
-        call: Call,
-    ) -> Result:
+    def _call(self, number: int, call: Call) -> Result:
         args, kwargs = call
-        own = dict(zip(map(id, unique(self._template.variables)), state))
-        values = [
-            (one, tables[id(one)][number] if id(one) in tables else _value(own[id(one)]))
-            for one in unique(self._template.variables)
-        ]
-        scope = ReplicaScope(values, number, is_own=self._have_own_weights)
+        model, is_own = self._models[number], self.have_own_weights
+        metrics = dict(zip(map(id, self._metrics(model)), self._metrics(self._models[0])))
+        values = [(one, _value(one)) for one in unique(model.variables)]
+        values += [(one, _value(metrics[id(one)])) for one in self._metrics(model)]
+        scope = ReplicaScope(values, number, is_own=is_own)
         with self._places.part(number), scope:
-            outputs = self._template(*args, **kwargs)
-            penalties = self._penalties() if self._have_own_weights else []
-            updates = [
-                (self._target(one, own), scope.new_value(one)) for one in scope.assigned.values()
-            ]
+            outputs = model(*args, **kwargs)
+            penalties = _penalties(model) if is_own else []
+            assigned = [(one, scope.new_value(one)) for one in scope.assigned.values()]
+        updates = [(metrics.get(id(one), one), value) for one, value in assigned]
         is_random = scope.draws_for(tensors_of(outputs))
         return Result(outputs, [*scope.losses, *penalties], updates, is_random)
 
-    def _target(
-        self, variable: keras.Variable, own: Mapping[int, keras.Variable]
-    ) -> keras.Variable:
-        """The replica's variable, for one that the template's code assigns."""
-        is_known = id(variable) in own or variable.name == SEED or self._is_shared(variable)
-        if self._have_own_weights and not is_known:
-            raise state_of_none(variable)
-        return own.get(id(variable), variable)
+    def _metrics(self, model: keras.Model) -> list[keras.Variable]:
+        """The variables of the metrics in its layers: the first model's see all replicas."""
+        layers = [one for one in all_layers(model) if not isinstance(one, keras.Model)]
+        return unique([v for layer in layers for metric in layer.metrics for v in metric.variables])
 
-    def _penalties(self) -> list[Any]:
-        regularized = [v for v in self._template.trainable_weights if v.regularizer is not None]
-        return [variable.regularizer(variable.value) for variable in regularized]
+    @property
+    def have_own_weights(self) -> bool:
+        """Whether each model is another one."""
+        return len(self._models) > 1 and self._models[0] is not self._models[1]
 
-    def _is_shared(self, variable: keras.Variable) -> bool:
-        """Whether all replicas may use it."""
-        return any(variable is one for one in self._template.metrics_variables)
 
-    def _check(self, call: Call) -> None:
-        """Traces a call that runs eagerly, once, to find weights of other replicas in it."""
-        if self.is_checked or not self._have_own_weights:
-            return
-        self.is_checked = True
-        try:
-            tf.function(lambda: self._run(call) and None, autograph=False).get_concrete_function()
-        except ForeignWeightError:
-            self.is_checked = False
-            raise
-        except Exception:  # anything: code that runs eagerly only can't be looked through
-            return
+def _penalties(model: keras.Model) -> list[Any]:
+    regularized = [one for one in model.trainable_weights if one.regularizer is not None]
+    return [variable.regularizer(variable.value) for variable in regularized]
 
 
 def _value(variable: keras.Variable) -> Any:

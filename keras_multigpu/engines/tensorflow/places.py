@@ -10,28 +10,16 @@ from __future__ import annotations
 import contextlib
 import re
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.rules.control import graph_named
 from keras_multigpu.engines.values import Tensor
 
 _PART = re.compile(r"(?:^|/)at_place_(\d+)(?:_\d+)?(?=/|$)")
 
 _OF_VARIABLES = re.compile("(ReadVariable|Assign|Resource|VarIsInitialized|VariableShape)")
-
-
-RECOMPUTED = "recomputed"
-"""The scope of a function that is computed again for its gradient, with a part's own variables."""
-
-
-_AGAIN = re.compile(rf"(?:^|/){RECOMPUTED}(?:_\d+)?/[^/]*$")
-
-
-class ForeignWeightError(ValueError):
-    """An operation of a replica takes a weight of another one, or its gradient may."""
 
 
 class Places:
@@ -40,14 +28,10 @@ class Places:
     Args:
         devices: the device of each part, as TensorFlow names it. The first one's is the home of
             what several parts have made.
-
-    Attributes:
-        owners: the number of the part that alone may take a variable, by the `id` of its handle.
     """
 
     def __init__(self, devices: Sequence[str]):
         self.devices = tuple(devices)
-        self.owners: Mapping[int, int] = {}
         self._captured: Any = weakref.WeakKeyDictionary()  # by graph: what it has for what outside
 
     @contextlib.contextmanager
@@ -74,10 +58,10 @@ class Places:
     def _device_of(self, op: tf.Operation) -> str:
         if op.device:
             return op.device  # the code's own choice
-        number = self.part_of(op)
         handles = [self._outside(one) for one in op.inputs if one.dtype == tf.resource]
         if handles and _OF_VARIABLES.match(op.type):
             return handles[0].device
+        number = self.part_of(op)
         if number is not None:
             return self.devices[number]
         large = {one.device for one in op.inputs if one.device and one.shape.rank != 0}
@@ -95,53 +79,6 @@ class Places:
                 break
             handle = known[id(handle)]
         return handle
-
-    def check(self, operations: Sequence[tf.Operation]) -> None:
-        """Refuses parts that take a variable of another one, or whose gradients may.
-
-        Raises:
-            ForeignWeightError: if one does.
-        """
-        for op in operations if self.owners else ():
-            number = self.part_of(op)
-            if number is None:
-                continue
-            handles = [self._outside(one) for one in op.inputs if one.dtype == tf.resource]
-            if any(self.owners.get(id(one), number) != number for one in handles):
-                raise _foreign(op, number, "a function that was traced before, by `tf.function`")
-            if _may_read_late([op]):
-                # It is computed after the replica's call, when the layers have the first's weights.
-                raise _foreign(op, number, "a custom gradient that may find it in a layer")
-
-
-def _may_read_late(operations: Sequence[tf.Operation]) -> bool:
-    """Whether a custom gradient uses variables that are not among its arguments."""
-    return any(
-        (
-            op.type == "IdentityN"
-            and "_gradient_op_type" in op.node_def.attr
-            and not _AGAIN.search(op.name)
-            and any(one.op.type == "ReadVariableOp" for one in op.inputs)
-        )
-        or any(_may_read_late(graph.get_operations()) for graph in _graphs_of(op))
-        for op in operations
-    )
-
-
-def _graphs_of(op: tf.Operation) -> list[Any]:
-    """The graphs of the functions that an operation calls."""
-    values = op.node_def.attr.values()
-    names = {one.name for value in values for one in (value.func, *value.list.func) if one.name}
-    found = (graph_named(op, name) for name in names)
-    return [graph for graph in found if graph is not None]
-
-
-def _foreign(op: tf.Operation, number: int, how: str) -> ForeignWeightError:
-    return ForeignWeightError(
-        f"Independent replicas need separate weights. Received: in replica {number}, by "
-        f"{op.name!r}, {how}; it may be the weight of another replica. Leave `tf.function` out, "
-        "give the gradient its weights as arguments, or use `replicas='shared'`."
-    )
 
 
 def _captures(graph: Any) -> Sequence[tuple[Tensor, Tensor]]:

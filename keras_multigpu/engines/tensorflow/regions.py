@@ -44,10 +44,9 @@ def compiled(
     for tensor in graph.outputs:
         users[id(tensor)].add(len(regions))
     for number, (part, operations) in enumerate(regions):
-        made = {id(one): one for op in operations for one in op.outputs}
-        given = [one for op in operations for one in op.inputs if id(one) not in made]
-        outputs = [one for key, one in made.items() if users[key] - {number}]
-        if part != _NO_PART and _may_compile(operations, given, outputs):
+        if part != _NO_PART and len(operations) > _FEW:
+            made = {id(one): one for op in operations for one in op.outputs}
+            outputs = [one for key, one in made.items() if users[key] - {number}]
             with tf.device(places.devices[part]):
                 known.update(_call(operations, outputs, known))
         else:
@@ -60,7 +59,7 @@ def _regions(graph: Any, places: Places) -> list[tuple[int, list[tf.Operation]]]
     found: dict[tuple[int, int], list[tf.Operation]] = collections.defaultdict(list)
     keys: dict[int, tuple[int, int]] = {}
     for op in needed(graph, graph.outputs, slice(None)):
-        number = places.part_of(op)
+        number = places.part_of(op) if _may_compile(op) else None
         is_there = number is not None and op.device == places.devices[number]
         part = number if number is not None and is_there else _NO_PART
         before = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
@@ -71,13 +70,9 @@ def _regions(graph: Any, places: Places) -> list[tuple[int, list[tf.Operation]]]
     return [(part, found[level, part]) for level, part in sorted(found)]
 
 
-def _may_compile(
-    operations: Sequence[tf.Operation], given: Sequence[Tensor], outputs: Sequence[Tensor]
-) -> bool:
+def _may_compile(op: tf.Operation) -> bool:
     """Whether XLA can take it: not lists that a loop keeps for its gradient, and not texts."""
-    kinds = {one.dtype for op in operations for one in (*op.inputs, *op.outputs)}
-    ends = {one.dtype for one in (*given, *outputs)}
-    return len(operations) > _FEW and tf.string not in kinds and tf.variant not in ends
+    return not {one.dtype for one in (*op.inputs, *op.outputs)} & {tf.variant, tf.string}
 
 
 def _call(

@@ -32,6 +32,7 @@ from keras_multigpu.engines.tensorflow.weights.homes import (
     tables_by_rows,
 )
 from keras_multigpu.engines.tensorflow.weights.placing import (
+    add_uses,
     clip_by_member,
     drop_functions,
     place_updates,
@@ -157,7 +158,7 @@ class PartitionRunner(DataRunner):
 
 
 class CommitteeRunner(TowerRunner):
-    """Runs the template's code once per model, with that model's weights."""
+    """Calls every model on its device."""
 
     def __init__(self, models: Sequence[keras.Model], devices: Sequence[str]):
         self._models = tuple(models)
@@ -184,6 +185,10 @@ class CommitteeRunner(TowerRunner):
         return self.partition.function(step, bool(jit_compile))
 
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
+        if not self._replicas.have_own_weights:
+            if len(self._models) > 1:
+                add_uses(optimizer, len(self._models))
+            return
         place_updates(optimizer)
         if apart:
             clip_by_member(optimizer, self._models)
@@ -196,7 +201,7 @@ class CommitteeRunner(TowerRunner):
         return acting(self._models[0], self._models[number], losses, keep=keep)
 
     def retrace(self) -> None:
-        self._replicas.is_checked = False
+        """Steps are traced anew whenever Keras makes a step function."""
 
 
 def _are_equal(first: Any, second: Any) -> bool:

@@ -13,21 +13,19 @@ from keras_multigpu.engines.values import Tensor
 
 
 class HiddenStateError(NotImplementedError):
-    """A state is assigned in a loop or branch, from where a replica can't return it."""
+    """A state is assigned in a function, from where a replica can't return it."""
 
 
 class ReplicaScope(keras.StatelessScope):
     """Stateless scope in which replica `number` calls the template.
 
     Args:
-        state: the template's variables, each with the replica's value: a tensor or a variable.
+        state: the model's variables, each with its value: a tensor, or what stores it.
         number: the replica's number.
         is_own: whether no other replica has these variables, generators' states among them.
 
     Attributes:
         assigned: the assigned variables, by `id`.
-        number: the replica's number, as a tensor.
-        seeded: the `id`s of the generators' states that have the replica's number in them.
     """
 
     def __init__(
@@ -36,15 +34,15 @@ class ReplicaScope(keras.StatelessScope):
         super().__init__(collect_losses=True)
         self._is_own = is_own
         self.assigned: dict[int, keras.Variable] = {}
-        self.number = tf.constant(number)
+        self._number = tf.constant(number)
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        self.seeded: set[int] = set()
+        self._seeded: set[int] = set()
         self._before: dict[int, Tensor] = {}
         # As an argument, Keras would cast the values to the calling layer's mixed-precision type.
         for variable, value in state:
             self.state_mapping[id(variable)] = value
             if variable.name == SEED and is_own:
-                self.seeded.add(id(variable))
+                self._seeded.add(id(variable))
             elif variable.name == SEED:
                 self._seed(variable, value)
 
@@ -56,15 +54,15 @@ class ReplicaScope(keras.StatelessScope):
             if self._graph is None or tf.compat.v1.get_default_graph() is self._graph:
                 self.state_mapping[id(variable)] = value
                 del self._before[id(variable)]
-        if variable.name == SEED and id(variable) not in self.seeded:
+        if variable.name == SEED and id(variable) not in self._seeded:
             # The template's generators are in the mapping; Keras's global one is added here.
             value = self._seed(variable, variable._value if value is None else value)
         return value
 
     def _seed(self, variable: keras.Variable, value: Any) -> Tensor:
-        self.seeded.add(id(variable))
+        self._seeded.add(id(variable))
         value = tf.identity(value)
-        shift = tf.cast(self.number, value.dtype) * tf.constant(SEED_STEP, value.dtype)
+        shift = tf.cast(self._number, value.dtype) * tf.constant(SEED_STEP, value.dtype)
         self.state_mapping[id(variable)] = value + tf.stack([shift, tf.zeros_like(shift)])
         return self.state_mapping[id(variable)]
 
@@ -81,9 +79,10 @@ class ReplicaScope(keras.StatelessScope):
                 stored.assign(tf.cast(value, stored.dtype))  # there, as on one device
                 return
             raise HiddenStateError(
-                f"The variable {variable.path!r} is assigned within a loop or a branch, where a "
-                "replica's state can't be followed. Unroll the loop (a recurrent layer: "
-                "`unroll=True`), or assign after it; random layers assign their seed."
+                f"The variable {variable.path!r} is assigned within a loop, a branch or a "
+                "`tf.function`, where a replica's state can't be followed. Unroll the loop (a "
+                "recurrent layer: `unroll=True`), leave `tf.function` out, or assign after it; "
+                "random layers assign their seed."
             )
         if tf.as_dtype(value.dtype).is_floating and id(variable) not in self._before:
             before = self.get_current_value(variable)
@@ -99,30 +98,12 @@ class ReplicaScope(keras.StatelessScope):
         seen, waiting = set(), [tensor.op for tensor in outputs]
         while waiting:
             operation = waiting.pop()
-            if operation is self.number.op or operation.type.startswith("Random"):
+            if operation is self._number.op or operation.type.startswith("Random"):
                 return True
             if operation not in seen:
                 seen.add(operation)
                 waiting += [one.op for one in operation.inputs]
         return False
-
-
-class AgainScope(ReplicaScope):
-    """The scope in which a replica computes a function again, for the function's gradient."""
-
-    def __init__(self, first: ReplicaScope):
-        super().__init__((), 0)
-        self.state_mapping.update(first.state_mapping)  # with the seeds that were drawn from
-        self.number, self.seeded = first.number, set(first.seeded)
-
-    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
-        if update[0].name != SEED:
-            raise HiddenStateError(
-                f"The variable {update[0].path!r} is assigned in a function that is recomputed for "
-                "its gradient (`keras.remat`), where a replica's state can't be followed. Call its "
-                "layer outside of the function."
-            )
-        self.state_mapping[id(update[0])] = update[1]
 
 
 @tf.custom_gradient

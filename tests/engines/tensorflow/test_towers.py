@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 from keras import layers, ops
 from support.parity import difference

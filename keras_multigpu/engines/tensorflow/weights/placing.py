@@ -12,6 +12,7 @@ from keras_multigpu.engines.optimizers import claim, clip_by, inner_optimizers
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.weights.divided import DividedVariable, division_of
 from keras_multigpu.engines.tensorflow.weights.division import Division
+from keras_multigpu.engines.tensorflow.weights.rows import add_equal_rows
 from keras_multigpu.engines.values import Tensor
 
 
@@ -101,6 +102,23 @@ def clip_by_member(optimizer: keras.Optimizer, models: Sequence[keras.Model]) ->
     optimizer.build = build_all
     for inner in inner_optimizers(optimizer):
         clip_by_member(inner, models)
+
+
+def add_uses(optimizer: keras.Optimizer, count: int) -> None:
+    """Makes an optimizer add up what several replicas of one batch give to a table's rows.
+
+    Optimizers square the rows of a sparse gradient one by one, also those of the same name.
+    """
+    if not isinstance(optimizer, keras.Optimizer) or not claim(optimizer, ("adds uses", count)):
+        return
+    original = optimizer._clip_gradients
+
+    def clip(gradients: Sequence[Tensor], variables: Sequence[keras.Variable]) -> list[Tensor]:
+        return original([add_equal_rows(one, count) for one in gradients])
+
+    clip_by(optimizer, clip)
+    for inner in inner_optimizers(optimizer):
+        add_uses(inner, count)
 
 
 def move_variable(variable: keras.Variable, home: str | Division) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.values import Tensor
@@ -58,54 +56,25 @@ def merge_rows(gradient: Any) -> Any:
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
-def fan_out(variable: keras.Variable, value: Any, count: int) -> list[Tensor]:
-    """A table's value for each of several replicas of one batch.
+def add_equal_rows(gradient: Any, count: int) -> Any:
+    """The sum of `count` equal uses of a table, in a sparse gradient; other gradients as they are."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    values, rows = gradient.values, gradient.indices
+    size = tf.size(rows) // count
 
-    What they name alike gets one gradient, the sum: optimizers square the rows of a gradient one by
-    one.
-    """
-    value = tf.convert_to_tensor(value)
-    if count == 1 or not value.dtype.is_floating:
-        return [value] * count
+    def is_equal() -> Tensor:
+        uses = tf.reshape(rows, [count, size])
+        return tf.reduce_all(tf.equal(uses, uses[:1]))
 
-    @tf.custom_gradient
-    def copies(value: Tensor) -> Any:
-        def backward(*gradients: Any) -> Any:
-            if not all(isinstance(one, tf.IndexedSlices) for one in gradients):
-                return tf.add_n([tf.convert_to_tensor(one) for one in gradients])
-            if hasattr(variable, "names_rows_once"):
-                return merge_rows(_after(*gradients))
-            return functools.reduce(_add_rows, gradients)
+    def summed() -> tuple[Tensor, Tensor]:
+        of_use = tf.reshape(values, tf.concat([[count, size], tf.shape(values)[1:]], 0))
+        return tf.reduce_sum(of_use, axis=0), rows[:size]
 
-        return [tf.identity(value) for _ in range(count)], backward
-
-    return list(copies(value))
-
-
-def _add_rows(one: Any, other: Any) -> Any:
-    """Adds sparse gradients place by place if they name the same rows, else concatenates them."""
-
-    def is_same() -> Tensor:
-        return tf.reduce_all(tf.equal(one.indices, other.indices))
-
-    def placewise() -> tuple[Tensor, Tensor]:
-        return one.values + other.values, one.indices
-
-    def concatenated() -> tuple[Tensor, Tensor]:
-        both = _after(one, other)
-        return both.values, both.indices
-
-    has_equal_size = tf.equal(tf.size(one.indices), tf.size(other.indices))
-    is_like = tf.cond(has_equal_size, is_same, lambda: tf.constant(False))
-    values, indices = tf.cond(is_like, placewise, concatenated)
-    return tf.IndexedSlices(values, indices, one.dense_shape)
-
-
-def _after(*gradients: Any) -> Any:
-    """The rows of sparse gradients, one after the other."""
-    values = tf.concat([one.values for one in gradients], axis=0)
-    indices = tf.concat([one.indices for one in gradients], axis=0)
-    return tf.IndexedSlices(values, indices, gradients[0].dense_shape)
+    is_whole = tf.equal(size * count, tf.size(rows))
+    is_sum = tf.cond(is_whole, is_equal, lambda: tf.constant(False))
+    values, rows = tf.cond(is_sum, summed, lambda: (values, rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 def add_up(table: Tensor, indices: Tensor, weights: Tensor | None) -> Tensor:
