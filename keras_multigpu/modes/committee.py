@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 import tempfile
 import warnings
@@ -13,9 +14,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu import engines
 from keras_multigpu.engines import check_alike
 from keras_multigpu.modes.apart import seed_of, set_apart
 
+_ADAPTED = "what it was adapted to"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, np.ndarray, enum.Enum)
 # What Keras itself sets, in plain layers and models.
 _KERAS = {
@@ -71,6 +74,16 @@ def _copy_fixed(template: keras.Model, model: keras.Model) -> None:
             own.assign(keras.ops.copy(variable))  # JAX donates a variable's array
 
 
+def _adapt_alike(layer: keras.Layer, own: keras.Layer) -> None:
+    """Gives a clone's layer the statistics, or the words, of the template's."""
+    for variable, mine in zip(layer.variables, own.variables):
+        mine.assign(keras.ops.copy(variable))
+    if hasattr(layer, "save_assets"):
+        _copy_assets(layer, own)
+    if hasattr(own, "finalize_state"):
+        own.finalize_state()
+
+
 def _finish(model: keras.Model) -> None:
     """Has layers compute what they keep of the statistics that they were given."""
     for layer in model._flatten_layers():
@@ -80,14 +93,16 @@ def _finish(model: keras.Model) -> None:
 
 def settings_of(model: keras.Model) -> dict[int, dict[str, Any]]:
     """The plain values that are attributes of each layer, by the layer's `id`; not Keras's own."""
-    return {
-        id(layer): {
+    found = {}
+    for layer in model._flatten_layers():
+        found[id(layer)] = {
             name: _copied(value)
             for name, value in vars(layer).items()
             if name not in _KERAS and _is_plain(value)
         }
-        for layer in model._flatten_layers()
-    }
+        if hasattr(layer, "adapt"):
+            found[id(layer)][_ADAPTED] = _Adapted(layer)
+    return found
 
 
 def changed_settings(
@@ -103,6 +118,19 @@ def changed_settings(
         for key, own in now.items()
         if key in before
     }
+
+
+class _Adapted:
+    """What `adapt`, or a given vocabulary, has replaced in a layer."""
+
+    def __init__(self, layer: keras.Layer):
+        self._parts = [getattr(layer, name, None) for name in ("mean", "lookup_table")]
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, _Adapted)
+        return all(one is part for one, part in zip(self._parts, other._parts))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _is_plain(value: Any) -> bool:
@@ -140,7 +168,10 @@ def follow(
     for layer, own in _pairs(template, model):
         if own.trainable != layer.trainable:
             own.trainable = layer.trainable
-        for name, value in changed.get(id(layer), {}).items():
+        settings = dict(changed.get(id(layer), {}))
+        if settings.pop(_ADAPTED, None) is not None:
+            engines.current().in_fresh_thread(functools.partial(_adapt_alike, layer, own))
+        for name, value in settings.items():
             setattr(own, name, _copied(value))
     for variable, own in zip(template.variables, model.variables):
         if own.trainable != variable.trainable:

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from keras import layers, ops
 from support.parity import difference
@@ -25,6 +26,23 @@ def test_vocabularies_and_statistics_that_were_adapted(rng):
     first, second = parallel.predict_replicas(data, verbose=0)
     assert difference(first[:, 6:], second[:, 6:]) == 0
     assert parallel.replicas[1].layers[1].get_vocabulary() == words.get_vocabulary()
+
+
+def test_what_is_adapted_later_is_followed(rng):
+    words, scale = layers.StringLookup(vocabulary=["one"]), layers.Normalization()
+    text, numbers = keras.Input((1,), dtype="string"), keras.Input((2,))
+    found = layers.Rescaling(1.0)(keras.ops.cast(words(text), "float32"))
+    template = keras.Model([text, numbers], layers.Concatenate()([found, scale(numbers)]))
+    parallel = make_parallel(template, 2, mode="tower", replicas="independent")
+    data = [tf.constant([["red"], ["blue"]]), np.array([[5.0, 5.0], [8.0, 8.0]])]
+    parallel.predict_replicas(data, verbose=0)
+    words.set_vocabulary(["red", "blue"])
+    scale.adapt(rng.normal(5.0, 3.0, size=(50, 2)))
+    parallel.compile()
+    first, second = parallel.predict_replicas(data, verbose=0)
+    assert first[:, 0].tolist() == [1, 2]
+    assert abs(first[0, 1]) < 1
+    assert difference(first, second) == 0
 
 
 def test_exported_for_serving(rng, tmp_path):

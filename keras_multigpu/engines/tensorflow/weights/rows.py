@@ -57,7 +57,7 @@ def merge_rows(gradient: Any) -> Any:
 
 
 def add_equal_rows(gradient: Any, count: int) -> Any:
-    """The sum of `count` equal uses of a table, in a sparse gradient; other gradients as they are."""
+    """The sum of `count` equal uses of a table, if a sparse gradient is that of them."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     values, rows = gradient.values, gradient.indices
