@@ -22,8 +22,8 @@ from keras_multigpu.reports.forms import (
 )
 from keras_multigpu.reports.interconnect import Link, default_link, find_link
 from keras_multigpu.reports.loads import compare_designs, find_load
-from keras_multigpu.reports.placement import find_cut
 from keras_multigpu.reports.prediction import Cut, Load, Prediction, predict
+from keras_multigpu.reports.sizes import find_cut
 from keras_multigpu.reports.subject import Subject
 from keras_multigpu.reports.timing import Measured, measure_steps
 from keras_multigpu.reports.traffic import find_busiest

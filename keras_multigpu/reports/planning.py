@@ -12,15 +12,15 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.arguments import positive_integer
 from keras_multigpu.devices import choose_devices
+from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.graphs.graph import is_graph
 from keras_multigpu.reports.forms import describe_environment, read_bytes, show_bytes, show_seconds
 from keras_multigpu.reports.interconnect import Link, default_link, find_link
 from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.models import variables_bytes
-from keras_multigpu.reports.placement import find_cut
 from keras_multigpu.reports.plan_report import Choice, PlanReport
 from keras_multigpu.reports.prediction import Cut, Sizes, StepTime, predict
 from keras_multigpu.reports.recomputing import count_recomputed
+from keras_multigpu.reports.sizes import find_cut
 from keras_multigpu.reports.subject import Subject
 from keras_multigpu.reports.timing import measure_steps
 from keras_multigpu.reports.workload import Shard, Workload

@@ -11,10 +11,11 @@ import numpy as np
 
 from keras_multigpu.arguments import check_model, finite_number, positive_integer, quantity
 from keras_multigpu.parallel import make_parallel
+from keras_multigpu.reports.inputs import make_inputs
 from keras_multigpu.reports.loads import check_mode
 from keras_multigpu.reports.memory_report import MemoryReport, memory
-from keras_multigpu.reports.models import find_sizes, make_inputs
 from keras_multigpu.reports.prediction import Sizes, StepTime
+from keras_multigpu.reports.sizes import find_sizes
 from keras_multigpu.reports.timing import compile_for, take_rows
 
 

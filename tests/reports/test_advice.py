@@ -9,8 +9,10 @@ import pytest
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.reports import Cut, Link
-from keras_multigpu.reports.models import find_sizes, make_inputs, state_of
+from keras_multigpu.reports.inputs import make_inputs
+from keras_multigpu.reports.models import state_of
 from keras_multigpu.reports.prediction import Sizes
+from keras_multigpu.reports.sizes import find_sizes
 
 ON_JAX = keras.backend.backend() == "jax"
 LINK = Link("link", 1e6, 1e-3)
