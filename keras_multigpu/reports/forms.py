@@ -1,10 +1,9 @@
-"""What reports show: quantities with units, cells, figures, and what was measured on."""
+"""What reports show: quantities with units, figures, and what was measured on."""
 
 from __future__ import annotations
 
 import collections
 import datetime
-import html
 import io
 import math
 import numbers
@@ -22,7 +21,6 @@ from keras_multigpu.extras import how_to_install
 from keras_multigpu.version import __version__
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B")
-_CODE = re.compile(r"`([^`]+)`")
 _UNITS = ("kB", "MB", "GB", "TB")
 
 
@@ -61,31 +59,6 @@ def read_bytes(name: str, size: Any) -> int:
             f"{name}={size!r}. Give `{name}='24 GB'`, for example."
         )
     return int(size)
-
-
-def one_line(text: str) -> str:
-    """Without line breaks, which would end a table row, a list item or a heading."""
-    return " ".join(text.splitlines())
-
-
-def markdown_cell(text: str) -> str:
-    """With bars escaped, and backslashes too, so that none escapes a bar's own backslash."""
-    escaped = text.replace("\\", "\\\\").replace("|", "\\|")
-    return "<br>".join(escaped.splitlines())
-
-
-def html_text(text: str) -> str:
-    """Escaped, with `code` between backticks as such."""
-    return _CODE.sub(r"<code>\1</code>", html.escape(text))
-
-
-def html_row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
-    """A row of cells, each aligned to its side."""
-    row = (
-        f'<{tag} style="text-align: {side}">{html.escape(cell)}</{tag}>'
-        for side, cell in zip(sides, cells)
-    )
-    return f"<tr>{''.join(row)}</tr>"
 
 
 def new_figure(width: float = 9.0, height: float = 4.0) -> Any:
