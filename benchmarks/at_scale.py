@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from benchmarks.processes import markdown_table
 from keras_multigpu.reports.interconnect import PRESETS, Link
 from keras_multigpu.reports.loads import ENOUGH, predict_designs
-from keras_multigpu.reports.prediction import Prediction, Sizes, StepTime
-from keras_multigpu.reports.workload import Workload
+from keras_multigpu.reports.prediction import Prediction
+from keras_multigpu.reports.workload import Sizes, StepTime, Workload
 
 _FLOAT = 4
 _COUNTS = (1, 2, 8, 64, 512)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -46,6 +47,24 @@ def build_optimizer(model: keras.Model) -> None:
     """Makes the optimizer's state, if a model has an optimizer, so that it can be kept."""
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+
+
+@contextlib.contextmanager
+def traced_anew() -> Iterator[None]:
+    """Scope, or decorator, in which TensorFlow doesn't warn of functions that are traced anew.
+
+    It takes the steps of different models for one function that is traced again and again.
+    """
+    logger = logging.getLogger("tensorflow")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "triggered tf.function retracing" not in record.getMessage()
+
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
 
 
 @contextlib.contextmanager

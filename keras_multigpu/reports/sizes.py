@@ -18,7 +18,7 @@ from keras_multigpu.graphs.costs import (
 )
 from keras_multigpu.graphs.graph import Graph, is_graph, read_graph
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
-from keras_multigpu.reports.prediction import Cut, Sizes
+from keras_multigpu.reports.workload import Cut, Sizes
 
 
 def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:

@@ -15,7 +15,7 @@ from keras_multigpu import engines
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports.models import Snapshot, build_optimizer, random_state_kept, state_of
-from keras_multigpu.reports.prediction import StepTime
+from keras_multigpu.reports.workload import StepTime
 
 ROUNDS = 5
 _WARM_UP = 3  # steps; the first one traces and compiles

@@ -8,10 +8,16 @@ import pytest
 
 from keras_multigpu import engines
 from keras_multigpu.reports import Link, advise
-from keras_multigpu.reports.loads import compare_designs, find_load, predict_designs
-from keras_multigpu.reports.prediction import Sizes, StepTime, Traffic, predict
-from keras_multigpu.reports.traffic import driver_between, ring_between, ring_inside
-from keras_multigpu.reports.workload import Workload
+from keras_multigpu.reports.loads import (
+    compare_designs,
+    driver_between,
+    find_load,
+    predict_designs,
+    ring_between,
+    ring_inside,
+)
+from keras_multigpu.reports.prediction import Traffic, predict
+from keras_multigpu.reports.workload import Sizes, StepTime, Workload
 
 SIZES = Sizes(400, 400, 5, 0, 8, None, 100)
 FAST, SLOW = Link("inside", 100.0, 0.0), Link("between", 10.0, 0.0)

@@ -16,8 +16,8 @@ from keras_multigpu.reports.forms import read_bytes
 from keras_multigpu.reports.loads import find_load
 from keras_multigpu.reports.plan_report import Choice, PlanReport
 from keras_multigpu.reports.planning import SHARDS
-from keras_multigpu.reports.prediction import Load, Sizes, StepTime, Traffic, predict
-from keras_multigpu.reports.workload import Shard, Workload
+from keras_multigpu.reports.prediction import Load, Traffic, predict
+from keras_multigpu.reports.workload import Shard, Sizes, StepTime, Workload
 
 ON_JAX = keras.backend.backend() == "jax"
 LINK = Link("link", 1e9, 0.0)
