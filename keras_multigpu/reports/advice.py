@@ -60,11 +60,8 @@ def advise(
     operations), and one device can't show whether n devices pay it once or each: these are the ends
     of the range. If the verdict depends on it, the advice is "Measure it".
 
-    With `devices_per_host`, larger numbers of devices are spread over several hosts, and the
-    traffic between hosts is added, for a process per host (`cluster.join`): it sums gradients in a
-    ring, and this traffic hardly grows with the hosts. With one driver of all hosts
-    (`cluster.connect`) its link carries all of it, inputs included, so it grows with the hosts. A
-    note says when that is the wrong choice.
+    Several hosts have a process each (`cluster.join`), which sum the gradients in a ring. A note
+    says when one driver of all (`cluster.connect`) would be the wrong choice.
 
     Predictions leave out: copying the batch from the host, which one device needs as well; moving
     statistics; sparse gradients of embeddings (whole ones are counted); and any overlap of copies
@@ -84,8 +81,7 @@ def advise(
             dict from rows to seconds, for `batch_size` and for a smaller batch. A single time is
             taken to be proportional to the rows, which flatters many devices.
         speed: how many times as fast a device is as the one that is measured here.
-        inputs: `batch_size` rows of inputs to measure with, in the model's structure. Needed if the
-            model's input shapes, or the valid integers of an input, are unknown. `None` draws
+        inputs: `batch_size` rows of inputs to measure with, in the model's structure. `None` draws
             random numbers, and for an `Embedding`, say, any of its valid integers.
         targets: as many rows of targets, to train with the model's own loss and metrics; `None`
             trains towards zeros by the mean squared error.
@@ -100,14 +96,12 @@ def advise(
         overlap: the share of the copies that computations hide, from 0 to 1.
         steps: the least number of steps to time; short steps are repeated more often.
         devices_per_host: the devices of a host; `None` if one host has all of them.
-        host_link: a host's link to the others, as `link`: `"ethernet25"`, for example. Needed if
-            there are several hosts.
+        host_link: a host's link to the others, as `link`; needed if there are several hosts.
 
     Returns:
         A report with a row for each mode and number of devices: the likely step and its range, the
         part spent computing and moving, in seconds; the bytes that the busiest device sends and
-        receives; the speed-up, the efficiency, and an estimate of the memory of a device in bytes:
-        weights, gradients, optimizer state and the outputs of all layers on its rows.
+        receives; the speed-up, the efficiency, and an estimate of the memory of a device in bytes.
 
     Raises:
         ValueError: if the model is not built, input shapes or valid integers are unknown, the

@@ -97,7 +97,8 @@ def draw_bars(
     for number, (part, sizes) in enumerate(parts.items()):
         axes.barh(places, sizes, left=ends, label=part, color=color or f"C{number}")
         ends = [end + size for end, size in zip(ends, sizes)]
-    axes.set(xlabel=xlabel, yticks=places, yticklabels=labels)
+    axes.set(xlabel=xlabel, yticks=places, yticklabels=labels, axisbelow=True)
+    axes.grid(axis="x", alpha=0.3)
     if not axes.yaxis_inverted():
         axes.invert_yaxis()
     return ends

@@ -54,9 +54,8 @@ def plan(
     compares or counts the rows of a batch (`BatchNormalization`, contrastive losses, means over
     masks or weights) sees the part. The devices need not be here.
 
-    The memory is counted on one device, for the rows that a device gets and for fewer, as
-    `reports.memory` does it. Times are predicted as `advise` does it: from steps on one device, and
-    the bytes that cross.
+    The memory is counted as by `reports.memory`, on one device, for the rows that a device gets and
+    for fewer. Times are predicted as by `advise`, which explains the arguments that are not here.
 
     Args:
         model: a built model, compiled if it is to be counted with its own optimizer. Its state is
@@ -65,14 +64,14 @@ def plan(
         n_gpus: the number of devices.
         memory: the memory of a device: bytes, or a text such as `"24 GB"`. Leave some of it to the
             backend: a tenth, if nothing better is known.
-        link: the link between the devices, as in `advise`.
-        step_seconds: the time of a step on one device in seconds, as in `advise`.
+        link: the link between the devices.
+        step_seconds: the time of a step on one device in seconds.
         speed: how many times as fast a device is as the one that is measured here.
-        inputs: `batch_size` rows of inputs, as in `advise`.
-        targets: as many rows of targets, as in `advise`.
+        inputs: `batch_size` rows of inputs.
+        targets: as many rows of targets.
         cuts: how mode `"model"` divides the model, by the number of devices. On JAX mode `"model"`
             is only considered with it.
-        overlap: the share of the copies that computations hide, from 0 to 1.
+        overlap: the share of the copies that computations hide.
         steps: the least number of steps to time.
 
     Returns:

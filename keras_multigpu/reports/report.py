@@ -18,10 +18,6 @@ from typing import Any
 from keras_multigpu.extras import how_to_install
 from keras_multigpu.reports.forms import new_figure
 
-_TEXTS = (".txt", ".md", ".html", ".json")
-_PLOTS = (".png", ".svg", ".pdf")
-_CODE = re.compile(r"`([^`]+)`")
-
 
 @dataclasses.dataclass(frozen=True)
 class Column:
@@ -151,7 +147,7 @@ class Report(abc.ABC):
 
     def _html(self, picture: str) -> str:
         headings, *rows = self._cells()
-        table = _import_pandas().DataFrame(rows, columns=headings).to_html(index=False, border=0)
+        table = _pandas().DataFrame(rows, columns=headings).to_html(index=False, border=0)
         notes = "".join(f"<p>{_html_text(note)}</p>" for note in self.notes)
         lines = "".join(f"<li>{_html_text(line)}</li>" for line in self._settings())
         folded = f"<details><summary>Settings</summary><ul>{lines}</ul></details>" if lines else ""
@@ -180,14 +176,10 @@ class Report(abc.ABC):
         Raises:
             ImportError: if pandas is not installed.
         """
-        names = [column.name for column in self.columns]
-        frame = _import_pandas().DataFrame(self.rows, columns=names)
-        frame.attrs.update(
-            title=self.title,
-            units={column.name: column.unit for column in self.columns},
-            settings=dict(self.settings),
-            notes=list(self.notes),
-        )
+        units = {column.name: column.unit for column in self.columns}
+        frame = _pandas().DataFrame(self.rows, columns=list(units))
+        settings, notes = dict(self.settings), list(self.notes)
+        frame.attrs.update(title=self.title, units=units, settings=settings, notes=notes)
         return frame
 
     def to_json(self) -> str:
@@ -200,16 +192,13 @@ class Report(abc.ABC):
         columns = [{"name": column.name, "unit": column.unit} for column in self.columns]
         rows = [{c.name: value for c, value in zip(self.columns, row)} for row in self.rows]
         found = {"title": self.title, "settings": self.settings, "columns": columns, "rows": rows}
-        found["notes"] = self.notes
-        text = json.dumps(found, default=_plain)
+        text = json.dumps({**found, "notes": self.notes}, default=_plain)
         return json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1)
 
     def plot(self) -> Any:
-        """The report as a plot.
+        """The report as a `matplotlib.figure.Figure`, which needs no display.
 
-        Returns:
-            A `matplotlib.figure.Figure`, which needs no display: a notebook shows it, and
-            `plot().savefig("report.png")` writes it.
+        A notebook shows it, and `plot().savefig("report.png")` writes it.
 
         Raises:
             ImportError: if matplotlib is not installed.
@@ -227,13 +216,13 @@ class Report(abc.ABC):
 
         Raises:
             ValueError: if the name has another ending.
-            ImportError: if a plot is asked for and matplotlib is not installed.
+            ImportError: if pandas or matplotlib is needed, and not installed.
         """
         path, suffix = pathlib.Path(path), pathlib.Path(path).suffix.lower()
         texts = dict(zip(_TEXTS, (self.__str__, self.to_markdown, self.to_html, self.to_json)))
-        if suffix not in (*texts, *_PLOTS):
+        if suffix not in (*_TEXTS, *_PLOTS):
             raise ValueError(
-                f"`path` must end in one of {', '.join([*texts, *_PLOTS])}. Received: "
+                f"`path` must end in one of {', '.join([*_TEXTS, *_PLOTS])}. Received: "
                 f"path={str(path)!r}. Choose the ending of the form that you want."
             )
         if suffix in texts:
@@ -242,7 +231,10 @@ class Report(abc.ABC):
             self.plot().savefig(path)
 
 
-def _import_pandas() -> Any:
+_TEXTS, _PLOTS = (".txt", ".md", ".html", ".json"), (".png", ".svg", ".pdf")
+
+
+def _pandas() -> Any:
     try:
         import pandas
     except ModuleNotFoundError as error:
@@ -260,7 +252,7 @@ def _one_line(text: str) -> str:
 
 def _html_text(text: str) -> str:
     """Escaped, with `code` between backticks as such."""
-    return _CODE.sub(r"<code>\1</code>", html.escape(text))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def _plain(value: Any) -> Any:
