@@ -90,8 +90,8 @@ def plan(
     """
     count, limit = positive_integer("n_gpus", n_gpus), read_bytes("memory", memory)
     subject = Subject(
-        model, batch_size, (count,), ("data",), link=link, inputs=inputs, targets=targets,
-        step_seconds=step_seconds, speed=speed, cuts=cuts, overlap=overlap, steps=steps,
+        model, batch_size, (count,), ("data",), link, step_seconds, speed, inputs, targets, cuts,
+        overlap, steps,
     )  # fmt: skip
     shards, notes = _find_shards(model, count)
     search = _Search(subject, count, shards, limit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -25,18 +25,18 @@ def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:
     """The bytes of a built model, given its outputs and inputs for one row.
 
     For a model that is not compiled, the optimizer is taken to be Adam. The activations are an
-    estimate: all outputs of the layers and operations of a Functional or Sequential model. A
-    backend frees some of them early, and keeps others besides.
+    estimate: all outputs of the layers and operations of a Functional or Sequential model.
     """
     trainable = model.trainable_variables
-    within = {id(tensor): tensor for tensor in _outputs_within(model)}
+    graph = read_graph(model) if is_graph(model) else Graph((), (), ())
+    made = [*graph.inputs, *(one for call in graph.calls for one in call.outputs)]
     return Sizes(
         weights=variables_bytes(model.variables),
         gradients=variables_bytes(trainable),
         tensors=len(model.variables),
         slots=_count_slots(model) * variables_bytes(trainable),
         outputs=sum(map(row_bytes, keras.tree.flatten(outputs))),
-        activations=sum(map(row_bytes, within.values())) or None,
+        activations=sum(map(row_bytes, made)) or None,
         inputs=sum(map(row_bytes, keras.tree.flatten(inputs))),
     )
 
@@ -49,20 +49,6 @@ def _count_slots(model: keras.Model) -> int:
     copy.build([keras.Variable([[0.0]], name="one")])
     # Counters are scalars: those of loss scaling come after the build, too.
     return sum(len(one.shape) == 2 for one in copy.variables[before:])
-
-
-def _outputs_within(model: Any) -> Iterable[Any]:
-    """The symbolic outputs of a model's operations, nested models included."""
-    if isinstance(model, keras.Sequential):
-        yield from model.inputs or []
-        parts = model.layers if model.inputs else []
-    else:
-        parts = getattr(model, "operations", [])  # what a Functional model is made of
-    for part in parts:
-        if isinstance(part, keras.Model):
-            yield from _outputs_within(part)
-        else:
-            yield from keras.tree.flatten(part.output)
 
 
 def find_cut(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,77 +25,78 @@ from keras_multigpu.reports.timing import Measured, compile_for, measure_steps, 
 from keras_multigpu.reports.workload import Cut, Sizes, StepTime, Workload
 
 
+@dataclasses.dataclass
 class Subject:
     """A built model, a batch to train it on, and the devices in question.
 
-    The arguments are those of `advise`, which it checks. `batch` has inputs and targets (`None` to
-    train towards zeros), `batch_size` rows on all devices together. `sizes` are estimated. `step`
-    is the time of a step on one such device, once it is known: see `measure`.
+    The arguments are those of `advise`, which are checked here. Then `inputs` are there, `sizes`
+    are estimated, and `step` is the time of a step on one such device, if it is given.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        batch_size: int,
-        counts: Sequence[int],
-        modes: Sequence[str],
-        *,
-        link: str | Link | None,
-        inputs: Any,
-        targets: Any,
-        step_seconds: float | Mapping[int, float] | None,
-        speed: float,
-        cuts: Mapping[int, Cut] | None,
-        overlap: float,
-        steps: int,
-        placement: Mapping[str, int] | None = None,
-        hosts: tuple[int | None, Link | None] = (None, None),
-    ):
-        self._given_link = find_link(link)
-        self.batch_size = positive_integer("batch_size", batch_size)
-        _check_modes(modes, counts, batch_size)
-        self._steps, self._speed = positive_integer("steps", steps), quantity("speed", speed)
+    model: keras.Model
+    batch_size: int
+    counts: Sequence[int]
+    modes: Sequence[str]
+    given_link: str | Link | None
+    step_seconds: float | Mapping[int, float] | None
+    speed: float
+    inputs: Any
+    targets: Any
+    cuts: Mapping[int, Cut] | None
+    overlap: float
+    steps: int
+    placement: Mapping[str, int] | None = None
+    per_host: int | None = None
+    host_link: Link | None = None
+    processors: float | None = None
+    measured: Measured | None = None
+
+    def __post_init__(self) -> None:
+        self.given_link = find_link(self.given_link)
+        self.batch_size = positive_integer("batch_size", self.batch_size)
+        _check_modes(self.modes, self.counts, self.batch_size)
+        positive_integer("steps", self.steps)
+        quantity("speed", self.speed)
         hint = "Give 0 if copies and computations take turns."
-        finite_number("overlap", overlap, "a share, from 0 to 1", lambda one: 0 <= one <= 1, hint)
-        known = _known_step(step_seconds, self.batch_size)
-        self.step = known and known.sped_up(speed)
-        check_model(model, built=True)
-        self.model, self._overlap, self._placement = model, overlap, placement
-        self.batch = (make_inputs(model, batch_size) if inputs is None else inputs, targets)
-        for name, arrays in zip(("inputs", "targets"), self.batch):
-            if arrays is not None:
-                _check_rows(name, arrays, self.batch_size)
-        one_row = take_rows(self.batch[0], 1)
-        self.sizes = find_sizes(model, model(one_row), one_row)
-        self.per_host, self.host_link = hosts
-        self.processors: float | None = None
-        self.measured: Measured | None = None
-        self.cuts = dict(cuts or {})
-        for count in counts if "model" in modes else ():
+        share = "a share, from 0 to 1"
+        finite_number("overlap", self.overlap, share, lambda one: 0 <= one <= 1, hint)
+        known = _known_step(self.step_seconds, self.batch_size)
+        self.step = known and known.sped_up(self.speed)
+        check_model(self.model, built=True)
+        if self.inputs is None:
+            self.inputs = make_inputs(self.model, self.batch_size)
+        for name in ("inputs", "targets"):
+            if getattr(self, name) is not None:
+                _check_rows(name, getattr(self, name), self.batch_size)
+        one_row = take_rows(self.inputs, 1)
+        self.sizes = find_sizes(self.model, self.model(one_row), one_row)
+        self.cuts = dict(self.cuts or {})
+        for count in self.counts if "model" in self.modes else ():
             if count > 1 and count not in self.cuts:
                 self.cuts[count] = self.find_cut(count, self.batch_size, self.sizes)
-        # Devices that are here can be timed.
-        self.is_here = self._given_link is None and speed == 1 and self.host_link is None
-        self._link: Link | None = None
 
     @property
+    def is_here(self) -> bool:
+        """Whether devices of this machine are meant, which can be timed."""
+        return self.given_link is None and self.speed == 1 and self.host_link is None
+
+    @functools.cached_property
     def link(self) -> Link:
         """The link that the user gave, or that of this machine."""
-        self._link = self._link or self._given_link or default_link()
-        return self._link
+        return self.given_link or default_link()
 
     def measure(self, rows: int, fewer: int, here: Mapping[str, Sequence[int]]) -> None:
         """Times steps on `rows` rows and on fewer, on devices that are `here`, if it has to."""
         if self.step is None:
-            sizes = (rows, fewer)
+            batch, sizes = (self.inputs, self.targets), (rows, fewer)
             self.measured = measure_steps(
-                self.model, self.batch, sizes, self._steps, here, self._placement
+                self.model, batch, sizes, self.steps, here, self.placement
             )
-            self.step = self.measured.step.sped_up(self._speed)
+            self.step = self.measured.step.sped_up(self.speed)
 
     def find_cut(self, devices: int, rows: int, sizes: Sizes) -> Cut:
         """How mode `"model"` divides the model."""
-        return find_cut(self.model, devices, rows, sizes, self._placement)
+        return find_cut(self.model, devices, rows, sizes, self.placement)
 
     def workload(self, **changes: Any) -> Workload:
         """The training of the whole batch, with some changes."""
@@ -113,7 +115,7 @@ class Subject:
         if traffic is not None:
             load = dataclasses.replace(load, traffic=traffic)
         link, host_link = self.link, self.host_link
-        return predict(mode, devices, load, link, self.processors, self._overlap, host_link)
+        return predict(mode, devices, load, link, self.processors, self.overlap, host_link)
 
     def count_sizes(self, model: keras.Model, rows: int, fewer: int) -> Sizes:
         """The sizes of a copy of the model, from its memory on some rows and on fewer.
@@ -135,7 +137,7 @@ class Subject:
 
     def _count(self, model: keras.Model, rows: int) -> MemoryReport:
         parallel = make_parallel(model, 1)
-        batch = compile_for(parallel, self.batch)
+        batch = compile_for(parallel, (self.inputs, self.targets))
         return memory(parallel, take_rows(batch, rows))
 
     def describe(self) -> dict[str, Any]:
@@ -149,10 +151,10 @@ class Subject:
             f"step on one device, {source}": f"{show_seconds(step.fixed_s)} + "
             f"{self.batch_size} rows x {1e6 * step.row_s:.4g} us",
             "link": str(self.link),
-            "speed": self._speed != 1 and f"{self._speed:g} times that of the device here",
+            "speed": self.speed != 1 and f"{self.speed:g} times that of the device here",
             "processors": self.processors is not None
             and f"those of {number} device{'' if number == '1' else 's'}",
-            "overlap": self._overlap and f"{self._overlap:.0%} of the copies hidden",
+            "overlap": self.overlap and f"{self.overlap:.0%} of the copies hidden",
             "hosts": self.host_link and f"{self.per_host} devices each, linked by {self.host_link}",
             **describe_environment(choose_devices(None, None)[:1]),
         }
