@@ -122,8 +122,8 @@ def advise(
     between = _check_hosts(devices_per_host, host_link, counts)
     processors = None if processors is None else quantity("processors", processors)
     subject = Subject(
-        model, batch_size, counts, modes, link, step_seconds, speed, inputs, targets, cuts, overlap,
-        steps, placement, devices_per_host, between,
+        model, batch_size, counts, modes, find_link(link), step_seconds, speed, inputs, targets,
+        dict(cuts or {}), overlap, steps, placement, devices_per_host, between,
     )  # fmt: skip
     _check_counted(counted, batch_size)
     pool = choose_devices(None, None)

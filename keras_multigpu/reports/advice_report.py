@@ -87,9 +87,9 @@ class Advice(Report):
         for mode in self.verdicts:
             own = [one for one in self.predictions if one.mode == mode]
             points = sorted((one.devices, one.speedup, *one.speedup_range) for one in own)
-            counts, speedups, *ends = zip(*points)
-            right.plot(counts, speedups, marker="o", label=mode)
-            right.fill_between(counts, *ends, alpha=0.2)
+            places, speedups, *ends = zip(*points)
+            right.plot(places, speedups, marker="o", label=mode)
+            right.fill_between(places, *ends, alpha=0.2)
         counts = sorted({1, *(one.devices for one in self.predictions)})
         right.plot(counts, counts, "--", color="gray", label="ideal")
         right.set(xlabel="devices", ylabel="speed-up", ylim=(0, None), xticks=counts)

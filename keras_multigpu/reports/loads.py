@@ -199,7 +199,7 @@ def predict_designs(
 
     def predict_with(**design: Any) -> Prediction:
         load = find_load("data", dataclasses.replace(work, **design), devices)
-        return predict("data", devices, load, link, work.processors, host_link=host_link)
+        return predict("data", devices, load, link, host_link=host_link)
 
     return predict_with(by_driver=True, by_compiler=False), predict_with(by_driver=False)
 

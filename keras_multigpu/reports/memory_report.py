@@ -73,7 +73,9 @@ def memory(model: keras.Model, batch: Any, training: bool = True) -> MemoryRepor
         "model": model.name,
         "step": "training" if training else "prediction",
         "batch size": len(keras.tree.flatten(given[0])[0]),
-        **describe_environment(getattr(model, "devices", None) or {one.device for one in held}),
+        **describe_environment(
+            getattr(model, "devices", None) or sorted({one.device for one in held})
+        ),
     }
     return MemoryReport(held, settings=settings, notes=notes)
 

@@ -16,7 +16,7 @@ from keras_multigpu.devices import choose_devices
 from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.graphs.graph import is_graph
 from keras_multigpu.reports.forms import read_bytes, show_bytes
-from keras_multigpu.reports.interconnect import Link
+from keras_multigpu.reports.interconnect import Link, find_link
 from keras_multigpu.reports.models import random_state_kept, traced_anew
 from keras_multigpu.reports.plan_report import Choice, PlanReport
 from keras_multigpu.reports.subject import Subject
@@ -90,8 +90,8 @@ def plan(
     """
     count, limit = positive_integer("n_gpus", n_gpus), read_bytes("memory", memory)
     subject = Subject(
-        model, batch_size, (count,), ("data",), link, step_seconds, speed, inputs, targets, cuts,
-        overlap, steps,
+        model, batch_size, (count,), ("data",), find_link(link), step_seconds, speed, inputs,
+        targets, dict(cuts or {}), overlap, steps,
     )  # fmt: skip
     shards, notes = _find_shards(model, count)
     search = _Search(subject, count, shards, limit)
@@ -194,8 +194,10 @@ class _Search:
         if parts > 1:  # the sums of the gradients are kept like slots
             sizes = dataclasses.replace(sizes, slots=sizes.slots + sizes.gradients)
         step = self.subject.workload().step.sped_up(1 / _AGAIN if remat else 1)
-        changes = {"step": step, "batch_size": rows, "sizes": sizes, "cuts": cuts}
-        found = self.subject.predict(way.mode, way.devices, shard=way.shard, **changes)
+        found = self.subject.predict(
+            way.mode, way.devices, step=step, batch_size=rows, sizes=sizes, cuts=cuts,
+            shard=way.shard,
+        )  # fmt: skip
         fits = found.load.memory is not None and found.load.memory <= self._limit
         return Choice(found, way.shard.name if way.shard else None, parts, rows, remat, fits)
 

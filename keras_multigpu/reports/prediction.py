@@ -1,13 +1,9 @@
 """Predicts the time of a step on n devices: arithmetic on a few figures, without a device.
 
 A step takes the busiest device's computing time plus its copies; nothing overlaps unless stated,
-so predictions err towards the slow side.
-
-Part of a step doesn't depend on the rows: launching operations, above all. One device can't show
-whether n devices pay this part once (side by side) or n times (one process launches for one device
-after the other), so a prediction is a range. The likely step within it assumes that each further
-device pays a quarter of it: about what `benchmarks.prediction` found on virtual devices, by
-processor time.
+so predictions err towards the slow side. The part that doesn't depend on the rows is paid once, or
+by each device: a prediction is a range. In the likely step each further device pays a quarter of
+it, about what `benchmarks.prediction` found on virtual devices, by processor time.
 """
 
 from __future__ import annotations
@@ -139,8 +135,9 @@ def predict(
 ) -> Prediction:
     """The time of a step in which copies within a host precede copies between hosts.
 
-    `processors` is as in `Workload`, `overlap` the share of the copies that computations hide,
-    `host_link` a host's link to the others (`None`: the same as `link`).
+    `processors` is the number of devices that the processors could keep busy, for virtual devices,
+    which share them; `overlap` the share of the copies that computations hide; `host_link` a host's
+    link to the others (`None`: the same as `link`).
     """
     rows = load.rows_s if processors is None else max(load.rows_s, load.total_s / processors)
     copying = load.traffic.seconds(link) + load.between.seconds(host_link or link)

@@ -16,7 +16,7 @@ from keras_multigpu.devices import choose_devices
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports.forms import describe_environment, show_bytes, show_seconds
 from keras_multigpu.reports.inputs import make_inputs
-from keras_multigpu.reports.interconnect import Link, default_link, find_link
+from keras_multigpu.reports.interconnect import Link, default_link
 from keras_multigpu.reports.loads import check_mode, find_load
 from keras_multigpu.reports.memory_report import MemoryReport, memory
 from keras_multigpu.reports.prediction import Prediction, Traffic, predict
@@ -37,12 +37,12 @@ class Subject:
     batch_size: int
     counts: Sequence[int]
     modes: Sequence[str]
-    given_link: str | Link | None
+    given_link: Link | None
     step_seconds: float | Mapping[int, float] | None
     speed: float
     inputs: Any
     targets: Any
-    cuts: Mapping[int, Cut] | None
+    cuts: dict[int, Cut]
     overlap: float
     steps: int
     placement: Mapping[str, int] | None = None
@@ -52,7 +52,6 @@ class Subject:
     measured: Measured | None = None
 
     def __post_init__(self) -> None:
-        self.given_link = find_link(self.given_link)
         self.batch_size = positive_integer("batch_size", self.batch_size)
         _check_modes(self.modes, self.counts, self.batch_size)
         positive_integer("steps", self.steps)
@@ -70,7 +69,6 @@ class Subject:
                 _check_rows(name, getattr(self, name), self.batch_size)
         one_row = take_rows(self.inputs, 1)
         self.sizes = find_sizes(self.model, self.model(one_row), one_row)
-        self.cuts = dict(self.cuts or {})
         for count in self.counts if "model" in self.modes else ():
             if count > 1 and count not in self.cuts:
                 self.cuts[count] = self.find_cut(count, self.batch_size, self.sizes)
@@ -88,10 +86,8 @@ class Subject:
     def measure(self, rows: int, fewer: int, here: Mapping[str, Sequence[int]]) -> None:
         """Times steps on `rows` rows and on fewer, on devices that are `here`, if it has to."""
         if self.step is None:
-            batch, sizes = (self.inputs, self.targets), (rows, fewer)
-            self.measured = measure_steps(
-                self.model, batch, sizes, self.steps, here, self.placement
-            )
+            batch, asked = (self.inputs, self.targets), ((rows, fewer), self.steps, here)
+            self.measured = measure_steps(self.model, batch, *asked, self.placement)
             self.step = self.measured.step.sped_up(self.speed)
 
     def find_cut(self, devices: int, rows: int, sizes: Sizes) -> Cut:
@@ -101,10 +97,8 @@ class Subject:
     def workload(self, **changes: Any) -> Workload:
         """The training of the whole batch, with some changes."""
         assert self.step is not None
-        work = Workload(
-            self.step, self.batch_size, self.sizes, engines.current().partitions,
-            self.processors, self.cuts, self.per_host,
-        )  # fmt: skip
+        sizes, by_compiler = self.sizes, engines.current().partitions
+        work = Workload(self.step, self.batch_size, sizes, by_compiler, self.cuts, self.per_host)
         return dataclasses.replace(work, **changes)
 
     def predict(

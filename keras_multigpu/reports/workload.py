@@ -81,8 +81,7 @@ class Cut:
         memory: the bytes that the busiest device keeps, if known.
 
     Example:
-        >>> branches = Cut(size=25_600, copies=1, share=0.5)  # two equal ones that meet at the end
-        >>> branches.share
+        >>> Cut(size=25_600, copies=1, share=0.5).share  # two equal branches that meet at the end
         0.5
     """
 
@@ -122,18 +121,16 @@ class Workload:
     """What is trained, and on what.
 
     `by_compiler` is `Engine.partitions`: then weights stay on the devices, gradients are summed in
-    a ring, and a batch that the devices don't divide is computed whole on each. `processors` is the
-    number of devices that the processors could keep busy, for virtual devices, which share them;
-    `None` if each device has its own. `cuts` are by number of devices; `shard` is for mode
-    `"data"`. `per_host` is the number of devices in a host; `None` if one host has them all. Each
-    host has a process that computes its rows, or with `by_driver` one process drives all.
+    a ring, and a batch that the devices don't divide is computed whole on each. `cuts` are by
+    number of devices; `shard` is for mode `"data"`. `per_host` is the number of devices in a host;
+    `None` if one host has them all. Each host has a process that computes its rows, or with
+    `by_driver` one process drives all.
     """
 
     step: StepTime
     batch_size: int
     sizes: Sizes
     by_compiler: bool = False
-    processors: float | None = None
     cuts: Mapping[int, Cut] = dataclasses.field(default_factory=dict)
     per_host: int | None = None
     by_driver: bool = False

@@ -129,7 +129,7 @@ def test_prediction(duplex, overlap, processors, step, transfer):
 def test_what_does_not_depend_on_the_rows_is_never_divided(mode):
     """It is paid once at least, and by each device at most."""
     cuts = {4: Cut(0, 0, share=0.25)}
-    work = Workload(StepTime(1.0, 0.0), 16, SIZES, processors=2.0, cuts=cuts)
+    work = Workload(StepTime(1.0, 0.0), 16, SIZES, cuts=cuts)
     found = predict(mode, 4, find_load(mode, work, 4), Link("free", math.inf), 2.0)
     assert (found.least_s, found.step_s, found.most_s) == (1.0, 1.75, 4.0)
     several = 4 if mode in ("tower", "committee") else 1
