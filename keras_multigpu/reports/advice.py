@@ -14,7 +14,7 @@ from keras_multigpu.devices import choose_devices
 from keras_multigpu.reports.advice_report import Advice
 from keras_multigpu.reports.forms import are_virtual, count_cores
 from keras_multigpu.reports.interconnect import Link, find_link
-from keras_multigpu.reports.loads import compare_designs, find_busiest
+from keras_multigpu.reports.loads import find_busiest
 from keras_multigpu.reports.models import traced_anew
 from keras_multigpu.reports.prediction import Prediction, Traffic
 from keras_multigpu.reports.subject import Subject
@@ -60,8 +60,8 @@ def advise(
     operations), and one device can't show whether n devices pay it once or each: these are the ends
     of the range. If the verdict depends on it, the advice is "Measure it".
 
-    Several hosts have a process each (`cluster.join`), which sum the gradients in a ring. A note
-    says when one driver of all (`cluster.connect`) would be the wrong choice.
+    Several hosts have a process each (`cluster.join`), which sum the gradients in a ring. One
+    driver of all (`cluster.connect`) is slower: `docs/at_scale.md` has figures.
 
     Predictions leave out: copying the batch from the host, which one device needs as well; moving
     statistics; sparse gradients of embeddings (whole ones are counted); and any overlap of copies
@@ -137,11 +137,7 @@ def advise(
     found = [subject.predict(*one, traffic=traffic.get(one)) for one in asked]
     if measured:
         found = [_with_times(one, measured, speed) for one in found]
-    notes = []
-    if between and "data" in modes:
-        notes += compare_designs(subject.workload(), counts, subject.link, between)
-    if isinstance(step_seconds, numbers.Real):
-        notes.append(_ONE_TIME)
+    notes: list[str] = [_ONE_TIME] if isinstance(step_seconds, numbers.Real) else []
     return Advice(found, settings=subject.describe(), notes=notes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_multigpu.reports.forms import draw_bars, show_bytes, show_seconds
@@ -28,14 +28,8 @@ _RANGES = (
 class Advice(Report):
     """Whether several devices are worth it, and why.
 
-    Args:
-        predictions: one for each mode and number of devices.
-        notes: sentences to print below the table, after the verdicts.
-        settings: what the predictions are based on.
-        title: one line.
-
     Attributes:
-        predictions: the predictions, as given.
+        predictions: one for each mode and number of devices.
         verdicts: what to do, in words, by mode.
 
     Example:
@@ -55,8 +49,8 @@ class Advice(Report):
         predictions: Sequence[Prediction],
         *,
         notes: Sequence[str] = (),
-        settings: Mapping[str, Any] | None = None,
         title: str = "Advice",
+        **options: Any,
     ):
         self.predictions = tuple(predictions)
         by_mode: dict[str, list[Prediction]] = {}
@@ -71,7 +65,7 @@ class Advice(Report):
         ranges = [] if all(one.is_measured for one in several) else [_RANGES]
         rows = [[find(one) for find in _TABLE.values()] for one in self.predictions]
         notes = [*self.verdicts.values(), *others, *ranges, *notes]
-        super().__init__(title, list(_TABLE), rows, notes, settings)
+        super().__init__(title, list(_TABLE), rows, notes, **options)
 
     def draw(self, figure: Any) -> None:
         """Draws what a step consists of, and the speed-up, by the number of devices."""

@@ -1,22 +1,18 @@
 """What each mode makes of a workload: who computes which rows, what crosses, what is kept where.
 
-Several hosts are driven in one of two designs. With `cluster.join` a process per host sums the
-gradients in a ring. With `cluster.connect` one driver sends the weights to each host and receives
-the gradients.
+Several hosts have a process each (`cluster.join`), which sum the gradients in a ring.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from keras_multigpu.reports.interconnect import Link
-from keras_multigpu.reports.prediction import Load, Prediction, Traffic, predict
+from keras_multigpu.reports.prediction import Load, Traffic
 from keras_multigpu.reports.workload import Shard, Workload
 
-ENOUGH = 1.1  # a design whose step takes this many times the other's is the wrong one
 _NONE = Traffic()
 
 
@@ -66,13 +62,13 @@ def _load_data(work: Workload, devices: int) -> Load:
         if shard is None:
             return _load(work, rows, total)  # and needs nothing else
     traffic = _weights(work, devices) if shard is None else _shards(work, shard, devices)
-    if not work.by_compiler and not (work.by_driver and hosts > 1):
+    if not work.by_compiler:
         traffic += _outputs(work, math.ceil(work.batch_size / hosts) - rows)
     memory = sizes.memory(rows) if shard is None else shard.memory(sizes, rows)
     has_home = shard is None and not work.by_compiler
     if has_home and memory is not None and sizes.working is not None:
         memory += sizes.gradients  # the parts that the weights' home sends, and the sums
-    between = (driver_between if work.by_driver else ring_between)(work, devices)
+    between = ring_between(work, devices)
     return _load(work, rows, total, traffic=traffic, memory=memory, between=between)
 
 
@@ -151,33 +147,14 @@ def ring_between(work: Workload, devices: int) -> Traffic:
 def _hubs_inside(work: Workload, devices: int) -> Traffic:
     """A device's traffic where weights go out through hubs and gradients come back to them.
 
-    In the weights' host their device sends all of them once. It receives P (2n - 3) / (n - 1) bytes
-    of gradients (`docs/decisions/2026-11-hubs.md`). In other hosts of one driver its weights arrive
-    evenly spread over the devices, which pass their parts on; gradients are summed the same way
-    back.
+    The weights' device sends all of them once. It receives P (2n - 3) / (n - 1) bytes of gradients
+    (`docs/decisions/2026-11-hubs.md`).
     """
     count, sizes = work.in_host(devices), work.sizes
     if count == 1:
         return Traffic()
-    if work.hosts(devices) == 1 or not work.by_driver:
-        back = (2 * count - 3) / (count - 1)
-        return Traffic(sizes.weights, back * sizes.gradients, (1 + back) * sizes.tensors)
-    part = (count - 1) / count
-    return Traffic(part * sizes.weights, part * sizes.gradients, 2 * part * sizes.tensors)
-
-
-def driver_between(work: Workload, devices: int) -> Traffic:
-    """The driver's traffic with all hosts; the driver is a separate machine.
-
-    Each host gets the weights once and its rows of the inputs. It returns the sum of its gradients
-    and its rows of the outputs, and gets the gradients of these.
-    """
-    hosts, sizes, rows = work.hosts(devices), work.sizes, work.batch_size
-    if hosts < 2:
-        return Traffic()
-    sent = hosts * sizes.weights + rows * (sizes.inputs + sizes.outputs)
-    received = hosts * sizes.gradients + rows * sizes.outputs
-    return Traffic(sent, received, 2 * hosts * sizes.tensors)
+    back = (2 * count - 3) / (count - 1)
+    return Traffic(sizes.weights, back * sizes.gradients, (1 + back) * sizes.tensors)
 
 
 def find_busiest(transfers: Iterable[Any], *, duplex: bool = False) -> Traffic:
@@ -190,31 +167,3 @@ def find_busiest(transfers: Iterable[Any], *, duplex: bool = False) -> Traffic:
             found[name] = found.get(name, Traffic(duplex=duplex)) + new
     sums = {(one.sent + one.received, name): one for name, one in found.items()}
     return sums[max(sums)] if sums else Traffic(duplex=duplex)
-
-
-def predict_designs(
-    work: Workload, devices: int, link: Link, host_link: Link | None
-) -> tuple[Prediction, Prediction]:
-    """A step of mode `"data"` with one driver of all hosts, and with a ring of hosts."""
-
-    def predict_with(**design: Any) -> Prediction:
-        load = find_load("data", dataclasses.replace(work, **design), devices)
-        return predict("data", devices, load, link, host_link=host_link)
-
-    return predict_with(by_driver=True, by_compiler=False), predict_with(by_driver=False)
-
-
-def compare_designs(
-    work: Workload, counts: Sequence[int], link: Link, host_link: Link
-) -> list[str]:
-    """A note on the smallest number of devices for which one driver is the wrong design."""
-    for count in sorted(count for count in counts if work.hosts(count) > 1):
-        driver, ring = predict_designs(work, count, link, host_link)
-        if driver.step_s > ENOUGH * ring.step_s:
-            return [
-                f"On {count} devices in {work.hosts(count)} hosts, a process per host "
-                "(`cluster.join`) is assumed. One driver of all (`cluster.connect`, on TensorFlow) "
-                f"takes {driver.step_s / ring.step_s:.1f} times as long: its link carries the "
-                "weights, gradients and inputs of all hosts."
-            ]
-    return []

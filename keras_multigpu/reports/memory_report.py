@@ -83,13 +83,8 @@ def memory(model: keras.Model, batch: Any, training: bool = True) -> MemoryRepor
 class MemoryReport(Report):
     """What each device holds when a step needs most memory.
 
-    Args:
-        held: what the devices hold, by kind.
-        notes: sentences to print below the table, after the conclusions.
-        **options: `settings`, as in `Report`.
-
     Attributes:
-        held: as given.
+        held: what the devices hold, by kind.
         devices: the devices' names.
 
     Example:

@@ -89,12 +89,6 @@ class Choice:
 class PlanReport(Report):
     """The ways to train a model on n devices, or on one: those that fit first, the fastest first.
 
-    Args:
-        choices: the ways.
-        devices: the number of devices.
-        notes: sentences to print below the table, after the conclusion.
-        **options: `settings`, as in `Report`.
-
     Attributes:
         choices: the ways, in the order of the table.
 

@@ -73,9 +73,7 @@ class ScalingReport(Report):
         runs: one for each number of devices.
         weak: whether `batch_size` was the same per device (weak scaling) rather than for all
             devices together (strong scaling).
-        notes: sentences to print below the table, after the conclusions.
-        settings: what the figures were measured with.
-        title: one line.
+        notes, settings, title: as in `Report`.
 
     Attributes:
         runs: the runs, by the number of devices.

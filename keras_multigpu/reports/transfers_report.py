@@ -99,10 +99,8 @@ class TransfersReport(Report):
             at least; `None` if unknown.
         mode: the model's mode, as `advise` names it, if known.
         batch_size: the rows of the batch, if known.
-        hosts: the host of each device, if there are several. Other devices are on this process's
-            host, `""`.
-        settings: what else the figures depend on.
-        notes: sentences to print below the table, after the conclusions.
+        hosts: the host of each device, if there are several; this process's is `""`.
+        settings, notes: as in `Report`.
 
     Example:
         >>> sent = [Transfer("cpu:0", "cpu:1", "weights", "kernel", 2048)]

@@ -123,8 +123,7 @@ class Workload:
     `by_compiler` is `Engine.partitions`: then weights stay on the devices, gradients are summed in
     a ring, and a batch that the devices don't divide is computed whole on each. `cuts` are by
     number of devices; `shard` is for mode `"data"`. `per_host` is the number of devices in a host;
-    `None` if one host has them all. Each host has a process that computes its rows, or with
-    `by_driver` one process drives all.
+    `None` if one host has them all. Each host has a process that computes its rows.
     """
 
     step: StepTime
@@ -133,7 +132,6 @@ class Workload:
     by_compiler: bool = False
     cuts: Mapping[int, Cut] = dataclasses.field(default_factory=dict)
     per_host: int | None = None
-    by_driver: bool = False
     shard: Shard | None = None
 
     def hosts(self, devices: int) -> int:
