@@ -15,7 +15,6 @@ from keras_multigpu.reports.advice_report import Advice
 from keras_multigpu.reports.forms import are_virtual, count_cores
 from keras_multigpu.reports.interconnect import Link, find_link
 from keras_multigpu.reports.loads import find_busiest
-from keras_multigpu.reports.models import traced_anew
 from keras_multigpu.reports.prediction import Prediction, Traffic
 from keras_multigpu.reports.subject import Subject
 from keras_multigpu.reports.timing import Measured
@@ -28,7 +27,6 @@ _ONE_TIME = (
 )
 
 
-@traced_anew()
 def advise(
     model: keras.Model,
     batch_size: int,

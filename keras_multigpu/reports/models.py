@@ -51,7 +51,7 @@ def build_optimizer(model: keras.Model) -> None:
 
 @contextlib.contextmanager
 def traced_anew() -> Iterator[None]:
-    """Scope, or decorator, in which TensorFlow doesn't warn of functions that are traced anew.
+    """Scope in which TensorFlow doesn't warn of functions that are traced anew.
 
     It takes the steps of different models for one function that is traced again and again.
     """
@@ -111,7 +111,8 @@ def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[
             before.add(model.optimizer.variables)
             model.test_on_batch(*batch)
             model.reset_metrics()
-        yield
+        with traced_anew():
+            yield
     finally:
         model.train_function, model.predict_function = functions
         model.reset_metrics()

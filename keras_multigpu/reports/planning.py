@@ -17,7 +17,7 @@ from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.graphs.graph import is_graph
 from keras_multigpu.reports.forms import read_bytes, show_bytes
 from keras_multigpu.reports.interconnect import Link, find_link
-from keras_multigpu.reports.models import random_state_kept, traced_anew
+from keras_multigpu.reports.models import random_state_kept
 from keras_multigpu.reports.plan_report import Choice, PlanReport
 from keras_multigpu.reports.subject import Subject
 from keras_multigpu.reports.workload import Cut, Shard, Sizes
@@ -29,7 +29,6 @@ _WORTH_IT = 0.97  # of a step's memory: recomputing that saves less is no choice
 _PASSED_BY_NAME = {"training", "mask"}  # which Keras passes by name
 
 
-@traced_anew()
 def plan(
     model: keras.Model,
     batch_size: int,

@@ -14,7 +14,13 @@ import numpy as np
 from keras_multigpu import engines
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import make_parallel
-from keras_multigpu.reports.models import Snapshot, build_optimizer, random_state_kept, state_of
+from keras_multigpu.reports.models import (
+    Snapshot,
+    build_optimizer,
+    random_state_kept,
+    state_of,
+    traced_anew,
+)
 from keras_multigpu.reports.workload import StepTime
 
 ROUNDS = 5
@@ -154,7 +160,7 @@ def measure_steps(
     times: dict[tuple[str, int], Timing] = {}
     small = None
     before = Snapshot(state_of(model))
-    with random_state_kept():
+    with random_state_kept(), traced_anew():
         try:
             for mode in dict.fromkeys(("data", *here)):
                 counts = (1, *here.get(mode, ()))

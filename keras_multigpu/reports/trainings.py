@@ -22,7 +22,6 @@ _VIRTUAL = "Virtual devices share one processor: their times say nothing about G
 _COMPILE = "`compile_with=lambda parallel: parallel.compile(...)`"
 
 
-@traced_anew()
 def scaling(
     model: keras.Model,
     data: Any,
@@ -95,7 +94,7 @@ def scaling(
     check_model(model, built=True)
     _check_compiled(model, compile_with)
     before = Snapshot(state_of(model))
-    with engines.current().places_kept(model), random_state_kept():
+    with engines.current().places_kept(model), random_state_kept(), traced_anew():
         models = [make_parallel(model, count, mode, **options) for count in counts]
         try:
             runs = schedule.run([_prepare(one, compile_with) for one in models], verbose)
