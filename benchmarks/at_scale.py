@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 from benchmarks.processes import markdown_table
 from keras_multigpu.reports.interconnect import PRESETS, Link
-from keras_multigpu.reports.loads import ENOUGH, predict_designs
-from keras_multigpu.reports.prediction import Prediction, Sizes, StepTime
-from keras_multigpu.reports.workload import Workload
+from keras_multigpu.reports.loads import find_load
+from keras_multigpu.reports.prediction import Load, Prediction, Traffic, predict
+from keras_multigpu.reports.workload import Sizes, StepTime, Workload
 
 _FLOAT = 4
 _COUNTS = (1, 2, 8, 64, 512)
@@ -72,7 +72,44 @@ _NVIDIA = (
     (Case("ResNet50, A100, TF32", 25_636_712, 320, _IMAGE, 4000, 256, 909), "nvlink3", 7.70 / 8),
     (Case("ResNet50, V100, FP32", 25_636_712, 320, _IMAGE, 4000, 128, 412), "nvlink2", 7.69 / 8),
 )
+_ENOUGH = 1.1  # a design whose step takes this many times the other's is the wrong one
 _BACKWARD = 2 / 3  # of a step's computing: about twice the forward pass
+
+
+def predict_designs(
+    work: Workload, devices: int, link: Link, host_link: Link | None
+) -> tuple[Prediction, Prediction]:
+    """A step of mode `"data"` with one driver of all hosts, and with a ring of hosts."""
+    loads = [_driver_load(work, devices), find_load("data", work, devices)]
+    driver, ring = (predict("data", devices, one, link, host_link=host_link) for one in loads)
+    return driver, ring
+
+
+def _driver_load(work: Workload, devices: int) -> Load:
+    """What crosses if one process, on a separate machine, drives the devices of all hosts.
+
+    Within a host weights arrive evenly spread over the devices, which pass their parts on;
+    gradients are summed the same way back.
+    """
+    load = find_load("data", dataclasses.replace(work, by_compiler=False), devices)
+    if work.hosts(devices) == 1:
+        return load
+    count, sizes = work.in_host(devices), work.sizes
+    part = (count - 1) / count
+    inside = Traffic(part * sizes.weights, part * sizes.gradients, 2 * part * sizes.tensors)
+    return dataclasses.replace(load, traffic=inside, between=driver_between(work, devices))
+
+
+def driver_between(work: Workload, devices: int) -> Traffic:
+    """The driver's traffic with all hosts, of which there are several.
+
+    Each host gets the weights once and its rows of the inputs. It returns the sum of its gradients
+    and its rows of the outputs, and gets the gradients of these.
+    """
+    hosts, sizes, rows = work.hosts(devices), work.sizes, work.batch_size
+    sent = hosts * sizes.weights + rows * (sizes.inputs + sizes.outputs)
+    received = hosts * sizes.gradients + rows * sizes.outputs
+    return Traffic(sent, received, 2 * hosts * sizes.tensors)
 
 
 def table() -> str:
@@ -120,7 +157,7 @@ def max_driver_hosts(work: Workload, link: Link, host_link: Link, most: int) -> 
     for hosts in range(2, most + 1):
         grown = dataclasses.replace(work, batch_size=hosts * work.batch_size)
         driver, ring = predict_designs(grown, hosts * work.per_host, link, host_link)
-        if driver.step_s > ENOUGH * ring.step_s:
+        if driver.step_s > _ENOUGH * ring.step_s:
             return hosts - 1
     return most
 

@@ -9,8 +9,8 @@ from benchmarks.processes import markdown_table
 from keras_multigpu.reports import ScalingReport
 from keras_multigpu.reports.interconnect import PRESETS
 from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.prediction import Cut, Sizes, StepTime, predict
-from keras_multigpu.reports.workload import Workload
+from keras_multigpu.reports.prediction import predict
+from keras_multigpu.reports.workload import Cut, Sizes, StepTime, Workload
 
 _FLOAT = 4
 _LENGTH, _EMBEDDING, _FILTERS, _WIDTH, _DENSE = 800, 50, 10, 3, 64

@@ -7,11 +7,11 @@ from keras_multigpu.reports.memory_report import MemoryReport, memory
 from keras_multigpu.reports.placement import plot_placement
 from keras_multigpu.reports.plan_report import Choice, PlanReport
 from keras_multigpu.reports.planning import plan
-from keras_multigpu.reports.prediction import Cut
 from keras_multigpu.reports.report import Column, Report
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
 from keras_multigpu.reports.trainings import scaling
 from keras_multigpu.reports.transfers_report import TransfersReport, transfers
+from keras_multigpu.reports.workload import Cut
 
 __all__ = [
     "PRESETS",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,22 +12,14 @@ from keras_multigpu import engines
 from keras_multigpu.arguments import device_counts, positive_integer, quantity
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.reports.advice_report import Advice
-from keras_multigpu.reports.forms import (
-    are_virtual,
-    count_cores,
-    describe_environment,
-    show_bytes,
-    show_seconds,
-)
-from keras_multigpu.reports.interconnect import Link, default_link, find_link
-from keras_multigpu.reports.loads import compare_designs, find_load
-from keras_multigpu.reports.placement import find_cut
-from keras_multigpu.reports.prediction import Cut, Load, Prediction, predict
+from keras_multigpu.reports.forms import are_virtual, count_cores
+from keras_multigpu.reports.interconnect import Link, find_link
+from keras_multigpu.reports.loads import find_busiest
+from keras_multigpu.reports.prediction import Prediction, Traffic
 from keras_multigpu.reports.subject import Subject
-from keras_multigpu.reports.timing import Measured, measure_steps
-from keras_multigpu.reports.traffic import find_busiest
+from keras_multigpu.reports.timing import Measured
 from keras_multigpu.reports.transfers_report import TransfersReport
-from keras_multigpu.reports.workload import Workload
+from keras_multigpu.reports.workload import Cut
 
 _ONE_TIME = (
     "You gave the step time of one batch size, so all of it is taken to shrink with the rows. That "
@@ -67,11 +58,8 @@ def advise(
     operations), and one device can't show whether n devices pay it once or each: these are the ends
     of the range. If the verdict depends on it, the advice is "Measure it".
 
-    With `devices_per_host`, larger numbers of devices are spread over several hosts, and the
-    traffic between hosts is added, for a process per host (`cluster.join`): it sums gradients in a
-    ring, and this traffic hardly grows with the hosts. With one driver of all hosts
-    (`cluster.connect`) its link carries all of it, inputs included, so it grows with the hosts. A
-    note says when that is the wrong choice.
+    Several hosts have a process each (`cluster.join`), which sum the gradients in a ring. One
+    driver of all (`cluster.connect`) is slower: `docs/at_scale.md` has figures.
 
     Predictions leave out: copying the batch from the host, which one device needs as well; moving
     statistics; sparse gradients of embeddings (whole ones are counted); and any overlap of copies
@@ -91,8 +79,7 @@ def advise(
             dict from rows to seconds, for `batch_size` and for a smaller batch. A single time is
             taken to be proportional to the rows, which flatters many devices.
         speed: how many times as fast a device is as the one that is measured here.
-        inputs: `batch_size` rows of inputs to measure with, in the model's structure. Needed if the
-            model's input shapes, or the valid integers of an input, are unknown. `None` draws
+        inputs: `batch_size` rows of inputs to measure with, in the model's structure. `None` draws
             random numbers, and for an `Embedding`, say, any of its valid integers.
         targets: as many rows of targets, to train with the model's own loss and metrics; `None`
             trains towards zeros by the mean squared error.
@@ -107,14 +94,12 @@ def advise(
         overlap: the share of the copies that computations hide, from 0 to 1.
         steps: the least number of steps to time; short steps are repeated more often.
         devices_per_host: the devices of a host; `None` if one host has all of them.
-        host_link: a host's link to the others, as `link`: `"ethernet25"`, for example. Needed if
-            there are several hosts.
+        host_link: a host's link to the others, as `link`; needed if there are several hosts.
 
     Returns:
         A report with a row for each mode and number of devices: the likely step and its range, the
         part spent computing and moving, in seconds; the bytes that the busiest device sends and
-        receives; the speed-up, the efficiency, and an estimate of the memory of a device in bytes:
-        weights, gradients, optimizer state and the outputs of all layers on its rows.
+        receives; the speed-up, the efficiency, and an estimate of the memory of a device in bytes.
 
     Raises:
         ValueError: if the model is not built, input shapes or valid integers are unknown, the
@@ -131,47 +116,27 @@ def advise(
         >>> advice.verdicts["data"].split(":")[0]
         'Stay on one device'
     """
-    counts, given = device_counts("n_gpus", n_gpus), find_link(link)
+    counts = device_counts("n_gpus", n_gpus)
     between = _check_hosts(devices_per_host, host_link, counts)
     processors = None if processors is None else quantity("processors", processors)
     subject = Subject(
-        model, batch_size, counts, modes, inputs=inputs, targets=targets,
-        step_seconds=step_seconds, speed=speed, overlap=overlap, steps=steps,
+        model, batch_size, counts, modes, find_link(link), step_seconds, speed, inputs, targets,
+        dict(cuts or {}), overlap, steps, placement, devices_per_host, between,
     )  # fmt: skip
-    _check_counted(counted, subject.batch_size)
-    found_cuts = dict(cuts or {})
-    for count in counts if "model" in modes else ():
-        if count > 1 and count not in found_cuts:
-            found_cuts[count] = find_cut(model, count, subject.batch_size, subject.sizes, placement)
-
+    _check_counted(counted, batch_size)
     pool = choose_devices(None, None)
-    is_here = given is None and speed == 1 and between is None
-    step, measured = subject.known, None
-    if step is None:
-        here = [one for one in counts if is_here and 1 < one <= len(pool)]
-        asked = dict.fromkeys(modes, here)
-        rows = (subject.batch_size, max(subject.batch_size // max(counts), 1))
-        measured = measure_steps(model, subject.batch, rows, subject.steps, asked, placement)
-        step = measured.step
-        if processors is None and is_here and are_virtual(pool):
-            processors = max(count_cores() / measured.cores, 1.0)
-    work = Workload(
-        step.sped_up(speed), subject.batch_size, subject.sizes, engines.current().partitions,
-        processors, found_cuts, devices_per_host,
-    )  # fmt: skip
-    used = given or default_link()
-
-    loads = {(mode, n): find_load(mode, work, n) for mode in modes for n in counts}
-    loads |= _with_counts(loads, counted, work.by_compiler)
-    found = [predict(*key, load, used, processors, overlap, between) for key, load in loads.items()]
+    here = [one for one in counts if subject.is_here and 1 < one <= len(pool)]
+    subject.measure(batch_size, max(batch_size // max(counts), 1), dict.fromkeys(modes, here))
+    subject.processors, measured = processors, subject.measured
+    if processors is None and measured and subject.is_here and are_virtual(pool):
+        subject.processors = max(count_cores() / measured.cores, 1.0)
+    traffic = {(one.mode, len(one.devices)): _counted_traffic(one) for one in counted}
+    asked = [(mode, count) for mode in modes for count in counts]
+    found = [subject.predict(*one, traffic=traffic.get(one)) for one in asked]
     if measured:
         found = [_with_times(one, measured, speed) for one in found]
-    notes = compare_designs(work, counts, used, between) if between and "data" in modes else []
-    if isinstance(step_seconds, numbers.Real):
-        notes.append(_ONE_TIME)
-    settings = _describe(model, work, used, measured, speed, overlap, between)
-    settings |= describe_environment(pool[:1])
-    return Advice(found, settings=settings, notes=notes)
+    notes: list[str] = [_ONE_TIME] if isinstance(step_seconds, numbers.Real) else []
+    return Advice(found, settings=subject.describe(), notes=notes)
 
 
 def _check_hosts(per_host: Any, host_link: Any, counts: Sequence[int]) -> Link | None:
@@ -214,46 +179,8 @@ def _with_times(one: Prediction, measured: Measured, speed: float) -> Prediction
     return one.with_times(timing.rounds, [work * seconds for seconds in alone.rounds])
 
 
-def _with_counts(
-    loads: Mapping[tuple[str, int], Load], counted: Sequence[TransfersReport], duplex: bool
-) -> dict[tuple[str, int], Load]:
-    """The loads whose transfers were counted, with these counts."""
-    found = {}
-    for report in counted:
-        key = (str(report.mode), len(report.devices))
-        if key in loads:
-            sent = [one for one in report.training if one.source in report.devices]
-            traffic = find_busiest((one for one in sent if one.kind != "inputs"), duplex=duplex)
-            found[key] = dataclasses.replace(loads[key], traffic=traffic)
-    return found
-
-
-def _describe(
-    model: keras.Model,
-    work: Workload,
-    link: Link,
-    measured: Measured | None,
-    speed: float,
-    overlap: float,
-    host_link: Link | None,
-) -> dict[str, Any]:
-    """The settings that a reader of the predictions must know."""
-    step, source = work.step, "measured" if measured else "given"
-    found: dict[str, Any] = {
-        "model": model.name,
-        "weights": f"{show_bytes(work.sizes.weights)} in {work.sizes.tensors} variables",
-        "batch size": work.batch_size,
-        f"step on one device, {source}": f"{show_seconds(step.fixed_s)} + "
-        f"{work.batch_size} rows x {1e6 * step.row_s:.4g} us",
-        "link": str(link),
-    }
-    if speed != 1:
-        found["speed"] = f"{speed:g} times that of the device here"
-    if work.processors is not None:
-        number = f"{work.processors:.3g}"
-        found["processors"] = f"those of {number} device{'' if number == '1' else 's'}"
-    if overlap:
-        found["overlap"] = f"{overlap:.0%} of the copies hidden"
-    if host_link is not None:
-        found["hosts"] = f"{work.per_host} devices each, linked by {host_link}"
-    return found
+def _counted_traffic(report: TransfersReport) -> Traffic:
+    """What was counted on the busiest device, without the way of the inputs."""
+    sent = [one for one in report.training if one.source in report.devices]
+    duplex = engines.current().partitions
+    return find_busiest((one for one in sent if one.kind != "inputs"), duplex=duplex)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_multigpu.reports.forms import draw_bars, show_bytes, show_seconds
@@ -18,7 +17,7 @@ _MOVED = {
     "model": "activations and their gradients",
 }
 _ALTERNATIVES = ("data", "model")  # ways to train one model; the others train several
-_COPIES = {"tower": "shared replicas", "committee": "a committee"}
+_TAKE = {"tower": "For shared replicas take", "committee": "For a committee take"}
 _RANGES = (
     "A predicted step is shortest if the devices pay side by side for the part that doesn't depend "
     "on the rows, and longest if they pay for it one after the other; the fastest and the slowest "
@@ -29,14 +28,8 @@ _RANGES = (
 class Advice(Report):
     """Whether several devices are worth it, and why.
 
-    Args:
-        predictions: one for each mode and number of devices.
-        notes: sentences to print below the table, after the verdicts.
-        settings: what the predictions are based on.
-        title: one line.
-
     Attributes:
-        predictions: the predictions, as given.
+        predictions: one for each mode and number of devices.
         verdicts: what to do, in words, by mode.
 
     Example:
@@ -46,8 +39,9 @@ class Advice(Report):
         >>> load = Load(0.02, 0.04, 0.04, Traffic(12e7, 12e7), memory=500_000_000)
         >>> advice = Advice([predict("data", 2, load, Link("slow", 1e10))])
         >>> print(textwrap.fill(advice.verdicts["data"], 80))
-        Stay on one device: 2 in mode 'data' would take 1.10 times as long, because 24.0
-        ms of 44.0 ms go into moving 240 MB of weights and gradients.
+        Stay on one device: 2 devices in mode 'data' would be 0.91 times as fast as one,
+        an efficiency of 45%; 24.0 ms of 44.0 ms go into moving 240 MB of weights and
+        gradients.
     """
 
     def __init__(
@@ -55,26 +49,23 @@ class Advice(Report):
         predictions: Sequence[Prediction],
         *,
         notes: Sequence[str] = (),
-        settings: Mapping[str, Any] | None = None,
         title: str = "Advice",
+        **options: Any,
     ):
         self.predictions = tuple(predictions)
         by_mode: dict[str, list[Prediction]] = {}
         for one in self.predictions:
             by_mode.setdefault(one.mode, []).append(one)
-        judged = {mode: _judge(found) for mode, found in by_mode.items()}
-        self.verdicts = {mode: one.text for mode, one in _with_one_best(judged).items()}
-        told = [id(one.about) for one in judged.values()]
-        others = [
-            f"{describe(one)}."
-            for one in self.predictions
-            if one.devices > 1 and id(one) not in told
-        ]
-        if any(one.devices > 1 and not one.is_measured for one in self.predictions):
-            notes = [_RANGES, *notes]
-        notes = [*self.verdicts.values(), *others, *notes]
+        best = {mode: _find_best(found) for mode, found in by_mode.items()}
+        rivals = [one for mode, one in best.items() if mode in _ALTERNATIVES and _is_sure(one)]
+        first = max(rivals, key=lambda one: one.speedup, default=None)
+        self.verdicts = {mode: _say(one, first) for mode, one in best.items()}
+        several = [one for one in self.predictions if one.devices > 1]
+        others = [f"{describe(one)}." for one in several if one is not best[one.mode]]
+        ranges = [] if all(one.is_measured for one in several) else [_RANGES]
         rows = [[find(one) for find in _TABLE.values()] for one in self.predictions]
-        super().__init__(title, list(_TABLE), rows, notes, settings)
+        notes = [*self.verdicts.values(), *others, *ranges, *notes]
+        super().__init__(title, list(_TABLE), rows, notes, **options)
 
     def draw(self, figure: Any) -> None:
         """Draws what a step consists of, and the speed-up, by the number of devices."""
@@ -87,11 +78,12 @@ class Advice(Report):
         }
         draw_bars(left, labels, parts, xlabel="step (ms)")
         left.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
-        for mode in dict.fromkeys(one.mode for one in self.predictions):
-            points = sorted((p.devices, p.speedup) for p in self.predictions if p.mode == mode)
-            right.plot(*zip(*points), marker="o", label=mode)
-            ends = sorted((p.devices, *p.speedup_range) for p in self.predictions if p.mode == mode)
-            right.fill_between(*zip(*ends), alpha=0.2)
+        for mode in self.verdicts:
+            own = [one for one in self.predictions if one.mode == mode]
+            points = sorted((one.devices, one.speedup, *one.speedup_range) for one in own)
+            places, speedups, *ends = zip(*points)
+            right.plot(places, speedups, marker="o", label=mode)
+            right.fill_between(places, *ends, alpha=0.2)
         counts = sorted({1, *(one.devices for one in self.predictions)})
         right.plot(counts, counts, "--", color="gray", label="ideal")
         right.set(xlabel="devices", ylabel="speed-up", ylim=(0, None), xticks=counts)
@@ -100,128 +92,88 @@ class Advice(Report):
             axes.grid(alpha=0.3)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Verdict:
-    """What to do, in words, about which prediction, and whether that is to take several devices."""
-
-    text: str
-    about: Prediction | None = None
-    takes: bool = False
-
-
-def _with_one_best(judged: Mapping[str, _Verdict]) -> dict[str, _Verdict]:
-    """Verdicts by mode, of which one at most takes several devices for the same training."""
-    found = dict(judged)
-    taken = [mode for mode in _ALTERNATIVES if mode in judged and judged[mode].takes]
-    best = max(taken, key=lambda mode: judged[mode].about.speedup, default=None)  # type: ignore[union-attr]
-    for mode in taken:
-        about = judged[mode].about
-        if mode != best and about is not None:
-            text = f"Mode {mode!r} gains less than mode {best!r}: {describe(about)}."
-            found[mode] = _Verdict(text, about)
-    return found
-
-
 def decide(predictions: Sequence[Prediction]) -> str:
     """The verdict on the predictions of one mode, in words."""
-    return _judge(predictions).text
+    best = _find_best(predictions)
+    return _say(best, best)
 
 
-def _judge(predictions: Sequence[Prediction]) -> _Verdict:
-    """The verdict on the predictions of one mode.
-
-    Several devices are worth it if they are at least 5% faster at an efficiency of at least 50%;
-    the fastest such number is advised. If the ends of a range ask for different verdicts, the
-    advice is to measure.
-    """
+def _find_best(predictions: Sequence[Prediction]) -> Prediction:
+    """The fastest number of devices that is surely worth it; else that may be; else of several."""
     several = [one for one in predictions if one.devices > 1]
-    if not several:
-        return _Verdict("Nothing to decide: give more than one device.")
-    sure = [one for one in several if _gains(one, one.speedup_range[0]) or not one.is_wide]
-    worth_it = [one for one in sure if _gains(one, one.speedup)]
-    if worth_it:
-        best = max(worth_it, key=lambda one: one.speedup)
-        take = f"For {_COPIES[best.mode]} take" if best.mode in _COPIES else "Take"
-        text = (
-            f"{take} {best.devices} devices in mode {best.mode!r}: {best.speedup:.2f} times as "
-            f"fast as one{_range(best)}, an efficiency of {best.efficiency:.0%}; {_blame(best)}."
-        )
-        return _Verdict(text, best, takes=True)
-    unsure = [one for one in several if one.is_wide and _gains(one, one.speedup_range[1])]
-    if unsure:
-        best = max(unsure, key=lambda one: one.speedup)
-        return _Verdict(_say_measure(best), best)
-    best = max(several, key=lambda one: one.speedup)
-    joined = ";" if best.is_measured else ", because"
-    return _Verdict(f"Stay on one device: {_compare(best)}{joined} {_blame(best)}.", best)
+    for is_worth_it in (_is_sure, _may_be_worth_it):
+        if found := [one for one in several if is_worth_it(one)]:
+            return max(found, key=lambda one: one.speedup)
+    return max(several or predictions, key=lambda one: one.speedup)
 
 
 def _gains(one: Prediction, speedup: float) -> bool:
-    return speedup >= _GAIN and speedup / one.devices >= _EFFICIENCY
+    return one.devices > 1 and speedup >= _GAIN and speedup / one.devices >= _EFFICIENCY
 
 
-def _say_measure(one: Prediction) -> str:
-    low, high = one.speedup_range
-    name = f"{one.devices} devices in mode {one.mode!r}"
+def _is_sure(one: Prediction) -> bool:
+    """Whether several devices are worth it, at the slow end too if the range is wide."""
+    return _gains(one, one.speedup_range[0] if one.is_wide else one.speedup)
+
+
+def _may_be_worth_it(one: Prediction) -> bool:
+    return one.is_wide and _gains(one, one.speedup_range[1])
+
+
+def _say(one: Prediction, first: Prediction | None) -> str:
+    """What to do; `first` is the best of the ways to train one model."""
+    if one.devices == 1:
+        return "Nothing to decide: give more than one device."
+    text = f"{describe(one)}."
+    if _is_sure(one):
+        if first is not None and one.mode in _ALTERNATIVES and one is not first:
+            return f"Mode {one.mode!r} gains less than mode {first.mode!r}: {text}"
+        take = _TAKE.get(one.mode, "Take")
+        return f"{take} {one.devices} devices in mode {one.mode!r}: {_facts(one)}."
+    if not _may_be_worth_it(one):
+        return f"Stay on one device: {text}"
     if one.is_measured:
         return (
-            f"Measure it again: {name} were {low:.2f} to {high:.2f} times as fast as one, from "
-            "round to round. Other programs use this machine, or `steps` is too small."
+            f"Measure it again: {text} Rounds differ, because other programs use this machine, or "
+            "`steps` is too small."
         )
     return (
-        f"Measure it: {name} would be {low:.2f} to {high:.2f} times as fast as one. "
-        f"{show_seconds(one.load.fixed_s)} of the step don't depend on the rows, and one device "
-        "doesn't show whether several pay this once or each. Run `reports.scaling` on them."
+        f"Measure it: {text} {show_seconds(one.load.fixed_s)} of the step don't depend on the "
+        "rows, and one device doesn't show whether several pay this once or each. Run "
+        "`reports.scaling` on them."
     )
 
 
-def describe(prediction: Prediction) -> str:
+def describe(one: Prediction) -> str:
     """How so many devices compare with one device, and what keeps them from n times the speed."""
-    return f"{_compare(prediction)}: {_blame(prediction)}"
+    be = "were" if one.is_measured else "would be"
+    return f"{one.devices} devices in mode {one.mode!r} {be} {_facts(one)}"
 
 
-def _compare(one: Prediction) -> str:
-    name = f"{one.devices} in mode {one.mode!r}"
-    be, take = ("were", "took") if one.is_measured else ("would be", "would take")
-    if "1.00" in (f"{one.speedup:.2f}", f"{1 / one.speedup:.2f}"):
-        return f"{name} {take} about as long as one{_range(one, inverse=True)}"
-    if one.speedup >= _GAIN:
-        efficiency = f"an efficiency of {one.efficiency:.0%}"
-        return f"{name} {be} {one.speedup:.2f} times as fast{_range(one)}, {efficiency}"
-    if one.speedup >= 1:
-        return f"{name} {be} hardly faster ({one.speedup:.2f} times{_range(one)})"
-    return f"{name} {take} {1 / one.speedup:.2f} times as long{_range(one, inverse=True)}"
-
-
-def _range(one: Prediction, *, inverse: bool = False) -> str:
-    """The range of a speed-up in brackets; empty if its ends agree."""
-    low, high = one.speedup_range
-    ends = (1 / high, 1 / low) if inverse else (low, high)
-    first, last = (f"{end:.2f}" for end in ends)
-    return "" if first == last else f" ({first} to {last})"
+def _facts(one: Prediction) -> str:
+    low, high = (f"{end:.2f}" for end in one.speedup_range)
+    ends = "" if low == high else f" ({low} to {high})"
+    fast = f"{one.speedup:.2f} times as fast as one{ends}"
+    return f"{fast}, an efficiency of {one.efficiency:.0%}; {_blame(one)}"
 
 
 def _blame(one: Prediction) -> str:
     """The largest loss: to copies, shared processors, waiting, or the part without rows."""
-    step = show_seconds(one.step_s)
+    step, lost = show_seconds(one.step_s), one.compute_s - one.alone_s / one.devices
     if one.is_measured:
-        return f"measured {step} per step, one device {show_seconds(one.alone_s)}"
-    lost = one.compute_s - one.alone_s / one.devices
+        return f"a step took {step}, on one device {show_seconds(one.alone_s)}"
     if one.transfer_s >= lost:
-        traffic = one.load.traffic
-        moved = _MOVED.get(one.mode, "data")
+        traffic, moved = one.load.traffic, _MOVED[one.mode]
         if traffic.duplex:
             moved = moved.replace("weights and gradients", "gradients")
-        return (
-            f"{show_seconds(one.transfer_s)} of {step} go into moving "
-            f"{show_bytes(traffic.sent + traffic.received)} of {moved}"
-        )
-    fixed_s, lost_s = one.compute_s - one.rows_s, show_seconds(lost)
+        size = show_bytes(traffic.sent + traffic.received)
+        return f"{show_seconds(one.transfer_s)} of {step} go into moving {size} of {moved}"
+    fixed_s, part = one.compute_s - one.rows_s, f"{show_seconds(lost)} of {step}"
     if one.rows_s - one.load.rows_s > fixed_s:
-        return f"{lost_s} of {step} are lost because the devices share processors"
+        return f"{part} are lost because the devices share processors"
     if one.mode == "model" and one.rows_s > fixed_s:
-        return f"{lost_s} of {step} are lost while devices wait for each other"
-    return f"{lost_s} of {step} don't shrink with fewer rows per device"
+        return f"{part} are lost while devices wait for each other"
+    return f"{part} don't shrink with fewer rows per device"
 
 
 _TABLE: dict[Column, Callable[[Prediction], Any]] = {

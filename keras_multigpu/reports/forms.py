@@ -1,10 +1,9 @@
-"""What reports show: quantities with units, cells, figures, and what was measured on."""
+"""What reports show: quantities with units, figures, and what was measured on."""
 
 from __future__ import annotations
 
 import collections
 import datetime
-import html
 import io
 import math
 import numbers
@@ -22,7 +21,6 @@ from keras_multigpu.extras import how_to_install
 from keras_multigpu.version import __version__
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B")
-_CODE = re.compile(r"`([^`]+)`")
 _UNITS = ("kB", "MB", "GB", "TB")
 
 
@@ -63,31 +61,6 @@ def read_bytes(name: str, size: Any) -> int:
     return int(size)
 
 
-def one_line(text: str) -> str:
-    """Without line breaks, which would end a table row, a list item or a heading."""
-    return " ".join(text.splitlines())
-
-
-def markdown_cell(text: str) -> str:
-    """With bars escaped, and backslashes too, so that none escapes a bar's own backslash."""
-    escaped = text.replace("\\", "\\\\").replace("|", "\\|")
-    return "<br>".join(escaped.splitlines())
-
-
-def html_text(text: str) -> str:
-    """Escaped, with `code` between backticks as such."""
-    return _CODE.sub(r"<code>\1</code>", html.escape(text))
-
-
-def html_row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
-    """A row of cells, each aligned to its side."""
-    row = (
-        f'<{tag} style="text-align: {side}">{html.escape(cell)}</{tag}>'
-        for side, cell in zip(sides, cells)
-    )
-    return f"<tr>{''.join(row)}</tr>"
-
-
 def new_figure(width: float = 9.0, height: float = 4.0) -> Any:
     """An empty matplotlib figure, `width` x `height` inches, that notebooks show.
 
@@ -124,7 +97,8 @@ def draw_bars(
     for number, (part, sizes) in enumerate(parts.items()):
         axes.barh(places, sizes, left=ends, label=part, color=color or f"C{number}")
         ends = [end + size for end, size in zip(ends, sizes)]
-    axes.set(xlabel=xlabel, yticks=places, yticklabels=labels)
+    axes.set(xlabel=xlabel, yticks=places, yticklabels=labels, axisbelow=True)
+    axes.grid(axis="x", alpha=0.3)
     if not axes.yaxis_inverted():
         axes.invert_yaxis()
     return ends

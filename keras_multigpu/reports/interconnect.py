@@ -33,9 +33,6 @@ class Link:
             nothing, as between the parts of one processor.
         latency_s: the seconds that even the smallest copy takes.
 
-    Raises:
-        ValueError: if the bandwidth is not above 0, or the latency is below 0.
-
     Example:
         >>> link = Link("a slow one", bytes_per_s=1e6, latency_s=0.5)
         >>> link.seconds(2_000_000, copies=3)
@@ -63,17 +60,13 @@ class Link:
         return f"{self.name}: {self.bytes_per_s / 1e9:.4g} GB/s each way, {latency} per copy"
 
 
-def _pcie(transfers_per_s: float) -> float:
-    """Bytes per second on 16 lanes, which carry 128 bits of data in 130."""
-    return 16 * transfers_per_s * 128 / 130 / 8
-
-
 _PCIE_S, _NVLINK_S, _ETHERNET_S = 10e-6, 5e-6, 50e-6
+_LANES = 16 * 128 / 130 / 8  # bytes of a PCIe transfer: 16 lanes, 128 bits of data in 130
 
 PRESETS = {
-    "pcie3": Link("PCIe 3.0 x16", _pcie(8e9), _PCIE_S),
-    "pcie4": Link("PCIe 4.0 x16", _pcie(16e9), _PCIE_S),
-    "pcie5": Link("PCIe 5.0 x16", _pcie(32e9), _PCIE_S),
+    "pcie3": Link("PCIe 3.0 x16", 8e9 * _LANES, _PCIE_S),
+    "pcie4": Link("PCIe 4.0 x16", 16e9 * _LANES, _PCIE_S),
+    "pcie5": Link("PCIe 5.0 x16", 32e9 * _LANES, _PCIE_S),
     "nvlink2": Link("NVLink 2 (V100)", 6 * 25e9, _NVLINK_S),
     "nvlink3": Link("NVLink 3 (A100)", 12 * 25e9, _NVLINK_S),
     "nvlink4": Link("NVLink 4 (H100, H200)", 18 * 25e9, _NVLINK_S),
@@ -84,11 +77,10 @@ PRESETS = {
 """Nominal links by name.
 
 The bandwidths are the standards' figures for one direction; real copies reach 70 to 90% of them.
-Sources: PCI Express Base Specification 3.0, 4.0 and 5.0 (8, 16 and 32 GT/s per lane, 16 lanes, 128
-of 130 bits); NVIDIA's architecture white papers on V100, A100 and H100 (6, 12 and 18 links of
-25 GB/s in each direction; the advertised 300, 600 and 900 GB/s add both directions); IEEE 802.3.
-No standard gives a latency: these are assumed round numbers, of the order of copies between GPUs
-and of TCP within a room. Where latency matters, use `measure_link` or give a `Link`.
+Sources: PCI Express Base Specification 3.0 (2010), 4.0 (2017), 5.0 (2019); NVIDIA's white papers on
+V100 (2017), A100 (2020), H100 (2022), whose 300, 600 and 900 GB/s add both directions; IEEE 802.3ae
+(2002), 802.3by (2016), 802.3ba (2010). No standard gives a latency: these are assumed round
+numbers. Where latency matters, use `measure_link` or give a `Link`.
 """
 
 
@@ -111,9 +103,7 @@ def default_link() -> Link:
 
 
 def measure_link(source: str | None = None, target: str | None = None, *, repeats: int = 9) -> Link:
-    """Times copies between two devices of this process.
-
-    It copies blocks of 4 KiB, many times in a step, and of 64 MiB, in turn, and takes the medians.
+    """Times copies between two devices of this process: the medians of small and large blocks.
 
     Args:
         source: name of the device to copy from; `None` for the first one.
@@ -143,7 +133,9 @@ def measure_link(source: str | None = None, target: str | None = None, *, repeat
         source, target = source or pool[0], target or pool[1]
     source, target = choose_devices(None, [source, target])
     engine = engines.current()
-    small, large = (_make_block(size, source) for size in (_SMALL, _LARGE))
+    with engine.on_host():
+        blocks = [keras.ops.convert_to_tensor(np.ones(n // 4, "float32")) for n in (_SMALL, _LARGE)]
+    small, large = (engine.copy(one, source) for one in blocks)
     # A step's copies follow one another, without a call of Python for each.
     once, often = engine.relay([target]), engine.relay([target, *[source, target] * _TURNS])
     runs = (
@@ -163,14 +155,6 @@ def _time(run: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
-
-
-def _make_block(size: int, device: str) -> Any:
-    """A tensor of `size` bytes on a device."""
-    engine = engines.current()
-    with engine.on_host():
-        values = keras.ops.convert_to_tensor(np.ones(size // 4, "float32"))
-    return engine.copy(values, device)
 
 
 def fit_link(name: str, size: float, seconds: float, larger: float, longer: float) -> Link:

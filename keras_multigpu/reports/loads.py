@@ -1,24 +1,18 @@
-"""What each mode makes of a workload: who computes which rows, what crosses, what is kept where."""
+"""What each mode makes of a workload: who computes which rows, what crosses, what is kept where.
+
+Several hosts have a process each (`cluster.join`), which sum the gradients in a ring.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from keras_multigpu.reports.interconnect import Link
-from keras_multigpu.reports.prediction import Load, Prediction, Traffic, predict
-from keras_multigpu.reports.traffic import (
-    driver_between,
-    outputs_traffic,
-    ring_between,
-    shard_traffic,
-    weights_traffic,
-)
-from keras_multigpu.reports.workload import Workload
+from keras_multigpu.reports.prediction import Load, Traffic
+from keras_multigpu.reports.workload import Shard, Workload
 
-ENOUGH = 1.1  # a design whose step takes this many times the other's is the wrong one
 _NONE = Traffic()
 
 
@@ -54,10 +48,8 @@ def find_load(mode: str, work: Workload, devices: int) -> Load:
 def _load(work: Workload, rows: float, total: float, **others: Any) -> Load:
     """The load of the rows of the busiest device, and of all devices; they keep the whole batch."""
     step, memory = work.step, work.sizes.memory(work.batch_size)
-    load = Load(
-        rows * step.row_s, total * step.row_s, step.seconds(work.batch_size), _NONE, memory,
-        fixed_s=step.fixed_s,
-    )  # fmt: skip
+    alone_s, fixed_s = step.seconds(work.batch_size), step.fixed_s
+    load = Load(rows * step.row_s, total * step.row_s, alone_s, _NONE, memory, fixed_s=fixed_s)
     return dataclasses.replace(load, **others)
 
 
@@ -69,33 +61,27 @@ def _load_data(work: Workload, devices: int) -> Load:
         rows, total = work.batch_size, devices * work.batch_size
         if shard is None:
             return _load(work, rows, total)  # and needs nothing else
-    if shard is None:
-        traffic = weights_traffic(work, devices)
-    else:
-        traffic = shard_traffic(work, shard, devices)
-    if not work.by_compiler and not (work.by_driver and hosts > 1):
-        traffic += outputs_traffic(work, math.ceil(work.batch_size / hosts) - rows)
+    traffic = _weights(work, devices) if shard is None else _shards(work, shard, devices)
+    if not work.by_compiler:
+        traffic += _outputs(work, math.ceil(work.batch_size / hosts) - rows)
     memory = sizes.memory(rows) if shard is None else shard.memory(sizes, rows)
     has_home = shard is None and not work.by_compiler
     if has_home and memory is not None and sizes.working is not None:
         memory += sizes.gradients  # the parts that the weights' home sends, and the sums
-    between = (driver_between if work.by_driver else ring_between)(work, devices)
+    between = ring_between(work, devices)
     return _load(work, rows, total, traffic=traffic, memory=memory, between=between)
 
 
 def _load_towers(work: Workload, devices: int, traffic: Traffic) -> Load:
     """The whole batch on each device, compared with as many batches on one device."""
     rows = work.batch_size
-    traffic += outputs_traffic(work, rows * (devices - 1))
+    traffic += _outputs(work, rows * (devices - 1))
     alone_s = devices * work.step.seconds(rows)
     return _load(work, rows, devices * rows, traffic=traffic, alone_s=alone_s)
 
 
 def _load_model(work: Workload, devices: int) -> Load:
-    """The whole batch, with some of the layers on each device.
-
-    Branches divide the work on the rows, but not the part that doesn't depend on the rows.
-    """
+    """Some of the layers on each device; branches divide only the work on the rows."""
     cut, rows = work.cuts[devices], work.batch_size
     traffic = Traffic(cut.size, cut.size, 2 * cut.copies)
     return _load(work, cut.share * rows, rows, traffic=traffic, memory=cut.memory)
@@ -103,35 +89,81 @@ def _load_model(work: Workload, devices: int) -> Load:
 
 LOADS: dict[str, Callable[[Workload, int], Load]] = {
     "data": _load_data,
-    "tower": lambda work, n: _load_towers(work, n, weights_traffic(work, n)),
+    "tower": lambda work, n: _load_towers(work, n, _weights(work, n)),
     "committee": lambda work, n: _load_towers(work, n, _NONE),  # with independent replicas
     "model": _load_model,
 }
 
 
-def predict_designs(
-    work: Workload, devices: int, link: Link, host_link: Link | None
-) -> tuple[Prediction, Prediction]:
-    """A step of mode `"data"` with one driver of all hosts, and with a ring of hosts."""
-
-    def predict_one(**design: Any) -> Prediction:
-        load = find_load("data", dataclasses.replace(work, **design), devices)
-        return predict("data", devices, load, link, work.processors, host_link=host_link)
-
-    return predict_one(by_driver=True, by_compiler=False), predict_one(by_driver=False)
+def _outputs(work: Workload, rows: int) -> Traffic:
+    """Outputs of rows on other devices, which are merged on one, and their gradients."""
+    size = rows * work.sizes.outputs
+    return Traffic(size, size, 2 if rows else 0)
 
 
-def compare_designs(
-    work: Workload, counts: Sequence[int], link: Link, host_link: Link
-) -> list[str]:
-    """A note on the smallest number of devices for which one driver is the wrong design."""
-    for count in sorted(count for count in counts if work.hosts(count) > 1):
-        driver, ring = predict_designs(work, count, link, host_link)
-        if driver.step_s > ENOUGH * ring.step_s:
-            return [
-                f"On {count} devices in {work.hosts(count)} hosts, a process per host "
-                "(`cluster.join`) is assumed. One driver of all (`cluster.connect`, on TensorFlow) "
-                f"takes {driver.step_s / ring.step_s:.1f} times as long: its link carries the "
-                "weights, gradients and inputs of all hosts."
-            ]
-    return []
+def _shards(work: Workload, shard: Shard, devices: int) -> Traffic:
+    """Gradients of P bytes are summed where their parts are, and weights are gathered.
+
+    A device sends P (n - 1) / n bytes each time. For the tables in P it rather sends the inputs of
+    its rows, and sums of the other devices' rows and their gradients.
+    """
+    looked_up = work.sizes.inputs + 2 * shard.sums if shard.sums else 0
+    total = 2 * (work.sizes.gradients - shard.tables) + work.batch_size * looked_up
+    size = (devices - 1) / devices * total
+    copies = 2 * (devices - 1 if work.by_compiler else work.sizes.tensors)
+    return Traffic(size, size, copies, duplex=work.by_compiler)
+
+
+def _weights(work: Workload, devices: int) -> Traffic:
+    """Weights and gradients within a host."""
+    return (ring_inside if work.by_compiler else _hubs_inside)(work, devices)
+
+
+def _ring(size: float, count: int) -> Traffic:
+    """Sums of `size` bytes are scattered over a ring, and gathered again.
+
+    2 P (n - 1) / n bytes each way in 2 (n - 1) rounds, which is optimal (Patarasuk and Yuan,
+    "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
+    """
+    sent = 2 * (count - 1) / count * size
+    return Traffic(sent, sent, 2 * (count - 1), duplex=True)
+
+
+def ring_inside(work: Workload, devices: int) -> Traffic:
+    """A device's traffic where the devices of a host sum the gradients in a ring."""
+    return _ring(work.sizes.gradients, work.in_host(devices))
+
+
+def ring_between(work: Workload, devices: int) -> Traffic:
+    """A host's traffic in a ring of hosts.
+
+    Without a compiler (TensorFlow) it sums the outputs of all rows too: every host computes the
+    loss of the whole batch.
+    """
+    outputs = 0 if work.by_compiler else work.batch_size * work.sizes.outputs
+    return _ring(work.sizes.gradients + outputs, work.hosts(devices))
+
+
+def _hubs_inside(work: Workload, devices: int) -> Traffic:
+    """A device's traffic where weights go out through hubs and gradients come back to them.
+
+    The weights' device sends all of them once. It receives P (2n - 3) / (n - 1) bytes of gradients
+    (`docs/decisions/2026-11-hubs.md`).
+    """
+    count, sizes = work.in_host(devices), work.sizes
+    if count == 1:
+        return Traffic()
+    back = (2 * count - 3) / (count - 1)
+    return Traffic(sizes.weights, back * sizes.gradients, (1 + back) * sizes.tensors)
+
+
+def find_busiest(transfers: Iterable[Any], *, duplex: bool = False) -> Traffic:
+    """The busiest device's traffic, from the `engines.Transfer`s that were counted."""
+    found: dict[str, Traffic] = {}
+    for one in transfers:
+        size = one.bytes or 0
+        for name, sent in ((one.source, size), (one.target, 0)):
+            new = Traffic(sent, size - sent, one.copies)
+            found[name] = found.get(name, Traffic(duplex=duplex)) + new
+    sums = {(one.sent + one.received, name): one for name, one in found.items()}
+    return sums[max(sums)] if sums else Traffic(duplex=duplex)

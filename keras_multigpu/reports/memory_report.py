@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -43,8 +43,7 @@ def memory(model: keras.Model, batch: Any, training: bool = True) -> MemoryRepor
         training: a training step, or a prediction.
 
     Returns:
-        A report with a row for each device: the bytes of each kind when it holds most, and their
-        sum.
+        A report with a row for each device: the bytes of each kind when it holds most.
 
     Raises:
         ValueError: if the model is not compiled, or the batch has no targets, for a training step.
@@ -69,14 +68,14 @@ def memory(model: keras.Model, batch: Any, training: bool = True) -> MemoryRepor
         held = engines.current().find_memory(model, given, training)
     by_compiler = engines.current().partitions
     notes = [_BY_XLA if by_compiler else _BY_GRAPH]
-    if model.jit_compile and not by_compiler:
-        notes.append(_WITHOUT_XLA)
-    devices = getattr(model, "devices", None) or sorted({one.device for one in held})
+    notes += [_WITHOUT_XLA] if model.jit_compile and not by_compiler else []
     settings = {
         "model": model.name,
         "step": "training" if training else "prediction",
         "batch size": len(keras.tree.flatten(given[0])[0]),
-        **describe_environment(devices),
+        **describe_environment(
+            getattr(model, "devices", None) or sorted({one.device for one in held})
+        ),
     }
     return MemoryReport(held, settings=settings, notes=notes)
 
@@ -84,13 +83,8 @@ def memory(model: keras.Model, batch: Any, training: bool = True) -> MemoryRepor
 class MemoryReport(Report):
     """What each device holds when a step needs most memory.
 
-    Args:
-        held: what the devices hold, by kind.
-        settings: what the figures depend on.
-        notes: sentences to print below the table, after the conclusions.
-
     Attributes:
-        held: as given.
+        held: what the devices hold, by kind.
         devices: the devices' names.
 
     Example:
@@ -99,43 +93,24 @@ class MemoryReport(Report):
         ...     Holding("gpu:0", "activations", 600_000_000, is_counted=False),
         ... ]
         >>> report = MemoryReport(held)
-        >>> report.peak
-        1000000000
-        >>> print(report)
-        Memory of each device
-        <BLANKLINE>
-        device  weights  activations      sum
-        gpu:0    400 MB       600 MB  1.00 GB
-        <BLANKLINE>
-        gpu:0 holds most: 1.00 GB, of which 600 MB are activations.
+        >>> report.peak, report.notes
+        (1000000000, ['gpu:0 holds most: 1.00 GB, of which 600 MB are activations.'])
     """
 
-    def __init__(
-        self,
-        held: Sequence[Holding],
-        *,
-        settings: Mapping[str, Any] | None = None,
-        notes: Sequence[str] = (),
-    ):
+    def __init__(self, held: Sequence[Holding], *, notes: Sequence[str] = (), **options: Any):
         self.held = list(held)
         self.devices = tuple(dict.fromkeys(one.device for one in self.held))
-        self._kinds = [kind for kind in KINDS if self.bytes(kind=kind)]
-        columns = [Column("device")]
-        columns += [Column(kind, "B", show_bytes) for kind in (*self._kinds, "sum")]
-        rows = [
-            (name, *(self.bytes(name, kind) for kind in self._kinds), self.bytes(name))
-            for name in self.devices
-        ]
-        notes = [*self._notes(), *notes]
-        super().__init__("Memory of each device", columns, rows, notes, settings)
+        kinds = self._kinds = [kind for kind in KINDS if self.bytes(kind=kind)]
+        columns = [Column("device"), *(Column(one, "B", show_bytes) for one in (*kinds, "sum"))]
+        sizes = {name: [self.bytes(name, kind) for kind in (*kinds, None)] for name in self.devices}
+        rows = [(name, *found) for name, found in sizes.items()]
+        notes = [*self._conclude(), *notes]
+        super().__init__("Memory of each device", columns, rows, notes, **options)
 
     def bytes(self, device: str | None = None, kind: str | None = None) -> int:
         """The bytes of a device and a kind, `None` for all of them."""
-        return sum(
-            one.bytes
-            for one in self.held
-            if device in (None, one.device) and kind in (None, one.kind)
-        )
+        ours = [one for one in self.held if device in (None, one.device)]
+        return sum(one.bytes for one in ours if kind in (None, one.kind))
 
     @property
     def peak(self) -> int:
@@ -146,18 +121,15 @@ class MemoryReport(Report):
         """Draws a bar for each device, made of what it holds."""
         axes = figure.subplots()
         parts = {
-            kind: [self.bytes(name, kind) / 1e6 for name in self.devices] for kind in self._kinds
+            kind: [self.bytes(one, kind) / 1e6 for one in self.devices] for kind in self._kinds
         }
         ends = draw_bars(axes, self.devices, parts, xlabel="MB")
         for place, name in enumerate(self.devices):
             axes.text(ends[place], place, f" {show_bytes(self.bytes(name))}", va="center")
-        axes.set_xlim(0, 1.15 * max(ends, default=1.0))
-        axes.grid(axis="x", alpha=0.3)
-        axes.set_axisbelow(True)
-        axes.set_title(self.title)
+        axes.set(xlim=(0, 1.15 * max(ends, default=1.0)), title=self.title)
         figure.legend(loc="outside lower center", ncols=4, frameon=False)
 
-    def _notes(self) -> list[str]:
+    def _conclude(self) -> list[str]:
         if not self.devices:
             return []
         name = max(self.devices, key=self.bytes)

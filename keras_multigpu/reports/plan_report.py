@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_multigpu.reports.forms import draw_bars, show_bytes, show_seconds
@@ -64,36 +64,30 @@ class Choice:
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of `make_parallel` beside the model and the number of devices."""
-        spread = {} if self.shard is None else {"shard": self.shard}
-        return {"mode": self.mode, **spread}
+        return {"mode": self.mode} | ({"shard": self.shard} if self.shard else {})
 
     @property
     def call(self) -> str:
         """What to write."""
         given = "".join(f", {name}={value!r}" for name, value in self.options.items())
-        lines = []
-        if self.remat:
-            lines.append('make the layers in `keras.RematScope("full")`, the model outside of it')
-        if self.devices > 1:
-            lines.append(f"parallel = make_parallel(model, {self.devices}{given})")
-        else:
-            lines.append("train the model as it is")
-        if self.parts > 1:
-            lines.append(
-                f"compile it with an optimizer with gradient_accumulation_steps={self.parts}, and "
-                f"fit(..., batch_size={self.rows})"
-            )
-        return "; ".join(lines)
+        parallel = f"parallel = make_parallel(model, {self.devices}{given})"
+        remat = 'make the layers in `keras.RematScope("full")`, the model outside of it; '
+        parts = (
+            f"; compile it with an optimizer with gradient_accumulation_steps={self.parts}, and "
+            f"fit(..., batch_size={self.rows})"
+        )
+        call = parallel if self.devices > 1 else "train the model as it is"
+        return f"{remat if self.remat else ''}{call}{parts if self.parts > 1 else ''}"
+
+    def __str__(self) -> str:
+        mode = self.mode if self.devices > 1 else "one device"
+        spread = f", {self.shard} spread" if self.shard else ""
+        parts = f", {self.parts} parts" if self.parts > 1 else ""
+        return f"{mode}{spread}{parts}{', recomputed' if self.remat else ''}"
 
 
 class PlanReport(Report):
     """The ways to train a model on n devices, or on one: those that fit first, the fastest first.
-
-    Args:
-        choices: the ways.
-        devices: the number of devices.
-        notes: sentences to print below the table, after the conclusion.
-        settings: what the figures depend on.
 
     Attributes:
         choices: the ways, in the order of the table.
@@ -106,26 +100,18 @@ class PlanReport(Report):
         >>> found = PlanReport([Choice(step, None, parts=1, rows=64, remat=False, fits=True)], 2)
         >>> found.best
         {'n_gpus': 2, 'mode': 'data'}
-        >>> print(found.notes[0])
-        The fastest that fits takes 22.4 ms: parallel = make_parallel(model, 2, mode='data')
     """
 
     def __init__(
-        self,
-        choices: Sequence[Choice],
-        devices: int,
-        *,
-        notes: Sequence[str] = (),
-        settings: Mapping[str, Any] | None = None,
+        self, choices: Sequence[Choice], devices: int, *, notes: Sequence[str] = (), **options: Any
     ):
         def order(one: Choice) -> tuple[bool, float]:
             return not one.fits, one.update_s if one.fits else float(one.memory or 0)
 
         self.choices = sorted(choices, key=order)
         rows = [[find(one) for find in _TABLE.values()] for one in self.choices]
-        notes = [self._conclude(), *notes]
         title = f"Plan for {devices} device{'' if devices == 1 else 's'}"
-        super().__init__(title, list(_TABLE), rows, notes, settings)
+        super().__init__(title, list(_TABLE), rows, [self._conclude(), *notes], **options)
 
     @property
     def best(self) -> dict[str, Any]:
@@ -144,42 +130,33 @@ class PlanReport(Report):
         return {"n_gpus": self.choices[0].devices, **self.choices[0].options}
 
     def _conclude(self) -> str:
-        best = next((one for one in self.choices if one.fits), None)
-        if best is not None:
-            text = f"The fastest that fits takes {show_seconds(best.update_s)}: {best.call}"
-            others = [one for one in self.choices if one.fits and one.devices > 1]
-            if best.devices > 1 or not others:
-                return text
-            return (
-                f"Stay on one device: an update takes {show_seconds(best.update_s)} there, and "
-                f"{show_seconds(others[0].update_s)} on {others[0].devices} in the fastest way "
-                f"that fits. {text}"
-            )
-        known = [one.memory for one in self.choices if one.memory is not None]
-        least = f" The least is {show_bytes(min(known))} on a device." if known else ""
-        return f"None of {len(self.choices)} ways fits.{least}"
+        fitting = [one for one in self.choices if one.fits]
+        if not fitting:
+            known = [one.memory for one in self.choices if one.memory is not None]
+            least = f" The least is {show_bytes(min(known))} on a device." if known else ""
+            return f"None of {len(self.choices)} ways fits.{least}"
+        best, time = fitting[0], show_seconds(fitting[0].update_s)
+        text = f"The fastest that fits takes {time}: {best.call}"
+        others = [one for one in fitting if one.devices > 1]
+        if best.devices > 1 or not others:
+            return text
+        return (
+            f"Stay on one device: an update takes {time} there, and "
+            f"{show_seconds(others[0].update_s)} on {others[0].devices} in the fastest way "
+            f"that fits. {text}"
+        )
 
     def draw(self, figure: Any) -> None:
         """Draws the memory and the time of each way; those that don't fit are grey."""
         shown = self.choices[:_MOST_DRAWN]
-        labels = [_label(one) for one in shown]
         color = ["C0" if one.fits else "lightgrey" for one in shown]
-        axes = figure.subplots(1, 2, sharey=True)
-        for one, name, sizes in (
-            (axes[0], "memory of a device (MB)", [(way.memory or 0) / 1e6 for way in shown]),
-            (axes[1], "update with a whole batch (ms)", [1e3 * way.update_s for way in shown]),
-        ):
-            draw_bars(one, labels, {"": sizes}, xlabel=name, color=color)
-            one.grid(axis="x", alpha=0.3)
-            one.set_axisbelow(True)
+        left, right = figure.subplots(1, 2, sharey=True)
+        sizes = [(one.memory or 0) / 1e6 for one in shown]
+        times = [1e3 * one.update_s for one in shown]
+        labels = list(map(str, shown))
+        draw_bars(left, labels, {"": sizes}, xlabel="memory of a device (MB)", color=color)
+        draw_bars(right, labels, {"": times}, xlabel="update with a whole batch (ms)", color=color)
         figure.suptitle(self.title)
-
-
-def _label(one: Choice) -> str:
-    spread = "" if one.shard is None else f", {one.shard} spread"
-    parts = f", {one.parts} parts" if one.parts > 1 else ""
-    mode = one.mode if one.devices > 1 else "one device"
-    return f"{mode}{spread}{parts}{', recomputed' if one.remat else ''}"
 
 
 _TABLE: dict[Column, Callable[[Choice], Any]] = {

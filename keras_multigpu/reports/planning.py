@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -12,22 +13,20 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.arguments import positive_integer
 from keras_multigpu.devices import choose_devices
+from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.graphs.graph import is_graph
-from keras_multigpu.reports.forms import describe_environment, read_bytes, show_bytes, show_seconds
-from keras_multigpu.reports.interconnect import Link, default_link, find_link
-from keras_multigpu.reports.loads import find_load
-from keras_multigpu.reports.models import variables_bytes
-from keras_multigpu.reports.placement import find_cut
+from keras_multigpu.reports.forms import read_bytes, show_bytes
+from keras_multigpu.reports.interconnect import Link, find_link
+from keras_multigpu.reports.models import random_state_kept
 from keras_multigpu.reports.plan_report import Choice, PlanReport
-from keras_multigpu.reports.prediction import Cut, Sizes, StepTime, predict
-from keras_multigpu.reports.recomputing import count_recomputed
 from keras_multigpu.reports.subject import Subject
-from keras_multigpu.reports.timing import measure_steps
-from keras_multigpu.reports.workload import Shard, Workload
+from keras_multigpu.reports.workload import Cut, Shard, Sizes
 
 SHARDS = ("weights", "optimizer")
 _MOST_HALVINGS = 4  # of a batch, whose parts' gradients are accumulated
 _AGAIN = 4 / 3  # a step computes forward once and backward twice; recomputed, forward twice
+_WORTH_IT = 0.97  # of a step's memory: recomputing that saves less is no choice
+_PASSED_BY_NAME = {"training", "mask"}  # which Keras passes by name
 
 
 def plan(
@@ -54,9 +53,8 @@ def plan(
     compares or counts the rows of a batch (`BatchNormalization`, contrastive losses, means over
     masks or weights) sees the part. The devices need not be here.
 
-    The memory is counted on one device, for the rows that a device gets and for fewer, as
-    `reports.memory` does it. Times are predicted as `advise` does it: from steps on one device, and
-    the bytes that cross.
+    The memory is counted as by `reports.memory`, on one device, for the rows that a device gets and
+    for fewer. Times are predicted as by `advise`, which explains the arguments that are not here.
 
     Args:
         model: a built model, compiled if it is to be counted with its own optimizer. Its state is
@@ -65,14 +63,14 @@ def plan(
         n_gpus: the number of devices.
         memory: the memory of a device: bytes, or a text such as `"24 GB"`. Leave some of it to the
             backend: a tenth, if nothing better is known.
-        link: the link between the devices, as in `advise`.
-        step_seconds: the time of a step on one device in seconds, as in `advise`.
+        link: the link between the devices.
+        step_seconds: the time of a step on one device in seconds.
         speed: how many times as fast a device is as the one that is measured here.
-        inputs: `batch_size` rows of inputs, as in `advise`.
-        targets: as many rows of targets, as in `advise`.
+        inputs: `batch_size` rows of inputs.
+        targets: as many rows of targets.
         cuts: how mode `"model"` divides the model, by the number of devices. On JAX mode `"model"`
             is only considered with it.
-        overlap: the share of the copies that computations hide, from 0 to 1.
+        overlap: the share of the copies that computations hide.
         steps: the least number of steps to time.
 
     Returns:
@@ -89,21 +87,17 @@ def plan(
         >>> found.best
         {'n_gpus': 2, 'mode': 'data'}
     """
-    count = positive_integer("n_gpus", n_gpus)
-    limit, given = read_bytes("memory", memory), find_link(link)
+    count, limit = positive_integer("n_gpus", n_gpus), read_bytes("memory", memory)
     subject = Subject(
-        model, batch_size, (count,), ("data",), inputs=inputs, targets=targets,
-        step_seconds=step_seconds, speed=speed, overlap=overlap, steps=steps,
+        model, batch_size, (count,), ("data",), find_link(link), step_seconds, speed, inputs,
+        targets, dict(cuts or {}), overlap, steps,
     )  # fmt: skip
-    ways, notes = _find_ways(model, count, cuts or {})
-    search = _Search(subject, ways, count, limit, given or default_link(), overlap, cuts or {})
-    rows = (search.rows, max(search.rows // 2, 1))
-    step = subject.known or measure_steps(model, subject.batch, rows, subject.steps, {}).step
-    step = step.sped_up(subject.speed)
+    shards, notes = _find_shards(model, count)
+    search = _Search(subject, count, shards, limit)
+    subject.measure(search.rows, max(search.rows // 2, 1), {})
     plain = search.count(model)
-    choices = list(search.choose(plain, step))
-    recomputed, why_not = count_recomputed(model, search.count, plain, search.rows)
-    choices += search.choose(recomputed, step.sped_up(1 / _AGAIN), remat=True)
+    recomputed, why_not = _count_recomputed(search, plain)
+    choices = [*search.choose(plain), *search.choose(recomputed, remat=True)]
     notes += why_not
     unknown = plain[search.rows].unknown
     if unknown:
@@ -111,39 +105,8 @@ def plan(
             f"The size of {unknown} tensors is known only when the step runs: they "
             "are left out, and a step needs more than this."
         )
-    settings = {
-        "model": model.name,
-        "weights": show_bytes(subject.sizes.weights),
-        "batch size": subject.batch_size,
-        "memory of a device": show_bytes(limit),
-        "link": str(search.link),
-        "step on one device": f"{show_seconds(step.fixed_s)} + {1e6 * step.row_s:.4g} us a row",
-        **describe_environment(choose_devices(None, None)[:1]),
-    }
+    settings = {**subject.describe(), "memory of a device": show_bytes(limit)}
     return PlanReport(choices, count, settings=settings, notes=notes)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Way:
-    """A mode, what it spreads, and on how many devices."""
-
-    mode: str
-    shard: Shard | None
-    devices: int
-
-
-def _find_ways(
-    model: keras.Model, count: int, cuts: Mapping[int, Cut]
-) -> tuple[list[_Way], list[str]]:
-    """The ways to use a number of devices, or one of them, and why others are left out."""
-    ways = [_Way("data", None, 1)]
-    notes: list[str] = []
-    if count > 1:
-        shards, notes = _find_shards(model, count)
-        ways += [_Way("data", shard, count) for shard in shards]
-        if count in cuts or (is_graph(model) and not engines.current().partitions):
-            ways.append(_Way("model", None, count))
-    return ways, notes
 
 
 def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], list[str]]:
@@ -151,7 +114,7 @@ def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], li
     runner = engines.current().data_runner
     found: list[Shard] = []
     notes = []
-    for name in SHARDS:
+    for name in SHARDS if count > 1 else ():
         request = engines.Request("data", model, choose_devices(None, None)[:1], {"shard": name})
         try:
             runner.check(request)
@@ -177,21 +140,26 @@ def _shard_of(name: str, kept: engines.Kept) -> Shard:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Search:
-    """The ways in question, and the devices."""
+class _Way:
+    """A mode, what it spreads, and on how many devices."""
 
-    subject: Subject
-    ways: Sequence[_Way]
+    mode: str
+    shard: Shard | None
     devices: int
-    limit: int
-    link: Link
-    overlap: float
-    cuts: Mapping[int, Cut]
 
-    @property
-    def rows(self) -> int:
-        """The rows of a device in mode `"data"`."""
-        return math.ceil(self.subject.batch_size / self.devices)
+
+class _Search:
+    """The ways to train on so many devices, or on one; `rows` are a device's in mode `"data"`."""
+
+    def __init__(self, subject: Subject, devices: int, shards: list[Shard | None], limit: int):
+        self.subject, self._limit = subject, limit
+        self.rows = math.ceil(subject.batch_size / devices)
+        self._ways = [_Way("data", None, 1)]
+        if devices > 1:
+            self._ways += [_Way("data", shard, devices) for shard in shards]
+            can_place = is_graph(subject.model) and not engines.current().partitions
+            if devices in subject.cuts or can_place:
+                self._ways.append(_Way("model", None, devices))
 
     def _rows_of(self, way: _Way) -> int:
         """The rows of a device."""
@@ -200,36 +168,79 @@ class _Search:
 
     def count(self, model: keras.Model) -> dict[int, Sizes]:
         """The counted sizes of a copy of the model, by the rows of a device."""
-        found = {}
-        for rows in {self._rows_of(way) for way in self.ways}:
-            least = max(rows // 2**_MOST_HALVINGS, 1)
-            found[rows] = self.subject.count_sizes(model, rows, least)
-        return found
+        return {
+            rows: self.subject.count_sizes(model, rows, max(rows // 2**_MOST_HALVINGS, 1))
+            for rows in {self._rows_of(way) for way in self._ways}
+        }
 
-    def choose(
-        self, sizes: Mapping[int, Sizes], step: StepTime, *, remat: bool = False
-    ) -> Iterator[Choice]:
+    def choose(self, sizes: Mapping[int, Sizes], *, remat: bool = False) -> Iterator[Choice]:
         """For each way, the least number of equal parts of a batch that fits; else the largest."""
         powers = [2**power for power in range(1, _MOST_HALVINGS + 1)]
-        for way in self.ways if sizes else ():
+        for way in self._ways if sizes else ():
             equal = [one for one in powers if self.subject.batch_size % (one * way.devices) == 0]
             for parts in (1, *equal):
-                choice = self._choose(way, sizes[self._rows_of(way)], step, parts, remat)
-                is_given = way.mode == "model" and way.devices in self.cuts  # for a whole batch
-                if choice.fits or is_given:
+                choice = self._choose(way, sizes[self._rows_of(way)], parts, remat)
+                is_given = way.mode == "model" and way.devices in self.subject.cuts
+                if choice.fits or is_given:  # a cut is for a whole batch
                     break
             yield choice
 
-    def _choose(self, way: _Way, sizes: Sizes, step: StepTime, parts: int, remat: bool) -> Choice:
+    def _choose(self, way: _Way, sizes: Sizes, parts: int, remat: bool) -> Choice:
         """A way to train on one part of a batch after the other."""
-        rows, cuts, shard = self.subject.batch_size // parts, dict(self.cuts), way.shard
+        rows, cuts = self.subject.batch_size // parts, dict(self.subject.cuts)
         if way.mode == "model" and way.devices not in cuts:
-            cuts[way.devices] = find_cut(self.subject.model, way.devices, rows, sizes)
+            cuts[way.devices] = self.subject.find_cut(way.devices, rows, sizes)
         if parts > 1:  # the sums of the gradients are kept like slots
             sizes = dataclasses.replace(sizes, slots=sizes.slots + sizes.gradients)
-        by_compiler = engines.current().partitions
-        work = Workload(step, rows, sizes, by_compiler, cuts=cuts, shard=shard)
-        load = find_load(way.mode, work, way.devices)
-        found = predict(way.mode, way.devices, load, self.link, overlap=self.overlap)
-        fits = load.memory is not None and load.memory <= self.limit
-        return Choice(found, shard.name if shard else None, parts, rows, remat, fits)
+        step = self.subject.workload().step.sped_up(1 / _AGAIN if remat else 1)
+        found = self.subject.predict(
+            way.mode, way.devices, step=step, batch_size=rows, sizes=sizes, cuts=cuts,
+            shard=way.shard,
+        )  # fmt: skip
+        fits = found.load.memory is not None and found.load.memory <= self._limit
+        return Choice(found, way.shard.name if way.shard else None, parts, rows, remat, fits)
+
+
+def _count_recomputed(
+    search: _Search, plain: Mapping[int, Sizes]
+) -> tuple[Mapping[int, Sizes], list[str]]:
+    """The sizes with layers made in a `keras.RematScope`, or why they are left out."""
+    model, rows = search.subject.model, search.rows
+    if not is_graph(model):
+        return {}, ["Recomputing is left out: only functional and Sequential models are copied."]
+    with random_state_kept():
+        copy = keras.models.clone_model(model, clone_function=_recomputing)
+    if model.compiled:
+        optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+        copy.compile(optimizer, model.loss, jit_compile=model.jit_compile)
+    try:
+        found = search.count(copy)
+    except Exception as error:  # of many types: the same steps were counted without it before
+        return {}, [_why_not_recomputed(model, error)]
+    reduced, whole = (
+        sizes[rows].work + rows * (sizes[rows].activations or 0) for sizes in (found, plain)
+    )
+    if reduced > _WORTH_IT * whole:
+        return {}, ["Recomputing activations (`keras.RematScope`) saves hardly any memory."]
+    return found, []
+
+
+def _why_not_recomputed(model: keras.Model, error: Exception) -> str:
+    """Why activations can't be computed again; `error` is what Keras says of a copy that does."""
+    left_out = "Recomputing activations (`keras.RematScope`) is left out"
+    kinds = {
+        type(layer).__name__
+        for layer in engines.all_layers(model)
+        if not isinstance(layer, keras.Model)
+        and _PASSED_BY_NAME & inspect.signature(layer.call).parameters.keys()
+    }
+    why = f"which has layers with an argument `training` or `mask` ({', '.join(sorted(kinds))})"
+    if not kinds:
+        why = f"which fails ({engines.reason_of(error)})"
+    return f"{left_out}: on {engines.current().title} Keras can't do it for this model, {why}."
+
+
+def _recomputing(layer: keras.Layer) -> keras.Layer:
+    """A copy of a layer, whose intermediate results are computed again when they are needed."""
+    with keras.RematScope("full"):
+        return type(layer).from_config(layer.get_config())

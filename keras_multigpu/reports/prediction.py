@@ -1,13 +1,9 @@
 """Predicts the time of a step on n devices: arithmetic on a few figures, without a device.
 
 A step takes the busiest device's computing time plus its copies; nothing overlaps unless stated,
-so predictions err towards the slow side.
-
-Part of a step doesn't depend on the rows: launching operations, above all. One device can't show
-whether n devices pay this part once (side by side) or n times (one process launches for one device
-after the other), so a prediction is a range. The likely step within it assumes that each further
-device pays a quarter of it: about what `benchmarks.prediction` found on virtual devices, by
-processor time.
+so predictions err towards the slow side. The part that doesn't depend on the rows is paid once, or
+by each device: a prediction is a range. In the likely step each further device pays a quarter of
+it, about what `benchmarks.prediction` found on virtual devices, by processor time.
 """
 
 from __future__ import annotations
@@ -19,91 +15,6 @@ from collections.abc import Sequence
 from keras_multigpu.reports.interconnect import Link
 
 _PAID = 0.25  # of the part that doesn't depend on the rows, by each further device
-
-
-@dataclasses.dataclass(frozen=True)
-class StepTime:
-    """The time of a step on one device: `fixed_s + rows * row_s` seconds."""
-
-    fixed_s: float
-    row_s: float
-
-    def seconds(self, rows: float) -> float:
-        """The time of a step on so many rows."""
-        return self.fixed_s + rows * self.row_s
-
-    def sped_up(self, factor: float) -> StepTime:
-        """The same on a device that is so many times as fast."""
-        return StepTime(self.fixed_s / factor, self.row_s / factor)
-
-    @classmethod
-    def through(cls, rows: int, seconds: float, fewer: int, shorter: float) -> StepTime:
-        """The line through the times of a batch and of a smaller one.
-
-        Neither part goes below zero: if the smaller batch took longer, that was noise.
-        """
-        slope = (seconds - shorter) / (rows - fewer)
-        row_s = min(max(slope, 0.0), seconds / rows)
-        return cls(seconds - rows * row_s, row_s)
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """The bytes of a model, and the number of its variables (`tensors`).
-
-    `weights` counts all variables, `gradients` the trainable ones, `slots` the optimizer's state.
-    `outputs`, `activations` (all that a step keeps; `None` if unknown) and `inputs` are per row.
-    `working` is what a step needs besides, however many rows there are: `None` to take the
-    gradients for it. `passing` is the part of `activations` that is not kept: a device needs it
-    even for a part of the layers. `unknown` tensors of unknown size are left out.
-    """
-
-    weights: int
-    gradients: int
-    tensors: int
-    slots: int
-    outputs: int
-    activations: int | None
-    inputs: int = 0
-    working: int | None = None
-    passing: int = 0
-    unknown: int = 0
-
-    @property
-    def work(self) -> int:
-        """What a step needs beside weights, slots and what depends on the rows."""
-        return self.gradients if self.working is None else self.working
-
-    def memory(self, rows: int, weights: float = 1.0, slots: float = 1.0) -> int | None:
-        """The bytes of a device with so many rows, and these shares of the weights and slots."""
-        if self.activations is None:
-            return None
-        state = weights * self.weights + slots * self.slots
-        return round(state) + self.work + rows * self.activations
-
-
-@dataclasses.dataclass(frozen=True)
-class Cut:
-    """How mode `"model"` divides a model.
-
-    Args:
-        size: the bytes of the activations that cross in a forward pass on the whole batch; their
-            gradients cross back.
-        copies: the number of these tensors.
-        share: the busiest device's share of the work: 1 for a chain, whose parts run one after
-            the other, and 1 / n for n equal branches.
-        memory: the bytes that the busiest device keeps, if known.
-
-    Example:
-        >>> branches = Cut(size=25_600, copies=1, share=0.5)  # two equal ones that meet at the end
-        >>> branches.share
-        0.5
-    """
-
-    size: int
-    copies: int
-    share: float = 1.0
-    memory: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,11 +109,11 @@ class Prediction:
 
     def with_times(self, rounds: Sequence[float], alone: Sequence[float]) -> Prediction:
         """The same with timed steps of each round, and the same work on one device in each."""
-        step = statistics.median(rounds)
+        step, alone_s = statistics.median(rounds), statistics.median(alone)
         transfer = min(self.transfer_s, step)
         return dataclasses.replace(
-            self, compute_s=step - transfer, transfer_s=transfer, alone_s=statistics.median(alone),
-            least_s=min(rounds), most_s=max(rounds), is_measured=True,
+            self, compute_s=step - transfer, transfer_s=transfer, alone_s=alone_s, is_measured=True,
+            least_s=min(rounds), most_s=max(rounds),
             alone_rounds=tuple(alone) if self.devices > 1 else (),
         )  # fmt: skip
 
@@ -224,8 +135,9 @@ def predict(
 ) -> Prediction:
     """The time of a step in which copies within a host precede copies between hosts.
 
-    `processors` is as in `Workload`, `overlap` the share of the copies that computations hide,
-    `host_link` a host's link to the others (`None`: the same as `link`).
+    `processors` is the number of devices that the processors could keep busy, for virtual devices,
+    which share them; `overlap` the share of the copies that computations hide; `host_link` a host's
+    link to the others (`None`: the same as `link`).
     """
     rows = load.rows_s if processors is None else max(load.rows_s, load.total_s / processors)
     copying = load.traffic.seconds(link) + load.between.seconds(host_link or link)

@@ -11,13 +11,12 @@ import io
 import json
 import numbers
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_multigpu.extras import how_to_install
-from keras_multigpu.reports.forms import html_row, html_text, markdown_cell, new_figure, one_line
-
-_PLOTS = (".png", ".svg", ".pdf")
+from keras_multigpu.reports.forms import new_figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +43,14 @@ class Column:
     def heading(self) -> str:
         """The name, with the unit in brackets unless each value shows its own."""
         has_unit = self.unit and not callable(self.format)
-        return f"{self.name} ({self.unit})" if has_unit else self.name
+        return _one_line(f"{self.name} ({self.unit})" if has_unit else self.name)
 
     def show(self, value: Any) -> str:
         """A value as text."""
         if value is None:
             return "-"
-        return self.format(value) if callable(self.format) else format(value, self.format)
+        text = self.format(value) if callable(self.format) else format(value, self.format)
+        return _one_line(text)
 
 
 class Report(abc.ABC):
@@ -92,10 +92,10 @@ class Report(abc.ABC):
         notes: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
     ):
-        self.title = title
+        self.title = _one_line(title)
         self.columns = tuple(columns)
         self.rows = [tuple(row) for row in rows]
-        self.notes = list(notes)
+        self.notes = [_one_line(note) for note in notes]
         self.settings = dict(settings or {})
         for row in self.rows:
             if len(row) != len(self.columns):
@@ -110,75 +110,63 @@ class Report(abc.ABC):
         """Draws the report into an empty `matplotlib.figure.Figure`."""
 
     def __str__(self) -> str:
-        cells = [list(map(one_line, row)) for row in self._cells()]
+        cells, sides = self._cells(), {True: str.rjust, False: str.ljust}
         widths = [max(map(len, column)) for column in zip(*cells)]
-        aligned = [str.rjust if side == "right" else str.ljust for side in self._sides()]
-        lines = [
-            "  ".join(align(cell, w) for align, cell, w in zip(aligned, row, widths)).rstrip()
-            for row in cells
-        ]
-        head = map(one_line, [self.title, *self._settings()])
-        parts = map("\n".join, (head, lines, map(one_line, self.notes)))
-        return "\n\n".join(filter(None, parts))
+        aligns = [sides[one] for one in self._are_numbers()]
+        rows = [map(lambda align, *cell: align(*cell), aligns, row, widths) for row in cells]
+        table = "\n".join("  ".join(row).rstrip() for row in rows)
+        head = "\n".join([self.title, *self._settings()])
+        return "\n\n".join(filter(None, [head, table, "\n".join(self.notes)]))
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
     def to_markdown(self) -> str:
         """The report as Markdown, with a table that GitHub and notebooks show."""
-        header, *rows = (list(map(markdown_cell, row)) for row in self._cells())
-        rules = ["---:" if side == "right" else "---" for side in self._sides()]
-        table = "\n".join(f"| {' | '.join(row)} |" for row in [header, rules, *rows])
-        settings = "\n".join(f"- {one_line(one)}" for one in self._settings())
-        parts = [f"**{one_line(self.title)}**", settings, table, *map(one_line, self.notes)]
-        return "\n\n".join(filter(None, parts))
+        # Backslashes are escaped too, so that none escapes a bar's own backslash.
+        cells = [[re.sub(r"([\\|])", r"\\\1", cell) for cell in row] for row in self._cells()]
+        rules = ["---:" if is_right else "---" for is_right in self._are_numbers()]
+        table = "\n".join(f"| {' | '.join(row)} |" for row in [cells[0], rules, *cells[1:]])
+        settings = "\n".join(f"- {one}" for one in self._settings())
+        return "\n\n".join(filter(None, [f"**{self.title}**", settings, table, *self.notes]))
 
     def to_html(self) -> str:
         """The report as a self-contained piece of HTML: what was found, picture, table, settings.
 
-        The picture needs matplotlib, and is left out without it.
+        Raises:
+            ImportError: if pandas or matplotlib is not installed.
         """
-        if importlib.util.find_spec("matplotlib") is None:
-            return self._repr_html_()
         buffer = io.BytesIO()
         self.plot().savefig(buffer, format="png")
         data = base64.b64encode(buffer.getvalue()).decode()
         title = html.escape(self.title, quote=True)
         return self._html(f'<img alt="{title}" src="data:image/png;base64,{data}">')
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows; `plot` adds the picture."""
-        return self._html("")
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows, or `None` for the text; `plot` adds the picture."""
+        return self._html("") if importlib.util.find_spec("pandas") else None
 
     def _html(self, picture: str) -> str:
-        header, *rows = self._cells()
-        sides = self._sides()
-        lines = "".join(f"<li>{html_text(line)}</li>" for line in self._settings())
-        folded = f"<details><summary>Settings</summary><ul>{lines}</ul></details>"
-        body = "".join(html_row("td", row, sides) for row in rows)
-        notes = "".join(f"<p>{html_text(note)}</p>" for note in self.notes)
-        return (
-            f"<div><p><strong>{html.escape(self.title)}</strong></p>{notes}{picture}"
-            f"<table><thead>{html_row('th', header, sides)}</thead><tbody>{body}</tbody></table>"
-            f"{folded if lines else ''}</div>"
-        )
+        headings, *rows = self._cells()
+        table = _pandas().DataFrame(rows, columns=headings).to_html(index=False, border=0)
+        notes = "".join(f"<p>{_html_text(note)}</p>" for note in self.notes)
+        lines = "".join(f"<li>{_html_text(line)}</li>" for line in self._settings())
+        folded = f"<details><summary>Settings</summary><ul>{lines}</ul></details>" if lines else ""
+        title = f"<p><strong>{html.escape(self.title)}</strong></p>"
+        return f"<div>{title}{notes}{picture}{table}{folded}</div>"
 
     def _cells(self) -> list[list[str]]:
         """The headings and the rows as text."""
         shown = [[c.show(value) for c, value in zip(self.columns, row)] for row in self.rows]
         return [[column.heading for column in self.columns], *shown]
 
-    def _sides(self) -> list[str]:
-        """The side to which each column is aligned: numbers to the right."""
+    def _are_numbers(self) -> list[bool]:
+        """Whether a column has numbers only, which are aligned to the right."""
         columns = zip(*self.rows) if self.rows else ([] for _ in self.columns)
         kinds = (type(None), numbers.Number)
-        return [
-            "right" if all(isinstance(value, kinds) for value in values) else "left"
-            for values in columns
-        ]
+        return [all(isinstance(value, kinds) for value in values) for values in columns]
 
     def _settings(self) -> list[str]:
-        return [f"{name}: {value}" for name, value in self.settings.items()]
+        return [_one_line(f"{name}: {value}") for name, value in self.settings.items()]
 
     def to_dataframe(self) -> Any:
         """The table as a `pandas.DataFrame`, with the columns' names.
@@ -188,20 +176,10 @@ class Report(abc.ABC):
         Raises:
             ImportError: if pandas is not installed.
         """
-        try:
-            import pandas
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                "A pandas table needs pandas, which is not installed. Install the extra "
-                f"`reports`: {how_to_install('reports')}. Or print the report, or use `to_json()`."
-            ) from error
-        frame = pandas.DataFrame(self.rows, columns=[column.name for column in self.columns])
-        frame.attrs.update(
-            title=self.title,
-            units={column.name: column.unit for column in self.columns},
-            settings=dict(self.settings),
-            notes=list(self.notes),
-        )
+        units = {column.name: column.unit for column in self.columns}
+        frame = _pandas().DataFrame(self.rows, columns=list(units))
+        settings, notes = dict(self.settings), list(self.notes)
+        frame.attrs.update(title=self.title, units=units, settings=settings, notes=notes)
         return frame
 
     def to_json(self) -> str:
@@ -211,23 +189,16 @@ class Report(abc.ABC):
             An object with `title`, `settings`, `columns` (each with `name` and `unit`), `rows`
             (each an object with a value by column name) and `notes`.
         """
-        names = [column.name for column in self.columns]
-        found = {
-            "title": self.title,
-            "settings": self.settings,
-            "columns": [{"name": column.name, "unit": column.unit} for column in self.columns],
-            "rows": [dict(zip(names, row)) for row in self.rows],
-            "notes": self.notes,
-        }
-        text = json.dumps(found, default=_plain)
+        columns = [{"name": column.name, "unit": column.unit} for column in self.columns]
+        rows = [{c.name: value for c, value in zip(self.columns, row)} for row in self.rows]
+        found = {"title": self.title, "settings": self.settings, "columns": columns, "rows": rows}
+        text = json.dumps({**found, "notes": self.notes}, default=_plain)
         return json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1)
 
     def plot(self) -> Any:
-        """The report as a plot.
+        """The report as a `matplotlib.figure.Figure`, which needs no display.
 
-        Returns:
-            A `matplotlib.figure.Figure`, which needs no display: a notebook shows it, and
-            `plot().savefig("report.png")` writes it.
+        A notebook shows it, and `plot().savefig("report.png")` writes it.
 
         Raises:
             ImportError: if matplotlib is not installed.
@@ -245,24 +216,43 @@ class Report(abc.ABC):
 
         Raises:
             ValueError: if the name has another ending.
-            ImportError: if a plot is asked for and matplotlib is not installed.
+            ImportError: if pandas or matplotlib is needed, and not installed.
         """
         path, suffix = pathlib.Path(path), pathlib.Path(path).suffix.lower()
-        texts = {
-            ".txt": self.__str__,
-            ".md": self.to_markdown,
-            ".html": self.to_html,
-            ".json": self.to_json,
-        }
-        if suffix not in (*texts, *_PLOTS):
+        texts = dict(zip(_TEXTS, (self.__str__, self.to_markdown, self.to_html, self.to_json)))
+        if suffix not in (*_TEXTS, *_PLOTS):
             raise ValueError(
-                f"`path` must end in one of {', '.join([*texts, *_PLOTS])}. Received: "
+                f"`path` must end in one of {', '.join([*_TEXTS, *_PLOTS])}. Received: "
                 f"path={str(path)!r}. Choose the ending of the form that you want."
             )
         if suffix in texts:
             path.write_text(texts[suffix]() + "\n", encoding="utf-8")
         else:
             self.plot().savefig(path)
+
+
+_TEXTS, _PLOTS = (".txt", ".md", ".html", ".json"), (".png", ".svg", ".pdf")
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "A pandas or HTML table needs pandas, which is not installed. Install the extra "
+            f"`reports`: {how_to_install('reports')}. Or print the report, or use `to_json()`."
+        ) from error
+    return pandas
+
+
+def _one_line(text: str) -> str:
+    """Without line breaks, which would end a table row, a list item or a heading."""
+    return " ".join(text.splitlines())
+
+
+def _html_text(text: str) -> str:
+    """Escaped, with `code` between backticks as such."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def _plain(value: Any) -> Any:

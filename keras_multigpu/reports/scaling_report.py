@@ -73,9 +73,7 @@ class ScalingReport(Report):
         runs: one for each number of devices.
         weak: whether `batch_size` was the same per device (weak scaling) rather than for all
             devices together (strong scaling).
-        notes: sentences to print below the table, after the conclusions.
-        settings: what the figures were measured with.
-        title: one line.
+        notes, settings, title: as in `Report`.
 
     Attributes:
         runs: the runs, by the number of devices.
@@ -103,9 +101,9 @@ class ScalingReport(Report):
         self.efficiencies = [
             speedup * base.devices / run.devices for run, speedup in zip(self.runs, self.speedups)
         ]
-        columns, rows = self._table()
+        table = self._table()
         notes = [*self._conclude(weak), *notes]
-        super().__init__(title, columns, rows, notes, settings)
+        super().__init__(title, list(table), list(zip(*table.values())), notes, settings)
 
     @classmethod
     def from_figures(
@@ -135,22 +133,10 @@ class ScalingReport(Report):
         Example:
             A published experiment, an autoencoder recommender on 1 to 4 GPUs:
 
-            >>> report = ScalingReport.from_figures(
-            ...     (1, 2, 3, 4),
-            ...     (857.7, 562.5, 384.4, 263.6),
-            ...     (0.0281, 0.0283, 0.0262, 0.0258),
-            ...     title="An autoencoder recommender",
-            ... )
-            >>> print(report)
-            An autoencoder recommender
-            <BLANKLINE>
-            devices  time (s)    loss  speed-up  efficiency
-                  1     857.7  0.0281      1.00        100%
-                  2     562.5  0.0283      1.52         76%
-                  3     384.4  0.0262      2.23         74%
-                  4     263.6  0.0258      3.25         81%
-            <BLANKLINE>
-            4 devices are 3.25 times as fast as 1, an efficiency of 81%.
+            >>> seconds, losses = (857.7, 562.5, 384.4, 263.6), (0.0281, 0.0283, 0.0262, 0.0258)
+            >>> report = ScalingReport.from_figures((1, 2, 3, 4), seconds, losses)
+            >>> report.notes
+            ['4 devices are 3.25 times as fast as 1, an efficiency of 81%.']
         """
         counts = device_counts("n_gpus", n_gpus)
         for name, values in {"seconds": seconds, "losses": losses}.items():
@@ -167,30 +153,28 @@ class ScalingReport(Report):
     def draw(self, figure: Any) -> None:
         """Draws time and speed-up against the number of devices."""
         counts = [run.devices for run in self.runs]
-        medians = [run.median for run in self.runs]
         figure.suptitle(self.title)
         left, right = figure.subplots(1, 2)
-        spread = [
-            [run.median - min(run.seconds) for run in self.runs],
-            [max(run.seconds) - run.median for run in self.runs],
-        ]
-        left.errorbar(counts, medians, yerr=spread, marker="o", capsize=4)
-        left.set(xlabel="devices", ylabel="time (s)", ylim=(0, None))
+        below = [run.median - min(run.seconds) for run in self.runs]
+        above = [max(run.seconds) - run.median for run in self.runs]
+        medians = [run.median for run in self.runs]
+        left.errorbar(counts, medians, yerr=[below, above], marker="o", capsize=4)
+        left.set(ylabel="time (s)")
         ideal = [count / counts[0] for count in counts]
         right.plot(counts, ideal, "--", color="gray", label="ideal")
         right.plot(counts, self.speedups, marker="o", label="measured")
         for count, speedup in zip(counts, self.speedups):
-            text, below = f"{speedup:.2f}", (0, -14)
-            right.annotate(text, (count, speedup), below, textcoords="offset points", ha="center")
-        right.set(xlabel="devices", ylabel="speed-up", ylim=(0, None))
+            text, place = f"{speedup:.2f}", (0, -14)
+            right.annotate(text, (count, speedup), place, textcoords="offset points", ha="center")
+        right.set(ylabel="speed-up")
         right.legend()
         for axes in (left, right):
-            axes.set_xticks(counts)
+            axes.set(xlabel="devices", ylim=(0, None), xticks=counts)
             axes.margins(x=0.1)
             axes.grid(alpha=0.3)
 
-    def _table(self) -> tuple[list[Column], list[tuple[Any, ...]]]:
-        """The columns that have figures, and the rows."""
+    def _table(self) -> dict[Column, list[Any]]:
+        """The columns that have figures."""
         smallest = min(run.median for run in self.runs)  # with four digits
         digits = f".{min(max(3 - math.floor(math.log10(smallest)), 0), 9)}f"
         repeated = [run.seconds if len(run.seconds) > 1 else () for run in self.runs]
@@ -206,8 +190,7 @@ class ScalingReport(Report):
             Column("speed-up", "", ".2f"): self.speedups,
             Column("efficiency", "", ".0%"): self.efficiencies,
         }
-        known = {column: v for column, v in table.items() if any(one is not None for one in v)}
-        return list(known), list(zip(*known.values()))
+        return {column: v for column, v in table.items() if any(one is not None for one in v)}
 
     def _conclude(self, weak: bool) -> list[str]:
         """The conclusions in words."""
@@ -215,23 +198,14 @@ class ScalingReport(Report):
         if not others:
             return []
         best = max(range(1, len(self.runs)), key=self.speedups.__getitem__)
-        count, speedup = self.runs[best].devices, self.speedups[best]
-        if f"{speedup:.2f}" == "1.00" or f"{1 / speedup:.2f}" == "1.00":
-            notes = [
-                f"More devices are no faster than {base.devices}: {count} take as long"
-                f"{' for each row' if weak else ''}."
-            ]
-        elif speedup > 1:
-            notes = [
-                f"{count} devices are {speedup:.2f} times as fast as {base.devices}"
-                f"{', in rows per second' if weak else ''}, an efficiency of "
-                f"{self.efficiencies[best]:.0%}."
-            ]
-        else:
-            notes = [
-                f"More devices are no faster than {base.devices}: {count} take {1 / speedup:.2f} "
-                f"times as long{' for each row' if weak else ''}."
-            ]
+        speedup = f"{self.speedups[best]:.2f}"
+        notes = [
+            f"{self.runs[best].devices} devices are {speedup} times as fast as {base.devices}"
+            f"{', in rows per second' if weak else ''}, an efficiency of "
+            f"{self.efficiencies[best]:.0%}."
+        ]
+        if float(speedup) <= 1:
+            notes = [f"More devices are no faster than {base.devices}: {notes[0]}"]
         overhead = (base.epoch_seconds or 0) * base.epochs / base.median
         if overhead > _MUCH:
             devices = f"{base.devices} device{'' if base.devices == 1 else 's'}"
@@ -262,9 +236,7 @@ def _comparable_times(run: Run, other: Run) -> tuple[Sequence[float], Sequence[f
     """The times of steps if known, for larger batches make fewer of them; or else of repeats."""
     if run.step_times and other.step_times:
         return run.step_times, other.step_times
-    if not run.steps or not other.steps or run.steps == other.steps:
-        return run.seconds, other.seconds
-    own, others = run.steps, other.steps
+    own, others = (run.steps, other.steps) if run.steps and other.steps else (1, 1)
     return [time / own for time in run.seconds], [time / others for time in other.seconds]
 
 

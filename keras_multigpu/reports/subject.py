@@ -1,59 +1,115 @@
-"""The model that `advise` and `plan` are asked about: its steps, its memory, its cuts."""
+"""What `advise` and `plan` share: a model, a batch and devices; how long a step takes there."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, finite_number, positive_integer, quantity
+from keras_multigpu.devices import choose_devices
 from keras_multigpu.parallel import make_parallel
-from keras_multigpu.reports.loads import check_mode
+from keras_multigpu.reports.forms import describe_environment, show_bytes, show_seconds
+from keras_multigpu.reports.inputs import make_inputs
+from keras_multigpu.reports.interconnect import Link, default_link
+from keras_multigpu.reports.loads import check_mode, find_load
 from keras_multigpu.reports.memory_report import MemoryReport, memory
-from keras_multigpu.reports.models import find_sizes, make_inputs
-from keras_multigpu.reports.prediction import Sizes, StepTime
-from keras_multigpu.reports.timing import compile_for, take_rows
+from keras_multigpu.reports.prediction import Prediction, Traffic, predict
+from keras_multigpu.reports.sizes import find_cut, find_sizes
+from keras_multigpu.reports.timing import Measured, compile_for, measure_steps, take_rows
+from keras_multigpu.reports.workload import Cut, Sizes, StepTime, Workload
 
 
+@dataclasses.dataclass
 class Subject:
-    """A built model, with a batch to train it on, and what was asked about it.
+    """A built model, a batch to train it on, and the devices in question.
 
-    `batch` has inputs and targets (`None` to train towards zeros), `batch_size` rows on all devices
-    together. `sizes` are estimated. `known` is the time of a step on one device, if the user gave
-    it. Without inputs, some are drawn.
+    The arguments are those of `advise`, which are checked here. Then `inputs` are there, `sizes`
+    are estimated, and `step` is the time of a step on one such device, if it is given.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        batch_size: int,
-        counts: Sequence[int],
-        modes: Sequence[str],
-        *,
-        inputs: Any,
-        targets: Any,
-        step_seconds: float | Mapping[int, float] | None,
-        speed: float,
-        overlap: float,
-        steps: int,
-    ):
-        self.batch_size = positive_integer("batch_size", batch_size)
-        _check_modes(modes, counts, batch_size)
-        self.steps, self.speed = positive_integer("steps", steps), quantity("speed", speed)
+    model: keras.Model
+    batch_size: int
+    counts: Sequence[int]
+    modes: Sequence[str]
+    given_link: Link | None
+    step_seconds: float | Mapping[int, float] | None
+    speed: float
+    inputs: Any
+    targets: Any
+    cuts: dict[int, Cut]
+    overlap: float
+    steps: int
+    placement: Mapping[str, int] | None = None
+    per_host: int | None = None
+    host_link: Link | None = None
+    processors: float | None = None
+    measured: Measured | None = None
+
+    def __post_init__(self) -> None:
+        self.batch_size = positive_integer("batch_size", self.batch_size)
+        _check_modes(self.modes, self.counts, self.batch_size)
+        positive_integer("steps", self.steps)
+        quantity("speed", self.speed)
         hint = "Give 0 if copies and computations take turns."
-        finite_number("overlap", overlap, "a share, from 0 to 1", lambda one: 0 <= one <= 1, hint)
-        self.known = _known_step(step_seconds, self.batch_size)
-        check_model(model, built=True)
-        self.model = model
-        self.batch = (make_inputs(model, batch_size) if inputs is None else inputs, targets)
-        for name, arrays in zip(("inputs", "targets"), self.batch):
-            if arrays is not None:
-                _check_rows(name, arrays, self.batch_size)
-        one_row = take_rows(self.batch[0], 1)
-        self.sizes = find_sizes(model, model(one_row), one_row)
+        share = "a share, from 0 to 1"
+        finite_number("overlap", self.overlap, share, lambda one: 0 <= one <= 1, hint)
+        known = _known_step(self.step_seconds, self.batch_size)
+        self.step = known and known.sped_up(self.speed)
+        check_model(self.model, built=True)
+        if self.inputs is None:
+            self.inputs = make_inputs(self.model, self.batch_size)
+        for name in ("inputs", "targets"):
+            if getattr(self, name) is not None:
+                _check_rows(name, getattr(self, name), self.batch_size)
+        one_row = take_rows(self.inputs, 1)
+        self.sizes = find_sizes(self.model, self.model(one_row), one_row)
+        for count in self.counts if "model" in self.modes else ():
+            if count > 1 and count not in self.cuts:
+                self.cuts[count] = self.find_cut(count, self.batch_size, self.sizes)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether devices of this machine are meant, which can be timed."""
+        return self.given_link is None and self.speed == 1 and self.host_link is None
+
+    @functools.cached_property
+    def link(self) -> Link:
+        """The link that the user gave, or that of this machine."""
+        return self.given_link or default_link()
+
+    def measure(self, rows: int, fewer: int, here: Mapping[str, Sequence[int]]) -> None:
+        """Times steps on `rows` rows and on fewer, on devices that are `here`, if it has to."""
+        if self.step is None:
+            batch, asked = (self.inputs, self.targets), ((rows, fewer), self.steps, here)
+            self.measured = measure_steps(self.model, batch, *asked, self.placement)
+            self.step = self.measured.step.sped_up(self.speed)
+
+    def find_cut(self, devices: int, rows: int, sizes: Sizes) -> Cut:
+        """How mode `"model"` divides the model."""
+        return find_cut(self.model, devices, rows, sizes, self.placement)
+
+    def workload(self, **changes: Any) -> Workload:
+        """The training of the whole batch, with some changes."""
+        assert self.step is not None
+        sizes, by_compiler = self.sizes, engines.current().partitions
+        work = Workload(self.step, self.batch_size, sizes, by_compiler, self.cuts, self.per_host)
+        return dataclasses.replace(work, **changes)
+
+    def predict(
+        self, mode: str, devices: int, *, traffic: Traffic | None = None, **changes: Any
+    ) -> Prediction:
+        """A step of the workload with some changes; `traffic` was counted."""
+        load = find_load(mode, self.workload(**changes), devices)
+        if traffic is not None:
+            load = dataclasses.replace(load, traffic=traffic)
+        link, host_link = self.link, self.host_link
+        return predict(mode, devices, load, link, self.processors, self.overlap, host_link)
 
     def count_sizes(self, model: keras.Model, rows: int, fewer: int) -> Sizes:
         """The sizes of a copy of the model, from its memory on some rows and on fewer.
@@ -61,7 +117,7 @@ class Subject:
         In between, the memory is taken to grow evenly. It does not: with few rows the update needs
         most, with many the activations do. So it is rather less.
         """
-        many, few = self._count(model, rows), self._count(model, fewer)
+        many, few = (self._count(model, one) for one in (rows, fewer))
         grown = _in_step(many) - _in_step(few)
         row = max(grown / (rows - fewer), 0.0) if rows > fewer else 0.0
         return dataclasses.replace(
@@ -75,8 +131,28 @@ class Subject:
 
     def _count(self, model: keras.Model, rows: int) -> MemoryReport:
         parallel = make_parallel(model, 1)
-        batch = compile_for(parallel, self.batch)
+        batch = compile_for(parallel, (self.inputs, self.targets))
         return memory(parallel, take_rows(batch, rows))
+
+    def describe(self) -> dict[str, Any]:
+        """The settings that a reader of the predictions must know."""
+        step, source = self.workload().step, "measured" if self.measured else "given"
+        number = f"{self.processors or 0:.3g}"
+        found = {
+            "model": self.model.name,
+            "weights": f"{show_bytes(self.sizes.weights)} in {self.sizes.tensors} variables",
+            "batch size": self.batch_size,
+            f"step on one device, {source}": f"{show_seconds(step.fixed_s)} + "
+            f"{self.batch_size} rows x {1e6 * step.row_s:.4g} us",
+            "link": str(self.link),
+            "speed": self.speed != 1 and f"{self.speed:g} times that of the device here",
+            "processors": self.processors is not None
+            and f"those of {number} device{'' if number == '1' else 's'}",
+            "overlap": self.overlap and f"{self.overlap:.0%} of the copies hidden",
+            "hosts": self.host_link and f"{self.per_host} devices each, linked by {self.host_link}",
+            **describe_environment(choose_devices(None, None)[:1]),
+        }
+        return {name: value for name, value in found.items() if value}
 
 
 def _in_step(report: MemoryReport) -> int:

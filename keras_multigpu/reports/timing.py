@@ -14,8 +14,14 @@ import numpy as np
 from keras_multigpu import engines
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import make_parallel
-from keras_multigpu.reports.models import Snapshot, build_optimizer, random_state_kept, state_of
-from keras_multigpu.reports.prediction import StepTime
+from keras_multigpu.reports.models import (
+    Snapshot,
+    build_optimizer,
+    random_state_kept,
+    state_of,
+    traced_anew,
+)
+from keras_multigpu.reports.workload import StepTime
 
 ROUNDS = 5
 _WARM_UP = 3  # steps; the first one traces and compiles
@@ -37,9 +43,8 @@ class Stopwatch(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seconds = 0.0
-        self.batches = 0
-        self._timed_s, self._timed_cpu_s, self._timed = 0.0, 0.0, 0
+        self.seconds, self.batches = 0.0, 0
+        self._timed = np.zeros(3)  # steps after the first of an epoch, and both clocks
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the clock."""
@@ -47,38 +52,34 @@ class Stopwatch(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Starts to count batches."""
-        self._first = (0, 0.0, 0.0)  # batches of the epoch, and both clocks
-        self._done = 0
+        self._first, self._done = np.zeros(3), 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Notes when a batch ends; with `steps_per_execution`, several at once."""
         if not self._done:
             keras.tree.map_structure(keras.ops.convert_to_numpy, logs)  # waits for them
-            self._first = (batch + 1, time.perf_counter(), time.process_time())
+            self._first = np.array([batch + 1, time.perf_counter(), time.process_time()])
         self._done = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Adds up the steps of the epoch."""
-        now, cpu = time.perf_counter(), time.process_time()  # the logs are numbers: steps are done
-        self.seconds = now - self._begin
-        done, (first, first_end, first_cpu) = self._done, self._first
-        if known := (self.params or {}).get("steps"):  # the last execution may have fewer steps
-            done = min(done, known)
+        """Adds up the steps of the epoch; the logs are numbers, so they are done."""
+        # The last execution may have fewer steps.
+        done = min(self._done, (self.params or {}).get("steps") or self._done)
+        now = np.array([done, time.perf_counter(), time.process_time()])
+        self.seconds = now[1] - self._begin
         self.batches += done
-        if done > first:
-            self._timed += done - first
-            self._timed_s += now - first_end
-            self._timed_cpu_s += cpu - first_cpu
+        if done > self._first[0]:
+            self._timed += now - self._first
 
     @property
     def step_seconds(self) -> float | None:
         """The mean time of the steps after the first of an epoch; `None` if there were none."""
-        return self._timed_s / self._timed if self._timed else None
+        return float(self._timed[1] / self._timed[0]) if self._timed[0] else None
 
     @property
     def step_cpu_seconds(self) -> float | None:
         """The processor's seconds in such a step, of all threads; `None` if there were none."""
-        return self._timed_cpu_s / self._timed if self._timed else None
+        return float(self._timed[2] / self._timed[0]) if self._timed[0] else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +130,7 @@ class Measured:
 
 def take_rows(arrays: Any, rows: int) -> Any:
     """The first rows of arrays in any structure; `None` stays `None`."""
-    if arrays is None:
-        return None
-    return keras.tree.map_structure(lambda part: part[:rows], arrays)
+    return keras.tree.map_structure(lambda part: None if part is None else part[:rows], arrays)
 
 
 def measure_steps(
@@ -161,7 +160,7 @@ def measure_steps(
     times: dict[tuple[str, int], Timing] = {}
     small = None
     before = Snapshot(state_of(model))
-    with random_state_kept():
+    with random_state_kept(), traced_anew():
         try:
             for mode in dict.fromkeys(("data", *here)):
                 counts = (1, *here.get(mode, ()))
@@ -195,11 +194,8 @@ def compile_for(parallel: ParallelModel, batch: tuple[Any, Any]) -> tuple[Any, A
     inputs, targets = batch
     if targets is not None:
         return batch
-    parallel.compile(
-        optimizer=parallel.optimizer if parallel.compiled else "adam",
-        loss="mse",
-        jit_compile=parallel.jit_compile if parallel.compiled else "auto",
-    )
+    own = parallel.optimizer if parallel.compiled else "adam"
+    parallel.compile(own, "mse", jit_compile=parallel.jit_compile if parallel.compiled else "auto")
     outputs = keras.tree.map_structure(keras.ops.convert_to_numpy, parallel.template(inputs))
     return inputs, keras.tree.map_structure(np.zeros_like, outputs)
 
@@ -227,10 +223,9 @@ class Steps:
     def __init__(self, parallel: ParallelModel, batch: tuple[Any, Any]):
         self._batch = compile_for(parallel, batch)
         self._training = Training(parallel)
-        arrays = keras.tree.flatten(self._batch)
+        arrays = [np.asarray(part) for part in keras.tree.flatten(self._batch)]
         self._rows = len(arrays[0])
-        size = sum(np.asarray(part).nbytes for part in arrays)
-        self._most = _MOST_BYTES // max(size, 1)  # batches in memory
+        self._most = _MOST_BYTES // max(sum(part.nbytes for part in arrays), 1)  # batches in memory
 
     def warm_up(self, least: int) -> int:
         """Traces and compiles; returns how many steps a round takes, `least` or more."""

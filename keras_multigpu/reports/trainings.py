@@ -13,7 +13,7 @@ from keras_multigpu.arguments import check_model, device_counts, positive_intege
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import Mode, make_parallel
 from keras_multigpu.reports.forms import are_virtual, describe_environment
-from keras_multigpu.reports.models import Snapshot, random_state_kept, state_of
+from keras_multigpu.reports.models import Snapshot, random_state_kept, state_of, traced_anew
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
 from keras_multigpu.reports.timing import Stopwatch, Training
 
@@ -94,17 +94,17 @@ def scaling(
     check_model(model, built=True)
     _check_compiled(model, compile_with)
     before = Snapshot(state_of(model))
-    with engines.current().places_kept(model), random_state_kept():
+    with engines.current().places_kept(model), random_state_kept(), traced_anew():
         models = [make_parallel(model, count, mode, **options) for count in counts]
         try:
-            runs = _measure([_prepare(one, compile_with) for one in models], schedule, verbose)
+            runs = schedule.run([_prepare(one, compile_with) for one in models], verbose)
         finally:
             before.restore()
     used = max((one.devices for one in models), key=len)
     settings = {"model": model.name, "mode": mode, **options, **schedule.describe()}
     settings |= describe_environment(used)
-    notes = schedule.notes(runs, used)
-    return ScalingReport(runs, weak=weak, notes=notes, settings=settings)
+    notes = [_VIRTUAL] if are_virtual(used) else []
+    return ScalingReport(runs, weak=weak, notes=[*notes, *schedule.notes(runs)], settings=settings)
 
 
 def _check_compiled(model: keras.Model, compile_with: Any) -> None:
@@ -131,19 +131,6 @@ def _prepare(model: ParallelModel, compile_with: Callable[[keras.Model], Any] | 
             f"optimizer or a metric that can't be copied. Give {_COMPILE}."
         )
     return Training(model)
-
-
-def _measure(trainings: Sequence[Training], schedule: Schedule, verbose: int) -> list[Run]:
-    """Trains the models in turn, each from the same start, and times it."""
-    fits: list[list[tuple[Any, Stopwatch]]] = [[] for _ in trainings]
-    rounds = [schedule.epochs] * schedule.repeats
-    rounds = [schedule.warm_up, *rounds] if schedule.warm_up else rounds
-    progress = keras.utils.Progbar(len(trainings) * len(rounds), verbose=verbose, unit_name="run")
-    for epochs in rounds:
-        for training, found in zip(trainings, fits):
-            found.append(schedule.fit(training, epochs))
-            progress.add(1)
-    return [schedule.summarize(*pair) for pair in zip(trainings, fits)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +165,19 @@ class Schedule:
             size = _KERAS_BATCH_SIZE
         return size * devices if self.weak and size else size
 
+    def run(self, trainings: Sequence[Training], verbose: int) -> list[Run]:
+        """Trains the models in turn, each from the same start, and times it."""
+        fits: list[list[tuple[Any, Stopwatch]]] = [[] for _ in trainings]
+        rounds = [self.warm_up] * (self.warm_up > 0) + [self.epochs] * self.repeats
+        total = len(trainings) * len(rounds)
+        progress = keras.utils.Progbar(total, verbose=verbose, unit_name="run")
+        for epochs in rounds:
+            for training, found in zip(trainings, fits):
+                found.append(self.fit(training, epochs))
+                progress.add(1)
+        pairs = zip(trainings, fits)
+        return [self._summarize(len(one.model.devices), found) for one, found in pairs]
+
     def fit(self, training: Training, epochs: int) -> tuple[keras.callbacks.History, Stopwatch]:
         """Trains a parallel model; returns the history and the times."""
         x, *others = self.data if isinstance(self.data, tuple) else (self.data,)
@@ -187,38 +187,36 @@ class Schedule:
         given = {name: value for name, value in given.items() if value is not None}
         return training.fit(x, **given, epochs=epochs, steps_per_epoch=self.steps)
 
+    def _summarize(self, devices: int, fits: Sequence[tuple[Any, Stopwatch]]) -> Run:
+        """The timed fits of a model as a run."""
+        timed = [watch for _, watch in fits[-self.repeats :]]
+        history = fits[-1][0]
+        steps = [one.step_seconds for one in timed if one.step_seconds is not None]
+        return Run(
+            devices,
+            tuple(one.seconds for one in timed),
+            history.history["loss"][-1],
+            self.batch_size_on(devices),
+            timed[-1].batches,
+            tuple(steps),
+            len(history.epoch),
+        )
+
     def describe(self) -> dict[str, Any]:
         """The settings that a reader of the figures must know."""
-        found = {
+        weak = {"scaling": "weak, the batch size is per device"} if self.weak else {}
+        return {
             "batch size": self.batch_size_on(1) or "the data's own",
             "epochs": self.epochs,
             "steps of an epoch": self.steps or "all",
             "warm-up": f"{self.warm_up} epoch{'' if self.warm_up == 1 else 's'}",
             "repeats": f"{self.repeats}, in turn",
+            **weak,
         }
-        if self.weak:
-            found["scaling"] = "weak, the batch size is per device"
-        return found
 
-    def summarize(self, training: Training, fits: Sequence[tuple[Any, Stopwatch]]) -> Run:
-        """The timed fits of a model as a run."""
-        timed = fits[-self.repeats :]
-        history, watch = timed[-1]
-        steps = [one.step_seconds for _, one in timed]
-        devices = len(training.model.devices)
-        return Run(
-            devices,
-            tuple(one.seconds for _, one in timed),
-            history.history["loss"][-1],
-            self.batch_size_on(devices),
-            watch.batches,
-            tuple(one for one in steps if one is not None),
-            len(history.epoch),
-        )
-
-    def notes(self, runs: Sequence[Run], devices: Sequence[str]) -> list[str]:
+    def notes(self, runs: Sequence[Run]) -> list[str]:
         """What a reader of the figures must beware of."""
-        notes = [_VIRTUAL] if are_virtual(devices) else []
+        notes = []
         if self.steps is not None and any(run.steps != self.steps * self.epochs for run in runs):
             made = " or ".join(map(str, sorted({run.steps or 0 for run in runs})))
             notes.append(

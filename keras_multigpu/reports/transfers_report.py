@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,6 +20,7 @@ from keras_multigpu.reports.report import Column, Report
 _STEPS = ("training", "prediction")
 _NEEDED = ("weights", "activations", "gradients")
 _MUCH = 1.5  # times the least: worth a note
+_COLUMNS = [Column(name) for name in ("step", "from", "to", "kind", "copies")]
 
 
 def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
@@ -67,7 +68,7 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
     rows, count = len(keras.tree.flatten(given[0])[0]), len(parallel.devices)
     least, notes = parallel._parallel_least_bytes(rows), []
     if parallel.mode == "data" and engine.partitions and rows % count:
-        least = sum(one.bytes or 0 for one in found[True] if one.kind in _NEEDED)
+        least = sum(_by_kind(one for one in found[True] if one.kind in _NEEDED).values())
         notes = [
             f"{count} devices don't divide {rows} rows: each computes the whole batch, so nothing "
             f"has to cross, and no time is saved. Give a batch of {count * (rows // count + 1)} "
@@ -98,10 +99,8 @@ class TransfersReport(Report):
             at least; `None` if unknown.
         mode: the model's mode, as `advise` names it, if known.
         batch_size: the rows of the batch, if known.
-        hosts: the host of each device, if there are several. Other devices are on this process's
-            host, `""`.
-        settings: what else the figures depend on.
-        notes: sentences to print below the table, after the conclusions.
+        hosts: the host of each device, if there are several; this process's is `""`.
+        settings, notes: as in `Report`.
 
     Example:
         >>> sent = [Transfer("cpu:0", "cpu:1", "weights", "kernel", 2048)]
@@ -125,18 +124,13 @@ class TransfersReport(Report):
         settings: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
     ):
-        self.training = list(training)
-        self.prediction = list(prediction)
-        self.devices = tuple(devices)
-        self.least = least
-        self.mode = mode
-        self.batch_size = batch_size
-        self.hosts = dict(hosts or {})
-        columns = [Column(name) for name in ("step", "from", "to", "kind", "copies")]
-        columns.append(Column("bytes", "", show_bytes))
+        self.training, self.prediction = list(training), list(prediction)
+        self.devices, self.least = tuple(devices), least
+        self.mode, self.batch_size, self.hosts = mode, batch_size, dict(hosts or {})
         named = {"mode": mode, "batch size": batch_size, **(settings or {})}
         known = {name: value for name, value in named.items() if value is not None}
-        notes = [*self._notes(), *notes]
+        columns = [*_COLUMNS, Column("bytes", "", show_bytes)]
+        notes = [*self._conclude(), *notes]
         super().__init__("Transfers between devices", columns, self._rows(), notes, known)
 
     def bytes(self, step: str, source: str | None = None, target: str | None = None) -> dict:
@@ -147,20 +141,13 @@ class TransfersReport(Report):
             source: the device they come from, `None` for any.
             target: the device they go to, `None` for any.
         """
-        return self._sum_by_kind(
-            step, lambda one: source in (None, one.source) and target in (None, one.target)
-        )
+        found = [one for one in self._transfers(step) if source in (None, one.source)]
+        return _by_kind(one for one in found if target in (None, one.target))
 
     def between_hosts(self, step: str) -> dict[str, int]:
         """The bytes of a step by kind, counting only what crosses from one host to another."""
-        host = collections.defaultdict(str, self.hosts)
-        return self._sum_by_kind(step, lambda one: host[one.source] != host[one.target])
-
-    def _sum_by_kind(self, step: str, is_meant: Callable[[Transfer], bool]) -> dict[str, int]:
-        totals: collections.Counter[str] = collections.Counter()
-        for one in filter(is_meant, self._transfers(step)):
-            totals[one.kind] += one.bytes or 0
-        return dict(totals)
+        host, found = collections.defaultdict(str, self.hosts), self._transfers(step)
+        return _by_kind(one for one in found if host[one.source] != host[one.target])
 
     def matrix(self, step: str) -> tuple[list[str], np.ndarray]:
         """The devices, and the bytes of a step from each (rows) to each (columns)."""
@@ -182,28 +169,26 @@ class TransfersReport(Report):
             axes.set_yticks(range(len(names)), names)
             axes.set(title=f"One {step} step", xlabel="to", ylabel="from")
             for (row, column), size in np.ndenumerate(sums):
-                if size:
-                    color = "white" if size > sums.max() / 2 else "black"
-                    text = show_bytes(size)
-                    axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
+                color = "white" if size > sums.max() / 2 else "black"
+                style = {"ha": "center", "va": "center", "color": color, "fontsize": 8}
+                axes.text(column, row, show_bytes(size) if size else "", **style)
 
     def _transfers(self, step: str) -> list[Transfer]:
         check_choice("step", step, *_STEPS)
         return self.training if step == "training" else self.prediction
 
     def _rows(self) -> list[tuple[Any, ...]]:
-        rows = []
+        copies: collections.Counter[tuple[str, ...]] = collections.Counter()
+        sizes = copies.copy()
         for step in _STEPS:
-            copies: collections.Counter[tuple[str, str, str]] = collections.Counter()
-            sizes = copies.copy()
             for one in self._transfers(step):
-                key = (one.source, one.target, one.kind)
+                key = (step, one.source, one.target, one.kind)
                 copies[key] += one.copies
                 sizes[key] += one.bytes or 0
-            rows += [(step, *key, copies[key], sizes[key]) for key in sorted(copies)]
-        return rows
+        keys = sorted(copies, key=lambda key: (_STEPS.index(key[0]), *key))
+        return [(*key, copies[key], sizes[key]) for key in keys]
 
-    def _notes(self) -> list[str]:
+    def _conclude(self) -> list[str]:
         notes = []
         sent = sum(self.bytes("training").get(kind, 0) for kind in _NEEDED)
         if self.training and self.least is not None:
@@ -228,3 +213,10 @@ class TransfersReport(Report):
                 "copies, and add no bytes."
             )
         return notes
+
+
+def _by_kind(found: Iterable[Transfer]) -> dict[str, int]:
+    totals: collections.Counter[str] = collections.Counter()
+    for one in found:
+        totals[one.kind] += one.bytes or 0
+    return dict(totals)

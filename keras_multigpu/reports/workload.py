@@ -1,4 +1,4 @@
-"""What is trained, and on what."""
+"""What is trained, and on what: times and bytes of a model, and how it is divided."""
 
 from __future__ import annotations
 
@@ -6,7 +6,89 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from keras_multigpu.reports.prediction import Cut, Sizes, StepTime
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """The time of a step on one device: `fixed_s + rows * row_s` seconds."""
+
+    fixed_s: float
+    row_s: float
+
+    def seconds(self, rows: float) -> float:
+        """The time of a step on so many rows."""
+        return self.fixed_s + rows * self.row_s
+
+    def sped_up(self, factor: float) -> StepTime:
+        """The same on a device that is so many times as fast."""
+        return StepTime(self.fixed_s / factor, self.row_s / factor)
+
+    @classmethod
+    def through(cls, rows: int, seconds: float, fewer: int, shorter: float) -> StepTime:
+        """The line through the times of a batch and of a smaller one.
+
+        Neither part goes below zero: if the smaller batch took longer, that was noise.
+        """
+        slope = (seconds - shorter) / (rows - fewer)
+        row_s = min(max(slope, 0.0), seconds / rows)
+        return cls(seconds - rows * row_s, row_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The bytes of a model, and the number of its variables (`tensors`).
+
+    `weights` counts all variables, `gradients` the trainable ones, `slots` the optimizer's state.
+    `outputs`, `activations` (all that a step keeps; `None` if unknown) and `inputs` are per row.
+    `working` is what a step needs besides, however many rows there are: `None` to take the
+    gradients for it. `passing` is the part of `activations` that is not kept: a device needs it
+    even for a part of the layers. `unknown` tensors of unknown size are left out.
+    """
+
+    weights: int
+    gradients: int
+    tensors: int
+    slots: int
+    outputs: int
+    activations: int | None
+    inputs: int = 0
+    working: int | None = None
+    passing: int = 0
+    unknown: int = 0
+
+    @property
+    def work(self) -> int:
+        """What a step needs beside weights, slots and what depends on the rows."""
+        return self.gradients if self.working is None else self.working
+
+    def memory(self, rows: int, weights: float = 1.0, slots: float = 1.0) -> int | None:
+        """The bytes of a device with so many rows, and these shares of the weights and slots."""
+        if self.activations is None:
+            return None
+        state = weights * self.weights + slots * self.slots
+        return round(state) + self.work + rows * self.activations
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How mode `"model"` divides a model.
+
+    Args:
+        size: the bytes of the activations that cross in a forward pass on the whole batch; their
+            gradients cross back.
+        copies: the number of these tensors.
+        share: the busiest device's share of the work: 1 for a chain, whose parts run one after
+            the other, and 1 / n for n equal branches.
+        memory: the bytes that the busiest device keeps, if known.
+
+    Example:
+        >>> Cut(size=25_600, copies=1, share=0.5).share  # two equal branches that meet at the end
+        0.5
+    """
+
+    size: int
+    copies: int
+    share: float = 1.0
+    memory: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,21 +121,17 @@ class Workload:
     """What is trained, and on what.
 
     `by_compiler` is `Engine.partitions`: then weights stay on the devices, gradients are summed in
-    a ring, and a batch that the devices don't divide is computed whole on each. `processors` is the
-    number of devices that the processors could keep busy, for virtual devices, which share them;
-    `None` if each device has its own. `cuts` are by number of devices; `shard` is for mode
-    `"data"`. `per_host` is the number of devices in a host; `None` if one host has them all. Each
-    host has a process that computes its rows, or with `by_driver` one process drives all.
+    a ring, and a batch that the devices don't divide is computed whole on each. `cuts` are by
+    number of devices; `shard` is for mode `"data"`. `per_host` is the number of devices in a host;
+    `None` if one host has them all. Each host has a process that computes its rows.
     """
 
     step: StepTime
     batch_size: int
     sizes: Sizes
     by_compiler: bool = False
-    processors: float | None = None
     cuts: Mapping[int, Cut] = dataclasses.field(default_factory=dict)
     per_host: int | None = None
-    by_driver: bool = False
     shard: Shard | None = None
 
     def hosts(self, devices: int) -> int:

@@ -8,13 +8,25 @@ import pytest
 
 from keras_multigpu import engines
 from keras_multigpu.reports import Link, advise
-from keras_multigpu.reports.loads import compare_designs, find_load, predict_designs
-from keras_multigpu.reports.prediction import Sizes, StepTime, Traffic, predict
-from keras_multigpu.reports.traffic import driver_between, ring_between, ring_inside
-from keras_multigpu.reports.workload import Workload
+from keras_multigpu.reports.loads import (
+    find_load,
+    ring_between,
+    ring_inside,
+)
+from keras_multigpu.reports.prediction import Traffic, predict
+from keras_multigpu.reports.workload import Sizes, StepTime, Workload
 
 SIZES = Sizes(400, 400, 5, 0, 8, None, 100)
 FAST, SLOW = Link("inside", 100.0, 0.0), Link("between", 10.0, 0.0)
+
+
+@pytest.fixture
+def at_scale(monkeypatch):
+    """The benchmark that compares a ring of hosts with one driver of all."""
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2]))
+    from benchmarks import at_scale
+
+    return at_scale
 
 
 def work(rows=16, per_host=4, **changes):
@@ -46,12 +58,10 @@ def test_a_ring_of_hosts_without_a_compiler_in_closed_form():
     assert found.transfer_s == pytest.approx(inside / 100 + (400 + 16 * 8) / 10)
 
 
-def test_a_driver_in_closed_form():
-    found = driver_between(work(), 8)
+def test_a_driver_in_closed_form(at_scale):
+    found = at_scale.driver_between(work(), 8)
     assert found == Traffic(2 * 400 + 16 * 108, 2 * 400 + 16 * 8, 20)
-    assert driver_between(work(), 4) == Traffic()
-    load = find_load("data", work(by_driver=True), 8)
-    found = predict("data", 8, load, FAST, host_link=SLOW)
+    found, _ = at_scale.predict_designs(work(), 8, FAST, SLOW)
     assert found.transfer_s == pytest.approx(2 * 300 / 100 + (800 + 1728 + 800 + 128) / 10)
 
 
@@ -62,32 +72,29 @@ def test_one_host_is_as_before():
             assert find_load("data", work(by_compiler=by_compiler), count) == one
 
 
-def test_rings_have_a_limit_and_drivers_none():
+def test_rings_have_a_limit_and_drivers_none(at_scale):
     many = [4, 8, 40, 400, 4000]
     rings = [ring_between(work(), count).sent for count in many]
-    drivers = [driver_between(work(), count).sent for count in many]
+    drivers = [at_scale.driver_between(work(), count).sent for count in many]
     assert rings == sorted(rings)
     assert drivers == sorted(drivers)
     assert rings[-1] < 2 * (SIZES.gradients + 16 * SIZES.outputs)
     assert drivers[-1] > 1000 * SIZES.weights
 
 
-def test_where_one_driver_is_wrong(monkeypatch):
-    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2]))
+def test_where_one_driver_is_wrong(at_scale):
     # Each host brings 4 rows: a driver moves 800 + 4 * 116 bytes more for it, a ring 800 at most.
-    from benchmarks.at_scale import max_driver_hosts
-
     one = work(rows=4, by_compiler=True)
     free = Link("free", float("inf"))
-    assert max_driver_hosts(one, free, free, 9) == 9
-    assert max_driver_hosts(one, FAST, SLOW, 9) == 1
+    assert at_scale.max_driver_hosts(one, free, free, 9) == 9
+    assert at_scale.max_driver_hosts(one, FAST, SLOW, 9) == 1
     quick = [Link("x", speed) for speed in (1e5, 1e6, 1e7)]
-    found = [max_driver_hosts(one, free, link, 9999) for link in quick]
+    found = [at_scale.max_driver_hosts(one, free, link, 9999) for link in quick]
     assert found == sorted(found)
     assert 1 < found[0] < found[-1] < 9999
     hosts = found[1]
     times = [
-        predict_designs(dataclasses.replace(one, batch_size=4 * h), 4 * h, free, quick[1])
+        at_scale.predict_designs(dataclasses.replace(one, batch_size=4 * h), 4 * h, free, quick[1])
         for h in (hosts, hosts + 1)
     ]
     assert times[0][0].step_s <= 1.1 * times[0][1].step_s
@@ -106,11 +113,6 @@ def test_advice_over_hosts():
     for one in advice.predictions:
         assert one.load.between == ring_between(expected, one.devices)
         assert (one.load.between.sent > 0) == (one.devices > 8)
-    slow = Link("slow", 1e5)
-    notes = compare_designs(expected, (8, 64), Link("fast", 1e9), slow)
-    assert "On 64 devices in 8 hosts, a process per host (`cluster.join`) is assumed" in notes[0]
-    assert "One driver of all (`cluster.connect`, on TensorFlow) takes" in notes[0]
-    assert compare_designs(expected, (8,), Link("fast", 1e9), slow) == []
 
 
 @pytest.mark.parametrize(
@@ -138,10 +140,7 @@ def test_wrong_hosts(arguments, message):
         advise(model, 64, n_gpus=(16,), step_seconds=1.0, link="pcie4", **arguments)
 
 
-def test_the_table_of_the_benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2]))
-    from benchmarks import at_scale
-
+def test_the_table_of_the_benchmark(at_scale):
     rows = [line.split("|")[1:-1] for line in at_scale.table().splitlines()[2:]]
     assert len(rows) == 3 * 2 * 5
     assert {row[2].strip() for row in rows} == {"1", "2", "8", "64", "512"}

@@ -160,6 +160,16 @@ def test_sizes_that_are_not_known():
     assert re.search(r"\d+ tensors is known only when the step runs", str(report))
 
 
+def test_the_sizes_of_a_convolutional_model_are_known():
+    """The indices of a max pooling too, which is one of oneDNN's operations on processors."""
+    parts = [layers.Conv2D(4, 3), layers.MaxPooling2D(), layers.MaxPooling2D(3), layers.Flatten()]
+    model = keras.Sequential([keras.Input((16, 16, 1)), *parts, layers.Dense(2)])
+    model.compile("adam", "mse", jit_compile=False)
+    report = reports.memory(model, (np.ones((8, 16, 16, 1), "float32"), np.ones((8, 2))))
+    assert sum(one.unknown for one in report.held) == 0
+    assert "tensors is known only" not in str(report)
+
+
 @pytest.mark.skipif(ON_JAX, reason="XLA compiles every step there")
 def test_xla_is_told(rng):
     model = _model()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import re
 
 import keras
@@ -14,10 +15,11 @@ from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.reports import Cut, Link
 from keras_multigpu.reports.forms import read_bytes
 from keras_multigpu.reports.loads import find_load
+from keras_multigpu.reports.models import traced_anew
 from keras_multigpu.reports.plan_report import Choice, PlanReport
 from keras_multigpu.reports.planning import SHARDS
-from keras_multigpu.reports.prediction import Load, Sizes, StepTime, Traffic, predict
-from keras_multigpu.reports.workload import Shard, Workload
+from keras_multigpu.reports.prediction import Load, Traffic, predict
+from keras_multigpu.reports.workload import Shard, Sizes, StepTime, Workload
 
 ON_JAX = keras.backend.backend() == "jax"
 LINK = Link("link", 1e9, 0.0)
@@ -61,6 +63,19 @@ def test_what_fits_is_the_fastest(model, roomy):
     parallel.compile("adam", "mse")
     counted = reports.memory(parallel, (x, y)).peak
     assert first.memory == pytest.approx(counted, rel=0.1 if ON_JAX else 0.2)
+
+
+def test_tensorflow_does_not_warn_of_steps_that_are_traced_anew(model, caplog):
+    """Each size of a batch has a function; nothing is wrong with that."""
+    logger = logging.getLogger("tensorflow")
+    before, text = list(logger.filters), "5 out of the last 5 calls triggered tf.function retracing"
+    with traced_anew():
+        logger.warning(text)
+        logger.warning("another")
+    logger.warning(text)
+    reports.plan(model, 8, 2, memory="1 GB", link=LINK, steps=1)
+    assert [record.getMessage() for record in caplog.records] == ["another", text]
+    assert logger.filters == before
 
 
 def test_less_memory_asks_for_another_way(model, roomy):

@@ -1,6 +1,7 @@
 """The common form of reports: text, Markdown, HTML, DataFrame, JSON, plot, files."""
 
 import json
+import re
 import sys
 import types
 
@@ -87,9 +88,9 @@ def test_line_breaks_end_no_row():
         "",
         "- a: b c",
         "",
-        "| name<br>and more | devices | time (s) | size |",
+        "| name and more | devices | time (s) | size |",
         "| --- | ---: | ---: | ---: |",
-        "| a<br>b<br>c | 1 | 8.2 | - |",
+        "| a b c | 1 | 8.2 | - |",
         "| d\\\\\\|e | 1 | 8.2 | - |",
         "",
         "One  two.",
@@ -102,14 +103,14 @@ def test_line_breaks_end_no_row():
 def test_html_is_escaped_and_needs_nothing_else():
     text = report()._repr_html_()
     assert "<strong>Two &lt;runs&gt;</strong>" in text
-    assert '<td style="text-align: left">&lt;c&gt;</td>' in text
-    assert '<th style="text-align: right">devices</th>' in text
+    assert "<td>&lt;c&gt;</td>" in text
+    assert "<th>devices</th>" in text
     assert "<p>Measured &amp; noted.</p>" in text
     assert "<li>batch: 32</li>" in text
     for part in ("http", "<script", "<link", "src="):
         assert part not in text
-    for tag in ("div", "table", "thead", "tbody", "tr", "ul", "details"):
-        assert text.count(f"<{tag}>") == text.count(f"</{tag}>") > 0
+    for tag in ("div", "table", "tbody", "ul", "details"):
+        assert len(re.findall(rf"<{tag}\b", text)) == text.count(f"</{tag}>") > 0
 
 
 def test_code_in_html():
@@ -121,12 +122,12 @@ def test_code_in_html():
 def test_html_begins_with_what_was_found_and_a_picture(monkeypatch):
     numbers = {"rows": [("a", 1, 8.25, None), ("b", 16, 4.0, None)]}
     text = report(**numbers).to_html()
-    places = [text.index(part) for part in ("Measured &amp;", "<img", "<table>", "<details>")]
+    places = [text.index(part) for part in ("Measured &amp;", "<img", "<table", "<details>")]
     assert places == sorted(places)
     assert 'alt="Two &lt;runs&gt;" src="data:image/png;base64,iVBOR' in text
     assert "http" not in text
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert report(**numbers).to_html() == report(**numbers)._repr_html_()
+    assert report(**numbers)._repr_html_() is None  # a notebook shows the text without pandas
 
 
 def test_dataframe():
@@ -207,7 +208,11 @@ def test_a_row_of_another_length():
 
 @pytest.mark.parametrize(
     ("module", "method", "needs"),
-    [("pandas", "to_dataframe", "pandas"), ("matplotlib.figure", "plot", "matplotlib")],
+    [
+        ("pandas", "to_dataframe", "pandas"),
+        ("pandas", "to_html", "pandas"),
+        ("matplotlib.figure", "plot", "matplotlib"),
+    ],
 )
 def test_without_the_extra(monkeypatch, module, method, needs):
     monkeypatch.setitem(sys.modules, module, None)

@@ -339,7 +339,7 @@ def test_plot_of_a_placement(tmp_path):
     (axes,) = reports.plot_placement(parallel, rows=10).axes
     texts = [text.get_text() for text in axes.texts]
     assert {"user_embedding", "item_dense", "match"} <= set(texts)
-    assert texts.count(" 5.12 kB") == 1  # 10 rows of 64 numbers, there and back
+    assert texts.count("sends 5.12 kB") == 1  # 10 rows of 64 numbers, there and back
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
     assert legend == ["cpu:0", "cpu:1", "bytes that cross in a step of 10 rows"]
     with pytest.raises(ValueError, match="in mode 'model' on TensorFlow.* Received: parallel="):

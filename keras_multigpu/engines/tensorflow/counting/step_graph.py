@@ -8,6 +8,7 @@ without shapes. We merge them again, and TensorFlow infers the shapes from the f
 from __future__ import annotations
 
 import collections
+import math
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +29,9 @@ _TAG = "step"
 # A fused gradient of oneDNN. Its shape function does not know the shape of its second result,
 # the gradient by the bias.
 _WITH_BIAS = "BackpropFilterWithBias"
+# Max pooling of oneDNN. Its second result has no shape: the place of each maximum in its window, as
+# a byte, or as an integer if the window is too large for that.
+_MAX_POOL, _LARGE_WINDOW = "_MklNativeMaxPool", 255
 
 
 def graph_of_step(run: Callable[[], object]) -> StepGraph:
@@ -137,6 +141,10 @@ class StepGraph:
         for node in self.nodes.values():
             if _WITH_BIAS in node.op:
                 shapes[f"{node.name}:1"] = shapes[f"{node.name}/bias:0"]
+            maxima = shapes.get(f"{node.name}:0")
+            if node.op == _MAX_POOL and maxima is not None:
+                is_large = math.prod(node.attr["ksize"].list.i) >= _LARGE_WINDOW
+                shapes[f"{node.name}:1"] = (4 if is_large else 1) * maxima
         return shapes, dict(zip(names, [tensor.dtype for tensor in outputs]))
 
     def _add(self, merged: tf.compat.v1.GraphDef, node: tf.compat.v1.NodeDef) -> None:
