@@ -78,8 +78,8 @@ def _adapt_alike(layer: keras.Layer, own: keras.Layer) -> None:
     """Gives a clone's layer the statistics, or the words, of the template's."""
     for variable, mine in zip(layer.variables, own.variables):
         mine.assign(keras.ops.copy(variable))
-    if hasattr(layer, "save_assets"):
-        _copy_assets(layer, own)
+    if hasattr(layer, "get_vocabulary") and layer.get_vocabulary() != own.get_vocabulary():
+        own.set_vocabulary(layer.get_vocabulary(include_special_tokens=False))
     if hasattr(own, "finalize_state"):
         own.finalize_state()
 

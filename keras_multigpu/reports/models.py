@@ -102,16 +102,17 @@ def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[
     All that the first step would make exists already: weights, slots, metrics.
     """
     if not model.built:
-        model.predict_on_batch(batch[0])
+        with traced_anew():
+            model.predict_on_batch(batch[0])
     before = Snapshot(state_of(model))
     functions = model.train_function, model.predict_function
     try:
-        if training:
-            build_optimizer(model)
-            before.add(model.optimizer.variables)
-            model.test_on_batch(*batch)
-            model.reset_metrics()
         with traced_anew():
+            if training:
+                build_optimizer(model)
+                before.add(model.optimizer.variables)
+                model.test_on_batch(*batch)
+                model.reset_metrics()
             yield
     finally:
         model.train_function, model.predict_function = functions

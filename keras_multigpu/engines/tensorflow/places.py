@@ -19,6 +19,7 @@ from keras_multigpu.engines.values import Tensor
 
 _PART = re.compile(r"(?:^|/)at_place_(\d+)(?:_\d+)?(?=/|$)")
 
+_LOSS = "compile_loss"  # in which Keras computes the losses of `compile`
 _OF_VARIABLES = re.compile("(ReadVariable|Assign|Resource|VarIsInitialized|VariableShape)")
 
 
@@ -64,6 +65,8 @@ class Places:
         number = self.part_of(op)
         if number is not None:
             return self.devices[number]
+        if _LOSS in op.name:
+            return self.devices[0]  # of all outputs, with the targets
         large = {one.device for one in op.inputs if one.device and one.shape.rank != 0}
         found = large or {one.device for one in op.inputs if one.device}
         return self.devices[0] if len(found) > 1 else next(iter(found), "")
