@@ -192,3 +192,30 @@ def test_what_is_equal_by_design_is_not_told():
             parallel = _committee(make(), n)
             parallel.compile("sgd", "mse")
             parallel.fit(_X, np.zeros((32, 3)), verbose=0)
+
+
+class Bent(layers.Layer):
+    """Has settings that may change during a training."""
+
+    def __init__(self, power=1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.power, self.bounds = power, [0.0, 9.0]
+
+    def get_config(self):
+        return {**super().get_config(), "power": self.power}
+
+    def call(self, inputs):
+        return keras.ops.clip(keras.ops.abs(inputs) ** self.power, *self.bounds)
+
+
+def test_settings_that_change_on_the_template_change_in_all_members():
+    template = keras.Sequential([keras.Input((1,)), Bent(), layers.Dense(1)])
+    committee = make_parallel(template, 2, mode="tower", replicas="independent")
+    committee.predict_replicas(_X, verbose=0)
+    template.layers[0].power, template.layers[0].bounds[1] = 3.0, 0.5
+    committee.compile()
+    found = committee.predict_replicas(_X, verbose=0)
+    bent = np.clip(np.abs(_X) ** 3, 0, 0.5)
+    for member, outputs in zip(committee.replicas, found):
+        kernel, bias = member.get_weights()
+        assert difference(bent @ kernel + bias, outputs) < 1e-6
