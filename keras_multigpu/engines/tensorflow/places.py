@@ -56,10 +56,21 @@ class Places:
         found = _PART.findall(op.name)
         return int(found[-1]) if found and int(found[-1]) < len(self.devices) else None
 
+    def part_alone(self, op: tf.Operation) -> int | None:
+        """The part, if an operation is on its device, and so are the variables that it takes."""
+        number = self.part_of(op)
+        if number is None:
+            return None
+        devices = {op.device, *(one.device for one in self._handles(op))}
+        return number if devices == {self.devices[number]} else None
+
+    def _handles(self, op: tf.Operation) -> list[Tensor]:
+        return [self._outside(one) for one in op.inputs if one.dtype == tf.resource]
+
     def _device_of(self, op: tf.Operation) -> str:
         if op.device:
             return op.device  # the code's own choice
-        handles = [self._outside(one) for one in op.inputs if one.dtype == tf.resource]
+        handles = self._handles(op)
         if handles and _OF_VARIABLES.match(op.type):
             return handles[0].device
         number = self.part_of(op)

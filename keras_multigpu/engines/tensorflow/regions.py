@@ -59,9 +59,8 @@ def _regions(graph: Any, places: Places) -> list[tuple[int, list[tf.Operation]]]
     found: dict[tuple[int, int], list[tf.Operation]] = collections.defaultdict(list)
     keys: dict[int, tuple[int, int]] = {}
     for op in needed(graph, graph.outputs, slice(None)):
-        number = places.part_of(op) if _may_compile(op) else None
-        is_there = number is not None and op.device == places.devices[number]
-        part = number if number is not None and is_there else _NO_PART
+        number = places.part_alone(op) if _may_compile(op) else None
+        part = _NO_PART if number is None else number
         before = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
         known = [keys[id(one)] for one in before if id(one) in keys]
         level = max([level + (other != part) for level, other in known], default=0)

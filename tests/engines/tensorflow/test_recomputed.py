@@ -211,7 +211,7 @@ class OfAConstant(OwnGradient):
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("layer", [OwnGradient, InAFunction])
 @pytest.mark.parametrize("way", ["data", "tower", "model"])
-@pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_custom_gradients_that_find_their_weights_outside(layer, way, options):
     results = [
         trained(lambda: chained(layer()), one, options, np.random.default_rng(0))
