@@ -32,7 +32,7 @@ OURS = {
     | {"make_train_function", "make_test_function", "make_predict_function"}
     | {"trainable_variables", "non_trainable_variables", "trainable_weights"}
     | {"fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"}
-    | {"reset_metrics", "stateless_call"},
+    | {"metrics", "reset_metrics", "stateless_call"},
     "PlacedModel": {"build", "__setattr__"},
     "DataParallel": {"__init__", "stateless_call"},
 }

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import check_alike, given_value, unique
-from keras_multigpu.engines.templates import all_layers
+from keras_multigpu.engines.templates import all_layers, forget_losses
 from keras_multigpu.engines.tensorflow.places import Places
 from keras_multigpu.engines.tensorflow.regions import compiled
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
@@ -94,6 +94,7 @@ class Replicas:
         metrics = dict(zip(map(id, self._metrics(model)), self._metrics(self._models[0])))
         values = [(one, _value(one)) for one in unique(model.variables)]
         values += [(one, _value(metrics[id(one)])) for one in self._metrics(model)]
+        forget_losses(model)
         scope = ReplicaScope(values, number, is_own=is_own)
         with self._places.part(number), scope:
             outputs = model(*args, **kwargs)

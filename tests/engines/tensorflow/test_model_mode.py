@@ -30,7 +30,7 @@ def test_trains_like_one_device(case, rng, tmp_path):
     plain, template = build_equal(case)
     if not is_graph(template):
         with pytest.raises(ValueError, match="places the layers of a graph"):
-            make_parallel(template, 2, mode="model")
+            make_parallel(template, 2, mode="model", placement={"any": 1})
         return
     placement = _alternating(template, 3) if template.built else None
     parallel = make_parallel(template, 3, mode="model", placement=placement)
