@@ -232,29 +232,3 @@ def test_layers_that_are_made_late_have_the_names_of_one_device():
         layers.Dense(1)
         paths.append([variable.path for variable in model.variables] + [layers.Dense(1).name])
     assert paths[0] == paths[1]
-
-
-class Watches(keras.layers.Layer):
-    """Has a metric, of the same name in every layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.mean = keras.metrics.Mean(name="mean")
-
-    def call(self, inputs):
-        self.mean.update_state(inputs)
-        return inputs
-
-
-@pytest.mark.parametrize("mode", ["data", "tower", "model"])
-def test_metrics_of_one_name_are_told_as_by_the_template(mode, rng):
-    x, y = rng.normal(size=(8, 3)), rng.normal(size=(8, 300))
-    logs = []
-    for is_parallel in (False, True):
-        keras.utils.set_random_seed(2)
-        parts = [Watches(), keras.layers.Dense(300), Watches()]
-        model = keras.Sequential([keras.Input((3,)), *parts])
-        model = make_parallel(model, 2, mode=mode) if is_parallel else model
-        model.compile("sgd", "mse")
-        logs.append(model.fit(x, y, verbose=0).history)
-    assert difference(*logs) < 1e-4
