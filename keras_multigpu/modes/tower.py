@@ -131,7 +131,7 @@ class TowerParallel(Members):
 
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         models = [self.template, *self._parallel_clones, self._parallel_mix]
-        with lent(self, self._parallel_clones):  # their `call` runs here, and only here
+        with lent(self, self._parallel_clones):
             engines.current().build(self._parallel_call_one_by_one, (args, kwargs), models)
         self._parallel_set_apart()
 
@@ -152,7 +152,8 @@ class TowerParallel(Members):
             self._parallel_check_overwritten()
         if self._parallel_latest.unmixed:
             kwargs = {**kwargs, "training": True}
-        results = self._parallel_runner.run((args, kwargs))
+        with lent(self, self._parallel_clones):  # their `call` may read how the model is compiled
+            results = self._parallel_runner.run((args, kwargs))
         self._parallel_assign_updates(results)
         by_loss = zip(*(result.losses for result in results))
         add_losses(self, [sum(losses) / len(results) for losses in by_loss])
