@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import inspect
 import tempfile
+import types
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -138,7 +140,18 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value.values()))
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
+    if isinstance(value, types.FunctionType):
+        return not any(isinstance(one, keras.layers.Layer) for one in _kept_by(value))
     return isinstance(value, _PLAIN)
+
+
+def _kept_by(function: types.FunctionType) -> Iterator[Any]:
+    """What a function has from where it was made: the defaults, and the variables around it."""
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it has no value yet
+            yield cell.cell_contents
 
 
 def _copied(value: Any) -> Any:

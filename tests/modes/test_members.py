@@ -199,23 +199,24 @@ class Bent(layers.Layer):
 
     def __init__(self, power=1.0, **kwargs):
         super().__init__(**kwargs)
-        self.power, self.bounds = power, [0.0, 9.0]
+        self.power, self.bounds, self.shape = power, [0.0, 9.0], keras.ops.abs
 
     def get_config(self):
         return {**super().get_config(), "power": self.power}
 
     def call(self, inputs):
-        return keras.ops.clip(keras.ops.abs(inputs) ** self.power, *self.bounds)
+        return keras.ops.clip(self.shape(inputs) ** self.power, *self.bounds)
 
 
 def test_settings_that_change_on_the_template_change_in_all_members():
     template = keras.Sequential([keras.Input((1,)), Bent(), layers.Dense(1)])
     committee = make_parallel(template, 2, mode="tower", replicas="independent")
     committee.predict_replicas(_X, verbose=0)
-    template.layers[0].power, template.layers[0].bounds[1] = 3.0, 0.5
+    template.layers[0].power, template.layers[0].bounds[1] = 3.0, 0.1
+    template.layers[0].shape = lambda x: keras.ops.abs(x) / 2
     committee.compile()
     found = committee.predict_replicas(_X, verbose=0)
-    bent = np.clip(np.abs(_X) ** 3, 0, 0.5)
+    bent = np.clip(np.abs(_X / 2) ** 3, 0, 0.1)
     for member, outputs in zip(committee.replicas, found):
         kernel, bias = member.get_weights()
         assert difference(bent @ kernel + bias, outputs) < 1e-6
