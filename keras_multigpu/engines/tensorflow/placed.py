@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.runners import TrainedModel
-from keras_multigpu.engines.shared import check_alike, given_value, unique
+from keras_multigpu.engines.shared import check_alike, unique, value_of
 from keras_multigpu.engines.templates import all_layers, forget_losses
 from keras_multigpu.engines.tensorflow.places import Places
 from keras_multigpu.engines.tensorflow.regions import compiled
@@ -92,8 +92,8 @@ class Replicas:
         args, kwargs = call
         model, is_own = self._models[number], self.have_own_weights
         metrics = dict(zip(map(id, self._metrics(model)), self._metrics(self._models[0])))
-        values = [(one, _value(one)) for one in unique(model.variables)]
-        values += [(one, _value(metrics[id(one)])) for one in self._metrics(model)]
+        values = [(one, value_of(one)) for one in unique(model.variables)]
+        values += [(one, value_of(metrics[id(one)])) for one in self._metrics(model)]
         forget_losses(model)
         scope = ReplicaScope(values, number, is_own=is_own)
         with self._places.part(number), scope:
@@ -118,9 +118,3 @@ class Replicas:
 def _penalties(model: keras.Model) -> list[Any]:
     regularized = [one for one in model.trainable_weights if one.regularizer is not None]
     return [variable.regularizer(variable.value) for variable in regularized]
-
-
-def _value(variable: keras.Variable) -> Any:
-    """A variable's value in the active scope, or what stores it."""
-    given = given_value(variable)
-    return variable._value if given is None else given
