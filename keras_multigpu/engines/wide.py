@@ -56,6 +56,18 @@ def find_wide(model: keras.Model, count: int) -> dict[str, int]:
     return found
 
 
+def usable(model: keras.Model, devices: tuple[str, ...]) -> tuple[str, ...]:
+    """As many of the devices as the weights of a model can be spread over."""
+    while model.built and len(devices) > 1:
+        try:
+            find_wide(model, len(devices))
+        except ValueError:
+            devices = devices[:-1]
+        else:
+            break
+    return devices
+
+
 def names_of(model: keras.Model) -> dict[int, str]:
     """A name for each variable, by its `id`: paths alone may repeat."""
     names: dict[int, str] = {}

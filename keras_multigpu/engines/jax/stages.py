@@ -17,7 +17,7 @@ from keras_multigpu.engines.jax.state.slots import prepare, spread_slots
 from keras_multigpu.engines.runners import ModelRunner
 from keras_multigpu.engines.templates import forget_losses
 from keras_multigpu.engines.values import Call, Request, Result
-from keras_multigpu.engines.wide import SPREAD, find_wide
+from keras_multigpu.engines.wide import SPREAD, find_wide, usable
 
 
 class ShardsRunner(ModelRunner):
@@ -52,11 +52,7 @@ class ShardsRunner(ModelRunner):
     @classmethod
     def adapt(cls, request: Request) -> Request:
         """Uses as many devices as the weights can be spread over."""
-        devices = request.devices
-        if request.template.built:
-            while len(devices) > 1 and not _can_spread(request.template, len(devices)):
-                devices = devices[:-1]
-        return dataclasses.replace(request, devices=devices)
+        return dataclasses.replace(request, devices=usable(request.template, request.devices))
 
     @property
     def spreads_state(self) -> bool:
@@ -113,11 +109,3 @@ class ShardsRunner(ModelRunner):
 
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
         return spread_ids(variables, optimizer)
-
-
-def _can_spread(template: keras.Model, count: int) -> bool:
-    try:
-        find_wide(template, count)
-    except ValueError:
-        return False
-    return True

@@ -18,7 +18,7 @@ from keras_multigpu.engines.tensorflow.places import Places
 from keras_multigpu.engines.tensorflow.weights.placing import move_variables, place_updates
 from keras_multigpu.engines.tensorflow.wide import WideRunner
 from keras_multigpu.engines.values import Call, Request, Result
-from keras_multigpu.engines.wide import SPREAD
+from keras_multigpu.engines.wide import SPREAD, usable
 from keras_multigpu.graphs.costs import find_crossings, with_loss
 from keras_multigpu.graphs.graph import Graph, is_graph, read_graph, symbolic_ends
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
@@ -80,6 +80,12 @@ class StageRunner(ModelRunner):
         _check_graph(template)
         if template.built and placement:
             place_by_names(read_graph(template), placement)
+
+    @classmethod
+    def adapt(cls, request: Request) -> Request:
+        if not _is_wide(request.template, request.options.get("placement")):
+            return request
+        return dataclasses.replace(request, devices=usable(request.template, request.devices))
 
     def lay_out(self) -> None:
         in_fresh_thread(self._lay_out)

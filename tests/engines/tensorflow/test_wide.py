@@ -139,6 +139,17 @@ def test_files_and_other_numbers_of_devices(rng, tmp_path):
         assert difference(model.predict(x, verbose=0), parallel.predict(x, verbose=0)) < 1e-12
 
 
+def test_on_fewer_devices_it_uses_those_that_divide_its_layers(rng, tmp_path, monkeypatch):
+    parallel, x = _spread(_transformer()), MODELS["transformer"][1](rng)
+    parallel.save(tmp_path / "model.keras")
+    fewer = ("cpu:0", "cpu:1", "cpu:2")
+    monkeypatch.setattr("keras_multigpu.modes.saving.choose_again", lambda *_: fewer)
+    with pytest.warns(UserWarning, match="saved on 4 devices, and 3 are here: .* 2 can be used"):
+        again = keras.saving.load_model(tmp_path / "model.keras")
+    assert again.devices == fewer[:2]
+    assert difference(parallel.predict(x, verbose=0), again.predict(x, verbose=0)) < 1e-12
+
+
 def test_a_model_without_large_layers_is_told():
     small = keras.Sequential([keras.Input((3,)), layers.Dense(5)])
     with pytest.raises(ValueError, match="can be divided by 4"):
