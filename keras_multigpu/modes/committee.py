@@ -22,12 +22,14 @@ from keras_multigpu.modes.apart import seed_of, set_apart
 
 _ADAPTED = "what it was adapted to"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, np.ndarray, enum.Enum)
-# What Keras itself sets, in plain layers and models.
-_KERAS = {
-    *vars(keras.layers.Layer()),
-    *vars(keras.Model()),
-    *("_build_shapes_dict", "_called", "_parent_path", "_is_compiled", "_saved_model_inputs_spec"),
-}
+# What Keras sets after a layer or a model was made.
+_LATER = (
+    "_build_shapes_dict",
+    "_called",
+    "_parent_path",
+    "_is_compiled",
+    "_saved_model_inputs_spec",
+)
 
 
 def clone(template: keras.Model, number: int) -> keras.Model:
@@ -93,6 +95,15 @@ def _finish(model: keras.Model) -> None:
             layer.finalize_state()
 
 
+@functools.cache
+def _kerass_own() -> frozenset[str]:
+    """The attributes that Keras itself sets, in plain layers and models."""
+    # Their names and types are given: Keras counts no name, and its default type stays open.
+    options = {"name": "plain", "dtype": "float32"}
+    plain = keras.layers.Layer(**options), keras.Model(**options)
+    return frozenset({*_LATER, *(name for one in plain for name in vars(one))})
+
+
 def settings_of(model: keras.Model) -> dict[int, dict[str, Any]]:
     """The plain values that are attributes of each layer, by the layer's `id`; not Keras's own."""
     found = {}
@@ -100,7 +111,7 @@ def settings_of(model: keras.Model) -> dict[int, dict[str, Any]]:
         found[id(layer)] = {
             name: _copied(value)
             for name, value in vars(layer).items()
-            if name not in _KERAS and _is_plain(value)
+            if name not in _kerass_own() and _is_plain(value)
         }
         if hasattr(layer, "adapt"):
             found[id(layer)][_ADAPTED] = _Adapted(layer)

@@ -375,6 +375,17 @@ def test_modules_with_extras_are_there_when_they_are_used():
     assert "AttributeError: keras_multigpu.sparse needs the library `xxhash`" in done.stderr
 
 
+def test_nothing_of_keras_is_settled_by_the_import():
+    code = (
+        "import keras_multigpu as k, keras\n"
+        "k.sparse, k.zoo, k.reports, k.cluster, k.layers\n"
+        "keras.config.set_floatx('float64')\n"
+        "print(keras.config.dtype_policy().name, keras.layers.Dense(1).name, keras.Model().name)\n"
+    )
+    done = run_python("-c", code)
+    assert done.stdout.split() == ["float64", "dense", "model"], done.stderr
+
+
 def test_the_public_names():
     assert keras_multigpu.__all__ == [
         "__version__",
