@@ -12,6 +12,7 @@ SCRIPT = pathlib.Path(process.__file__)
 QUICK = ("fewer_epochs", "sets_the_rate_after_a_batch")
 # One of each kind; `python -m support.out_of_step` tries all, in half an hour on each backend.
 SLOW = (
+    "all_fail_and_go_on",
     "a_generator_ends_early",
     "another_batch_size",
     "does_not_validate",

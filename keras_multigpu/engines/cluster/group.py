@@ -178,8 +178,11 @@ class Group(Members):
             more, call.coming = call.coming(), lambda: 0
             call.steps += more
 
-    def check(self, silence: float | None = None) -> None:
-        """Raises a `ClusterError` if a process is lost, by default after `timeout` of silence."""
+    def check(self, silence: float | None = None, *, heeds_failures: bool = True) -> None:
+        """Raises a `ClusterError` if a process is lost, by default after `timeout` of silence.
+
+        Without `heeds_failures`, one that has left the call with an error is no loss yet.
+        """
         if self.broken is not None:
             raise self.broken
         calls, told = list(self._calls), self._board.read("")
@@ -187,7 +190,7 @@ class Group(Members):
             # The reasons first: a process that has failed ends.
             if f"given up/{number}" in told:
                 raise self._given_up(number, *json.loads(told[f"given up/{number}"]))
-            failures = [f"failures/{call.number}" for call in calls]
+            failures = [f"failures/{call.number}" for call in calls if heeds_failures]
             for kind in (*failures, "ended"):
                 if f"{kind}/{number}" in told:
                     raise self._break(number, f"It has {told[f'{kind}/{number}']}.", RESTART)

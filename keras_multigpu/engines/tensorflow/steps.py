@@ -148,7 +148,8 @@ class TensorFlowSteps(Steps):
         forms = str([(tuple(one.shape), str(one.dtype)) for one in variables])
         other = group.differing(f"the shapes of {when}", forms)
         values = [variable._value for variable in variables]
-        first = None if other is not None else self._peers.of_first(values)
+        with group.exchanging():
+            first = None if other is not None else self._peers.of_first(values)
         if first is None:
             raise group.differs(*(other or found), "weights")
         for variable, value in zip(variables, first):

@@ -810,3 +810,20 @@ def looks_and_saves(odd):
         model.template.save_weights(path)
 
     fit(build(), epochs=5, callbacks=at(odd, "on_epoch_end", look))
+
+
+@way(None)
+def all_fail_and_go_on(odd):
+    """The same error in all, in one of them later: while a step is traced, and in a callback."""
+    os.environ["LATE"] = "2.5" if odd else "0"  # what a metric holds is compared
+
+    def fail(*_):
+        time.sleep(float(os.environ["LATE"]))
+        raise ArithmeticError("on purpose")
+
+    failing = {"metrics": [fail]}, {"callbacks": at(True, "on_epoch_end", fail)}
+    for compiled, fitted in ((failing[0], {}), ({}, failing[1])):
+        try:
+            fit(build(**compiled), **fitted)
+        except ArithmeticError:
+            fit(build())

@@ -22,6 +22,7 @@ class Group(group.Group):
     """
 
     is_in_step = False
+    _is_exchanging = False
 
     failures = (
         tf.errors.AbortedError,
@@ -44,7 +45,7 @@ class Group(group.Group):
         def watch() -> None:
             while not is_over.wait(BEAT):
                 try:
-                    self.check()
+                    self.check(heeds_failures=not self._computes_alone())
                 except ClusterError:  # kept in `broken`, and raised by `explained`
                     abort_collectives()
                     return
@@ -57,6 +58,24 @@ class Group(group.Group):
         finally:
             is_over.set()
             thread.join()
+
+    def _computes_alone(self) -> bool:
+        """Whether this process waits for no other: it traces a step, or is between two steps.
+
+        An error of another one may then be its own too, a moment later: all may go on after it.
+        """
+        if self.is_in_step:
+            return not self.call.coming()
+        return self.call.is_loop and not self._is_exchanging
+
+    @contextlib.contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Scope of what all processes compute together between two steps."""
+        self._is_exchanging = True
+        try:
+            yield
+        finally:
+            self._is_exchanging = False
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
