@@ -9,8 +9,9 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.modes.apart import set_apart, warn_of_equal
-from keras_multigpu.modes.committee import changed_settings, clone, follow, settings_of
+from keras_multigpu.modes.committee import clone
 from keras_multigpu.modes.own_losses import OwnLosses
+from keras_multigpu.modes.settings import changed_settings, follow, settings_of
 
 
 class Members(OwnLosses):

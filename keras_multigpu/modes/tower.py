@@ -14,11 +14,12 @@ from keras_multigpu.graphs.costs import row_bytes
 from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
 from keras_multigpu.layers.outputs import hand_on_logits
-from keras_multigpu.modes.committee import check_loss_scale, settings_of
+from keras_multigpu.modes.committee import check_loss_scale
 from keras_multigpu.modes.losses import add_losses
 from keras_multigpu.modes.members import Members
 from keras_multigpu.modes.mixed import LatestUse, features_of
 from keras_multigpu.modes.one_model import lent
+from keras_multigpu.modes.settings import settings_of
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
