@@ -6,13 +6,14 @@ compiled with what was good on real data. Use them with `make_parallel` like any
 
 from keras_multigpu.zoo.artificial import make_clicks, make_ratings, make_reviews
 from keras_multigpu.zoo.autorec import RatingBiases, autorec, historic_autorec
-from keras_multigpu.zoo.batches import RatingBatches, ReviewPairs
+from keras_multigpu.zoo.batches import RatingBatches
 from keras_multigpu.zoo.deepconn import FactorizationMachine, deepconn
 from keras_multigpu.zoo.rating_errors import ObservedError, RatingMAE, RatingRMSE
 from keras_multigpu.zoo.rating_scores import RatingScore, evaluate_ratings
 from keras_multigpu.zoo.ratings import Ratings, read_ratings
 from keras_multigpu.zoo.recommending import recommend
-from keras_multigpu.zoo.reviews import Reviews, read_reviews
+from keras_multigpu.zoo.review_lines import read_reviews
+from keras_multigpu.zoo.reviews import ReviewPairs, Reviews
 from keras_multigpu.zoo.wide import WideModel, wide
 
 __all__ = [
