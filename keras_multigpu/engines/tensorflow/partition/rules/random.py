@@ -38,58 +38,65 @@ def draw(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if values[0].const is None:
         return None
     dims, dtype = tuple(values[0].const), op.outputs[0].dtype
-    attributes = {
-        **attributes_of(op),
-        "Tshape": tf.compat.v1.AttrValue(type=tf.int32.as_datatype_enum),
-    }
-    symbols = symbols_of(dims) - {BATCH}
-    can_skip = op.type in _BY_COUNTER and dtype in _PER_COUNT
-
-    def all_numbers(local: Any, *rest: Any) -> list[Any]:
-        return create(op.type, [local.shape(dims, tf.int32), *rest], attributes, op.name)
-
-    def whole(local: Any, *rest: Any) -> list[Any]:
-        if not local.is_compiled:
-            return all_numbers(local, *rest)
-        # XLA draws other numbers than TensorFlow, and compiles not all that is around.
-        drawn = tf.function(
-            lambda *rest: all_numbers(local.inner(), *rest), autograph=False, jit_compile=True
-        )
-        return list(drawn(*rest))
-
-    def own(local: Any, key: Any, counter: Any, *rest: Any) -> list[Any]:
-        if local.is_compiled:
-            unit = planner.unit_of(dims[0])
-            begins = [local.first_entry(unit), *[0] * (len(dims) - 1)]
-            sizes = [local.entries(unit), *[-1] * (len(dims) - 1)]
-            (drawn,) = whole(local, key, counter, *rest)
-            return [tf.slice(drawn, tf.stack(begins), tf.stack(sizes))]
-        row = local.dim(product((planner.unit_of(dims[0]), *dims[1:])))
-        begin, count = local.begin * row, local.rows * row
-        shape = local.shape(dims, tf.int32, Split(0))
-        skipped = 0
-        if can_skip:
-            per = _PER_COUNT[dtype]
-            counter = counter + tf.cast(tf.stack([begin // per, 0]), tf.uint64)
-            skipped, total = begin % per, begin % per + count
-        else:
-            skipped, total = begin, local.dim(product(dims))
-        inputs = [tf.reshape(total, [1]), key, counter, *rest]
-        flat = create(op.type, inputs, attributes, op.name)[0]
-        return [tf.reshape(tf.slice(flat, [skipped], [count]), shape)]
+    unit = planner.unit_of(dims[0]) if dims else None
+    draws = _Draws(op, dims, unit)
 
     def make(layout: Layout) -> Item | None:
         if isinstance(layout, (Whole, Copied)):
-            is_one = isinstance(layout, Whole)
-            inputs = [planner.get(value, WHOLE if is_one else COPIED) for value in values[1:]]
-            place = 0 if is_one else EACH
-            return planner.add(whole, inputs, place, [dtype], name=op.name, symbols=symbols)[0]
-        if layout != Split(0) or planner.unit_of(dims[0]) is None:
+            emit, place = draws.whole, 0 if isinstance(layout, Whole) else EACH
+        elif layout == Split(0) and unit is not None:
+            emit, place = draws.own, EACH
+        else:
             return None
-        inputs = [planner.get(value, COPIED) for value in values[1:]]
-        return planner.add(own, inputs, EACH, [dtype], name=op.name, symbols=symbols)[0]
+        inputs = [planner.get(value, COPIED if place == EACH else WHOLE) for value in values[1:]]
+        symbols = symbols_of(dims) - {BATCH}
+        return planner.add(emit, inputs, place, [dtype], name=op.name, symbols=symbols)[0]
 
     return [Value(dtype, dims, make=make)]
+
+
+class _Draws:
+    """Writes an operation that draws numbers of a shape; `unit` is its first size for each row."""
+
+    def __init__(self, op: tf.Operation, dims: tuple[Any, ...], unit: Any):
+        self._type, self._name, self._dims, self._unit = op.type, op.name, dims, unit
+        self._dtype = op.outputs[0].dtype
+        of_shape = tf.compat.v1.AttrValue(type=tf.int32.as_datatype_enum)
+        self._attributes = {**attributes_of(op), "Tshape": of_shape}
+
+    def _create(self, shape: Any, *rest: Any) -> Any:
+        return create(self._type, [shape, *rest], self._attributes, self._name)[0]
+
+    def whole(self, local: Any, *rest: Any) -> list[Any]:
+        """All numbers."""
+        if not local.is_compiled:
+            return [self._create(local.shape(self._dims, tf.int32), *rest)]
+
+        # XLA draws other numbers than TensorFlow, and compiles not all that is around.
+        @tf.function(autograph=False, jit_compile=True)
+        def drawn(*rest: Any) -> Any:
+            return self._create(local.inner().shape(self._dims, tf.int32), *rest)
+
+        return [drawn(*rest)]
+
+    def own(self, local: Any, key: Any, counter: Any, *rest: Any) -> list[Any]:
+        """Those of a device's rows."""
+        dims = self._dims
+        if local.is_compiled:
+            (drawn,) = self.whole(local, key, counter, *rest)
+            begins = [local.first_entry(self._unit), *[0] * (len(dims) - 1)]
+            sizes = [local.entries(self._unit), *[-1] * (len(dims) - 1)]
+            return [tf.slice(drawn, tf.stack(begins), tf.stack(sizes))]
+        row = local.dim(product((self._unit, *dims[1:])))
+        begin, count = local.begin * row, local.rows * row
+        skipped, total = begin, local.dim(product(dims))
+        if self._type in _BY_COUNTER and self._dtype in _PER_COUNT:
+            per = _PER_COUNT[self._dtype]
+            counter = counter + tf.cast(tf.stack([begin // per, 0]), tf.uint64)
+            skipped, total = begin % per, begin % per + count
+        flat = self._create(tf.reshape(total, [1]), key, counter, *rest)
+        shape = local.shape(dims, tf.int32, Split(0))
+        return [tf.reshape(tf.slice(flat, [skipped], [count]), shape)]
 
 
 @RULES.rule("StatelessRandomGetAlg")
