@@ -160,3 +160,20 @@ def test_metrics_of_one_name_are_told_as_by_the_template(mode, rng):
         model.compile("sgd", "mse")
         logs.append(model.fit(x, y, verbose=0).history)
     assert difference(*logs) < 1e-4
+
+
+@pytest.mark.parametrize("options", [{"mode": "tower"}, {"mode": "model"}], ids=str)
+def test_a_loop_that_xla_compiles_around(options, rng):
+    """The loop hands on the weights that it reads; some of them are on another device."""
+    x, y = rng.normal(size=(12, 5, 4)).astype("float32"), rng.normal(size=(12, 2))
+    results = []
+    for is_parallel in (False, True):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((5, 4))
+        hidden = layers.LSTM(6, return_sequences=True)(inputs)
+        model = keras.Model(inputs, layers.Dense(2)(layers.LSTM(6)(hidden)))
+        model = make_parallel(model, 2, **options) if is_parallel else model
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+        history = model.fit(x, y, 12, epochs=2, shuffle=False, verbose=0).history
+        results.append([history["loss"], model.get_weights(), model.predict(x, verbose=0)])
+    assert difference(*results) < 1e-5
