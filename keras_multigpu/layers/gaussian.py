@@ -6,6 +6,7 @@ A tensor of Gaussians has shape `(..., 2 d)`: d columns of means, then d columns
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import keras
@@ -36,8 +37,8 @@ class GaussianMix(Mix):
         variance: the variance of replicas that don't output one, positive.
         own_variance: whether replicas output their variance. True: an output of shape `(..., 2 d)`
             has d means, then d raw values; the variances are `softplus(raw) + 1e-6`. False: all
-            columns are means. None: True for outputs of two columns, False for others; set False
-            if two columns are two means.
+            columns are means. None: True for outputs of two columns, False for others, with a
+            warning unless `variance` is given.
         **kwargs: those of `keras.Layer`.
 
     Input: a list with one structure per replica, of tensors of shape `(..., d)` or `(..., 2 d)`;
@@ -48,6 +49,10 @@ class GaussianMix(Mix):
     Raises:
         ValueError: if an argument or input is of another kind, or if the number of columns does
             not fit or is unknown.
+
+    Warns:
+        UserWarning: if neither argument is given and an output has not two columns, which are then
+            means of variance 1.
 
     Example:
         >>> import numpy as np
@@ -62,6 +67,7 @@ class GaussianMix(Mix):
         self.variance = finite_number("variance", variance, expected, lambda one: one > 0)
         check_flag("own_variance", own_variance, or_none="True for outputs of two columns")
         self.own_variance = own_variance
+        self._is_told = False
 
     def call(self, outputs: list[Any]) -> Any:
         return mix_leaves(self._mix, outputs)
@@ -91,7 +97,22 @@ class GaussianMix(Mix):
                 f"own_variance={self.own_variance}. Give each mean a column for its variance, or "
                 "set `own_variance=False`."
             )
+        if self.own_variance is None and self.variance == 1.0 and columns != 2:
+            self._tell(columns)
         return columns // 2 if has_own else columns
+
+    def _tell(self, columns: int) -> None:
+        """Warns, once, that nothing learns the noise of the targets."""
+        if self._is_told:
+            return
+        self._is_told = True
+        warnings.warn(
+            "A `GaussianMix` takes other than two columns as means, and gives each replica the "
+            f"variance 1, which nothing learns. Received: outputs of {columns} columns. If the "
+            "second half are raw variances, pass `mix=GaussianMix(own_variance=True)`; if all are "
+            "means, `own_variance=False`.",
+            stacklevel=2,
+        )
 
     def compute_output_shape(self, outputs_shape: list[Any]) -> Any:
         def mixed(shape: Any) -> Any:
@@ -211,6 +232,7 @@ def _fit_targets(y_true: Any, y_pred: Any) -> tuple[Any, Any, Any]:
             f"`y_true` must have the shape of the means, {expected}: one column for each two of "
             f"the prediction. Received: y_true of shape {tuple(y_true.shape)} and y_pred of shape "
             f"{tuple(y_pred.shape)}. Reshape the targets, or change the columns that the model "
-            "gives."
+            "gives. Where replicas give several means, then as many raw variances, pass "
+            "`mix=GaussianMix(own_variance=True)`."
         )
     return keras.ops.reshape(y_true, keras.ops.shape(mean)), mean, variance

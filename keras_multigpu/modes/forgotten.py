@@ -13,37 +13,43 @@ import keras
 
 from keras_multigpu.modes.one_model import OneModel
 
+_TRAINING = ("fit", "train_on_batch")
+
 
 def watch_template(template: Any, devices: int) -> None:
     """Warns when a template is trained before any parallel model of it is used.
 
-    A stand-in for the template's `fit`, which removes itself at the first use of either model. The
-    two share their attributes, so it is called for both.
+    Stand-ins for the template's `fit` and `train_on_batch`, which remove themselves at the first
+    use of either model. The two share their attributes, so they are called for both.
     """
-    if devices == 1 or "fit" in vars(template):
-        return
+    for method in _TRAINING if devices > 1 else ():
+        if method not in vars(template):
+            vars(template)[method] = types.MethodType(_watch(template, method, devices), template)
 
-    @functools.wraps(type(template).fit)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+
+def _watch(template: Any, method: str, devices: int) -> Any:
+    @functools.wraps(getattr(type(template), method))
+    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
         note_use(self)
         if not isinstance(self, OneModel):
             warnings.warn(
                 f"{self.name!r} is trained on one device: a parallel model of it, on {devices} "
-                "devices, was made and never used. Received: `fit` of the model itself. Call `fit` "
-                "of what `make_parallel` returns: `parallel = make_parallel(model)`, "
+                f"devices, was made and never used. Received: `{method}` of the model itself. Call "
+                "that of what `make_parallel` returns: `parallel = make_parallel(model)`, "
                 "`parallel.compile(...)`, `parallel.fit(...)`.",
                 stacklevel=2,
             )
-        return self.fit(*args, **kwargs)
+        return getattr(self, method)(*args, **kwargs)
 
-    fit.is_watch = True  # type: ignore[attr-defined]
-    vars(template)["fit"] = types.MethodType(fit, template)
+    train.is_watch = True  # type: ignore[attr-defined]
+    return train
 
 
 def note_use(model: Any) -> None:
     """A model is used: its template, the same for all its parallel models, is watched no more."""
-    if getattr(vars(model).get("fit"), "is_watch", False):
-        del vars(model)["fit"]
+    for method in _TRAINING:
+        if getattr(vars(model).get(method), "is_watch", False):
+            del vars(model)[method]
 
 
 def check_compiled(parallel: Any, method: str) -> None:

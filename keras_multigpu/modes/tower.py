@@ -220,6 +220,24 @@ class TowerParallel(Members):
             if self._parallel_clones and self._parallel_trained_apart:
                 check_loss_scale(value)
 
+    def load_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Loads the weights from a file, as Keras does.
+
+        Raises:
+            ValueError: if the file has not the weights of all replicas and of the mix.
+        """
+        try:
+            super().load_weights(*args, **kwargs)
+        except ValueError as error:
+            if self._parallel_options["replicas"] == "shared":
+                raise
+            raise ValueError(
+                "A committee reads the weights of a committee: of as many replicas, with the same "
+                f"mix. Received: {args or kwargs}, from which Keras could not load all: {error} "
+                "Give a plain model's weights to each replica: `for one in committee.replicas: "
+                "one.load_weights(path)`."
+            ) from error
+
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """Exports the replicas and their mix for serving, without device names in the graph.
 

@@ -43,19 +43,19 @@ def _show(value: float, unit: str) -> str:
 
 
 def read_bytes(name: str, size: Any) -> int:
-    """A number of bytes, from a number or a text such as `"24 GB"` or `"80GiB"`.
+    """The bytes of a device's memory, from a number or a text such as `"24 GB"` or `"80GiB"`.
 
     Raises:
-        ValueError: if it is neither, or not positive.
+        ValueError: if it is neither, or below 1000 without a unit: surely a number of gigabytes.
     """
     found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     if found:
         power = " kMGT".index(found[2].replace("K", "k") or " ")
         size = float(found[1]) * (1024 if found[3] else 1000) ** power
     is_number = isinstance(size, numbers.Real) and not isinstance(size, bool)
-    if not is_number or not 1 <= size < math.inf:
+    if not is_number or not (1 if found else 1000) <= size < math.inf:
         raise ValueError(
-            f"`{name}` must be a number of bytes, or a text with a unit. Received: "
+            f"`{name}` must be a number of bytes, 1000 or more, or a text with a unit. Received: "
             f"{name}={size!r}. Give `{name}='24 GB'`, for example."
         )
     return int(size)

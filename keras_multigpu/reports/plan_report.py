@@ -136,9 +136,12 @@ class PlanReport(Report):
             least = f" The least is {show_bytes(min(known))} on a device." if known else ""
             return f"None of {len(self.choices)} ways fits.{least}"
         best, time = fitting[0], show_seconds(fitting[0].update_s)
-        text = f"The fastest that fits takes {time}: {best.call}"
+        text = f"The fastest that fits takes {time}: {best.call}."
+        alone = next((one for one in fitting if one.devices == 1), None)
         others = [one for one in fitting if one.devices > 1]
-        if best.devices > 1 or not others:
+        if best is not alone:
+            return text if alone is None else f"{text}{_doubt(best, alone)}"
+        if not others:
             return text
         return (
             f"Stay on one device: an update takes {time} there, and "
@@ -157,6 +160,18 @@ class PlanReport(Report):
         draw_bars(left, labels, {"": sizes}, xlabel="memory of a device (MB)", color=color)
         draw_bars(right, labels, {"": times}, xlabel="update with a whole batch (ms)", color=color)
         figure.suptitle(self.title)
+
+
+def _doubt(best: Choice, alone: Choice) -> str:
+    """Says so if one device may be as fast, as far as a prediction tells."""
+    ratio = alone.update_s / best.update_s
+    low, high = (ratio * end / best.prediction.speedup for end in best.prediction.speedup_range)
+    if low > 1:
+        return ""
+    return (
+        f" One device takes {show_seconds(alone.update_s)}, and may be as fast: {low:.2f} to "
+        f"{high:.2f} times is as far as a prediction tells. Run `reports.scaling` on the devices."
+    )
 
 
 _TABLE: dict[Column, Callable[[Choice], Any]] = {

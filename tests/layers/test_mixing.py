@@ -17,7 +17,8 @@ from keras_multigpu.layers import (
 )
 from keras_multigpu.layers.mixing import get_mix, mean_of_replicas
 
-pytestmark = pytest.mark.thin(5)
+# Where all columns are means, a variance is fixed.
+pytestmark = [pytest.mark.thin(5), pytest.mark.filterwarnings("ignore:A `GaussianMix` takes")]
 
 tensorflow_only = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="a kind of tensor that only TensorFlow has"
@@ -102,6 +103,17 @@ def test_gaussian_of_assumed_variance(rng, replicas):
     columns = [part[:, 0] for part in parts]
     expected = np.stack([np.mean(columns, axis=0), 1 + np.var(columns, axis=0)], axis=-1)
     assert difference(array(GaussianMix()(columns)), expected) < 1e-6
+
+
+@pytest.mark.filterwarnings("error:A `GaussianMix` takes")
+def test_a_variance_that_nothing_learns(rng):
+    mix = GaussianMix()
+    with pytest.warns(UserWarning, match=r"outputs of 1 columns.*own_variance=True"):
+        mix(parts_of(rng, 5, 1))
+    mix(parts_of(rng, 5, 1))  # once
+    for chosen in ({"variance": 0.5}, {"own_variance": False}):
+        GaussianMix(**chosen)(parts_of(rng, 5, 1))
+    GaussianMix()(parts_of(rng, 5, 2))
 
 
 @pytest.mark.parametrize(("own_variance", "d"), [(None, 1), (True, 1), (True, 3)])

@@ -53,8 +53,18 @@ def test_a_model_is_trained_in_place_of_its_parallel_model(kind, is_dropped):
         history = model.fit(X, Y, epochs=2, verbose=0)
     assert caught[0].filename == __file__
     assert len(history.history["loss"]) == 2
-    assert "fit" not in vars(model)
+    assert not {"fit", "train_on_batch"} & set(vars(model))
     model.fit(X, Y, verbose=0)  # once
+
+
+def test_a_loop_that_trains_the_model_batch_by_batch():
+    model = build()
+    make_parallel(model, 2)
+    with pytest.warns(UserWarning, match=f"{NEVER_USED}.*`train_on_batch` of the model itself"):
+        model.train_on_batch(X, Y)
+    assert not {"fit", "train_on_batch"} & set(vars(model))
+    model.train_on_batch(X, Y)
+    assert model.optimizer.iterations == 2
 
 
 USES = {
@@ -107,6 +117,7 @@ def test_copies_are_not_watched(copied):
     other = copied(model)
     before = model.get_weights()
     other.fit(X, Y, verbose=0)
+    other.train_on_batch(X, Y)
     assert difference(before, model.get_weights()) == 0
     assert difference(before, other.get_weights()) > 0
 

@@ -96,3 +96,16 @@ def test_weights_loaded_by_the_template_after_the_first_prediction(rng, tmp_path
     after = parallel.predict(x, verbose=0)
     assert difference(before, after) > 1e-3
     assert difference(after, other.predict(x, verbose=0)) < 2e-5
+
+
+def test_a_plain_models_file_for_a_committee(tmp_path):
+    template = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    path = str(tmp_path / "plain.weights.h5")
+    template.save_weights(path)
+    committee = make_parallel(template, 2, mode="tower", replicas="independent")
+    with pytest.raises(ValueError, match=r"reads the weights of a committee(.|\n)*Give a plain model"):
+        committee.load_weights(path)
+    for member in committee.replicas:
+        member.load_weights(path)
+    first, second = (member.get_weights() for member in committee.replicas)
+    assert all(map(np.array_equal, first, second))
