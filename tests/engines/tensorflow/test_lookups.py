@@ -166,7 +166,7 @@ def test_types_of_indices(dtype, lookups):
     [(False, False), (False, True), (True, False)],
     ids=["dense", "xla", "sparse"],
 )
-def test_no_row_crosses(sparse, compiled):
+def test_no_row_crosses(sparse, compiled, caplog):
     sent = []
     for width in (1001, 4005):
         parallel = make_parallel(_build(width=width, sparse_gradient=sparse), 4, shard="weights")
@@ -175,6 +175,7 @@ def test_no_row_crosses(sparse, compiled):
     assert sent[0] == sent[1]
     assert sent[0][0] < 1001 * 4 * 8 / 4
     assert sent[0][1] == 0  # touched rows, whose number is not known, don't cross either
+    assert not [one for one in caplog.messages if "not a valid node name" in one]
 
 
 def test_without_shard_the_table_crosses():

@@ -72,7 +72,9 @@ def _sums(dtype: tf.DType) -> Callable[..., Any]:
 
 
 def _dense(shape: tf.TensorShape, kept: tf.DType) -> Callable[..., Any]:
-    def run(_: Tensor, upstream: Tensor, indices: Tensor, weights: Tensor | None = None) -> Tensor:
+    def run(
+        size: Tensor, upstream: Tensor, indices: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
         gradient = rows.of_all_rows(upstream, indices, weights, shape, upstream.dtype)
         return tf.cast(gradient, kept)
 
@@ -81,7 +83,7 @@ def _dense(shape: tf.TensorShape, kept: tf.DType) -> Callable[..., Any]:
 
 def _touched(shape: tf.TensorShape, kept: tf.DType) -> Callable[..., Any]:
     def run(
-        _: Tensor, upstream: Tensor, indices: Tensor, weights: Tensor | None = None
+        size: Tensor, upstream: Tensor, indices: Tensor, weights: Tensor | None = None
     ) -> list[Tensor]:
         found = rows.of_rows_touched(upstream, indices, weights, shape, upstream.dtype)
         return [tf.cast(found.values, kept), found.indices]
