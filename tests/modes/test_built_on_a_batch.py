@@ -61,3 +61,32 @@ def test_goes_on_from_a_file(way, rng, tmp_path):
     plain, parallel = keras.models.load_model(path), keras.models.load_model(path)
     parallel = make_parallel(parallel, 4)
     assert difference(_trained(plain, *data), _trained(parallel, *data)) < 1e-5
+
+
+class Unbuilt(keras.Model):
+    """Its layers, and so the optimizer's slots, are built by the first training step."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = keras.layers.Dense(48, "tanh"), keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.head(self.hidden(x))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"mode": "model"}, {"shard": "optimizer"}, {"shard": "weights"}, {}, {"mode": "tower"}],
+    ids=str,
+)
+def test_functions_of_several_sizes_of_batches_use_the_same_slots(options, rng):
+    x, y = rng.normal(size=(12, 30)).astype("float32"), rng.normal(size=(12, 2)).astype("float32")
+    results = []
+    for is_parallel in (False, True):
+        keras.utils.set_random_seed(3)
+        model = make_parallel(Unbuilt(), 3, **options) if is_parallel else Unbuilt()
+        model.compile(keras.optimizers.RMSprop(0.01, momentum=0.5), "mse")
+        logs = [model.train_on_batch(x[:n], y[:n]) for n in (6, 3, 6, 9, 3, 6)]
+        variables = [*model.weights, *model.optimizer.variables]
+        results.append([logs, *map(keras.ops.convert_to_numpy, variables)])
+    assert difference(*results) < 1e-4

@@ -174,17 +174,20 @@ class Partition:
         Not if the step builds layers, whose variables the optimizer has to know.
         """
         optimizer: Any = getattr(model, "optimizer", None)
-        if not isinstance(optimizer, keras.Optimizer):
+        if not isinstance(optimizer, keras.Optimizer) or optimizer.built:
             return  # `compile` may be the user's, and the optimizer whatever it is given
-        are_built = all(one.built for one in templates.all_layers(model.template))
+        if all(one.built for one in templates.all_layers(model.template)):
+            in_fresh_thread(lambda: optimizer.build(model.trainable_variables))
+            self.lay_out(model)
 
-        def build() -> None:
-            if are_built and not optimizer.built:
-                optimizer.build(model.trainable_variables)
-            if self.homes is not None:
-                self.homes.lay_out(optimizer.variables)
+    def lay_out(self, model: TrainedModel) -> None:
+        """Moves the optimizer's slots to where they are kept.
 
-        in_fresh_thread(build)
+        Not while a step is traced, unless they are new: another function may use them already.
+        """
+        homes, optimizer = self.homes, getattr(model, "optimizer", None)
+        if homes is not None and isinstance(optimizer, keras.Optimizer):
+            in_fresh_thread(lambda: homes.lay_out(optimizer.variables))
 
     def _warn_of_eager_steps(self, model: TrainedModel) -> None:
         self._warn(

@@ -46,6 +46,9 @@ class Placed:
             return step(*args, **kwargs)
         return self._run(step, args, kwargs, bool(model.jit_compile))
 
+    def lay_out(self, model: TrainedModel) -> None:
+        """Slots are made where they are kept: see `weights.placing.place_updates`."""
+
     def function(self, step: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """A user's own step: see `ParallelModel.function`."""
 

@@ -95,6 +95,7 @@ class TensorFlowSteps(Steps):
         return None if self._peers is None else processes.current()
 
     def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
+        self._partition.lay_out(self._model)
         self._drop_stale()
         check_no_strategy(self._model)
         if self._partition.is_one_device:
@@ -137,9 +138,7 @@ class TensorFlowSteps(Steps):
         in any order.
         """
         assert self._peers is not None
-        model = self._model
-        optimizer = getattr(model, "optimizer", None)
-        variables = [*model.variables, *(optimizer.variables if optimizer else ())]
+        variables = self._variables()
         values = [variable._value.numpy() for variable in variables]
         found = group.differing(when, str(digest_of(values, sys.maxsize)))
         if found is None:
@@ -183,8 +182,8 @@ class TensorFlowSteps(Steps):
                 result = partition.step(self._model, step, name, (args, kwargs))
             else:
                 result = self._step_together(step, name, args, kwargs)
-            # A layer may be built in the step, and its variables be moved before the next loop.
-            for one in self._model.variables:
+            # They may be built in the step, and be moved before the next loop.
+            for one in self._variables():
                 self._traced_with.setdefault(id(one), (one, one._value))
             return result
 
@@ -217,10 +216,16 @@ class TensorFlowSteps(Steps):
         with self._watched.weights(), joint.writing(self) as is_writer:
             yield is_writer
 
+    def _variables(self) -> list[keras.Variable]:
+        """The weights, the other state, and the optimizer's."""
+        optimizer = getattr(self._model, "optimizer", None)
+        slots = optimizer.variables if isinstance(optimizer, keras.Optimizer) else []
+        return [*self._model.variables, *slots]
+
     def _drop_stale(self) -> None:
         """Drops functions that were traced with variables that have moved since."""
         before, model = self._traced_with, self._model
-        now = {id(variable): (variable, variable._value) for variable in model.variables}
+        now = {id(variable): (variable, variable._value) for variable in self._variables()}
         self._traced_with = now
         if any(now[key][1] is not before[key][1] for key in now.keys() & before.keys()):
             drop_functions(model)
