@@ -103,7 +103,9 @@ def test_a_plain_models_file_for_a_committee(tmp_path):
     path = str(tmp_path / "plain.weights.h5")
     template.save_weights(path)
     committee = make_parallel(template, 2, mode="tower", replicas="independent")
-    with pytest.raises(ValueError, match=r"reads the weights of a committee(.|\n)*Give a plain model"):
+    with pytest.raises(
+        ValueError, match=r"reads the weights of a committee(.|\n)*Give a plain model"
+    ):
         committee.load_weights(path)
     for member in committee.replicas:
         member.load_weights(path)

@@ -72,8 +72,8 @@ class Places:
         if op.device:
             return op.device  # the code's own choice
         handles = self._handles(op)
-        if handles and _OF_VARIABLES.match(op.type):
-            return handles[0].device
+        if handles and (_OF_VARIABLES.match(op.type) or "_XlaMustCompile" in op.node_def.attr):
+            return handles[0].device  # XLA finds no variable of another device
         number = self.part_of(op)
         if number is not None:
             return self.devices[number]

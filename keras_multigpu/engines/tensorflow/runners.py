@@ -35,6 +35,7 @@ from keras_multigpu.engines.tensorflow.weights.placing import (
     add_uses,
     clip_by_member,
     drop_functions,
+    following,
     place_updates,
 )
 from keras_multigpu.engines.values import Call, Kept, Request, Result, Tensor
@@ -79,7 +80,9 @@ class PartitionRunner(DataRunner):
                 "On TensorFlow `parallel.function` needs devices of one process. Received: a model "
                 "over joined processes. Write a `train_step` and call `fit`."
             )
-        made = self.partition.function(step, jit_compile, rows)
+        made = following(
+            lambda: self.partition.function(step, jit_compile, rows), step, [self.template]
+        )
 
         @functools.wraps(step)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -110,11 +113,14 @@ class PartitionRunner(DataRunner):
         return Kept(share, share, tables_by_rows(template.weights, count))
 
     def lay_out(self) -> None:
-        in_fresh_thread(lambda: self._lay_out(self.template.weights))
+        in_fresh_thread(self._place)
 
-    def place(self) -> None:
+    def _place(self) -> None:
         if self._lay_out(self.template.weights):
             drop_functions(self.template)  # the parallel models' are dropped by their steps
+
+    def place(self) -> None:
+        self._place()
         if self._homes is not None:
             # XLA compiles for one device, and finds no weights on others.
             self.template.jit_compile = False
@@ -182,7 +188,9 @@ class CommitteeRunner(TowerRunner):
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
-        return self.partition.function(step, bool(jit_compile))
+        return following(
+            lambda: self.partition.function(step, bool(jit_compile)), step, self._models
+        )
 
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
         if not self._replicas.have_own_weights:

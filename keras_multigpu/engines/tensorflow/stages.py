@@ -15,7 +15,11 @@ from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.placed import Placed
 from keras_multigpu.engines.tensorflow.places import Places
-from keras_multigpu.engines.tensorflow.weights.placing import move_variables, place_updates
+from keras_multigpu.engines.tensorflow.weights.placing import (
+    following,
+    move_variables,
+    place_updates,
+)
 from keras_multigpu.engines.tensorflow.wide import WideRunner
 from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.engines.wide import SPREAD, usable
@@ -123,7 +127,9 @@ class StageRunner(ModelRunner):
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
-        return self.partition.function(step, bool(jit_compile))
+        return following(
+            lambda: self.partition.function(step, bool(jit_compile)), step, [self._template]
+        )
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         place_updates(optimizer)

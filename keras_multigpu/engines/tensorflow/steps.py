@@ -27,7 +27,7 @@ from keras_multigpu.engines.tensorflow.placed import Placed
 from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, PartitionRunner
 from keras_multigpu.engines.tensorflow.stages import StageRunner
 from keras_multigpu.engines.tensorflow.watched import Watched
-from keras_multigpu.engines.tensorflow.weights.placing import drop_functions
+from keras_multigpu.engines.tensorflow.weights.placing import Moves, drop_functions
 from keras_multigpu.engines.tensorflow.wide import WideRunner
 
 
@@ -46,7 +46,7 @@ class TensorFlowSteps(Steps):
         assert isinstance(runner, (PartitionRunner, CommitteeRunner, StageRunner, WideRunner))
         self._partition: Partition | Placed = runner.partition
         self._watched = Watched(model)
-        self._traced_with: dict[int, tuple[keras.Variable, Any]] = {}
+        self._moves = Moves()
 
     def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._watched.scope():
@@ -96,7 +96,9 @@ class TensorFlowSteps(Steps):
 
     def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         self._partition.lay_out(self._model)
-        self._drop_stale()
+        # Functions that were traced with variables that have moved since are stale.
+        if self._moves.found(self._variables()):
+            drop_functions(self._model)
         check_no_strategy(self._model)
         if self._partition.is_one_device:
             return make(force)
@@ -183,8 +185,7 @@ class TensorFlowSteps(Steps):
             else:
                 result = self._step_together(step, name, args, kwargs)
             # They may be built in the step, and be moved before the next loop.
-            for one in self._variables():
-                self._traced_with.setdefault(id(one), (one, one._value))
+            self._moves.note(self._variables())
             return result
 
         return on_all
@@ -221,11 +222,3 @@ class TensorFlowSteps(Steps):
         optimizer = getattr(self._model, "optimizer", None)
         slots = optimizer.variables if isinstance(optimizer, keras.Optimizer) else []
         return [*self._model.variables, *slots]
-
-    def _drop_stale(self) -> None:
-        """Drops functions that were traced with variables that have moved since."""
-        before, model = self._traced_with, self._model
-        now = {id(variable): (variable, variable._value) for variable in self._variables()}
-        self._traced_with = now
-        if any(now[key][1] is not before[key][1] for key in now.keys() & before.keys()):
-            drop_functions(model)

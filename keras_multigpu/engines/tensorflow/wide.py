@@ -17,7 +17,7 @@ from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.partitioned import Partition
 from keras_multigpu.engines.tensorflow.weights.divided import division_of
 from keras_multigpu.engines.tensorflow.weights.homes import Homes
-from keras_multigpu.engines.tensorflow.weights.placing import drop_functions
+from keras_multigpu.engines.tensorflow.weights.placing import drop_functions, following
 from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.engines.wide import find_wide, names_of
 
@@ -52,12 +52,15 @@ class WideRunner(ModelRunner):
                     # Slots are known by their shapes: equal ones are cut alike.
                     axes.setdefault(tuple(variable.shape), found[names[id(variable)]])
         self.partition.homes = Homes(self._devices, axes)
-        in_fresh_thread(self.place)
+        in_fresh_thread(self._place)
 
-    def place(self) -> None:
+    def _place(self) -> None:
         assert self.partition.homes is not None
         if self.partition.homes.lay_out(self._template.variables):
             drop_functions(self._template)
+
+    def place(self) -> None:
+        self._place()
         if self.placement:
             # XLA compiles for one device, and finds no weights on others.
             self._template.jit_compile = False
@@ -73,7 +76,9 @@ class WideRunner(ModelRunner):
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
-        return self.partition.function(step, jit_compile, rows)
+        return following(
+            lambda: self.partition.function(step, jit_compile, rows), step, [self._template]
+        )
 
     @property
     def placement(self) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers, optimizers
 from support.parity import difference
 
@@ -186,3 +187,31 @@ def test_whole_weights_are_updated_where_they_are():
     trained = sum(np.asarray(weight).nbytes for weight in model.trainable_weights)
     crossing = sum(one.bytes for one in report.training if one.kind != "inputs")
     assert crossing < 1.05 * 2 * 2 * trained  # the weights to both, and their gradients
+
+
+def _moved(step_of, rng):
+    """What a function computes that was traced before the weights moved, and what is right."""
+    template = keras.Sequential([keras.Input((40,)), layers.Dense(40)])
+    x = tf.constant(rng.normal(size=(4, 40)), "float32")
+    step = step_of(template)
+    step(x)
+    make_parallel(template, 3, shard="weights")
+    template.set_weights([2 * one for one in template.get_weights()])
+    return step(x), x.numpy() @ template.get_weights()[0]
+
+
+# A model without `shard` doesn't know the parts that another one has made.
+@pytest.mark.filterwarnings("ignore:100% of")
+def test_what_was_traced_before_weights_moved_is_traced_again(rng):
+    for step_of in (
+        lambda template: lambda x: template.predict(x, verbose=0),
+        lambda template: make_parallel(template, 2).function(lambda x: template(x)),
+        lambda template: make_parallel(template, 2, mode="tower").function(lambda x: template(x)),
+    ):
+        found, expected = _moved(step_of, rng)
+        assert difference(np.asarray(found), expected) < 1e-5
+
+
+def test_what_nobody_can_trace_again_fails(rng):
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        _moved(lambda template: tf.function(lambda x: template(x)), rng)

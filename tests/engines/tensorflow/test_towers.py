@@ -177,3 +177,26 @@ def test_a_loop_that_xla_compiles_around(options, rng):
         history = model.fit(x, y, 12, epochs=2, shuffle=False, verbose=0).history
         results.append([history["loss"], model.get_weights(), model.predict(x, verbose=0)])
     assert difference(*results) < 1e-5
+
+
+@pytest.mark.parametrize("options", [{"mode": "tower"}, {"mode": "model"}], ids=str)
+def test_convolutions_that_keras_compiles_with_xla(options, rng):
+    """In groups: Keras calls a compiled function, which reads the kernel."""
+    x, y = rng.normal(size=(12, 5, 5, 4)).astype("float32"), rng.normal(size=(12, 2))
+    results = []
+    for is_parallel in (False, True):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential(
+            [
+                keras.Input((5, 5, 4)),
+                layers.Conv2D(4, 3, groups=2),
+                layers.Conv2D(4, 3, groups=2),
+                layers.Flatten(),
+                layers.Dense(2),
+            ]
+        )
+        model = make_parallel(model, 2, **options) if is_parallel else model
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        history = model.fit(x, y, 12, epochs=2, shuffle=False, verbose=0).history
+        results.append([history["loss"], model.get_weights(), model.predict(x, verbose=0)])
+    assert difference(*results) < 1e-5

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -125,7 +126,7 @@ def move_variable(variable: keras.Variable, home: str | Division) -> bool:
     """Moves a variable's value to a device, or its parts to several; whether it was elsewhere.
 
     TensorFlow can't move a variable, so Keras's variable gets a new `tf.Variable`. Optimizers know
-    variables by TensorFlow's id, which the new one takes over. The old one is destroyed: functions
+    variables by TensorFlow's id, which the new one takes over. The old one is left empty: functions
     traced with it fail, instead of using stale values.
     """
     old, before = variable._value, division_of(variable)
@@ -147,10 +148,45 @@ def move_variable(variable: keras.Variable, home: str | Division) -> bool:
                 aggregation=old.aggregation,
             )
             variable._value._unique_id = old._unique_id
-    with tf.init_scope():
-        for one in [old] if before is None else [old.link, *old.parts]:
-            tf.raw_ops.DestroyResourceOp(resource=one.handle, ignore_lookup_error=True)
+    for one in [old] if before is None else old.parts:
+        with tf.init_scope(), tf.device(one.device):
+            none = tf.zeros([0], one.dtype)
+            tf.raw_ops.AssignVariableOp(resource=one.handle, value=none, validate_shape=False)
     return True
+
+
+class Moves:
+    """Tells whether variables have moved since something was traced with them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[keras.Variable, Any]] = {}
+
+    def note(self, variables: Iterable[keras.Variable]) -> None:
+        """Notes where variables are that it has not seen before."""
+        for one in variables:
+            self._known.setdefault(id(one), (one, one._value))
+
+    def found(self, variables: Iterable[keras.Variable]) -> bool:
+        """Whether one of them has moved since it was noted; notes where they are now."""
+        before, now = self._known, {id(one): (one, one._value) for one in variables}
+        self._known = now
+        return any(now[key][1] is not before[key][1] for key in now.keys() & before.keys())
+
+
+def following(
+    make: Callable[[], Callable[..., Any]], step: Callable[..., Any], models: Sequence[keras.Model]
+) -> Callable[..., Any]:
+    """A function of `step`, made by `make`, and again when variables of the models have moved."""
+    moves, made = Moves(), make()
+
+    @functools.wraps(step)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal made
+        if moves.found(one for model in models for one in model.variables):
+            made = make()
+        return made(*args, **kwargs)
+
+    return run
 
 
 def move_variables(
