@@ -237,8 +237,8 @@ def _check_template(model: Any) -> None:
     if isinstance(model, ParallelModel):
         raise ValueError(
             f"`model` is a parallel model already, on {len(model.devices)} devices. "
-            f"Received: model={model!r}. Pass its template, `model.template`, which is an ordinary "
-            "model. If a report then misses `compile`: the template is compiled apart."
+            f"Received: model={model!r}. Pass its template, `model.template`: an ordinary "
+            "model, which is compiled apart."
         )
 
 
