@@ -123,7 +123,8 @@ class ParallelModel(SavedModel):
         """Makes a training step of your own run on all devices, with the numbers of one.
 
         The step may call any number of models, use tapes or `jax.grad`, and apply optimizers. On
-        TensorFlow the result is a `tf.function`, on JAX a `jax.jit` function.
+        TensorFlow it is traced as a `tf.function` is, and again if the model's weights have moved;
+        on JAX the result is a `jax.jit` function.
 
         Args:
             step: a function of structures of tensors.
