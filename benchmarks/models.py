@@ -51,8 +51,9 @@ class Benchmark:
         model.compile("adam", loss, metrics=["accuracy"], jit_compile=jit_compile)
 
 
-def _resnet50() -> keras.Model:
-    return keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=_CLASSES)
+def _resnet50(side: int = 64) -> keras.Model:
+    shape = (side, side, 3)
+    return keras.applications.ResNet50(weights=None, input_shape=shape, classes=_CLASSES)
 
 
 def _convnet() -> keras.Model:
@@ -84,13 +85,13 @@ def _text() -> keras.Model:
     )
 
 
-def _transformer() -> keras.Model:
-    inputs = keras.Input((64,), dtype="int32")
-    x = layers.Embedding(_VOCABULARY, 128)(inputs)
-    for _ in range(2):
-        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, 32)(x, x))
-        hidden = layers.Dense(256, activation="gelu")(x)
-        x = layers.LayerNormalization()(x + layers.Dense(128)(hidden))
+def _transformer(blocks: int = 2, heads: int = 4, width: int = 128, words: int = 64) -> keras.Model:
+    inputs = keras.Input((words,), dtype="int32")
+    x = layers.Embedding(_VOCABULARY, width)(inputs)
+    for _ in range(blocks):
+        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(heads, width // heads)(x, x))
+        hidden = layers.Dense(2 * width, activation="gelu")(x)
+        x = layers.LayerNormalization()(x + layers.Dense(width)(hidden))
     return keras.Model(inputs, layers.Dense(_CLASSES)(layers.GlobalAveragePooling1D()(x)))
 
 
@@ -140,4 +141,11 @@ MODELS = {
     "text": Benchmark(_text, 128, (64,), vocabulary=_VOCABULARY),
     "transformer": Benchmark(_transformer, 64, (64,), vocabulary=_VOCABULARY),
     "wide": Benchmark(_wide, 1024, (40,), vocabulary=_WIDTH),
+}
+# Too large for processors: for machines with GPUs.
+LARGE = {
+    "resnet50_224": Benchmark(lambda: _resnet50(224), 128, (224, 224, 3), is_softmax=True),
+    "transformer_768": Benchmark(
+        lambda: _transformer(12, 12, 768, 128), 64, (128,), vocabulary=_VOCABULARY
+    ),
 }

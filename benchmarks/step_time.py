@@ -22,7 +22,7 @@ from typing import Any
 import keras
 
 from benchmarks import processes
-from benchmarks.models import MODELS
+from benchmarks.models import LARGE, MODELS
 
 _BACKEND = keras.backend.backend()
 _PEERS = {"tensorflow": ("mirrored", "MirroredStrategy"), "jax": ("distributed", "DataParallel")}
@@ -32,6 +32,10 @@ _MORE = {
     "sharded": "keras_multigpu, shard='weights'",
     "laid_out": "ModelParallel, laid out by hand",
     "mirrored_sync": "MirroredStrategy, synchronized",
+}
+_KINDS = {
+    "cpu": "logical CPU devices with one intra-op thread each",
+    "gpu": "GPUs, or parts of one where the machine has fewer",
 }
 # One thread per operation, as if each device were one core.
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
@@ -151,7 +155,7 @@ def report(
     for key, (unit, title) in FIGURES.items():
         header = [*start, *(f"{name}, {unit}" for name in sides.values())]
         rows = [
-            [model, str(MODELS[model].batch_size), str(count)]
+            [model, str({**MODELS, **LARGE}[model].batch_size), str(count)]
             + [figures.show(key, model, side, count) for side in sides]
             + [figures.ratio(key, model, side, count) for side in others]
             for model in models
@@ -167,7 +171,7 @@ def report(
 
 def _parse() -> argparse.Namespace:
     parser = processes.make_parser("step_time", __doc__)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=[*MODELS, *LARGE])
     parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 8], metavar="N")
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument("--steps", type=int, default=10, help="timed steps in a process")
@@ -197,7 +201,7 @@ def main() -> None:
         "host": processes.host(),
         "versions": processes.merge_versions(results),
         "setting": f"`{options.call}`, {options.repeats} rounds, medians of {options.steps} steps, "
-        "Adam, logical CPU devices with one intra-op thread each, "
+        f"Adam, {_KINDS[next((one['device'] for one in results if 'device' in one), 'cpu')]}, "
         f"jit_compile={options.jit or _BACKEND == 'jax'}",
     }
     print("\n".join(f"- {text}" for text in environment.values()), end="\n\n")

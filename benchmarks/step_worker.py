@@ -20,11 +20,12 @@ import keras
 import numpy as np
 
 import keras_multigpu
-from benchmarks.models import DEEPCONN, MODELS, Benchmark
+from benchmarks.models import DEEPCONN, LARGE, MODELS, Benchmark
 from benchmarks.processes import answer
 
 _BACKEND = keras.backend.backend()
 _WARM_UP = 3
+_PART_MB = 12_000  # of a GPU's memory
 
 
 class Clock(keras.callbacks.Callback):
@@ -47,13 +48,20 @@ class Clock(keras.callbacks.Callback):
 def split_processor(devices: int) -> None:
     """Makes logical CPU devices with one thread per operation, as if each were one core.
 
-    With JAX the flags in `step_time` set the thread.
+    With JAX the flags in `step_time` set the thread. TensorFlow cuts the first GPU of a machine
+    that has one, but fewer than devices.
     """
-    keras_multigpu.use_virtual_devices(devices)
     if _BACKEND == "tensorflow":
         import tensorflow as tf
 
+        gpus = tf.config.list_physical_devices("GPU")
+        if gpus:
+            part = tf.config.LogicalDeviceConfiguration(memory_limit=_PART_MB)
+            if len(gpus) < devices:
+                tf.config.set_logical_device_configuration(gpus[0], [part] * devices)
+            return
         tf.config.threading.set_intra_op_parallelism_threads(1)
+    keras_multigpu.use_virtual_devices(devices)
 
 
 def _data(batch: tuple[Any, Any], steps: int, call: str) -> dict[str, Any]:
@@ -110,7 +118,7 @@ def _compiled(benchmark: Benchmark, side: str, devices: int, jit: bool) -> list[
     if side in ("mirrored", "mirrored_sync"):
         import tensorflow as tf
 
-        strategy = tf.distribute.MirroredStrategy([f"/cpu:{index}" for index in range(devices)])
+        strategy = tf.distribute.MirroredStrategy(list(keras_multigpu.list_devices()[:devices]))
         with strategy.scope():
             model = benchmark.build()
             for layer in model.layers:
@@ -144,7 +152,7 @@ def measure(
             `"towers"`, an independent replica on every device, or `"separate"`, as many plain
             models, trained one after the other: a step is then one of each, added up;
             `"branches"` or `"alternating"`, a placement of the layers of `"deepconn"`.
-        model: a name in `MODELS`, or `"deepconn"`.
+        model: a name in `MODELS` or `LARGE`, or `"deepconn"`.
         devices: the number of logical devices; plain models use the first.
         steps: the number of steps to time, after the first one and the warm-up.
         jit: compile with XLA, as JAX always does.
@@ -152,7 +160,7 @@ def measure(
     """
     split_processor(devices)
     keras.utils.set_random_seed(0)
-    benchmark = DEEPCONN if model == "deepconn" else MODELS[model]
+    benchmark = {"deepconn": DEEPCONN, **MODELS, **LARGE}[model]
     models = _compiled(benchmark, side, devices, jit or _BACKEND == "jax")
     clocks = []
     for one in models:
@@ -164,6 +172,7 @@ def measure(
         "all_steps_ms": _added([_intervals_ms(clock.wall[1 + _WARM_UP :]) for clock in clocks]),
         "all_cpu_ms": _added([_intervals_ms(clock.cpu[1 + _WARM_UP :]) for clock in clocks]),
         "peak_mb": _peak_mb(),
+        "device": keras_multigpu.list_devices()[0].partition(":")[0],
     }
 
 

@@ -120,6 +120,8 @@ def work_of(op: tf.Operation, inputs: Sequence[Value], outputs: Sequence[Value])
     sizes = [elements_of(one.dims) for one in inputs if one.dtype not in (tf.resource, tf.variant)]
     if op.type in ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum") and len(sizes) == 2:
         return 2 * math.sqrt(max(1.0, sizes[0] * sizes[1] * of_result))  # exact for (m, k) x (k, n)
+    if op.type.startswith("CudnnRNN"):  # its parameters, for each step of each sequence
+        return 2 * sizes[3] * elements_of((inputs[0].dims or ())[:2])
     if op.type.startswith(("Conv", "Depthwise")) and inputs[0].dims is not None:
         return _convolution(op, inputs, outputs)
     return max([of_result, *sizes])
