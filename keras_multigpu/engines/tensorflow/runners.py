@@ -36,6 +36,7 @@ from keras_multigpu.engines.tensorflow.weights.placing import (
     clip_by_member,
     drop_functions,
     following,
+    leave_to_one_device,
     place_updates,
 )
 from keras_multigpu.engines.values import Call, Kept, Request, Result, Tensor
@@ -121,9 +122,7 @@ class PartitionRunner(DataRunner):
 
     def place(self) -> None:
         self._place()
-        if self._homes is not None:
-            # XLA compiles for one device, and finds no weights on others.
-            self.template.jit_compile = False
+        leave_to_one_device(self.template)
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         if isinstance(optimizer, keras.Optimizer):  # not in every `compile` of a user's

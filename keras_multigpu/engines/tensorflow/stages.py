@@ -17,6 +17,7 @@ from keras_multigpu.engines.tensorflow.placed import Placed
 from keras_multigpu.engines.tensorflow.places import Places
 from keras_multigpu.engines.tensorflow.weights.placing import (
     following,
+    leave_to_one_device,
     move_variables,
     place_updates,
 )
@@ -115,6 +116,7 @@ class StageRunner(ModelRunner):
 
     def place(self) -> None:
         move_variables(self._homes, self._template)
+        leave_to_one_device(self._template)
 
     def run(self, call: Call) -> Result:
         assert self._stages is not None

@@ -17,7 +17,11 @@ from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.partitioned import Partition
 from keras_multigpu.engines.tensorflow.weights.divided import division_of
 from keras_multigpu.engines.tensorflow.weights.homes import Homes
-from keras_multigpu.engines.tensorflow.weights.placing import drop_functions, following
+from keras_multigpu.engines.tensorflow.weights.placing import (
+    drop_functions,
+    following,
+    leave_to_one_device,
+)
 from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.engines.wide import find_wide, names_of
 
@@ -61,9 +65,7 @@ class WideRunner(ModelRunner):
 
     def place(self) -> None:
         self._place()
-        if self.placement:
-            # XLA compiles for one device, and finds no weights on others.
-            self._template.jit_compile = False
+        leave_to_one_device(self._template)
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         if isinstance(optimizer, keras.Optimizer):  # not in every `compile` of a user's

@@ -168,6 +168,16 @@ def test_only_the_template_is_kept_from_xla():
 
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
+@pytest.mark.parametrize("options", [{"mode": "model"}, {"shard": "weights"}], ids=str)
+def test_a_compiled_template_goes_on_alone(options):
+    template = _build()
+    template.compile("sgd", "mse", jit_compile=True)
+    parallel = make_parallel(template, 2, **options)
+    parallel.fit(*_batch(), verbose=0)
+    template.fit(*_batch(), verbose=0)  # XLA finds no weights on other devices
+    assert (parallel.jit_compile, template.jit_compile) == (True, False)
+
+
 def test_weights_that_a_model_no_longer_has_have_no_home():
     parallel = make_parallel(_build(), N, shard="weights")
     before = parallel.placement

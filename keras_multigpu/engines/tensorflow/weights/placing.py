@@ -155,6 +155,16 @@ def move_variable(variable: keras.Variable, home: str | Division) -> bool:
     return True
 
 
+def leave_to_one_device(template: keras.Model) -> None:
+    """Lets a template run by itself wherever its weights are.
+
+    XLA compiles for one device, and finds no weights on others.
+    """
+    homes = {division_of(one) or one._value.device for one in template.variables}
+    if len(homes) > 1 or any(isinstance(one, Division) for one in homes):
+        template.jit_compile = False
+
+
 class Moves:
     """Tells whether variables have moved since something was traced with them."""
 
