@@ -167,7 +167,6 @@ def test_only_the_template_is_kept_from_xla():
     assert (parallel.jit_compile, template.jit_compile) == (True, False)
 
 
-@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
 @pytest.mark.parametrize("options", [{"mode": "model"}, {"shard": "weights"}], ids=str)
 def test_a_compiled_template_goes_on_alone(options):
     template = _build()
@@ -178,6 +177,7 @@ def test_a_compiled_template_goes_on_alone(options):
     assert (parallel.jit_compile, template.jit_compile) == (True, False)
 
 
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
 def test_weights_that_a_model_no_longer_has_have_no_home():
     parallel = make_parallel(_build(), N, shard="weights")
     before = parallel.placement

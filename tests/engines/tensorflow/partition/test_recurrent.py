@@ -145,7 +145,6 @@ def _whole_gradient():
 MODELS = {
     "lstm": lambda: _sequences(layers.LSTM),
     "gru": lambda: _sequences(layers.GRU),
-    "backwards": lambda: _sequences(layers.LSTM, go_backwards=True),
     "masked": _words,
     "two ways": _two_ways,
     "whole gradient": _whole_gradient,

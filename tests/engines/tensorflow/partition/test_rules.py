@@ -13,7 +13,8 @@ from keras_multigpu.engines.tensorflow.partition.rules import RULES, control, li
 from keras_multigpu.engines.tensorflow.partition.rules.random import draw_whole
 
 # Tested where whole steps are.
-ELSEWHERE = {*control.RULES, *lists.RULES, *sparse.RULES, *state.RULES, *CHECKS} - {
+_CUDNN = {"CudnnRNNV3", "CudnnRNNBackpropV3"}
+ELSEWHERE = {*control.RULES, *lists.RULES, *sparse.RULES, *state.RULES, *CHECKS, *_CUDNN} - {
     "AddN",
     "ZerosLike",
 }
