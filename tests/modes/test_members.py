@@ -57,6 +57,7 @@ def _random(model):
     return [one.numpy() for one in model.trainable_variables if "kernel" in one.name]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("make", [Seeded, Nested])
 @pytest.mark.parametrize("begin", ["unbuilt", "built", "trained"])
 def test_fixed_seeds_differ_by_member(make, begin):

@@ -148,6 +148,7 @@ CALLS_LAYERS = "ignore:Own calls layers directly:UserWarning"
 
 
 @pytest.mark.filterwarnings(CALLS_LAYERS)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", LOSSES)
 def test_members_are_as_if_trained_alone(name, rng):
     committee, logs, alone = _trained_together_and_alone(LOSSES[name](), _data(rng))
@@ -155,6 +156,7 @@ def test_members_are_as_if_trained_alone(name, rng):
     assert len({float(one.scale.value) for one in committee.replicas}) == COUNT
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("settings", [{"run_eagerly": True}, {"jit_compile": True}], ids=str)
 def test_with_other_settings(settings, rng):
     template = LOSSES["a weight that it assigns"]()

@@ -406,6 +406,7 @@ def test_whole_models_are_loaded_in_safe_mode(replicas, mix, rng, tmp_path):
     assert difference(variables(parallel), variables(loaded)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_weights_loaded_before_a_training(wrapped, rng, tmp_path):
     """The optimizer has no state yet. Keras warns, and loads the rest."""

@@ -1,20 +1,21 @@
 """The graphs of one step, one per device, as TensorFlow runs them.
 
 Before TensorFlow runs a function, it optimizes the graph and cuts it into one graph per device,
-with a send and a receive for every tensor that crosses. `tf.summary.trace_on` exports these graphs
-without shapes. We merge them again, and TensorFlow infers the shapes from the function's arguments.
+with a send and a receive for every tensor that crosses. It exports these graphs without shapes. We
+merge them again, and TensorFlow infers the shapes from the function's arguments.
 """
 
 from __future__ import annotations
 
 import collections
 import math
-import pathlib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+# `tf.summary.trace_off` leaves the collection on: each function that runs later would be kept.
+from tensorflow.python.eager import context  # noqa: TID251
 
 SENDS = ("_Send", "_HostSend")
 RECEIVES = ("_Recv", "_HostRecv")
@@ -24,8 +25,6 @@ CUT = ("Reshape", "Slice", "SplitV", "StridedSlice")
 JOIN = ("Concat", "ConcatV2")
 # Prepended to node names, because TensorFlow reserves some names when it imports graphs.
 _PREFIX = "merged/"
-# The step's name in the file of traces.
-_TAG = "step"
 # A fused gradient of oneDNN. Its shape function does not know the shape of its second result,
 # the gradient by the bias.
 _WITH_BIAS = "BackpropFilterWithBias"
@@ -45,31 +44,15 @@ def _function_graphs(run: Callable[[], object]) -> Any:
 
     TensorFlow also exports the functions that it calls, although they were inlined.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        writer = tf.summary.create_file_writer(folder)
-        with writer.as_default():
-            try:
-                # TensorFlow keeps collecting after a trace: export what is left over first.
-                for name, step in (("before", lambda: None), (_TAG, run)):
-                    tf.summary.trace_on(graph=True, profiler=False)
-                    step()
-                    tf.summary.trace_export(name, step=0)
-            finally:
-                tf.summary.trace_off()
-        writer.close()
-        found = [
-            graphs
-            for metadata in _metadata(next(pathlib.Path(folder).iterdir()))
-            for graphs in metadata.function_graphs
-        ]
+    runtime = context.context()
+    runtime.enable_graph_collection()
+    try:
+        runtime.export_run_metadata()  # what was collected before
+        run()
+        found = runtime.export_run_metadata().function_graphs
+    finally:
+        runtime.disable_graph_collection()
     return max(found, key=lambda one: sum(len(graph.node) for graph in one.partition_graphs))
-
-
-def _metadata(file: pathlib.Path) -> Iterator[tf.compat.v1.RunMetadata]:
-    for record in tf.data.TFRecordDataset(str(file)):
-        for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value:
-            for text in value.tensor.string_val if value.tag == _TAG else ():
-                yield tf.compat.v1.RunMetadata.FromString(text)
 
 
 class StepGraph:

@@ -149,11 +149,12 @@ MODELS = {
     "two ways": _two_ways,
     "whole gradient": _whole_gradient,
 }
-_MORE = [pytest.param("two ways", None, marks=pytest.mark.slow), ("lstm", "weights")]
-_QUICK = [(name, None) for name in MODELS if name != "two ways"]
+_QUICK = [("lstm", None), ("gru", None)]
+_MORE = [(name, None) for name in MODELS if (name, None) not in _QUICK] + [("lstm", "weights")]
+_SLOW = [pytest.param(*one, marks=pytest.mark.slow) for one in _MORE]
 
 
-@pytest.mark.parametrize(("name", "shard"), [*_QUICK, *_MORE])
+@pytest.mark.parametrize(("name", "shard"), [*_QUICK, *_SLOW])
 def test_the_numbers_of_one_device(name, shard, cudnn, in_float64):
     rng = np.random.default_rng(4)
     batches = [

@@ -247,6 +247,7 @@ DRAWN = {
 }
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", DRAWN)
 def test_random_numbers_of_xla(name, rng):
     """XLA draws other numbers than TensorFlow: of all that it compiles on one device."""

@@ -6,8 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context  # noqa: TID251
 
-from keras_multigpu import engines, reports
+from keras_multigpu import engines, make_parallel, reports
 
 
 def test_a_dataset():
@@ -39,3 +40,12 @@ def test_describe_device(monkeypatch, name, text):
     monkeypatch.setattr(config, "get_logical_device_configuration", lambda one: one.parts)
     monkeypatch.setattr(config.experimental, "get_device_details", lambda one: details[id(one)])
     assert engines.current().describe_device(name) == text
+
+
+def test_nothing_is_collected_after_a_report():
+    """TensorFlow would keep the graph of each function that runs later, as long as the process."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    report = reports.transfers(make_parallel(model, 2), np.ones((4, 4), "float32"))
+    assert sum(report.bytes("prediction").values()) > 0
+    tf.function(lambda x: x + 1)(tf.constant(1.0))
+    assert not context.context().export_run_metadata().function_graphs
