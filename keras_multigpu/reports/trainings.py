@@ -89,6 +89,12 @@ def scaling(
         >>> [(run.devices, len(run.seconds)) for run in report.runs]
         [(1, 2), (2, 2)]
     """
+    if hasattr(n_gpus, "shape"):
+        raise ValueError(
+            "`n_gpus` must be a sequence of numbers of devices. Received: an array of shape "
+            f"{tuple(n_gpus.shape)}. Give inputs and targets as one argument: "
+            "`scaling(model, (x, y))`."
+        )
     counts = device_counts("n_gpus", n_gpus)
     schedule = Schedule(data, batch_size, epochs, steps, warm_up, repeats, weak)
     check_model(model, built=True)

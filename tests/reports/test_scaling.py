@@ -333,6 +333,11 @@ def test_outputs_that_the_mode_changes(data):
 @pytest.mark.parametrize(
     ("changes", "error", "match"),
     [
+        (
+            {"n_gpus": np.ones((8, 1))},
+            ValueError,
+            r"an array of shape \(8, 1\).*\(model, \(x, y\)\)",
+        ),
         ({"n_gpus": ()}, ValueError, r"`n_gpus` must be a sequence.*Received: n_gpus=\(\)"),
         ({"n_gpus": 4}, ValueError, r"different positive integers.*Received: n_gpus=4. Give"),
         ({"n_gpus": (1, 1)}, ValueError, r"Received: n_gpus=\(1, 1\). Give \(1, 2, 4\), for"),
