@@ -18,13 +18,17 @@ from keras_multigpu.engines.values import Transfer
 
 
 def count_transfers(run: Callable[[], object]) -> list[Transfer]:
-    """The transfers of a step: every tensor sent, except those that only order operations."""
+    """The transfers of a step: every tensor sent, except those that only order operations.
+
+    What a GPU and its host send each other under the GPU's name, small integers, does not count.
+    """
     graph = graph_of_step(run)
-    return [
+    made = [
         _transfer(graph, node, node.input[0])
         for node in graph.sends
         if not graph.is_control(node.input[0])
     ]
+    return [one for one in made if one.source != one.target]
 
 
 def _transfer(graph: StepGraph, node: tf.compat.v1.NodeDef, tensor: str) -> Transfer:

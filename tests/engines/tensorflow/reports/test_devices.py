@@ -9,6 +9,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context  # noqa: TID251
 
 from keras_multigpu import engines, make_parallel, reports
+from keras_multigpu.engines.tensorflow.counting import transfers
+from keras_multigpu.engines.tensorflow.counting.step_graph import StepGraph
 
 
 def test_a_dataset():
@@ -49,3 +51,25 @@ def test_nothing_is_collected_after_a_report():
     assert sum(report.bytes("prediction").values()) > 0
     tf.function(lambda x: x + 1)(tf.constant(1.0))
     assert not context.context().export_run_metadata().function_graphs
+
+
+def test_a_gpu_and_its_host_are_one_device(monkeypatch):
+    gpus = [f"/job:localhost/replica:0/task:0/device:GPU:{number}" for number in range(2)]
+    graph = tf.compat.v1.GraphDef()
+    node = graph.node.add(op="Const", name="number")
+    node.attr["dtype"].type = tf.int32.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(3))
+    for target in gpus:
+        sent = graph.node.add(op="_HostSend", name=f"to_{target[-1]}", input=["number"])
+        sent.attr["T"].type = tf.int32.as_datatype_enum
+        for name, value in (
+            ("tensor_name", "a"),
+            ("send_device", gpus[0]),
+            ("recv_device", target),
+        ):
+            sent.attr[name].s = value.encode()
+        sent.attr["send_device_incarnation"].i = 1
+    step = StepGraph([graph], tf.compat.v1.GraphDef().library)
+    monkeypatch.setattr(transfers, "graph_of_step", lambda run: step)
+    found = transfers.count_transfers(lambda: None)
+    assert [(one.source, one.target, one.bytes) for one in found] == [("gpu:0", "gpu:1", 4)]
