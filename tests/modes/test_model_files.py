@@ -179,6 +179,7 @@ def pickling(request, monkeypatch):
         monkeypatch.setattr(keras.Model, "__deepcopy__", _deepcopy, raising=False)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("build", [_sequential, _functional, _configured, _pickled])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies(build, copied, rng, pickling):

@@ -221,6 +221,7 @@ OVERRIDES = {
 }
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", OVERRIDES)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["bound", "closure"])

@@ -99,7 +99,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(7)
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)

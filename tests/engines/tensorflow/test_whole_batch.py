@@ -238,6 +238,7 @@ def longest(x):
     return ops.max(ops.sum(ops.cast(x[:, :2] > 0, "int32"), axis=1))
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "function",
     [

@@ -68,7 +68,7 @@ def _spread(template, count=4):
     return make_parallel(template, count, mode="model", placement="spread")
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(("name", "optimizer", "jit_compile"), CASES)
 def test_trains_like_one_device(name, optimizer, jit_compile, rng):
     build, data = MODELS[name]
