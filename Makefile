@@ -14,12 +14,12 @@ PYTEST := $(BIN)/pytest -n 2
 demo: $(VENV)/demo.installed
 	$(BIN)/python -m keras_multigpu demo
 
-# About 12 minutes on 2 cores, from a made environment.
+# About 17 minutes on 2 cores, from a made environment.
 test: installed lint
 	$(PYTEST) -m "not slow"
 	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
 
-# What `make test` leaves out: the site, exhaustive tables, notebooks, long waits. About 40 minutes.
+# What `make test` leaves out: the site, exhaustive tables, notebooks, long waits. About 55 minutes.
 # In two halves: TensorFlow and JAX keep much of what a process has compiled, and only the second
 # half waits for other processes, while a third worker can compute.
 test-all: installed docs
