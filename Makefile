@@ -19,7 +19,7 @@ test: installed lint
 	$(PYTEST) -m "not slow"
 	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
 
-# What `make test` leaves out: the site, exhaustive tables, notebooks, long waits. About 55 minutes.
+# What `make test` leaves out: the site, exhaustive tables, notebooks, long waits. About an hour.
 # In two halves: TensorFlow and JAX keep much of what a process has compiled, and only the second
 # half waits for other processes, while a third worker can compute.
 test-all: installed docs

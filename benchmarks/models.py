@@ -149,3 +149,4 @@ LARGE = {
         lambda: _transformer(12, 12, 768, 128), 64, (128,), vocabulary=_VOCABULARY
     ),
 }
+TIMED = {**MODELS, **LARGE}

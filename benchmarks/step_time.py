@@ -7,8 +7,9 @@
     KERAS_BACKEND=jax python -m benchmarks.step_time --only ours,slots,sharded,distributed,laid_out
 
 Every measurement runs in a separate process (`step_worker`), on logical CPU devices with one thread
-each. The sides take turns, round by round, so that other work on the machine affects them alike;
-ratios are computed within a round. Progress goes to stderr, the tables to stdout.
+each; on TensorFlow, on GPUs where there are any. The sides take turns, round by round, so that
+other work on the machine affects them alike; ratios are computed within a round. Progress goes to
+stderr, the tables to stdout.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import keras
 
 from benchmarks import processes
-from benchmarks.models import LARGE, MODELS
+from benchmarks.models import MODELS, TIMED
 
 _BACKEND = keras.backend.backend()
 _PEERS = {"tensorflow": ("mirrored", "MirroredStrategy"), "jax": ("distributed", "DataParallel")}
@@ -155,7 +156,7 @@ def report(
     for key, (unit, title) in FIGURES.items():
         header = [*start, *(f"{name}, {unit}" for name in sides.values())]
         rows = [
-            [model, str({**MODELS, **LARGE}[model].batch_size), str(count)]
+            [model, str(TIMED[model].batch_size), str(count)]
             + [figures.show(key, model, side, count) for side in sides]
             + [figures.ratio(key, model, side, count) for side in others]
             for model in models
@@ -171,7 +172,7 @@ def report(
 
 def _parse() -> argparse.Namespace:
     parser = processes.make_parser("step_time", __doc__)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=[*MODELS, *LARGE])
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(TIMED))
     parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 8], metavar="N")
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument("--steps", type=int, default=10, help="timed steps in a process")
@@ -197,11 +198,12 @@ def main() -> None:
     plan = turns(options.models, options.devices, options.repeats, options.only)
     settings = {"steps": options.steps, "jit": options.jit, "call": options.call}
     results = [measure(turn, **settings) for turn in plan]
+    kinds = {result["device"] for result in results if "device" in result}
     environment = {
         "host": processes.host(),
         "versions": processes.merge_versions(results),
         "setting": f"`{options.call}`, {options.repeats} rounds, medians of {options.steps} steps, "
-        f"Adam, {_KINDS[next((one['device'] for one in results if 'device' in one), 'cpu')]}, "
+        f"Adam, {', '.join(_KINDS[kind] for kind in sorted(kinds))}, "
         f"jit_compile={options.jit or _BACKEND == 'jax'}",
     }
     print("\n".join(f"- {text}" for text in environment.values()), end="\n\n")

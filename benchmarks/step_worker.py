@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 import keras_multigpu
-from benchmarks.models import DEEPCONN, LARGE, MODELS, Benchmark
+from benchmarks.models import DEEPCONN, TIMED, Benchmark
 from benchmarks.processes import answer
 
 _BACKEND = keras.backend.backend()
@@ -56,8 +56,8 @@ def split_processor(devices: int) -> None:
 
         gpus = tf.config.list_physical_devices("GPU")
         if gpus:
-            part = tf.config.LogicalDeviceConfiguration(memory_limit=_PART_MB)
             if len(gpus) < devices:
+                part = tf.config.LogicalDeviceConfiguration(memory_limit=_PART_MB)
                 tf.config.set_logical_device_configuration(gpus[0], [part] * devices)
             return
         tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -152,7 +152,7 @@ def measure(
             `"towers"`, an independent replica on every device, or `"separate"`, as many plain
             models, trained one after the other: a step is then one of each, added up;
             `"branches"` or `"alternating"`, a placement of the layers of `"deepconn"`.
-        model: a name in `MODELS` or `LARGE`, or `"deepconn"`.
+        model: a name in `TIMED`, or `"deepconn"`.
         devices: the number of logical devices; plain models use the first.
         steps: the number of steps to time, after the first one and the warm-up.
         jit: compile with XLA, as JAX always does.
@@ -160,7 +160,7 @@ def measure(
     """
     split_processor(devices)
     keras.utils.set_random_seed(0)
-    benchmark = {"deepconn": DEEPCONN, **MODELS, **LARGE}[model]
+    benchmark = DEEPCONN if model == "deepconn" else TIMED[model]
     models = _compiled(benchmark, side, devices, jit or _BACKEND == "jax")
     clocks = []
     for one in models:

@@ -99,9 +99,8 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.thin(7)
 @pytest.mark.thin(4)
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("sparse", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer(name, sparse, lookups):
     n = 2 + list(OPTIMIZERS).index(name) % 3
@@ -116,9 +115,9 @@ def test_every_optimizer(name, sparse, lookups):
     assert all(division_of(one) == division_of(parallel.weights[0]) for one in slots)
 
 
-@pytest.mark.parametrize(
-    ("rows", "compiled"), [(1, False), (3, True), (ROWS, False)], ids=["one", "xla", "all"]
-)
+@pytest.mark.thin(2)
+@pytest.mark.parametrize("rows", [1, 3, ROWS])
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "xla"])
 def test_batches_of_any_size(compiled, rows, lookups):
     _same(_build, adam, 4, _data(max(rows, 5))[:2], batch_size=rows, jit_compile=compiled)
     assert set(lookups) == {4}

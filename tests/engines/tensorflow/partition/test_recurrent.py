@@ -20,7 +20,7 @@ _UNITS = 3
 
 @pytest.fixture
 def cudnn(monkeypatch):
-    """Keras finds a GPU, and cuDNN's kernels are ours."""
+    """Puts our kernels in cuDNN's place; when called, lets Keras find a GPU."""
     create = operations.create
 
     def created(kind, inputs, attributes, name=None):

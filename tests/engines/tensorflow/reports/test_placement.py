@@ -15,7 +15,10 @@ from keras_multigpu.reports.layout import find_blocks
 from keras_multigpu.reports.sizes import find_cut, find_sizes
 
 
-@pytest.mark.parametrize(("placement", "away"), [({"end5": 1}, [5]), ({"end.": 1}, [3, 5])])
+@pytest.mark.thin(3)
+@pytest.mark.parametrize(
+    ("placement", "away"), [({"end5": 1}, [5]), ({"end3": 1}, [3]), ({"end.": 1}, [3, 5])]
+)
 def test_the_way_to_the_loss(placement, away):
     """It is computed on the first device: what others make crosses to it, and back."""
     inputs = keras.Input((6,))
