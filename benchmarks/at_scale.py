@@ -103,13 +103,11 @@ def _driver_load(work: Workload, devices: int) -> Load:
 def driver_between(work: Workload, devices: int) -> Traffic:
     """The driver's traffic with all hosts, of which there are several.
 
-    Each host gets the weights once and its rows of the inputs. It returns the sum of its gradients
-    and its rows of the outputs, and gets the gradients of these.
+    Each host gets the weights once and its rows of the inputs. It returns the sum of its gradients.
     """
     hosts, sizes, rows = work.hosts(devices), work.sizes, work.batch_size
-    sent = hosts * sizes.weights + rows * (sizes.inputs + sizes.outputs)
-    received = hosts * sizes.gradients + rows * sizes.outputs
-    return Traffic(sent, received, 2 * hosts * sizes.tensors)
+    sent = hosts * sizes.weights + rows * sizes.inputs
+    return Traffic(sent, hosts * sizes.gradients, 2 * hosts * sizes.tensors)
 
 
 def table() -> str:

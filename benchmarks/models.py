@@ -102,6 +102,16 @@ def _wide() -> keras.Model:
     return keras.Model(inputs, layers.Dense(_CLASSES)(x))
 
 
+def _recommender() -> keras.Model:
+    """A user's and an item's number, each with a table."""
+    inputs = keras.Input((2,), dtype="int32")
+    known = [layers.Embedding(_WIDTH, 32)(inputs[:, column]) for column in range(2)]
+    x = layers.Concatenate()(known)
+    for _ in range(2):
+        x = layers.Dense(256, activation="relu")(x)
+    return keras.Model(inputs, layers.Dense(_CLASSES)(x))
+
+
 def _deepconn() -> keras.Model:
     """The smaller variant of a published experiment on two GPUs."""
     return deepconn(
@@ -142,11 +152,12 @@ MODELS = {
     "transformer": Benchmark(_transformer, 64, (64,), vocabulary=_VOCABULARY),
     "wide": Benchmark(_wide, 1024, (40,), vocabulary=_WIDTH),
 }
-# Too large for processors: for machines with GPUs.
-LARGE = {
+# Timed only if named; the large ones are for machines with GPUs.
+NAMED = {
+    "recommender": Benchmark(_recommender, 1024, (2,), vocabulary=_WIDTH),
     "resnet50_224": Benchmark(lambda: _resnet50(224), 128, (224, 224, 3), is_softmax=True),
     "transformer_768": Benchmark(
         lambda: _transformer(12, 12, 768, 128), 64, (128,), vocabulary=_VOCABULARY
     ),
 }
-TIMED = {**MODELS, **LARGE}
+TIMED = {**MODELS, **NAMED}

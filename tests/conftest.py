@@ -25,7 +25,20 @@ collect_ignore = [f"engines/{_OTHER}", "peers"]
 # For this process and those that it starts: the workers of xdist, too.
 os.environ["XLA_FLAGS"] = quick_xla.flags(BACKEND)
 
-use_virtual_devices(4)
+
+def _make_devices(count):
+    """Virtual devices: of the processor, or with `TEST_ON_GPU=1` parts of the first GPU."""
+    if not os.environ.get("TEST_ON_GPU"):
+        return use_virtual_devices(count)
+    import tensorflow as tf
+
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    part = tf.config.LogicalDeviceConfiguration(memory_limit=3000)  # MB
+    first = tf.config.list_physical_devices("GPU")[0]
+    return tf.config.set_logical_device_configuration(first, [part] * count)
+
+
+_make_devices(4)
 
 
 def pytest_configure(config):

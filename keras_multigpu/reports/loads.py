@@ -55,15 +55,13 @@ def _load(work: Workload, rows: float, total: float, **others: Any) -> Load:
 
 def _load_data(work: Workload, devices: int) -> Load:
     """A slice of the batch for each device."""
-    sizes, shard, hosts = work.sizes, work.shard, work.hosts(devices)
+    sizes, shard = work.sizes, work.shard
     rows, total = math.ceil(work.batch_size / devices), work.batch_size
     if work.by_compiler and work.batch_size % devices:  # each device computes the whole batch
         rows, total = work.batch_size, devices * work.batch_size
         if shard is None:
             return _load(work, rows, total)  # and needs nothing else
     traffic = _weights(work, devices) if shard is None else _shards(work, shard, devices)
-    if not work.by_compiler:
-        traffic += _outputs(work, math.ceil(work.batch_size / hosts) - rows)
     memory = sizes.memory(rows) if shard is None else shard.memory(sizes, rows)
     has_home = shard is None and not work.by_compiler
     if has_home and memory is not None and sizes.working is not None:
@@ -73,9 +71,13 @@ def _load_data(work: Workload, devices: int) -> Load:
 
 
 def _load_towers(work: Workload, devices: int, traffic: Traffic) -> Load:
-    """The whole batch on each device, compared with as many batches on one device."""
+    """The whole batch on each device, compared with as many batches on one device.
+
+    Outputs meet on one device, which mixes them, and their gradients go back.
+    """
     rows = work.batch_size
-    traffic += _outputs(work, rows * (devices - 1))
+    size = rows * (devices - 1) * work.sizes.outputs
+    traffic += Traffic(size, size, 2)
     alone_s = devices * work.step.seconds(rows)
     return _load(work, rows, devices * rows, traffic=traffic, alone_s=alone_s)
 
@@ -93,12 +95,6 @@ LOADS: dict[str, Callable[[Workload, int], Load]] = {
     "committee": lambda work, n: _load_towers(work, n, _NONE),  # with independent replicas
     "model": _load_model,
 }
-
-
-def _outputs(work: Workload, rows: int) -> Traffic:
-    """Outputs of rows on other devices, which are merged on one, and their gradients."""
-    size = rows * work.sizes.outputs
-    return Traffic(size, size, 2 if rows else 0)
 
 
 def _shards(work: Workload, shard: Shard, devices: int) -> Traffic:
@@ -135,13 +131,8 @@ def ring_inside(work: Workload, devices: int) -> Traffic:
 
 
 def ring_between(work: Workload, devices: int) -> Traffic:
-    """A host's traffic in a ring of hosts.
-
-    Without a compiler (TensorFlow) it sums the outputs of all rows too: every host computes the
-    loss of the whole batch.
-    """
-    outputs = 0 if work.by_compiler else work.batch_size * work.sizes.outputs
-    return _ring(work.sizes.gradients + outputs, work.hosts(devices))
+    """A host's traffic in a ring of hosts, which sums the gradients."""
+    return _ring(work.sizes.gradients, work.hosts(devices))
 
 
 def _hubs_inside(work: Workload, devices: int) -> Traffic:

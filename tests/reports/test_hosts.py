@@ -40,9 +40,8 @@ def test_hosts_are_counted():
 
 def test_a_ring_of_hosts_in_closed_form():
     assert ring_inside(work(), 8) == Traffic(600, 600, 6, duplex=True)  # 2 P 3/4
-    assert ring_between(work(by_compiler=True), 8) == Traffic(400, 400, 2, duplex=True)  # 2 P 1/2
-    with_outputs = 400 + 16 * 8
-    assert ring_between(work(), 8) == Traffic(with_outputs, with_outputs, 2, duplex=True)
+    for one in (work(), work(by_compiler=True)):
+        assert ring_between(one, 8) == Traffic(400, 400, 2, duplex=True)  # 2 P 1/2
     assert ring_between(work(), 4) == Traffic(0, 0, 0, duplex=True)
     load = find_load("data", work(by_compiler=True), 8)
     found = predict("data", 8, load, FAST, host_link=SLOW)
@@ -51,18 +50,17 @@ def test_a_ring_of_hosts_in_closed_form():
 
 
 def test_a_ring_of_hosts_without_a_compiler_in_closed_form():
-    """Within a host: weights out, 5/3 of the gradients back, and the outputs of its rows."""
+    """Within a host: weights out, and 5/3 of the gradients back."""
     load = find_load("data", work(), 8)
     found = predict("data", 8, load, FAST, host_link=SLOW)
-    inside = 400 + 400 * 5 / 3 + 2 * 6 * 8
-    assert found.transfer_s == pytest.approx(inside / 100 + (400 + 16 * 8) / 10)
+    assert found.transfer_s == pytest.approx((400 + 400 * 5 / 3) / 100 + 400 / 10)
 
 
 def test_a_driver_in_closed_form(at_scale):
     found = at_scale.driver_between(work(), 8)
-    assert found == Traffic(2 * 400 + 16 * 108, 2 * 400 + 16 * 8, 20)
+    assert found == Traffic(2 * 400 + 16 * 100, 2 * 400, 20)
     found, _ = at_scale.predict_designs(work(), 8, FAST, SLOW)
-    assert found.transfer_s == pytest.approx(2 * 300 / 100 + (800 + 1728 + 800 + 128) / 10)
+    assert found.transfer_s == pytest.approx(2 * 300 / 100 + (800 + 1600 + 800) / 10)
 
 
 def test_one_host_is_as_before():
@@ -78,12 +76,12 @@ def test_rings_have_a_limit_and_drivers_none(at_scale):
     drivers = [at_scale.driver_between(work(), count).sent for count in many]
     assert rings == sorted(rings)
     assert drivers == sorted(drivers)
-    assert rings[-1] < 2 * (SIZES.gradients + 16 * SIZES.outputs)
+    assert rings[-1] < 2 * SIZES.gradients
     assert drivers[-1] > 1000 * SIZES.weights
 
 
 def test_where_one_driver_is_wrong(at_scale):
-    # Each host brings 4 rows: a driver moves 800 + 4 * 116 bytes more for it, a ring 800 at most.
+    # Each host brings 4 rows: a driver moves 800 + 4 * 100 bytes more for it, a ring 800 at most.
     one = work(rows=4, by_compiler=True)
     free = Link("free", float("inf"))
     assert at_scale.max_driver_hosts(one, free, free, 9) == 9

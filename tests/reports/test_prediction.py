@@ -40,11 +40,11 @@ def test_data_mode_over_hubs():
     assert load.rows_s == 0.5 * 4
     assert load.total_s == 0.5 * 16
     assert load.alone_s == 1 + 0.5 * 16
-    # P of weights, P (2n - 3) / (n - 1) of gradients; the outputs of 12 rows, and their gradients
+    # P of weights, P (2n - 3) / (n - 1) of gradients
     back = 5 / 3
-    assert load.traffic.sent == 1000 + 48
-    assert load.traffic.received == pytest.approx(back * 800 + 48)
-    assert load.traffic.copies == pytest.approx((1 + back) * 10 + 2)
+    assert load.traffic.sent == 1000
+    assert load.traffic.received == pytest.approx(back * 800)
+    assert load.traffic.copies == pytest.approx((1 + back) * 10)
     assert not load.traffic.duplex
     assert load.memory == 1000 + 800 + 1600 + 4 * 20
 

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.partition.at_home import is_plain
 from keras_multigpu.engines.tensorflow.partition.forms import (
     ALL_DEVICES,
     EACH_DEVICE,
@@ -134,6 +135,7 @@ class Operations(Forms):
             symbols=symbols,
             after=0 if place == EACH else self.after(op, place),
             is_cheap=all(value.is_free for value in values) and op.type in _CHEAP,
+            is_plain=is_plain(op),
         )
 
     def after(self, op: tf.Operation, place: int) -> int:

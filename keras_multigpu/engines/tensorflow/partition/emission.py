@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.partition.at_home import blocks, write_compiled
 from keras_multigpu.engines.tensorflow.partition.local import Devices, Local
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Item, Node, Program
 from keras_multigpu.engines.tensorflow.partition.sending import hubs_of, wire_of
@@ -67,21 +68,34 @@ class Writer:
 
     def write(self, outputs: Sequence[Item], until: int | None = None) -> list[Any]:
         """Writes what outputs need, and what has effects, of the nodes `until` a number."""
-        nodes = _used(self._program.nodes[:until], outputs)
+        devices, nodes = self._devices, _used(self._program.nodes[:until], outputs)
         nodes = [node for node in nodes if id(node) not in self._written]
         self._written.update(id(node) for node in nodes if not node.is_free)
         for level in sorted({node.level for node in nodes}):
             now = [node for node in nodes if node.level == level]
             alone = [node for node in now if node.place != EACH]
-            if self._devices.is_joined:
+            if devices.is_joined:
                 alone = self._reduce(alone)
-            for node in alone:
-                self._write_alone([node])
+            for is_plain, block in blocks(alone) if devices.is_compiled else [(False, alone)]:
+                self._write_block(block, is_plain)
             region = [node for node in now if node.place == EACH]
             if region:
                 made = _Region(region, self._program.nodes, self._program.outputs)
-                made.write(self._devices, self._known)
+                made.write(devices, self._known)
         return [self._known[id(item)] for item in outputs]
+
+    def _write_block(self, nodes: Sequence[Node], is_plain: bool) -> None:
+        """Writes what is computed whole, or crosses; plain nodes together."""
+        if not is_plain:
+            for node in nodes:
+                self._write_alone([node])
+            return
+        inside = set(map(id, nodes))
+        wanted = set(map(id, self._program.outputs))
+        for node in self._program.nodes:
+            if id(node) not in inside:
+                wanted.update(map(id, node.needs))
+        write_compiled(nodes, self._devices, self._known, wanted)
 
     def _reduce(self, nodes: Sequence[Node]) -> list[Node]:
         """Writes the sums whose addends are known, together; returns the other nodes."""

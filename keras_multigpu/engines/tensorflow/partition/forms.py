@@ -202,7 +202,8 @@ class Forms:
             return [local.constant(const, value.dtype)]
 
         symbols = symbols_of(const.flat) - {BATCH}
-        return self.add(emit, [], place, [value.dtype], symbols=symbols, is_cheap=True)[0]
+        kind = {"symbols": symbols, "is_cheap": True, "is_plain": True}
+        return self.add(emit, [], place, [value.dtype], **kind)[0]
 
     def add(
         self, emit: Any, inputs: Sequence[Item], place: int, types: Sequence[Any], **more: Any

@@ -21,7 +21,7 @@ _FEW = 16  # times as large as the updates of 32 rows: then the updates are less
 
 @RULES.rule("GatherV2")
 def gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Split along indices, or along what isn't indexed; rows of a sharded table where they are."""
+    """Split along indices, or along what isn't indexed; rows of a large table where they are."""
     found = rows_of(planner, op, values) if _is_first_axis(values) else None
     if found is not None:
         return found, "spread"

@@ -1,7 +1,8 @@
-"""Tables of which each device has some rows: looked up, summed and changed where the rows are."""
+"""Tables, in parts or whole: looked up, summed and changed where their rows are."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from keras_multigpu.engines.tensorflow.weights.lookups import BY_WEIGHTS, GRADIE
 
 _BY_ROWS = Sharded(0)
 _FEW = 8  # times as large as what 32 rows name: then that is less to send than the table
+_LARGE_BATCH = 2048  # rows: larger ones are known to be so, or rare
 
 
 def _is_table(planner: Any, value: Value) -> bool:
@@ -35,6 +37,18 @@ def _is_table(planner: Any, value: Value) -> bool:
 
 def _is_much_larger(table: Any, rows: Any) -> bool:
     return elements_of(table) > _FEW * elements_of(rows)
+
+
+def _stays(planner: Any, table: Any, rows: Value) -> bool:
+    """Whether rows of a table that one device has are sent, and not the table to all devices.
+
+    So it is if those of a large batch are fewer: the batch is rarely known when a step is traced.
+    """
+    is_one = planner.way == ALL_DEVICES and not planner.is_joined and table not in planner.shards
+    if not is_one or rows.axis != 0:
+        return False
+    batch = elements_of([planner.batch])
+    return elements_of(table) > max(1, _LARGE_BATCH / batch) * elements_of(rows.dims)
 
 
 def _form_of(rows: Value) -> Layout:
@@ -67,11 +81,21 @@ def _of_own(is_own: Any, entries: Any) -> Any:
 
 
 def rows_of(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    """`GatherV2` of rows: each device takes its own, if they are few."""
+    """`GatherV2` of rows, if they are few: each device takes its own, or one device takes all."""
     table, numbers = values[0], values[1]
-    if not _is_table(planner, table) or op.get_attr("batch_dims"):
+    if op.get_attr("batch_dims"):
         return None
     dims, dtype = (*(numbers.dims or ()), *(table.dims or ())[1:]), op.outputs[0].dtype
+    if table.layout == WHOLE and table.is_state and COPIED not in table.forms:
+        found = dataclasses.replace(numbers, dims=dims)
+        if not _stays(planner, table.dims, found):
+            return None
+        (item,) = planner.whole(op, values)
+        value = planner.value(dtype, dims, WHOLE, item)
+        value.layout = Split(0)  # what follows is spread again
+        return [value]
+    if not _is_table(planner, table):
+        return None
     is_owned, height = isinstance(numbers.layout, Owned), _rows(table)
     if not is_owned and not (_is_much_larger(table.dims, dims) and dtype != tf.bool):
         return None
@@ -91,12 +115,18 @@ def rows_of(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] 
 
 
 def sums_by_rows(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    """`UnsortedSegmentSum` that makes a table's gradient: each device adds up its own rows."""
+    """`UnsortedSegmentSum` that makes a table's gradient, if the rows are few.
+
+    Each device adds up those of its part, or one device adds up all.
+    """
     entries, numbers, count = values
     if count.const is None or planner.way != ALL_DEVICES or entries.dtype == tf.bool:
         return None
     height, rank = count.const[()], len(numbers.dims or ())
     dims = (height, *(entries.dims or ())[rank:])
+    if _stays(planner, dims, entries):
+        (item,) = planner.whole(op, values)
+        return [planner.value(entries.dtype, dims, WHOLE, item)]
     is_owned = isinstance(numbers.layout, Owned)
     if planner.shards.get(dims) != 0 or (numbers.layout == Owned()) != (entries.layout == Owned()):
         return None

@@ -1,0 +1,95 @@
+"""What one device computes between crossings: under XLA, compiled functions.
+
+Otherwise the update of the weights would be a kernel for each of its thousands of operations, where
+a step of one device that XLA compiles has a few.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.local import Devices
+from keras_multigpu.engines.tensorflow.partition.program import Item, Node
+
+_FEW = 16  # nodes that run as fast one by one
+
+# Of whole numbers, whose sizes are known: what updates and statistics are made of. Variables stay
+# outside, since XLA takes those of its own device only.
+_PLAIN = frozenset(
+    {"Abs", "Add", "AddN", "AddV2", "Cast", "Const", "DivNoNan", "Equal", "Exp", "Expm1", "Greater"}
+    | {"GreaterEqual", "IsFinite", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd", "LogicalNot"}
+    | {"LogicalOr", "MatMul", "Max", "Maximum", "Mean", "Min", "Minimum", "Mul", "Neg", "NotEqual"}
+    | {"OnesLike", "Pow", "RealDiv", "Reciprocal", "Rsqrt", "SelectV2", "Sigmoid", "Sign", "Sqrt"}
+    | {"Square", "SquaredDifference", "Sub", "Sum", "Tanh", "Transpose", "Xdivy", "ZerosLike"}
+)
+
+
+def is_plain(op: tf.Operation) -> bool:
+    """Whether XLA may compile an operation with others around it."""
+    tensors = (*op.inputs, *op.outputs)
+    are_known = all(one.shape.is_fully_defined() for one in tensors)
+    return op.type in _PLAIN and are_known and not any(_is_no_number(one.dtype) for one in tensors)
+
+
+def _is_no_number(dtype: tf.DType) -> bool:
+    return dtype in (tf.string, tf.resource, tf.variant)
+
+
+def blocks(nodes: Sequence[Node]) -> list[tuple[bool, list[Node]]]:
+    """The nodes of a level that are computed whole, in an order to write them.
+
+    `True` with those that XLA is to compile together, `False` with others. What uses the same
+    variable keeps its order.
+    """
+    found: dict[tuple[int, bool], list[Node]] = collections.defaultdict(list)
+    keys: dict[int, tuple[int, bool]] = {}  # by the `id` of a node, or of a variable's item
+    for node in nodes:
+        if _is_constant(node):
+            found[-1, False].append(node)
+            continue
+        variables = [id(_variable(one)) for one in node.inputs if one.dtype == tf.resource]
+        known = [keys.get(one) for one in (*(id(one.node) for one in node.needs), *variables)]
+        numbers = [one[0] + (one[1] != node.is_plain) for one in known if one is not None]
+        key = max(numbers, default=0), node.is_plain
+        found[key].append(node)
+        keys.update(dict.fromkeys((id(node), *variables), key))
+    return [
+        (plain and len(found[number, plain]) > _FEW, found[number, plain])
+        for number, plain in sorted(found)
+    ]
+
+
+def _is_constant(node: Node | None) -> bool:
+    return node is not None and node.is_plain and not node.inputs
+
+
+def _variable(item: Item) -> Item:
+    """The variable that a handle is of."""
+    while item.node is not None and item.node.inputs and item.node.inputs[0].dtype == tf.resource:
+        item = item.node.inputs[0]
+    return item
+
+
+def write_compiled(
+    nodes: Sequence[Node], devices: Devices, known: dict[int, Any], wanted: Collection[int]
+) -> None:
+    """Writes plain nodes as one compiled function; `wanted` are the `id`s of items to give."""
+    outputs = [one for node in nodes for one in node.outputs if id(one) in wanted]
+    taken = [one.node for node in nodes for one in node.inputs]
+    constants = {id(one): one for one in taken if _is_constant(one)}  # XLA wants to know them
+
+    def block() -> list[Any]:
+        inside, local = dict(known), devices.whole.inner()
+        with tf.device(None):
+            for node in (*constants.values(), *nodes):
+                made = node.emit(local, *[inside[id(one)] for one in node.inputs])  # type: ignore
+                inside.update(zip(map(id, node.outputs), made))  # type: ignore[union-attr]
+        return [inside[id(one)] for one in outputs]
+
+    with tf.device(devices.home):
+        made = tf.function(block, autograph=False, jit_compile=True)()
+    known.update(zip(map(id, outputs), made))

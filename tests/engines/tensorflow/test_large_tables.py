@@ -1,0 +1,114 @@
+"""Tables that one device has: of large ones only the rows that a batch names cross."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from keras_multigpu import make_parallel, reports
+
+_ROWS, _UNITS = 3000, 4
+_LARGE = 8 * _ROWS * _UNITS  # bytes, in float64
+
+
+class Tied(keras.Model):
+    """Uses its table for lookups, and whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(_ROWS, _UNITS)
+
+    def call(self, words):
+        found = self.table(words)
+        return keras.ops.matmul(found, keras.ops.transpose(self.table.embeddings[:5]))
+
+
+def _tables():
+    """A large one; and a small one, which crosses."""
+    word, letters = keras.Input((), dtype="int32"), keras.Input((6,), dtype="int32")
+    large, small = layers.Embedding(_ROWS, _UNITS), layers.Embedding(40, 3)
+    known = [large(word), layers.Flatten()(small(letters))]
+    return keras.Model([word, letters], layers.Dense(5)(layers.Concatenate()(known)))
+
+
+def _looked_up_twice():
+    words = keras.Input((2,), dtype="int32")
+    table = layers.Embedding(2 * _ROWS, _UNITS)
+    both = layers.Concatenate()([table(words), table(words[:, ::-1])])
+    return keras.Model(words, layers.Dense(5)(layers.Flatten()(both)))
+
+
+MODELS = {"tables": _tables, "tied": Tied, "twice": _looked_up_twice}
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "clipped": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.1, use_ema=True),
+    "accumulated": lambda: keras.optimizers.RMSprop(0.01, gradient_accumulation_steps=2),
+}
+_CASES = [
+    *[(name, "adam", False) for name in MODELS],
+    ("tables", "sgd", False),
+    ("tables", "adam", True),
+    *[
+        pytest.param("tables", one, False, marks=pytest.mark.slow)
+        for one in ("momentum", "clipped", "accumulated")
+    ],
+    *[pytest.param("tables", one, True, marks=pytest.mark.slow) for one in ("sgd", "clipped")],
+]
+
+
+def _data(name, rng, rows):
+    words = rng.integers(0, _ROWS, rows)
+    words[1:4] = words[0]  # whose gradients add up
+    given = {
+        "tables": [words, rng.integers(0, 40, (rows, 6))],
+        "tied": words,
+        "twice": np.stack([words, words[::-1]], 1),
+    }
+    return given[name], rng.normal(size=(rows, 5))
+
+
+@pytest.mark.parametrize(("name", "optimizer", "compiled"), _CASES)
+def test_the_numbers_of_one_device(name, optimizer, compiled, both, in_float64, rng):
+    x, y = _data(name, rng, 23)
+
+    def use(model):
+        model.compile(OPTIMIZERS[optimizer](), "mse", jit_compile=compiled)
+        model.fit(x, y, batch_size=7, epochs=2, shuffle=False, verbose=0)
+        slots = [variable.numpy() for variable in model.optimizer.variables]
+        return [*model.get_weights(), *slots, model.predict(x, batch_size=7, verbose=0)]
+
+    for one, other in zip(*both(MODELS[name], use, n=3)):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_only_rows_cross(optimizer, in_float64, rng):
+    parallel = make_parallel(_tables(), 3)
+    parallel.compile(OPTIMIZERS[optimizer](), "mse", jit_compile=False)
+    found = reports.transfers(parallel, _data("tables", rng, 14))
+    for step in ("training", "prediction"):
+        sent = sum(found.bytes(step).values())
+        assert 0 < sent < _LARGE / 4
+    weights = [one.bytes for one in found.training if one.kind == "weights"]
+    assert 8 * 40 * 3 in weights  # the small table
+
+
+def test_a_table_whose_rows_are_not_few_crosses(in_float64, rng):
+    words = keras.Input((200,), dtype="int32")
+    pooled = layers.GlobalAveragePooling1D()(layers.Embedding(_ROWS, _UNITS)(words))
+    parallel = make_parallel(keras.Model(words, layers.Dense(5)(pooled)), 2)
+    parallel.compile("adam", "mse", jit_compile=False)
+    batch = rng.integers(0, _ROWS, (14, 200)), rng.normal(size=(14, 5))
+    found = reports.transfers(parallel, batch)
+    assert _LARGE in [one.bytes for one in found.training if one.kind == "weights"]
+
+
+def test_a_row_that_the_table_has_not():
+    """On processors TensorFlow refuses it, wherever it is looked up."""
+    parallel = make_parallel(_tables(), 3)
+    words = np.full(9, _ROWS)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"is not in \[0, 3000\)"):
+        parallel.predict([words, np.zeros((9, 6), "int32")], verbose=0)
