@@ -30,6 +30,7 @@ from keras_multigpu.engines.runners import (
 from keras_multigpu.engines.shared import (
     SEED,
     SEED_STEP,
+    are_given,
     check_alike,
     count_rows,
     is_array,
@@ -57,6 +58,7 @@ __all__ = [
     "TowerRunner",
     "Transfer",
     "all_layers",
+    "are_given",
     "check_alike",
     "count_rows",
     "current",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -179,6 +179,11 @@ def unchanged(model: Any, attribute: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(model, attribute, before)
+
+
+def are_given(variables: Iterable[keras.Variable]) -> bool:
+    """Whether variables have values: in a compiled step on JAX, only where a scope gives them."""
+    return all(value_of(one) is not None for one in variables)
 
 
 def value_of(variable: keras.Variable) -> Tensor:

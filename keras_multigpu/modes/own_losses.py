@@ -125,7 +125,8 @@ class OwnLosses(MixedModel):
             )
         outputs = [self._parallel_own_outputs(one, x) for one in latest.outputs]
         losses = self._parallel_losses(x, y, outputs, given)
-        if self._parallel_shows_mix_loss:
+        # A step of your own on JAX may have no values of metrics: then it reports none.
+        if self._parallel_shows_mix_loss and engines.are_given(self.metrics_variables):
             mix_loss = self._parallel_mix_loss(x, y, y_pred, given)
             latest.mix_loss.update_state(mix_loss, engines.count_rows(_first((x, y_pred))))
         return mean_of_apart(*losses) if self._parallel_trained_apart else sum(losses) / len(losses)

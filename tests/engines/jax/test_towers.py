@@ -197,3 +197,39 @@ def test_replicas_crop_differently(rng):
     parts = make_parallel(model, 4, mode="tower").predict_replicas(x, training=True, verbose=0)
     assert {part.shape for part in parts} == {(6, 4, 4, 3)}
     assert len({part.tobytes() for part in parts}) > 1
+
+
+class _Guide(keras.Model):
+    """The loop of Keras's guide for JAX: its loss is computed without the metrics' values."""
+
+    def train_step(self, state, data):
+        trained, others, slots, metrics = state
+        x, y = data
+
+        def loss(trained, others):
+            y_pred, others = self.stateless_call(trained, others, x, training=True)
+            return self.compute_loss(x, y, y_pred), others
+
+        (value, others), gradients = jax.value_and_grad(loss, has_aux=True)(trained, others)
+        trained, slots = self.optimizer.stateless_apply(slots, gradients, trained)
+        return {"loss": value}, (trained, others, slots, metrics)
+
+
+def test_a_step_without_values_of_metrics(rng):
+    x, y = rng.normal(size=(32, 6)).astype("float32"), rng.normal(size=(32, 2)).astype("float32")
+    inputs = keras.Input((6,))
+    model = _Guide(inputs, layers.Dense(2)(layers.Dense(8, "tanh")(inputs)))
+    options = {"mode": "tower", "replicas": "independent", "loss_of": "replicas"}
+    committee = make_parallel(model, 4, **options)
+    alone = []
+    for member in committee.replicas:
+        one = _template()
+        one.set_weights(member.get_weights())
+        one.compile("sgd", "mse")
+        one.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        alone.append(one)
+    committee.compile("sgd", "mse")
+    committee.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    for member, one in zip(committee.replicas, alone):
+        for weight, wanted in zip(member.get_weights(), one.get_weights()):
+            np.testing.assert_allclose(weight, wanted, atol=1e-6)
