@@ -28,6 +28,7 @@ from keras_multigpu.engines.runners import (
     TowerRunner,
 )
 from keras_multigpu.engines.shared import (
+    LARGE_BATCH,
     SEED,
     SEED_STEP,
     are_given,
@@ -42,6 +43,7 @@ from keras_multigpu.engines.templates import all_layers, own_steps, state_read
 from keras_multigpu.engines.values import Holding, Kept, Request, Result, Transfer
 
 __all__ = [
+    "LARGE_BATCH",
     "SEED",
     "SEED_STEP",
     "Address",

@@ -14,6 +14,12 @@ from keras.src.backend.common import global_state  # noqa: TID251  has no public
 
 from keras_multigpu.engines.values import Tensor
 
+LARGE_BATCH = 2048
+"""Rows. Without a compiler a table stays on its device if so many examples name less than it has.
+
+Larger batches are known to be so when a step is traced, or rare.
+"""
+
 SEED = "seed_generator_state"
 """The name of the variables in which Keras keeps the seeds of random layers."""
 

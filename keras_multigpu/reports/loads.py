@@ -61,7 +61,12 @@ def _load_data(work: Workload, devices: int) -> Load:
         rows, total = work.batch_size, devices * work.batch_size
         if shard is None:
             return _load(work, rows, total)  # and needs nothing else
-    traffic = _weights(work, devices) if shard is None else _shards(work, shard, devices)
+    if shard is not None:
+        traffic = _shards(work, shard, devices)
+    elif work.by_compiler or work.hosts(devices) > 1:
+        traffic = _weights(work, devices)
+    else:
+        traffic = _hubs_beside_tables(work, devices)
     memory = sizes.memory(rows) if shard is None else shard.memory(sizes, rows)
     has_home = shard is None and not work.by_compiler
     if has_home and memory is not None and sizes.working is not None:
@@ -146,6 +151,20 @@ def _hubs_inside(work: Workload, devices: int) -> Traffic:
         return Traffic()
     back = (2 * count - 3) / (count - 1)
     return Traffic(sizes.weights, back * sizes.gradients, (1 + back) * sizes.tensors)
+
+
+def _hubs_beside_tables(work: Workload, devices: int) -> Traffic:
+    """The traffic of the weights' device, on which large tables stay.
+
+    It sends the other devices' rows of these, and gets the rows' gradients, and for most optimizers
+    their squares.
+    """
+    sizes = work.sizes
+    weights, gradients = sizes.weights - sizes.tables, sizes.gradients - sizes.tables
+    others = dataclasses.replace(sizes, weights=weights, gradients=gradients)
+    rows = work.batch_size * sizes.looked_up * (devices - 1) / devices
+    hubs = _hubs_inside(dataclasses.replace(work, sizes=others), devices)
+    return hubs + Traffic(rows, 2 * rows)
 
 
 def find_busiest(transfers: Iterable[Any], *, duplex: bool = False) -> Traffic:

@@ -30,6 +30,7 @@ def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:
     trainable = model.trainable_variables
     graph = read_graph(model) if is_graph(model) else Graph((), (), ())
     made = [*graph.inputs, *(one for call in graph.calls for one in call.outputs)]
+    tables, looked_up = _find_tables(graph)
     return Sizes(
         weights=variables_bytes(model.variables),
         gradients=variables_bytes(trainable),
@@ -38,7 +39,20 @@ def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:
         outputs=sum(map(row_bytes, keras.tree.flatten(outputs))),
         activations=sum(map(row_bytes, made)) or None,
         inputs=sum(map(row_bytes, keras.tree.flatten(inputs))),
+        tables=tables,
+        looked_up=looked_up,
     )
+
+
+def _find_tables(graph: Graph) -> tuple[int, int]:
+    """The bytes of trained tables of which a large batch names few rows, and of a row's."""
+    named: collections.Counter[Any] = collections.Counter()
+    for call in graph.calls:
+        if isinstance(call.layer, keras.layers.Embedding) and call.layer.trainable:
+            named[call.layer] += sum(map(row_bytes, call.outputs))
+    sizes = {one: variables_bytes(one.trainable_variables) for one in named}
+    large = [one for one, size in sizes.items() if size > engines.LARGE_BATCH * named[one]]
+    return sum(sizes[one] for one in large), sum(named[one] for one in large)
 
 
 def _count_slots(model: keras.Model) -> int:

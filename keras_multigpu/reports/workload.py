@@ -41,7 +41,9 @@ class Sizes:
     `outputs`, `activations` (all that a step keeps; `None` if unknown) and `inputs` are per row.
     `working` is what a step needs besides, however many rows there are: `None` to take the
     gradients for it. `passing` is the part of `activations` that is not kept: a device needs it
-    even for a part of the layers. `unknown` tensors of unknown size are left out.
+    even for a part of the layers. `unknown` tensors of unknown size are left out. `tables` are the
+    bytes of large tables that stay on one device without a compiler; `looked_up` those of the rows
+    of them that an example names.
     """
 
     weights: int
@@ -54,6 +56,8 @@ class Sizes:
     working: int | None = None
     passing: int = 0
     unknown: int = 0
+    tables: int = 0
+    looked_up: int = 0
 
     @property
     def work(self) -> int:

@@ -53,6 +53,17 @@ def test_sizes():
     )
 
 
+def test_tables_that_stay():
+    words = keras.Input((3,), dtype="int32")
+    large, small = keras.layers.Embedding(7000, 4), keras.layers.Embedding(6000, 2)
+    known = [large(words), small(words), large(words[:, :1])]  # 4 rows of `large` for an example
+    sizes = find_sizes(keras.Model(words, known), known)
+    assert (sizes.tables, sizes.looked_up) == (0, 0)
+    large = keras.layers.Embedding(9000, 4)
+    sizes = find_sizes(keras.Model(words, [large(words), large(words[:, :1])]), known)
+    assert (sizes.tables, sizes.looked_up) == (4 * 9000 * 4, 4 * 4 * 4)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "slots"),
     [

@@ -49,6 +49,15 @@ def test_data_mode_over_hubs():
     assert load.memory == 1000 + 800 + 1600 + 4 * 20
 
 
+def test_tables_that_stay():
+    """Of 900 of the 1,000 bytes only the rows that a batch of 16 names cross."""
+    sizes = dataclasses.replace(SIZES, gradients=1000, tables=900, looked_up=2)
+    moved = find_load("data", dataclasses.replace(WORK, sizes=sizes), 4).traffic
+    rows = 16 * 2 * 3 / 4
+    assert moved.sent == 100 + rows
+    assert moved.received == pytest.approx(5 / 3 * 100 + 2 * rows)
+
+
 def test_data_mode_in_a_ring():
     load = find_load("data", ON_JAX, 4)
     assert load.traffic == Traffic(1200, 1200, 6, duplex=True)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 from keras_multigpu import make_parallel, reports
+from keras_multigpu.reports.loads import find_busiest
 
 _ROWS, _UNITS = 3000, 4
 _LARGE = 8 * _ROWS * _UNITS  # bytes, in float64
@@ -112,3 +113,16 @@ def test_a_row_that_the_table_has_not():
     words = np.full(9, _ROWS)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"is not in \[0, 3000\)"):
         parallel.predict([words, np.zeros((9, 6), "int32")], verbose=0)
+
+
+def test_advice_counts_rows(in_float64, rng):
+    """What it predicts for the table's device is what crosses."""
+    model = _tables()
+    model.compile("adam", "mse", jit_compile=False)
+    x, y = _data("tables", rng, 24)
+    known = {"step_seconds": 1.0, "link": "pcie4", "inputs": x}
+    (found,) = reports.advise(model, 24, [3], modes=["data"], **known).predictions
+    counted = reports.transfers(make_parallel(model, 3), (x, y))
+    moved = find_busiest(one for one in counted.training if one.kind != "inputs")
+    assert found.load.traffic.sent == pytest.approx(moved.sent, rel=0.5)
+    assert found.load.traffic.received == pytest.approx(moved.received, rel=0.5)

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.shared import LARGE_BATCH
 from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     COPIED,
@@ -28,7 +29,6 @@ from keras_multigpu.engines.tensorflow.weights.lookups import BY_WEIGHTS, GRADIE
 
 _BY_ROWS = Sharded(0)
 _FEW = 8  # times as large as what 32 rows name: then that is less to send than the table
-_LARGE_BATCH = 2048  # rows: larger ones are known to be so, or rare
 
 
 def _is_table(planner: Any, value: Value) -> bool:
@@ -48,7 +48,7 @@ def _stays(planner: Any, table: Any, rows: Value) -> bool:
     if not is_one or rows.axis != 0:
         return False
     batch = elements_of([planner.batch])
-    return elements_of(table) > max(1, _LARGE_BATCH / batch) * elements_of(rows.dims)
+    return elements_of(table) > max(1, LARGE_BATCH / batch) * elements_of(rows.dims)
 
 
 def _form_of(rows: Value) -> Layout:
