@@ -7,13 +7,13 @@ a step of one device that XLA compiles has a few.
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.local import Devices
-from keras_multigpu.engines.tensorflow.partition.program import Item, Node
+from keras_multigpu.engines.tensorflow.partition.local import Local
+from keras_multigpu.engines.tensorflow.partition.program import Item, Node, Program
 
 _FEW = 16  # nodes that run as fast one by one
 
@@ -40,7 +40,7 @@ def _is_no_number(dtype: tf.DType) -> bool:
 
 
 def blocks(nodes: Sequence[Node]) -> list[tuple[bool, list[Node]]]:
-    """The nodes of a level that are computed whole, in an order to write them.
+    """Nodes that one device computes, and crossings of a level, in an order to write them.
 
     `True` with those that XLA is to compile together, `False` with others. What uses the same
     variable keeps its order.
@@ -75,21 +75,26 @@ def _variable(item: Item) -> Item:
 
 
 def write_compiled(
-    nodes: Sequence[Node], devices: Devices, known: dict[int, Any], wanted: Collection[int]
+    nodes: Sequence[Node], local: Local, known: dict[int, Any], program: Program
 ) -> None:
-    """Writes plain nodes as one compiled function; `wanted` are the `id`s of items to give."""
+    """Writes plain nodes of a program as one compiled function."""
+    inside = set(map(id, nodes))
+    wanted = set(map(id, program.outputs))
+    for node in program.nodes:
+        if id(node) not in inside:
+            wanted.update(map(id, node.needs))
     outputs = [one for node in nodes for one in node.outputs if id(one) in wanted]
     taken = [one.node for node in nodes for one in node.inputs]
     constants = {id(one): one for one in taken if _is_constant(one)}  # XLA wants to know them
 
     def block() -> list[Any]:
-        inside, local = dict(known), devices.whole.inner()
+        values, own = dict(known), local.inner(compiled=True)
         with tf.device(None):
             for node in (*constants.values(), *nodes):
-                made = node.emit(local, *[inside[id(one)] for one in node.inputs])  # type: ignore
-                inside.update(zip(map(id, node.outputs), made))  # type: ignore[union-attr]
-        return [inside[id(one)] for one in outputs]
+                made = node.emit(own, *[values[id(one)] for one in node.inputs])  # type: ignore
+                values.update(zip(map(id, node.outputs), made))  # type: ignore[union-attr]
+        return [values[id(one)] for one in outputs]
 
-    with tf.device(devices.home):
+    with tf.device(local.home):
         made = tf.function(block, autograph=False, jit_compile=True)()
     known.update(zip(map(id, outputs), made))

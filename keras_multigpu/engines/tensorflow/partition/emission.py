@@ -19,7 +19,12 @@ _FEW = 3  # nodes that are not worth a function
 def write_local(program: Program, local: Local, given: Sequence[Any]) -> list[Any]:
     """Writes a program of which everything is on one device; returns its outputs' tensors."""
     known = dict(zip(map(id, program.inputs), given))
-    _write_nodes(program.nodes, local, known)
+    are_apart = local.is_compiled and local.home is not None
+    for is_plain, block in blocks(program.nodes) if are_apart else [(False, program.nodes)]:
+        if is_plain:
+            write_compiled(block, local, known, program)
+        else:
+            _write_nodes(block, local, known)
     return [known[id(item)] for item in program.outputs]
 
 
@@ -77,25 +82,16 @@ class Writer:
             if devices.is_joined:
                 alone = self._reduce(alone)
             for is_plain, block in blocks(alone) if devices.is_compiled else [(False, alone)]:
-                self._write_block(block, is_plain)
+                if is_plain:
+                    write_compiled(block, devices.whole, self._known, self._program)
+                else:
+                    for node in block:
+                        self._write_alone([node])
             region = [node for node in now if node.place == EACH]
             if region:
                 made = _Region(region, self._program.nodes, self._program.outputs)
                 made.write(devices, self._known)
         return [self._known[id(item)] for item in outputs]
-
-    def _write_block(self, nodes: Sequence[Node], is_plain: bool) -> None:
-        """Writes what is computed whole, or crosses; plain nodes together."""
-        if not is_plain:
-            for node in nodes:
-                self._write_alone([node])
-            return
-        inside = set(map(id, nodes))
-        wanted = set(map(id, self._program.outputs))
-        for node in self._program.nodes:
-            if id(node) not in inside:
-                wanted.update(map(id, node.needs))
-        write_compiled(nodes, self._devices, self._known, wanted)
 
     def _reduce(self, nodes: Sequence[Node]) -> list[Node]:
         """Writes the sums whose addends are known, together; returns the other nodes."""

@@ -25,6 +25,7 @@ class Local:
         count: the number of devices.
         sizes: the values of other symbols.
         is_compiled: whether XLA compiles the step on one device: it draws other random numbers.
+        home: the device's name, if it computes what is whole outside of compiled functions.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class Local:
         sizes: Mapping[str, Any] | None = None,
         *,
         is_compiled: bool = False,
+        home: str | None = None,
     ):
         self.batch, self.rows, self.begin = batch, rows, begin
         self.index, self.count = index, count
-        self.is_compiled = is_compiled
+        self.is_compiled, self.home = is_compiled, home
         self.sizes = dict(sizes or {})
         self._made: dict[Any, Any] = {}
 
@@ -55,9 +57,10 @@ class Local:
         """The batch's rows, as a dimension."""
         return self.batch if isinstance(self.batch, int) else Dim.symbol(BATCH)
 
-    def inner(self) -> Local:
-        """The same device, within a function that captures what it uses."""
-        return Local(**self.settings, sizes=self.sizes, is_compiled=self.is_compiled)
+    def inner(self, *, compiled: bool = False) -> Local:
+        """The same device, within a function that captures what it uses, `compiled` or not."""
+        home = None if compiled else self.home
+        return Local(**self.settings, sizes=self.sizes, is_compiled=self.is_compiled, home=home)
 
     def dim(self, dim: Any) -> Any:
         """A dimension: an `int`, or a scalar tensor."""
@@ -164,7 +167,7 @@ class Devices:
             Local(batch, rows[i], begins[i], i, count, is_compiled=is_compiled)
             for i in range(count)
         ]
-        self.whole = Local(batch, batch, 0, 0, is_compiled=is_compiled)
+        self.whole = Local(batch, batch, 0, 0, is_compiled=is_compiled, home=self.home)
 
     is_joined = False
     """Whether there are other processes, with more devices."""

@@ -71,7 +71,7 @@ class Node:
         crossing: what crosses, for crossings that may go through hubs.
         reduces: how it brings addends together, which other processes may have more of.
         is_free: whether it takes nothing and costs little: each region that uses it computes it.
-        is_plain: whether one device computes it, and XLA may compile it with others.
+        is_plain: whether XLA may compile it with others around it.
         outputs: the items it gives.
     """
 
@@ -129,13 +129,13 @@ class Program:
 
         `gives`: where a crossing puts its outputs. `symbols`: of the dimensions that it uses.
         `after`: a level that it must not be before. `is_cheap`: whether it may be computed twice.
-        `is_plain`: whether XLA may compile it with others.
+        `is_plain`: whether XLA may compile it with others around it.
         """
         sizes = {one: self.symbols[one] for one in symbols if one in self.symbols}
         self.unbound.update(one for one in symbols if one not in self.symbols)
         node = Node(emit, inputs, place, name, sizes)
         node.is_free = is_cheap and place == EACH and all(map(_is_free, node.needs))
-        node.is_plain = is_plain and place >= 0 and not sizes
+        node.is_plain = is_plain and not sizes
         assert place == ALL or all(one.is_each == (place == EACH) for one in inputs), name
         wait = 0 if place == EACH else 1
         node.level = max([after, *(one.level + wait * one.is_local for one in node.needs)])

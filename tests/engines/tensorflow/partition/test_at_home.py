@@ -1,5 +1,7 @@
 """Under XLA: what one device computes between crossings is compiled, in the order of one device."""
 
+import collections
+
 import keras
 import numpy as np
 import pytest
@@ -11,10 +13,10 @@ from keras_multigpu.engines.tensorflow.partition.step import spread
 DEVICES = [f"/device:CPU:{number}" for number in range(3)]
 
 
-def _built(compiled):
-    """A step of Adam, with the norm of all gradients, in a graph of its own."""
+def _built(compiled, optimizer):
+    """A step with an optimizer, in a graph of its own."""
     model = keras.Sequential([keras.Input((6,)), *[layers.Dense(5) for _ in range(3)]])
-    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.1), "mse", jit_compile=False)
+    model.compile(optimizer, "mse", jit_compile=False)
     model.optimizer.build(model.trainable_variables)
     model.train_on_batch(np.zeros((1, 6)), np.zeros((1, 5)))  # makes the metrics
 
@@ -26,21 +28,30 @@ def _built(compiled):
     return step.get_concrete_function(*spec).graph
 
 
+def _roots(graph, is_compiled=False):
+    """How many functions have square roots: by whether XLA compiles them, or calls them."""
+    found = collections.Counter()
+    found[is_compiled] += any(op.type == "Sqrt" for op in graph.get_operations())
+    for op in graph.get_operations():
+        inside = is_compiled or op.node_def.attr["_XlaMustCompile"].b
+        for value in op.node_def.attr.values():
+            for one in [value.func, *value.list.func]:
+                called = graph._get_function(one.name) if one.name else None
+                if called is not None:
+                    found += _roots(called.graph, inside)
+    return found
+
+
 @pytest.mark.parametrize("compiled", [False, True])
-def test_an_update_is_a_few_functions(compiled):
-    graph = _built(compiled)
-    roots = [op for op in graph.get_operations() if op.type == "Sqrt"]
-    calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
-    compiled_calls = [op for op in calls if op.node_def.attr["_XlaMustCompile"].b]
-    assert bool(roots) != compiled
-    assert bool(compiled_calls) == compiled
-    inside = [
-        function.graph
-        for op in compiled_calls
-        for function in [graph._get_function(op.get_attr("f").name)]
-        if any(one.op == "Sqrt" for one in function.cached_definition.node_def)
-    ]
-    assert len(inside) <= 3  # of all weights together: the norm, what slots add, the new weights
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_update_is_a_few_functions(compiled, scaled):
+    """Of all weights together: the norm, what slots add, the new weights."""
+    optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.1)
+    if scaled:  # the update is in a branch
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    found = _roots(_built(compiled, optimizer))
+    assert 1 <= found[compiled] <= 3
+    assert not found[not compiled]
 
 
 class Counting(keras.Model):
@@ -68,11 +79,15 @@ class Counting(keras.Model):
         return {**logs, "seen": keras.ops.sum(self.seen * self.scale)}
 
 
-def test_variables_change_in_order(both, in_float64, rng):
+@pytest.mark.parametrize("scaled", [False, True])
+def test_variables_change_in_order(scaled, both, in_float64, rng):
     x, y = rng.normal(size=(23, 6)), rng.normal(size=(23, 3))
 
     def use(model):
-        model.compile("adam", "mse", jit_compile=True)
+        optimizer = keras.optimizers.Adam(0.01)
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, dynamic_growth_steps=2)
+        model.compile(optimizer, "mse", jit_compile=True)
         logs = model.fit(x, y, batch_size=7, epochs=2, shuffle=False, verbose=0).history
         return [*model.get_weights(), *map(np.array, logs.values())]
 

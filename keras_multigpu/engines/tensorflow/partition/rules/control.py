@@ -111,7 +111,7 @@ def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
 
         def emit(scope: Any, *tensors: Any) -> list[Any]:
             def function(*given: Any) -> list[Any]:
-                return inner.write(scope, given)
+                return inner.write(scope.inner(compiled=True), given)
 
             return list(tf.function(function, autograph=False, jit_compile=True)(*tensors))
 
