@@ -40,6 +40,8 @@ class TrainedModel(Protocol):
     make_predict_function: Callable[..., Any]
     train_on_batch: Callable[..., Any]
     predict_on_batch: Callable[..., Any]
+    _parallel_options: dict[str, Any]
+    """The mode's options."""
     _parallel_steps: Any
     """The engine's own `Steps`."""
 

@@ -97,6 +97,11 @@ def test_other_data_are_noticed(together):
     ("scenario", "expected"),
     [
         ("other_weights", "Its weights and those of process 0 differ at step"),
+        (
+            "other_options",
+            "Its model is" if _ON_JAX else "Its set of options is [('shard', None), ('wire",
+        ),
+        ("other_end", "Its weights and those of process 0 differ at step"),
         ("other_length", "It is at the end of `fit`, after 2 steps, and process 0 is at step 3"),
         ("other_steps", "It makes another step than process 0 at step 2: its is 'test_step', and"),
         ("parts_of_other_rows", "Its part of a batch does not fit to that of process 0 at step 1"),

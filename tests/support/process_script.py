@@ -185,6 +185,29 @@ def other_weights(folder, number):
     fails(lambda: parallel.fit(*data(), verbose=0))
 
 
+def other_options(folder, number):
+    keras.utils.set_random_seed(7)
+    on_jax = keras.backend.backend() == "jax"
+    option = {"shard": "optimizer"} if on_jax else {"wire_dtype": "bfloat16"}
+    parallel = make_parallel(build(), **(option if number else {}))
+    fails(lambda: parallel.fit(*data(), verbose=0))
+
+
+class SetAtTheEnd(keras.callbacks.Callback):
+    """As `EarlyStopping` does, which restores weights."""
+
+    def on_train_end(self, logs=None):
+        weight = self.model.trainable_variables[0]
+        weight.assign(weight + 0.01)
+
+
+def other_end(folder, number):
+    keras.utils.set_random_seed(7)
+    parallel = make_parallel(build())
+    callbacks = [SetAtTheEnd()] if number else []
+    fails(lambda: parallel.fit(*data(), verbose=0, callbacks=callbacks))
+
+
 def other_length(folder, number):
     """The rows are the same, as far as they go."""
     keras.utils.set_random_seed(7)

@@ -82,6 +82,7 @@ def together(steps: JointSteps, name: str, is_loop: bool = True) -> Iterator[Non
                 "model": describe(steps.model),
                 "compilation": describe_compiled(steps.model),
                 "devices": ", ".join(steps.model.devices),
+                "set of options": repr(sorted(steps.model._parallel_options.items())),
             }
             group.meet(facts)
         yield

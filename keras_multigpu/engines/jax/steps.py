@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import keras
 
 from keras_multigpu.engines.cluster.calls import Call
+from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.cluster.group import Group
 from keras_multigpu.engines.cluster.joint import together, write_once, writing
 from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
@@ -222,10 +224,27 @@ class JaxSteps(Steps):
                     self.call.take_part = self._readings.take_part
                 args, kwargs = write_once(self, loop, args, kwargs)
                 result = loop(*args, **kwargs)
+                if self.group is not None and loop.__name__ == "fit":
+                    self._compare_weights(self.group)
             return result
         finally:
             self.is_running, self.lent.latest = False, ()
             self._bring_home()
+
+    def _compare_weights(self, group: Group) -> None:
+        """Raises a `ClusterError` if another process has other weights or slots after `fit`.
+
+        Of weights that are spread over the processes none has its own.
+        """
+        assert self.call is not None
+        group.end(self.call)
+        if self._readings is not None:
+            return
+        slots = self._optimizer.variables if self._optimizer is not None else []
+        values = [variable._value for variable in [*self.model.variables, *slots]]
+        found = group.differing("new weights", str(digest_of(values, sys.maxsize)))
+        if found is not None:
+            raise group.differs(*found, "weights")
 
     def compile_step(self, batch: Any, training: bool) -> CompiledStep:
         """Compiles a step as Keras does; it takes over the memory of a training step's state.
