@@ -123,6 +123,16 @@ def test_processes_that_differ_are_named(scenario, expected, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_process_ends_by_the_signal_of_schedulers(tmp_path):
+    with running("terminated", tmp_path) as run:
+        ended = run.end()
+    assert ended[1][0] == -signal.SIGTERM
+    status, output = ended[0]
+    assert status == 1, output
+    assert "(process 1, pid " in output
+
+
+@pytest.mark.slow
 def test_absent_processes(tmp_path):
     with running("absent", tmp_path, [0]) as run:
         status, output = run.end()[0]

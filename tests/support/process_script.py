@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import sys
 import time
 
@@ -206,6 +207,21 @@ def other_end(folder, number):
     parallel = make_parallel(build())
     callbacks = [SetAtTheEnd()] if number else []
     fails(lambda: parallel.fit(*data(), verbose=0, callbacks=callbacks))
+
+
+class Terminated(keras.callbacks.Callback):
+    """Gets the signal by which schedulers end a process."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def terminated(folder, number):
+    keras.utils.set_random_seed(7)
+    parallel = make_parallel(build())
+    callbacks = [Terminated()] if number else []
+    fails(lambda: parallel.fit(*data(), epochs=50, verbose=0, callbacks=callbacks))
 
 
 def other_length(folder, number):

@@ -97,6 +97,8 @@ def _initialize(address: Address, count: int, number: int, until: float, timeout
         devices.make_virtual(2)
     # Otherwise JAX ends this process as soon as another one is lost, without an exception.
     jax.config.update("jax_enable_recoverability", True)
+    # JAX would take the signal by which schedulers end a process, and go on.
+    jax.config.update("jax_enable_preemption_service", False)
 
     def initialize() -> None:
         jax.distributed.initialize(
