@@ -55,9 +55,9 @@ def put(value: Any, sharding: NamedSharding) -> jax.Array:
 
 def copy_to_all(tree: Any, mesh: Mesh) -> Any:
     """Copies arrays to every device; all processes call it together."""
-    parted = [leaf for leaf in jax.tree.leaves(tree) if not _is_whole(leaf)]
+    parted = [leaf for leaf in jax.tree.leaves(tree) if not is_whole(leaf)]
     whole = iter(replicate(mesh)(parted)) if parted else iter(())
-    return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else next(whole), tree)
+    return jax.tree.map(lambda leaf: leaf if is_whole(leaf) else next(whole), tree)
 
 
 def compare_weights(values: Any, mesh: Mesh, group: Group) -> None:
@@ -155,7 +155,8 @@ def _describe(batch: Any) -> str:
     return repr(jax.tree.map(name, batch)).replace("'", "")
 
 
-def _is_whole(leaf: Any) -> bool:
+def is_whole(leaf: Any) -> bool:
+    """Whether this process has all of a value."""
     return not isinstance(leaf, jax.Array) or leaf.is_fully_replicated
 
 
