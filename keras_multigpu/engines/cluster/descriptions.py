@@ -8,7 +8,6 @@ import importlib.metadata
 import os
 import random
 import socket
-import sys
 import types
 import zlib
 from collections.abc import Mapping, Sequence
@@ -26,16 +25,6 @@ _LOOPS = ("training", "evaluating", "predicting")
 _OWN_AFFAIRS = frozenset(
     ["name", "built", *(f"stop_{loop}" for loop in _LOOPS)]
     + [f"{kind}_function" for kind in ("train", "test", "predict")]
-)
-
-
-# Settings of layers that are objects. (Initializers may have seeds of a process's own.)
-_DESCRIBED = (
-    keras.Loss,
-    keras.Optimizer,
-    keras.regularizers.Regularizer,
-    keras.constraints.Constraint,
-    types.FunctionType,
 )
 
 
@@ -105,10 +94,10 @@ def _settings(part: Any) -> tuple[str, list[tuple[str, Any]]]:
             continue
         if _is_plain(value):
             kept.append((name, repr(value)))
-        elif isinstance(value, _DESCRIBED) or _holds_plain(value):
-            kept.append((name, repr(_form(value))))
         elif callable(value) and hasattr(value, "__name__"):
             kept.append((name, value.__name__))
+        elif isinstance(value, (keras.Loss, keras.Optimizer)):
+            kept.append((name, repr(_form(value))))
     return type(part).__qualname__, kept
 
 
@@ -130,11 +119,11 @@ def _form(value: Any) -> Any:
         return _form(value.func), _form(value.args), _form(value.keywords)
     if isinstance(value, types.FunctionType):
         cells = _cells(value)
-        own = [one for one in value.__code__.co_consts if isinstance(one, (int, float))]
+        own = [one for one in value.__code__.co_consts if isinstance(one, float)]
         given = [one for one in (*cells, *(value.__defaults__ or ())) if _is_plain(one)]
         return value.__name__, own, given
     if isinstance(value, (np.generic, np.ndarray)):
-        return digest_of([value], sys.maxsize)
+        return value.tolist()
     if not hasattr(value, "__dict__"):
         return type(value).__qualname__
     given = vars(value).get("_fn_kwargs")  # of a function that Keras wraps
@@ -148,15 +137,6 @@ def _cells(function: types.FunctionType) -> list[Any]:
         with contextlib.suppress(ValueError):  # no value yet
             found.append(cell.cell_contents)
     return found
-
-
-def _holds_plain(value: Any) -> bool:
-    """Whether a list, a dictionary or an array holds plain values only."""
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(one) or _holds_plain(one) for one in value)
-    if isinstance(value, Mapping):
-        return all(map(_is_plain, value)) and _holds_plain(list(value.values()))
-    return isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind in "biuf"
 
 
 def _is_plain(value: Any) -> bool:

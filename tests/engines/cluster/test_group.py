@@ -103,42 +103,6 @@ def test_what_a_model_is_compiled_with_is_compared():
     assert found == _described()
 
 
-def _scaled(scale):
-    return lambda x: scale * keras.ops.tanh(x)
-
-
-# Layers that compute something else, without another weight.
-LAYERS = {
-    "plain": lambda: keras.layers.Dense(3),
-    "activation": lambda: keras.layers.Dense(3, activation=_scaled(1.0)),
-    "other activation": lambda: keras.layers.Dense(3, activation=_scaled(2.0)),
-    "whole number": lambda: keras.layers.Dense(3, activation=lambda x: 2 * x),
-    "other number": lambda: keras.layers.Dense(3, activation=lambda x: 3 * x),
-    "regularizer": lambda: keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.1)),
-    "other regularizer": lambda: keras.layers.Dense(
-        3, kernel_regularizer=keras.regularizers.L2(0.2)
-    ),
-    "constraint": lambda: keras.layers.Dense(3, kernel_constraint=keras.constraints.MaxNorm(1)),
-    "list": lambda: keras.layers.Normalization(mean=[1.0, 2.0], variance=[1.0, 1.0]),
-    "other list": lambda: keras.layers.Normalization(mean=[1.0, 3.0], variance=[1.0, 1.0]),
-    "dictionary": lambda: keras.layers.Lambda(lambda x, s: s * x, arguments={"s": 1.0}),
-    "other dictionary": lambda: keras.layers.Lambda(lambda x, s: s * x, arguments={"s": 2.0}),
-}
-
-
-def test_settings_of_layers_are_compared():
-    def described():
-        return {
-            name: describe(keras.Sequential([keras.Input((2,)), make()], name="model"))
-            for name, make in LAYERS.items()
-        }
-
-    found = described()
-    assert len(set(found.values())) == len(found)
-    keras.utils.set_random_seed(11)  # what is drawn is compared with the weights
-    assert found == described()
-
-
 def test_another_call_is_noticed():
     group = group_of(Told(loops__1__1=json.dumps({"call": "`evaluate`"})))
     with pytest.raises(ClusterError, match="Its call is `evaluate`. In process 0 it is `fit`. Run"):
