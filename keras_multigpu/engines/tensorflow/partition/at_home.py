@@ -17,7 +17,7 @@ from keras_multigpu.engines.tensorflow.partition.program import Item, Node, Prog
 
 _FEW = 16  # nodes that run as fast one by one
 
-# Of whole numbers, whose sizes are known: what updates and statistics are made of. Variables stay
+# Arithmetic on tensors of known shapes: what updates and statistics are made of. Variables stay
 # outside, since XLA takes those of its own device only.
 _PLAIN = frozenset(
     {"Abs", "Add", "AddN", "AddV2", "Cast", "Const", "DivNoNan", "Equal", "Exp", "Expm1", "Greater"}
@@ -63,8 +63,8 @@ def blocks(nodes: Sequence[Node]) -> list[tuple[bool, list[Node]]]:
     ]
 
 
-def _is_constant(node: Node | None) -> bool:
-    return node is not None and node.is_plain and not node.inputs
+def _is_constant(node: Node) -> bool:
+    return node.is_plain and not node.inputs
 
 
 def _variable(item: Item) -> Item:
@@ -84,15 +84,15 @@ def write_compiled(
         if id(node) not in inside:
             wanted.update(map(id, node.needs))
     outputs = [one for node in nodes for one in node.outputs if id(one) in wanted]
-    taken = [one.node for node in nodes for one in node.inputs]
+    taken = [one.node for node in nodes for one in node.inputs if one.node is not None]
     constants = {id(one): one for one in taken if _is_constant(one)}  # XLA wants to know them
 
     def block() -> list[Any]:
         values, own = dict(known), local.inner(compiled=True)
         with tf.device(None):
             for node in (*constants.values(), *nodes):
-                made = node.emit(own, *[values[id(one)] for one in node.inputs])  # type: ignore
-                values.update(zip(map(id, node.outputs), made))  # type: ignore[union-attr]
+                made = node.emit(own, *[values[id(one)] for one in node.inputs])
+                values.update(zip(map(id, node.outputs), made))
         return [values[id(one)] for one in outputs]
 
     with tf.device(local.home):
