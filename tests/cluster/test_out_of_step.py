@@ -13,6 +13,8 @@ QUICK = ("fewer_epochs", "sets_the_rate_after_a_batch")
 # One of each kind; `python -m support.out_of_step` tries all, in half an hour on each backend.
 SLOW = (
     "all_fail_and_go_on",
+    "another_branch_of_a_layer",
+    "another_regularizer",
     "a_generator_ends_early",
     "another_batch_size",
     "does_not_validate",

@@ -48,3 +48,9 @@ SAME_CALLS = {
     "same calls in all processes.",
 }
 """The cure for other steps or calls, by what each process gives to a step."""
+
+SAME_PROGRAM = (
+    "Build and compile the same model in all processes. Layers, losses and steps that ask for the "
+    "number of their process, its files or its environment must compute the same in all."
+)
+"""The cure for a step in which processes exchange other tensors."""

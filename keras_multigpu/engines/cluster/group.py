@@ -7,13 +7,14 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from keras_multigpu.engines.cluster.board import BEAT, Board
 from keras_multigpu.engines.cluster.calls import Call
-from keras_multigpu.engines.cluster.differences import DIFFERENCES, SAME_CALLS
+from keras_multigpu.engines.cluster.differences import DIFFERENCES, SAME_CALLS, SAME_PROGRAM
 from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.members import RESTART, Members
+from keras_multigpu.engines.cluster.model_facts import Facts, checksum, difference
 from keras_multigpu.engines.cluster.places import END, Places, odd_one
 
 
@@ -71,26 +72,41 @@ class Group(Members):
         self._calls.append(call)
         return call
 
-    def meet(self, facts: dict[str, str]) -> None:
-        """Waits until all processes have opened the call; compares facts that must be equal."""
+    def meet(self, facts: Mapping[str, str | Facts]) -> None:
+        """Waits until all processes have opened the call; compares facts that must be equal.
+
+        Of many facts a checksum crosses, and they themselves if some differ.
+        """
         call, outer = self.call, self._calls[-2]
         place = f"the beginning of {call.name}"
         if outer.is_loop:
             place += f" within {outer.name}, after {outer.begun} steps"
-        mine = {"call": call.name, **facts}
+        known = {key: one if isinstance(one, str) else checksum(one) for key, one in facts.items()}
+        mine = {"call": call.name, **known}
         told = self._gather("loops", json.dumps(mine), call, place)
         every = [json.loads(told[number]) for number in range(len(self.names))]
         for fact in mine:
             found = odd_one([one.get(fact) for one in every])
             if found is not None:
-                number, other = found
-                raise self._break(
-                    number,
-                    f"Its {fact} is {every[number].get(fact)}. In process {other} it is "
-                    f"{every[other].get(fact)}.",
-                    "Run the same script in all processes, with the same data, files and "
-                    "seeds (`keras.utils.set_random_seed`).",
-                )
+                raise self._unlike(fact, facts.get(fact, ""), *found, every)
+
+    def _unlike(
+        self, fact: str, mine: str | Facts, number: int, other: int, every: list[dict[str, str]]
+    ) -> ClusterError:
+        """The error for a process that differs in a fact; `every` are those of all."""
+        its, first = (str(every[one].get(fact)) for one in (number, other))
+        problem = f"Its {fact} is {its}. In process {other} it is {first}."
+        if not isinstance(mine, str):
+            told = self._gather(f"all of {fact}", json.dumps(mine), self.call, "", self.timeout)
+            if {number, other} <= set(told):
+                its, first = difference(json.loads(told[number]), json.loads(told[other]))
+                problem = f"Its {fact} is another than in process {other}: {its}; there {first}."
+        return self._break(
+            number,
+            problem,
+            "Run the same script in all processes, with the same data, files and seeds "
+            "(`keras.utils.set_random_seed`).",
+        )
 
     def resume(self, call: Call) -> bool:
         """Goes on with a call after single steps within it; returns whether it is still open."""
@@ -167,12 +183,20 @@ class Group(Members):
         self.call.steps += 1
 
     @contextlib.contextmanager
-    def counting(self, arrived: Callable[[], int]) -> Iterator[None]:
-        """Scope of one or more steps; `arrived` tells, at any time, how many batches have come."""
+    def counting(
+        self, arrived: Callable[[], int], program: Callable[[], int] = lambda: 0
+    ) -> Iterator[None]:
+        """Scope of one or more steps.
+
+        At any time `arrived` tells how many batches have come, and `program` what the processes
+        exchange in the latest step, as a checksum.
+        """
         call, before = self.call, arrived()
         call.coming = lambda: arrived() - before
         try:
-            with self.places.at_steps(call.coming, lambda: self.here(f"step {call.begun}")):
+            with self.places.at_steps(
+                call.coming, lambda: self.here(f"step {call.begun}"), program
+            ):
                 yield
         finally:
             more, call.coming = call.coming(), lambda: 0
@@ -197,6 +221,9 @@ class Group(Members):
         found = self.places.find_odd(told)
         if found is not None:
             raise self._break(*found, SAME_CALLS[self.data])
+        found = self.places.find_other_program(told)
+        if found is not None:
+            raise self._break(*found, SAME_PROGRAM)
         self._check_signs(silence)
 
     def _gather(

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import keras
 
 from keras_multigpu.engines.cluster.calls import Call
-from keras_multigpu.engines.cluster.descriptions import describe, describe_compiled
 from keras_multigpu.engines.cluster.group import Group
+from keras_multigpu.engines.cluster.model_facts import facts_of_compilation, facts_of_model
 
 _WRITERS = (
     keras.callbacks.CSVLogger,
@@ -79,8 +79,8 @@ def together(steps: JointSteps, name: str, is_loop: bool = True) -> Iterator[Non
         if is_loop or call is None or not group.resume(call):
             steps.call = call = group.open(name, is_loop)
             facts = {
-                "model": describe(steps.model),
-                "compilation": describe_compiled(steps.model),
+                "model": facts_of_model(steps.model),
+                "compilation": facts_of_compilation(steps.model),
                 "devices": ", ".join(steps.model.devices),
                 "set of options": repr(sorted(steps.model._parallel_options.items())),
             }

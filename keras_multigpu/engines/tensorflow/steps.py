@@ -128,7 +128,8 @@ class TensorFlowSteps(Steps):
                 self._compare_weights(group, "weights")
                 self.begin_pass()
             batches.begin(self._start)
-            with group.counting(lambda: batches.arrived), group.stepping():
+            counting = group.counting(lambda: batches.arrived, lambda: batches.program)
+            with counting, group.stepping():
                 return function(*args)
 
         return step
@@ -204,7 +205,8 @@ class TensorFlowSteps(Steps):
             data, counts = batches.check(given, name, self._samples)
             call = ((data,), {}) if is_plain else data
             together = Together(peers, batches, counts, name == "predict_step")
-            return partition.step(self._model, step, name, call, together)
+            with batches.noting(counts):
+                return partition.step(self._model, step, name, call, together)
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return variables

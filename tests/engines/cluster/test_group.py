@@ -1,19 +1,20 @@
 """How a group of processes begins and ends calls, and what it says of a lost one."""
 
-import functools
 import inspect
 import json
 
 import keras
 import pytest
-from keras.optimizers.schedules import ExponentialDecay
 from support import process_script as script
 from support.boards import Told
 
 from keras_multigpu.cluster import ClusterError
 from keras_multigpu.engines.cluster import joint
-from keras_multigpu.engines.cluster.descriptions import describe, describe_compiled
 from keras_multigpu.engines.cluster.group import Group
+from keras_multigpu.engines.cluster.model_facts import (
+    checksum,
+    facts_of_model,
+)
 
 
 def group_of(told, number=0, **options):
@@ -42,65 +43,7 @@ def test_another_model_is_noticed():
 
 
 def meeting_facts(model):
-    return {"model": describe(model)[-8:]}
-
-
-def _compiled(loss="mse", *, frozen=False, rate=0.01, policy="float32", **options):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
-        model = script.build()
-        model.layers[0].trainable = not frozen
-        model.compile(keras.optimizers.SGD(rate), loss, **options)
-    finally:
-        keras.config.set_dtype_policy(before)
-    return model
-
-
-def _loss(factor):
-    def loss(truth, predicted):
-        return factor * keras.ops.mean(keras.ops.square(truth - predicted), axis=-1)
-
-    return loss
-
-
-def _other_loss(truth, predicted):
-    return keras.ops.mean(keras.ops.abs(truth - predicted), axis=-1)
-
-
-COMPILED = {
-    "frozen": lambda: _compiled(frozen=True),
-    "eager": lambda: _compiled(run_eagerly=True),
-    "otherwise": lambda: _compiled(jit_compile=not _compiled().jit_compile),
-    "schedule": lambda: _compiled(rate=ExponentialDecay(0.01, 10, 0.9)),
-    "other schedule": lambda: _compiled(rate=ExponentialDecay(0.01, 20, 0.9)),
-    "half precision": lambda: _compiled(policy="mixed_bfloat16"),
-    "several": lambda: _compiled(steps_per_execution=2),
-    "name": lambda: _compiled("mae"),
-    "function": lambda: _compiled(_other_loss),
-    "constant": lambda: _compiled(_loss(2.0)),
-    "other constant": lambda: _compiled(_loss(1.0)),
-    "integer": lambda: _compiled(_loss(2)),
-    "settings": lambda: _compiled(keras.losses.Huber(2.0)),
-    "other settings": lambda: _compiled(keras.losses.Huber(1.0)),
-    "partial": lambda: _compiled(functools.partial(keras.losses.huber, delta=2.0)),
-    "weight": lambda: _compiled(loss_weights=2.0),
-    "metrics": lambda: _compiled(metrics=["mae", keras.metrics.AUC(num_thresholds=20)]),
-    "other metrics": lambda: _compiled(metrics=["mae", keras.metrics.AUC(num_thresholds=30)]),
-    "weighted": lambda: _compiled(weighted_metrics={"last": ["mae"]}),
-}
-
-
-def _described():
-    models = {name: make() for name, make in {"plain": _compiled, **COMPILED}.items()}
-    return {name: (describe(model), describe_compiled(model)) for name, model in models.items()}
-
-
-def test_what_a_model_is_compiled_with_is_compared():
-    found = _described()
-    assert len(set(found.values())) == len(found)
-    keras.metrics.AUC()  # in one process alone: automatic names then differ
-    assert found == _described()
+    return {"model": checksum(facts_of_model(model))}
 
 
 def test_another_call_is_noticed():
@@ -465,8 +408,8 @@ class Steps:
 
 @pytest.fixture
 def described(monkeypatch):
-    monkeypatch.setattr(joint, "describe", lambda model: "a model")
-    monkeypatch.setattr(joint, "describe_compiled", lambda model: "a compilation")
+    monkeypatch.setattr(joint, "facts_of_model", lambda model: "a model")
+    monkeypatch.setattr(joint, "facts_of_compilation", lambda model: "a compilation")
     known = {"devices": ("cpu:0", "cpu:1"), "_parallel_options": {}}
     model = type("Model", (), known)
     monkeypatch.setattr(Steps, "model", model)

@@ -11,6 +11,7 @@ import numpy as np
 from keras_multigpu import make_parallel
 
 BATCH, EPOCHS = 8, 3
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 WAYS = {}
 
 
@@ -36,9 +37,9 @@ def numbers(rows=48, seed=7):
     return x, np.tanh(x[:, :2])
 
 
-def build(optimizer=None, units=8, seed=7, loss="mse", **options):
+def build(optimizer=None, units=8, seed=7, loss="mse", first=keras.layers.Dense, **options):
     keras.utils.set_random_seed(seed)
-    layers = [keras.Input((6,)), keras.layers.Dense(units, "tanh"), keras.layers.Dense(2)]
+    layers = [keras.Input((6,)), first(units, "tanh"), keras.layers.Dense(2)]
     parallel = make_parallel(keras.Sequential(layers))
     parallel.compile(optimizer or keras.optimizers.SGD(0.05, momentum=0.9), loss, **options)
     keras.utils.set_random_seed(7)
@@ -670,6 +671,31 @@ def another_schedule(odd):
 @way("Its model is ")
 def another_size(odd):
     fit(build(units=16 if odd else 8))
+
+
+@way("Its model is another than in process .: layer 'dense.*': kernel_regularizer=.*; there ")
+def another_regularizer(odd):
+    model = build()
+    model.layers[0].kernel_regularizer = keras.regularizers.L2(0.2 if odd else 0.1)
+    fit(model)
+
+
+class Own(keras.layers.Dense):
+    """Asks for something that the processes don't compare."""
+
+    def call(self, inputs):
+        found = super().call(inputs)
+        return found - keras.ops.mean(found, axis=0) if "ODD" in os.environ else found
+
+
+@way(
+    "It computes something else than process" if ON_TENSORFLOW else "It has given no sign of life",
+    own=None if ON_TENSORFLOW else "-",  # gloo aborts it
+)
+def another_branch_of_a_layer(odd):
+    if odd:
+        os.environ["ODD"] = "1"
+    fit(build(first=Own))
 
 
 @way("Its compilation is ")

@@ -26,7 +26,7 @@ from keras_multigpu.engines.shared import in_thread
 _GRACE = 60
 _FAR = 24 * 3600
 # What must be equal in all processes.
-_EQUAL = ("num_processes", "data", "JAX", "Keras", "keras_multigpu")
+_EQUAL = ("num_processes", "data", "Python", "JAX", "Keras", "keras_multigpu")
 _joined: tuple[tuple[str, int, int, str], Group] | None = None
 
 

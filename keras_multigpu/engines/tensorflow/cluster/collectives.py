@@ -9,7 +9,8 @@ before the step are rounded up.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -45,10 +46,28 @@ class Collectives:
     def __init__(self, number: int, count: int, device: str, token: tf.Variable):
         self.number, self.count, self.device = number, count, device
         self._token = token
+        self._made: list[str] | None = None
         self._is_gpu = "GPU" in device
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[list[str]]:
+        """Scope of a step: yields a list of the operations that it makes, in their order.
+
+        Sizes are left out: one process may know them before the step, and another may not.
+        """
+        before, self._made = self._made, []
+        try:
+            yield self._made
+        finally:
+            self._made = before
+
+    def _note(self, kind: str, dtype: tf.DType) -> None:
+        if self._made is not None:
+            self._made.append(f"{kind} {dtype.name}")
 
     def sum(self, flat: Tensor) -> Tensor:
         """The sum of a vector over all processes."""
+        self._note("sum", flat.dtype)
         size = size_of(flat)
         filled, key = room(size)
         total = tf.raw_ops.CollectiveReduceV2(
@@ -78,6 +97,7 @@ class Collectives:
 
     def _exchange(self, parts: Tensor, key: Any) -> Tensor:
         """Sends part `i` to process `i`; the parts that all processes have sent to this one."""
+        self._note("exchange", parts.dtype)
         return tf.raw_ops.CollectiveAllToAllV2(
             input=parts,
             instance_key=_key(key, parts.dtype, _EXCHANGE),

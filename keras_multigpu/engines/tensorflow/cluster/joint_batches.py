@@ -36,11 +36,13 @@ class Ledger:
         facts: of each process, what `_KINDS` names, as numbers, and its number of rows.
         come: how many batches have come.
         start: how many of them had come when this pass over the data began.
+        program: a checksum of what the processes exchange in a step, and how many had come then.
     """
 
     facts: tf.Variable
     come: tf.Variable
     start: tf.Variable
+    program: tf.Variable
 
     @classmethod
     def make(cls, count: int, device: str, host: str) -> Ledger:
@@ -52,7 +54,9 @@ class Ledger:
             with tf.device(host):
                 come = tf.Variable(0, dtype=tf.int64, trainable=False, name="come")
                 start = tf.Variable(0, dtype=tf.int64, trainable=False, name="start")
-        return cls(facts, come, start)
+                nothing = tf.zeros([2], tf.int64)
+                program = tf.Variable(nothing, trainable=False, name="program")
+        return cls(facts, come, start, program)
 
 
 class JointBatches:
@@ -76,6 +80,27 @@ class JointBatches:
     def arrived(self) -> int:
         """How many batches have come to steps of this process; a thread may ask."""
         return int(self._ledger.come.numpy())
+
+    @property
+    def program(self) -> int:
+        """A checksum of what the processes exchange in the latest step, or 0; a thread may ask."""
+        found, come = self._ledger.program.numpy().tolist()
+        return int(found) if come == self.arrived else 0
+
+    @contextlib.contextmanager
+    def noting(self, checked: Tensor) -> Iterator[None]:
+        """Scope that builds a step: notes what the processes exchange in it.
+
+        `checked` is a tensor that is known when the processes have compared their batches.
+        """
+        with self._peers.collectives.noting() as made:
+            yield
+        if tf.executing_eagerly():  # the step is over
+            return
+        with tf.control_dependencies([checked]):
+            found = zlib.crc32(repr(made).encode())
+            come = self._ledger.come.read_value()
+            self._ledger.program.assign(tf.stack([tf.constant(found, tf.int64), come]))
 
     def begin(self, start: int) -> None:
         """Notes how many batches had come when this pass over the data began."""

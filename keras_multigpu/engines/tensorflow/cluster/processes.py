@@ -34,7 +34,7 @@ from keras_multigpu.engines.tensorflow.cluster.runtime import has_started
 from keras_multigpu.engines.tensorflow.cluster.sockets import close_to_others
 
 # What must be equal in all processes.
-_EQUAL = ("num_processes", "data", "TensorFlow", "Keras", "keras_multigpu")
+_EQUAL = ("num_processes", "data", "Python", "TensorFlow", "Keras", "keras_multigpu")
 _CONFIG = "TF_CONFIG"
 
 

@@ -1,0 +1,210 @@
+"""What a process tells the others of its model: layers, weights, optimizer, loss and metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import sys
+import types
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras.optimizers.schedules import LearningRateSchedule
+
+from keras_multigpu.engines.cluster.descriptions import digest_of
+
+Facts = Sequence[Sequence[str]]
+"""Pairs: a part of a model, by its name; and what is equal in processes that build the same."""
+
+_LOOPS = ("training", "evaluating", "predicting")
+# What a process may have called by itself (the template's `predict`, say), and automatic names.
+_OWN_AFFAIRS = frozenset(
+    ["name", "output_names", "built", *(f"stop_{loop}" for loop in _LOOPS)]
+    + [f"{kind}_function" for kind in ("train", "test", "predict")]
+)
+# Steps may name globals of a process's own: who prints, who writes.
+_STEPS = frozenset(f"{kind}_step" for kind in ("train", "test", "predict"))
+# Settings that are objects. (Initializers may have seeds of a process's own.)
+_DESCRIBED = (
+    keras.Loss,
+    keras.Optimizer,
+    keras.regularizers.Regularizer,
+    keras.constraints.Constraint,
+    functools.partial,
+    types.FunctionType,
+)
+_LIBRARIES = frozenset(["builtins", "jax", "keras", "keras_multigpu", "numpy", "tensorflow"])
+_LONGEST = 120  # characters of a fact that people see
+
+
+def facts_of_model(model: keras.Model) -> Facts:
+    """A model's layers, its optimizer, and its weights: shapes, which are trained."""
+    optimizer = getattr(model, "optimizer", None)
+    found = []
+    for layer in model._flatten_layers():
+        found += _facts(f"layer {layer.name!r}", layer)
+    for one in [*model.variables, *(optimizer.variables if optimizer is not None else ())]:
+        known = tuple(one.shape), str(one.dtype), "trained" if one.trainable else "not trained"
+        found.append((f"variable {one.path!r}", " ".join(map(str, known))))
+    found += _facts("the optimizer", optimizer)
+    # A rate alone is compared with the weights.
+    rate = getattr(optimizer, "_learning_rate", None)
+    return found + _facts("the schedule", rate if isinstance(rate, LearningRateSchedule) else None)
+
+
+def facts_of_compilation(model: keras.Model) -> Facts:
+    """A model's loss, its metrics, and how its steps run."""
+    # Keras keeps here what its own `compile` got.
+    config = getattr(getattr(model, "_compile_config", None), "config", {})
+    forms = {
+        name: _form(config.get(name))
+        for name in ("loss", "loss_weights", "metrics", "weighted_metrics")
+    }
+    ways = ("run_eagerly", "jit_compile", "steps_per_execution")
+    return [("", f"{key}={value!r}") for key, value in forms.items()] + [
+        ("", f"{way}={getattr(model, way)!r}") for way in ways
+    ]
+
+
+def checksum(facts: Facts) -> str:
+    """The facts in a few characters, without the names of parts, which may be automatic."""
+    return f"{zlib.crc32(repr([what for _, what in facts]).encode()):08x}"
+
+
+def difference(one: Facts, other: Facts) -> tuple[str, str]:
+    """The first facts in which two processes differ."""
+    for (where, its), (there, first) in itertools.zip_longest(one, other, fillvalue=("", "")):
+        if its != first:
+            return _told(where, its), _told(there, first)
+    return "the same", "the same"
+
+
+def _told(where: str, what: str) -> str:
+    what = what if len(what) < _LONGEST else f"{what[:_LONGEST]}..."
+    return ": ".join(text for text in (where, what) if text) or "nothing there"
+
+
+def _facts(where: str, part: Any) -> list[tuple[str, str]]:
+    """The class of a layer or optimizer, its settings, and its own code."""
+    if part is None:
+        return []
+    name, settings = _settings(part)
+    code = [f"{key}: {form!r}" for key, form in _code(type(part))]
+    return [(where, what) for what in (name, *(f"{k}={v}" for k, v in settings), *code)]
+
+
+def _settings(part: Any) -> tuple[str, list[tuple[str, str]]]:
+    """The class of a layer, an optimizer or a loss, and its settings."""
+    kept = []
+    if isinstance(part, keras.Layer):
+        kept.append(("dtype_policy", part.dtype_policy.name))
+    for name, value in sorted(vars(part).items()):
+        if name.startswith("_") or name in _OWN_AFFAIRS:
+            continue
+        if _is_plain(value):
+            kept.append((name, repr(value)))
+        elif isinstance(value, _DESCRIBED) or _holds_plain(value):
+            kept.append((name, repr(_form(value))))
+        elif callable(value) and hasattr(value, "__name__"):
+            kept.append((name, value.__name__))
+    return type(part).__qualname__, kept
+
+
+def _code(kind: type) -> Iterator[tuple[str, Any]]:
+    """The functions of a user's class."""
+    for one in kind.__mro__:
+        if one.__module__.partition(".")[0] in _LIBRARIES:
+            continue
+        for name, value in sorted(vars(one).items()):
+            if isinstance(value, types.FunctionType):
+                yield name, _function(value, not_globals=name in _STEPS)
+
+
+def _form(value: Any) -> Any:
+    """A loss or a metric, or several: classes, functions, settings."""
+    if value is None or _is_plain(value):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_form(one) for one in value]
+    if isinstance(value, Mapping):
+        return sorted((repr(key), repr(_form(value[key]))) for key in value)
+    if isinstance(value, functools.partial):
+        return _form(value.func), _form(value.args), _form(value.keywords)
+    if isinstance(value, types.FunctionType):
+        return _function(value)
+    if isinstance(value, (np.generic, np.ndarray)):
+        return digest_of([value], sys.maxsize)
+    if not hasattr(value, "__dict__"):
+        return type(value).__qualname__
+    name, settings = _settings(value)
+    # Of a function that Keras wraps.
+    wrapped = [_form(vars(value)[one]) for one in ("_fn", "_fn_kwargs") if one in vars(value)]
+    return tuple(one for one in (name, dict(settings), *wrapped, *_code(type(value))) if one)
+
+
+def _function(
+    function: types.FunctionType, known: tuple[Any, ...] = (), *, not_globals: bool = False
+) -> Any:
+    """A function's name, its code, and the plain values and functions of the file that it names.
+
+    `known` are the functions that lead to this one.
+    """
+    if function in known or function.__module__.partition(".")[0] in _LIBRARIES:
+        return function.__name__
+    known = (*known, function)
+    named = [] if not_globals else _names(function.__code__)
+    values = [function.__globals__[name] for name in named if name in function.__globals__]
+    values += [*_cells(function), *(function.__defaults__ or ())]
+    values += (function.__kwdefaults__ or {}).values()
+    given = []
+    for one in values:
+        if isinstance(one, types.FunctionType):
+            given.append(_function(one, known, not_globals=not_globals))
+        elif _is_plain(one) or _holds_plain(one):
+            given.append(_form(one))
+    return function.__name__, given, _code_digest(function.__code__)
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """The names of globals and attributes in a function, those of functions within it too."""
+    within = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    return list(dict.fromkeys([*code.co_names, *itertools.chain(*within)]))
+
+
+def _code_digest(code: types.CodeType) -> int:
+    """A checksum of what a function does; processes have the same version of Python."""
+    consts = [
+        _code_digest(one) if isinstance(one, types.CodeType) else repr(one)
+        for one in code.co_consts
+        if not isinstance(one, frozenset)  # its order is a process's own
+    ]
+    return zlib.crc32(repr((code.co_code, code.co_names, code.co_varnames, consts)).encode())
+
+
+def _cells(function: types.FunctionType) -> list[Any]:
+    """What a function knows from the functions around it."""
+    found = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # no value yet
+            found.append(cell.cell_contents)
+    return found
+
+
+def _holds_plain(value: Any) -> bool:
+    """Whether a list, a dictionary or an array holds plain values only."""
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(one) or _holds_plain(one) for one in value)
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value)) and _holds_plain(list(value.values()))
+    return isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind in "biuf"
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether `repr` gives the same text in every process."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, (bool, int, float, str))
