@@ -147,15 +147,19 @@ def _form(value: Any) -> Any:
 
 
 def _function(
-    function: types.FunctionType, known: tuple[Any, ...] = (), *, not_globals: bool = False
+    function: types.FunctionType, known: set[Any] | None = None, *, not_globals: bool = False
 ) -> Any:
-    """A function's name, its code, and the plain values and functions of the file that it names.
+    """A function's name, its code, and the plain values and functions of one's own that it names.
 
-    `known` are the functions that lead to this one.
+    `known` are those that are described already.
     """
-    if function in known or function.__module__.partition(".")[0] in _LIBRARIES:
+    known = set() if known is None else known
+    if _is_of_library(function):
+        own = getattr(function, "__wrapped__", None)
+        return _function(own, known) if isinstance(own, types.FunctionType) else function.__name__
+    if function in known:
         return function.__name__
-    known = (*known, function)
+    known.add(function)
     named = [] if not_globals else _names(function.__code__)
     values = [function.__globals__[name] for name in named if name in function.__globals__]
     values += [*_cells(function), *(function.__defaults__ or ())]
@@ -167,6 +171,11 @@ def _function(
         elif _is_plain(one) or _holds_plain(one):
             given.append(_form(one))
     return function.__name__, given, _code_digest(function.__code__)
+
+
+def _is_of_library(function: types.FunctionType) -> bool:
+    is_named = (function.__module__ or "").partition(".")[0] in _LIBRARIES
+    return is_named or "-packages" in function.__code__.co_filename  # where pip installs
 
 
 def _names(code: types.CodeType) -> list[str]:
