@@ -65,6 +65,14 @@ def texts():
     return model, (words, numbers(ROWS, 7, 1))
 
 
+def sums_in_a_loop():
+    """Names of layers that differ between the processes must not matter to what crosses there."""
+    inputs = keras.Input((6, 1))
+    model = keras.Model(inputs, layers.Dense(1)(layers.LSTM(5, recurrent_dropout=0.2)(inputs)))
+    model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse")
+    return model, (numbers(ROWS, 6, 1), numbers(ROWS, 1, seed=1))
+
+
 @keras.saving.register_keras_serializable()
 class AddsLosses(layers.Layer):
     """Adds a loss that is a mean over the rows, and counts calls."""
@@ -153,7 +161,7 @@ def without_rules():
 
 CASES = [
     *(mlp, clipped_eager, several_steps, compiled, images, texts, several_outputs, parts),
-    *(halved, without_rules),
+    *(halved, without_rules, sums_in_a_loop),
 ]
 
 

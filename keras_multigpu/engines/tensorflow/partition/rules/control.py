@@ -6,6 +6,7 @@ crosses, all devices run together. What has no rows, one device runs.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -218,6 +219,15 @@ def _once(
     return inner, inner.run(graph, inside)
 
 
+def _named_by_order() -> contextlib.AbstractContextManager[Any]:
+    """Scope in which names tell nothing of layers, whose automatic names are a process's own.
+
+    A collective operation meets those of loops of the same name.
+    """
+    root: contextlib.AbstractContextManager[Any] = tf.compat.v1.get_default_graph().name_scope(None)
+    return root
+
+
 def _loop_node(
     planner: Planner,
     op: tf.Operation,
@@ -250,14 +260,16 @@ def _loop_node(
                 tensor.set_shape(shape)
             return made
 
-        made = tf.while_loop(
-            lambda *flat: check.write(scope, parts(flat))[0],
-            body,
-            variables,
-            shape_invariants=specs,
-            parallel_iterations=op.get_attr("parallel_iterations"),
-            name=op.name,
-        )
+        is_joined = planner.is_joined and way == ALL_DEVICES
+        with _named_by_order() if is_joined else contextlib.nullcontext():
+            made = tf.while_loop(
+                lambda *flat: check.write(scope, parts(flat))[0],
+                body,
+                variables,
+                shape_invariants=specs,
+                parallel_iterations=op.get_attr("parallel_iterations"),
+                name="loop" if is_joined else op.name,
+            )
         flat = [
             tf.ensure_shape(one, shape, name=f"{op.name}/result")
             if shape.is_fully_defined()
