@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
+from keras_multigpu.version import __version__
+
 _MODELS = ("mlp", "resnet50")  # of `bench`
 
 
@@ -27,12 +29,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m keras_multigpu", description="Multi-GPU training of any Keras model."
     )
+    parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="say what is here, and compare one device with all")
     check.set_defaults(run=_check)
     demo = commands.add_parser("demo", help="train on one device and on several, and compare")
-    demo.add_argument("--devices", type=int, help="how many devices (default: all GPUs, or 4)")
-    demo.add_argument("--epochs", type=int, default=5, help="how many epochs (default: 5)")
+    demo.add_argument(
+        "--devices", type=_positive, help="how many devices (default: all GPUs, or 4)"
+    )
+    demo.add_argument("--epochs", type=_positive, default=5, help="how many epochs (default: 5)")
     demo.set_defaults(run=_demo)
     devices = commands.add_parser("devices", help="list the devices that can be used")
     devices.set_defaults(run=_devices)
@@ -41,14 +46,21 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _positive(text: str) -> int:
+    """A positive integer, of an option."""
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a positive integer. Received: {text}")
+    return int(text)
+
+
 def _add_bench(commands: argparse._SubParsersAction) -> None:
     bench = commands.add_parser("bench", help="time a model on 1, 2, 4 devices")
-    said = "default: resnet50 on GPUs, and else mlp"
+    said, counts = "default: resnet50 on GPUs, and else mlp", "default: 1, 2, 4, ..."
     bench.add_argument("--model", choices=_MODELS, help=said)
-    bench.add_argument("--batch-size", type=int, help="rows on all devices together")
-    bench.add_argument("--devices", type=int, nargs="+", metavar="N", help="default: 1, 2, 4, ...")
-    bench.add_argument("--steps", type=int, default=20, help="batches of a run (default: 20)")
-    bench.add_argument("--repeats", type=int, default=3, help="timed runs (default: 3)")
+    bench.add_argument("--batch-size", type=_positive, help="rows on all devices together")
+    bench.add_argument("--devices", type=_positive, nargs="+", metavar="N", help=counts)
+    bench.add_argument("--steps", type=_positive, default=20, help="batches of a run (default: 20)")
+    bench.add_argument("--repeats", type=_positive, default=3, help="timed runs (default: 3)")
     bench.set_defaults(run=_bench)
 
 

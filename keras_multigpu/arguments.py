@@ -67,9 +67,11 @@ def device_counts(name: str, values: Any) -> tuple[int, ...]:
     is_list = isinstance(values, Sequence) and not isinstance(values, str)
     counts = [as_integer(one) or 0 for one in values] if is_list else []
     if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
+        meant = as_integer(values) or 0
+        example = f"(1, {meant})" if meant > 1 else "(1, 2, 4)"
         raise ValueError(
             f"`{name}` must be a sequence of different positive integers, each a number of "
-            f"devices. Received: {name}={values!r}. Give (1, 2, 4), for example."
+            f"devices. Received: {name}={values!r}. Give {example}, for example."
         )
     return tuple(counts)
 

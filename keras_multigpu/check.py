@@ -117,7 +117,7 @@ def _time(count: int) -> str:
     first, last = (run.step_seconds or run.median for run in measured.runs)
     return (
         f"a step takes {show_seconds(first)} on 1 device and {show_seconds(last)} on {count}, "
-        f"{last / first:.2f} times as long. The model is too small to gain from devices."
+        f"{last / first:.2f} times as long. The model is tiny: yours may gain more, or less."
     )
 
 

@@ -146,6 +146,8 @@ def take_several(count: int | None, enough: int = 2) -> tuple[tuple[str, ...], s
     use_virtual_devices(count or 4)
     chosen = choose_devices(count or 4, None)
     found = "only one GPU" if gpus else "no GPU"
+    if len(chosen) == 1:
+        return chosen, f"There is {found} here, so a virtual CPU device stands in."
     return chosen, f"There is {found} here, so {len(chosen)} virtual CPU devices stand in."
 
 
@@ -222,6 +224,8 @@ def _find_cure(devices: Any) -> str:
     """What to write for the devices that were meant; `""` if that can't be told."""
     if as_integer(devices):
         return f" Write `n_gpus={devices}`."
+    if isinstance(devices, str) and "," in devices:
+        devices = [one.strip() for one in devices.split(",")]
     is_list = isinstance(devices, Sequence) and _name_of(devices) is None
     kind = choose_devices(None, None)[0].partition(":")[0]
     names = [

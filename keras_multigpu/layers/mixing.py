@@ -40,6 +40,15 @@ from keras_multigpu.layers.outputs import (
 class MixLambda(Mix, keras.layers.Lambda):
     """A `keras.layers.Lambda` on the list of outputs that keeps dtypes and masks."""
 
+    def call(self, inputs: Any, **kwargs: Any) -> Any:
+        mixed = super().call(inputs, **kwargs)
+        if mixed is None:
+            raise ValueError(
+                "A function that mixes must return the mixed outputs. Received: "
+                f"{self.function.__name__!r}, which returns None. Write `return ...`."
+            )
+        return mixed
+
     @classmethod
     def from_config(cls, config: dict[str, Any], **kwargs: Any) -> MixLambda:
         # A copy, because Keras's method changes the dict, which could then be read only once.
@@ -141,9 +150,11 @@ def get_mix(mix: Any) -> keras.Layer:
         return named[mix]()
     if isinstance(mix, keras.Layer):
         return mix
-    if callable(mix) and not isinstance(mix, type):
+    if callable(mix) and not isinstance(mix, type) and mix is not mean_mix:
         return MixLambda(mix)
     cure = "Choose one of these."
+    if mix is mean_mix:
+        cure = "Give the layer that it makes: `mix=mean_mix()`."
     if isinstance(mix, type):
         cure = f"Give an instance, not the class: `mix={mix.__name__}(...)`."
     raise ValueError(

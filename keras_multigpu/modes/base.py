@@ -138,8 +138,10 @@ class ParallelModel(SavedModel):
             A function of the same arguments.
 
         Raises:
-            ValueError: when it is called, if tensors have different numbers of rows and `rows` is
-                not given, or if `rows` names no argument of the call.
+            ValueError: if `step` is no function, or `rows` no tuple; and when it is called, if
+                tensors have different numbers of rows and `rows` is not given, if `rows` names no
+                argument of the call, or if on JAX the step assigns variables: there it takes them
+                and returns their new values.
 
         Example:
             >>> import keras
@@ -150,6 +152,16 @@ class ParallelModel(SavedModel):
             >>> predict(keras.ops.ones((3, 4))).shape[0]
             3
         """
+        if not callable(step):
+            raise ValueError(
+                "`step` must be a function of structures of tensors. Received: "
+                f"step={step!r}. Write `parallel.function(step)`, and call the result."
+            )
+        if rows is not None and (isinstance(rows, str) or not isinstance(rows, Collection)):
+            raise ValueError(
+                f"`rows` must be a tuple of arguments' numbers or names. Received: rows={rows!r}. "
+                f"Write `rows=({rows!r},)`."
+            )
         return self._parallel_runner.function(step, jit_compile, rows)
 
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

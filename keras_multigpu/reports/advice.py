@@ -12,7 +12,6 @@ from keras_multigpu import engines
 from keras_multigpu.arguments import device_counts, positive_integer, quantity
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.reports.advice_report import Advice
-from keras_multigpu.reports.forms import are_virtual, count_cores
 from keras_multigpu.reports.interconnect import Link, find_link
 from keras_multigpu.reports.loads import find_busiest
 from keras_multigpu.reports.prediction import Prediction, Traffic
@@ -124,17 +123,15 @@ def advise(
         dict(cuts or {}), overlap, steps, placement, devices_per_host, between,
     )  # fmt: skip
     _check_counted(counted, batch_size)
-    pool = choose_devices(None, None)
-    here = [one for one in counts if subject.is_here and 1 < one <= len(pool)]
+    subject.processors = processors
+    most = len(choose_devices(None, None))
+    here = [one for one in counts if subject.is_here and 1 < one <= most]
     subject.measure(batch_size, max(batch_size // max(counts), 1), dict.fromkeys(modes, here))
-    subject.processors, measured = processors, subject.measured
-    if processors is None and measured and subject.is_here and are_virtual(pool):
-        subject.processors = max(count_cores() / measured.cores, 1.0)
     traffic = {(one.mode, len(one.devices)): _counted_traffic(one) for one in counted}
     asked = [(mode, count) for mode in modes for count in counts]
     found = [subject.predict(*one, traffic=traffic.get(one)) for one in asked]
-    if measured:
-        found = [_with_times(one, measured, speed) for one in found]
+    if subject.measured:
+        found = [_with_times(one, subject.measured, speed) for one in found]
     notes: list[str] = [_ONE_TIME] if isinstance(step_seconds, numbers.Real) else []
     return Advice(found, settings=subject.describe(), notes=notes)
 
@@ -172,7 +169,7 @@ def _with_times(one: Prediction, measured: Measured, speed: float) -> Prediction
     times = measured.times
     timing = times.get((one.mode, one.devices)) if speed == 1 else None
     if timing is None:
-        return one.widened(times["data", 1].rounds)
+        return one
     alone = times.get((one.mode, 1)) or times["data", 1]
     # Towers are compared with as many on one device.
     work = one.devices if one.mode in ("tower", "committee") else 1

@@ -115,7 +115,8 @@ def measure_link(source: str | None = None, target: str | None = None, *, repeat
         nothing, so their bandwidth is unlimited, or nearly.
 
     Raises:
-        ValueError: if there are no two such devices, or `repeats` is not a positive integer.
+        ValueError: if there are no two such devices, or an argument is no name or no positive
+            integer.
 
     Example:
         >>> measure_link("cpu:0", "cpu:1", repeats=1).name
@@ -131,6 +132,12 @@ def measure_link(source: str | None = None, target: str | None = None, *, repeat
                 "example."
             )
         source, target = source or pool[0], target or pool[1]
+    if not isinstance(source, str) or not isinstance(target, str):
+        raise ValueError(
+            "`source` and `target` must be the names of two devices. Received: "
+            f"source={source!r}, target={target!r}. Write `measure_link('gpu:0', 'gpu:1')`, with "
+            "names that `list_devices()` gives."
+        )
     source, target = choose_devices(None, [source, target])
     engine = engines.current()
     with engine.on_host():

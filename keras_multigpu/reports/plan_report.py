@@ -136,18 +136,21 @@ class PlanReport(Report):
             least = f" The least is {show_bytes(min(known))} on a device." if known else ""
             return f"None of {len(self.choices)} ways fits.{least}"
         best, time = fitting[0], show_seconds(fitting[0].update_s)
-        text = f"The fastest that fits takes {time}: {best.call}."
         alone = next((one for one in fitting if one.devices == 1), None)
-        others = [one for one in fitting if one.devices > 1]
-        if best is not alone:
-            return text if alone is None else f"{text}{_doubt(best, alone)}"
-        if not others:
-            return text
-        return (
-            f"Stay on one device: an update takes {time} there, and "
-            f"{show_seconds(others[0].update_s)} on {others[0].devices} in the fastest way "
-            f"that fits. {text}"
-        )
+        several = next((one for one in fitting if one.devices > 1), None)
+        if alone is None or several is None:
+            return f"The fastest that fits takes {time}: {best.call}."
+        if best is several:
+            other = f"one device {show_seconds(alone.update_s)}"
+            text = f"The fastest that fits takes {time}, {other}: {best.call}."
+        else:
+            text = (
+                f"Stay on one device: an update takes {time} there, and "
+                f"{show_seconds(several.update_s)} on {several.devices} in the fastest way that "
+                f"fits."
+            )
+            text += f" To fit: {best.call}." if best.parts > 1 or best.remat else ""
+        return text + _doubt(several, alone)
 
     def draw(self, figure: Any) -> None:
         """Draws the memory and the time of each way; those that don't fit are grey."""
@@ -162,15 +165,15 @@ class PlanReport(Report):
         figure.suptitle(self.title)
 
 
-def _doubt(best: Choice, alone: Choice) -> str:
-    """Says so if one device may be as fast, as far as a prediction tells."""
-    ratio = alone.update_s / best.update_s
-    low, high = (ratio * end / best.prediction.speedup for end in best.prediction.speedup_range)
-    if low > 1:
+def _doubt(several: Choice, alone: Choice) -> str:
+    """Says so if either may be faster, as far as a prediction tells."""
+    ratio, step = alone.update_s / several.update_s, several.prediction
+    low, high = (ratio * end / step.speedup for end in step.speedup_range)
+    if not low <= 1 <= high:
         return ""
     return (
-        f" One device takes {show_seconds(alone.update_s)}, and may be as fast: {low:.2f} to "
-        f"{high:.2f} times is as far as a prediction tells. Run `reports.scaling` on the devices."
+        f" It may be otherwise: {several.devices} devices are {low:.2f} to {high:.2f} times as "
+        "fast, as far as a prediction tells. Run `reports.scaling` on the devices."
     )
 
 

@@ -14,7 +14,13 @@ from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, finite_number, positive_integer, quantity
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.parallel import make_parallel
-from keras_multigpu.reports.forms import describe_environment, show_bytes, show_seconds
+from keras_multigpu.reports.forms import (
+    are_virtual,
+    count_cores,
+    describe_environment,
+    show_bytes,
+    show_seconds,
+)
 from keras_multigpu.reports.inputs import make_inputs
 from keras_multigpu.reports.interconnect import Link, default_link
 from keras_multigpu.reports.loads import check_mode, find_load
@@ -89,6 +95,8 @@ class Subject:
             batch, asked = (self.inputs, self.targets), ((rows, fewer), self.steps, here)
             self.measured = measure_steps(self.model, batch, *asked, self.placement)
             self.step = self.measured.step.sped_up(self.speed)
+            if self.processors is None and self.is_here and are_virtual(choose_devices(None, None)):
+                self.processors = max(count_cores() / self.measured.cores, 1.0)
 
     def find_cut(self, devices: int, rows: int, sizes: Sizes) -> Cut:
         """How mode `"model"` divides the model."""
@@ -109,7 +117,8 @@ class Subject:
         if traffic is not None:
             load = dataclasses.replace(load, traffic=traffic)
         link, host_link = self.link, self.host_link
-        return predict(mode, devices, load, link, self.processors, self.overlap, host_link)
+        found = predict(mode, devices, load, link, self.processors, self.overlap, host_link)
+        return found.widened(self.measured.times["data", 1].rounds) if self.measured else found
 
     def count_sizes(self, model: keras.Model, rows: int, fewer: int) -> Sizes:
         """The sizes of a copy of the model, from its memory on some rows and on fewer.
@@ -147,7 +156,7 @@ class Subject:
             "link": str(self.link),
             "speed": self.speed != 1 and f"{self.speed:g} times that of the device here",
             "processors": self.processors is not None
-            and f"those of {number} device{'' if number == '1' else 's'}",
+            and f"they keep {number} device{'' if number == '1' else 's'} busy",
             "overlap": self.overlap and f"{self.overlap:.0%} of the copies hidden",
             "hosts": self.host_link and f"{self.per_host} devices each, linked by {self.host_link}",
             **describe_environment(choose_devices(None, None)[:1]),

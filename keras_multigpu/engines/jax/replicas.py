@@ -17,6 +17,7 @@ from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.jax.acting import having_losses, having_state_of
 from keras_multigpu.engines.jax.mapped import map_devices
 from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.pure import pure
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.shards import shard_alike
 from keras_multigpu.engines.jax.state.slots import prepare
@@ -123,7 +124,7 @@ class CommitteeRunner(TowerRunner):
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
-        return functools.wraps(step)(jax.jit(step))
+        return functools.wraps(step)(jax.jit(pure(step, self.models[0])))
 
     def run(self, call: Call) -> list[Result]:
         own, shared = self._values()

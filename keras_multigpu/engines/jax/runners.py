@@ -15,6 +15,7 @@ import keras
 from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.functions import have_rows
 from keras_multigpu.engines.jax.placement import Placement, placement_on
+from keras_multigpu.engines.jax.pure import pure
 from keras_multigpu.engines.jax.rows import spreading
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.shards import spread_ids
@@ -101,7 +102,7 @@ class RowsRunner(DataRunner):
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
-        compiled, where = jax.jit(step), self.where
+        compiled, where = jax.jit(pure(step, self._template)), self.where
 
         @functools.wraps(step)
         def run(*args: Any, **kwargs: Any) -> Any:

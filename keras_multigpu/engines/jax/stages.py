@@ -11,6 +11,7 @@ import jax
 import keras
 
 from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.pure import pure
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.shards import shard, shard_alike, spread_ids
 from keras_multigpu.engines.jax.state.slots import prepare, spread_slots
@@ -72,7 +73,7 @@ class ShardsRunner(ModelRunner):
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
-        return functools.wraps(step)(jax.jit(step))
+        return functools.wraps(step)(jax.jit(pure(step, self._template)))
 
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         forget_losses(self._template)

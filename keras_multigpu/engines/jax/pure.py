@@ -1,0 +1,47 @@
+"""A user's own step on JAX must not assign variables: they would keep values of the trace."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+
+def pure(step: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
+    """The step, which fails while it is traced if it assigns variables, and leaves these alone."""
+
+    @functools.wraps(step)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        known = {id(one): (one, one._value) for one in _variables(step, model)}
+        try:
+            return step(*args, **kwargs)
+        finally:
+            changed = [one.path for one, value in known.values() if one._value is not value]
+            for one, value in known.values():
+                one._value = value
+            if changed:
+                raise ValueError(
+                    "On JAX a step is a pure function: weights, slots and other state are among "
+                    "its arguments, and it returns their new values. Received: a step that assigns "
+                    f"{', '.join(changed[:3])}{', ...' if len(changed) > 3 else ''}. Use "
+                    "`stateless_call` and `optimizer.stateless_apply`, and assign what the step "
+                    "returns; or give the model a `train_step`, and call `fit`."
+                )
+
+    return traced
+
+
+def _variables(step: Callable[..., Any], model: keras.Model) -> Iterator[keras.Variable]:
+    """The variables of the model, and of what the step names."""
+    named = inspect.getclosurevars(inspect.unwrap(step)) if inspect.isroutine(step) else None
+    found = [*named.nonlocals.values(), *named.globals.values()] if named else []
+    for part in keras.tree.flatten([model, getattr(step, "__self__", None), found]):
+        if isinstance(part, keras.Variable):
+            yield part
+        elif isinstance(part, (keras.Layer, keras.Metric, keras.Optimizer)):
+            yield from part.variables
+        if isinstance(part, keras.Model) and isinstance(part.optimizer, keras.Optimizer):
+            yield from part.optimizer.variables
