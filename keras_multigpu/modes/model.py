@@ -75,6 +75,10 @@ class ModelParallel(PlacedModel):
         """The parts of the graph, each on one device; `None` for layers that are spread."""
         return self._parallel_runner.stages
 
+    def _parallel_describe(self) -> str:
+        idle = len(self.devices) - len({*self.placement.values()}) if self.stages else 0
+        return super()._parallel_describe() + (f"; {idle} of them get no layer" if idle else "")
+
     def _parallel_least_bytes(self, rows: int) -> int | None:
         """As in all modes: the bytes that the default placement would send."""
         return self._parallel_runner.least_bytes(rows)

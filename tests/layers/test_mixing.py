@@ -478,6 +478,11 @@ def test_targets_that_do_not_fit(use):
 # What a mix can be, and errors.
 
 
+def test_a_mix_that_returns_nothing_is_named():
+    with pytest.raises(ValueError, match="which returns None"):
+        get_mix(lambda outputs: None)([keras.ops.ones((2, 1))] * 2)
+
+
 def test_get_mix():
     classes = {"weighted": WeightedMix, "gaussian": GaussianMix, "gated": GatedMix}
     assert all(type(get_mix(name)) is cls for name, cls in classes.items())

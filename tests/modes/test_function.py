@@ -139,6 +139,38 @@ def test_a_keyword_that_does_not_come_is_refused(rng):
         run(x, x)
 
 
+@pytest.mark.skipif(IS_TENSORFLOW, reason="there a step assigns what it likes")
+@pytest.mark.parametrize("options", [{}, {"mode": "tower"}, {"mode": "model"}], ids=str)
+def test_on_jax_a_step_assigns_nothing(options, rng):
+    model, optimizer = mlp(), keras.optimizers.SGD()
+    optimizer.build(model.trainable_variables)
+    parallel = make_parallel(model, 2, **options)
+
+    def step(x):
+        optimizer.iterations.assign_add(1)
+        model.trainable_variables[0].assign(0 * model.trainable_variables[0])
+        return x
+
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="pure function: .*Received: a step that assigns .*kernel"):
+        parallel.function(step)(rng.normal(size=(4, 6)))
+    assert int(optimizer.iterations) == 0
+    for one, other in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("step", [None, "train"])
+def test_what_is_no_function_is_refused(step):
+    with pytest.raises(ValueError, match=f"Received: step={step!r}"):
+        make_parallel(mlp(), 2).function(step)
+
+
+@pytest.mark.parametrize("rows", [0, "x"])
+def test_rows_are_a_tuple(rows):
+    with pytest.raises(ValueError, match=rf"Write `rows=\({rows!r},\)`"):
+        make_parallel(mlp(), 2).function(lambda x: x, rows=rows)
+
+
 def test_different_first_axes_are_refused(rng):
     step = make_parallel(mlp(), 2).function(lambda x, y: x)
     with pytest.raises(ValueError, match=r"Received: first axes of 3, 5\..*rows=\(0, 1\)"):

@@ -345,7 +345,7 @@ def test_speed_processors_and_overlap():
     assert found.compute_s == pytest.approx(0.004)
     assert found.transfer_s == 0
     assert advice.settings["speed"] == "4 times that of the device here"
-    assert advice.settings["processors"] == "those of 1 device"
+    assert advice.settings["processors"] == "they keep 1 device busy"
     assert advice.settings["overlap"] == "100% of the copies hidden"
 
 

@@ -43,5 +43,5 @@ def _variables(step: Callable[..., Any], model: keras.Model) -> Iterator[keras.V
             yield part
         elif isinstance(part, (keras.Layer, keras.Metric, keras.Optimizer)):
             yield from part.variables
-        if isinstance(part, keras.Model) and isinstance(part.optimizer, keras.Optimizer):
+        if isinstance(getattr(part, "optimizer", None), keras.Optimizer):
             yield from part.optimizer.variables

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -100,7 +99,6 @@ class StageRunner(ModelRunner):
         graph, template = read_graph(self._template), self._template
         if self._placement is None:
             numbers = choose_placement(graph, len(self._devices))
-            _warn_of_idle(self._devices, numbers)
         else:
             numbers = place_by_names(graph, self._placement)
         # Reversed, so that a shared variable gets the device of its first call.
@@ -214,19 +212,6 @@ class Stages:
 def _is_wide(template: keras.Model, placement: Any) -> bool:
     """Whether layers are spread: the user's choice, or that for models which can't be cut."""
     return placement == SPREAD or (placement is None and not is_graph(template))
-
-
-def _warn_of_idle(devices: Sequence[str], numbers: Sequence[int]) -> None:
-    """Warns of devices that the automatic choice gives no layer."""
-    used = sorted({devices[number] for number in numbers})
-    if len(used) < len(devices):
-        warnings.warn(
-            f"Mode 'model' needs {len(used)} of the {len(devices)} devices for this model: the "
-            f"others get no layer. Received: a model whose layers are placed on {', '.join(used)}. "
-            "Give `placement` to choose the layers' devices, or `placement='spread'` to have all "
-            "devices compute each large layer together, or use mode 'data'.",
-            stacklevel=2,
-        )
 
 
 def _check_graph(template: keras.Model) -> None:
