@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import sys
+import sysconfig
 import types
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +40,9 @@ _DESCRIBED = (
     types.FunctionType,
 )
 _LIBRARIES = frozenset(["builtins", "jax", "keras", "keras_multigpu", "numpy", "tensorflow"])
+# Attributes of Keras's own, which may differ: what was called, say.
+_KERAS_OWN = frozenset([*vars(keras.layers.Layer()), *vars(keras.Model())])
+_INSTALLED = "-packages"  # in the paths of what pip installs
 _LONGEST = 120  # characters of a fact that people see
 
 
@@ -102,12 +107,14 @@ def _settings(part: Any) -> tuple[str, list[tuple[str, str]]]:
     kept = []
     if isinstance(part, keras.Layer):
         kept.append(("dtype_policy", part.dtype_policy.name))
+    is_of_library = _is_in_library(type(part))
     for name, value in sorted(vars(part).items()):
-        if name.startswith("_") or name in _OWN_AFFAIRS:
+        is_private = name.startswith("_") and (is_of_library or name in _KERAS_OWN)
+        if is_private or name in _OWN_AFFAIRS:
             continue
         if _is_plain(value):
             kept.append((name, repr(value)))
-        elif isinstance(value, _DESCRIBED) or _holds_plain(value):
+        elif isinstance(value, _DESCRIBED) or _holds_plain(value) or _is_function_like(value):
             kept.append((name, repr(_form(value))))
         elif callable(value) and hasattr(value, "__name__"):
             kept.append((name, value.__name__))
@@ -115,13 +122,31 @@ def _settings(part: Any) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _code(kind: type) -> Iterator[tuple[str, Any]]:
-    """The functions of a user's class."""
+    """The functions and plain values of a user's class."""
     for one in kind.__mro__:
-        if one.__module__.partition(".")[0] in _LIBRARIES:
+        if _is_in_library(one):
             continue
         for name, value in sorted(vars(one).items()):
+            value = value.fget if isinstance(value, property) else value
+            value = getattr(value, "__func__", value)  # of a static method, or a class's
             if isinstance(value, types.FunctionType):
                 yield name, _function(value, not_globals=name in _STEPS)
+            elif not name.startswith("__") and (_is_plain(value) or _holds_plain(value)):
+                yield name, _form(value)
+
+
+def _is_in_library(kind: type) -> bool:
+    """Whether a class is none of the user's."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return kind.__module__.partition(".")[0] in _LIBRARIES or _INSTALLED in file
+
+
+def _is_function_like(value: Any) -> bool:
+    """Whether an object is a user's function with settings, or nothing but settings."""
+    others = (keras.Layer, keras.Metric, keras.Initializer, type)
+    if _is_in_library(type(value)) or isinstance(value, others):
+        return False
+    return dataclasses.is_dataclass(value) or callable(value)
 
 
 def _form(value: Any) -> Any:
@@ -136,6 +161,9 @@ def _form(value: Any) -> Any:
         return _form(value.func), _form(value.args), _form(value.keywords)
     if isinstance(value, types.FunctionType):
         return _function(value)
+    if isinstance(value, types.MethodType):
+        own = value.__self__
+        return _form(value.__func__), _settings(own) if hasattr(own, "__dict__") else ()
     if isinstance(value, (np.generic, np.ndarray)):
         return digest_of([value], sys.maxsize)
     if not hasattr(value, "__dict__"):
@@ -162,6 +190,8 @@ def _function(
     known.add(function)
     named = [] if not_globals else _names(function.__code__)
     values = [function.__globals__[name] for name in named if name in function.__globals__]
+    modules = [one for one in values if isinstance(one, types.ModuleType) and _is_own(one)]
+    values += [vars(one)[name] for one in modules for name in named if name in vars(one)]
     values += [*_cells(function), *(function.__defaults__ or ())]
     values += (function.__kwdefaults__ or {}).values()
     given = []
@@ -175,7 +205,13 @@ def _function(
 
 def _is_of_library(function: types.FunctionType) -> bool:
     is_named = (function.__module__ or "").partition(".")[0] in _LIBRARIES
-    return is_named or "-packages" in function.__code__.co_filename  # where pip installs
+    return is_named or _INSTALLED in function.__code__.co_filename
+
+
+def _is_own(module: types.ModuleType) -> bool:
+    """Whether a module is the user's."""
+    file = getattr(module, "__file__", None) or _INSTALLED
+    return _INSTALLED not in file and not file.startswith(sysconfig.get_path("stdlib"))
 
 
 def _names(code: types.CodeType) -> list[str]:

@@ -1,5 +1,6 @@
 """What joined processes compare of their models: settings, code, losses and metrics."""
 
+import dataclasses
 import functools
 import types
 
@@ -115,9 +116,35 @@ OWN = {
     "constant": lambda: _defined(_CALL.format("3")),
     "global": lambda: _defined(_CALL.format("SCALE"), SCALE=2.0),
     "other global": lambda: _defined(_CALL.format("SCALE"), SCALE=3.0),
+    "class attribute": lambda: _defined("  SCALE = 2"),
+    "other class attribute": lambda: _defined("  SCALE = 3"),
+    "property": lambda: _defined("  @property\n  def scale(self): return 2"),
+    "other property": lambda: _defined("  @property\n  def scale(self): return 3"),
+    "private": lambda: _having(_defined("  SIZE = 1"), _scale=2.0),
+    "other private": lambda: _having(_defined("  SIZE = 1"), _scale=3.0),
+    "settings": lambda: _having(keras.layers.Dense(3), settings=Settings(2.0)),
+    "other settings": lambda: _having(keras.layers.Dense(3), settings=Settings(3.0)),
+    "module": lambda: _defined(_CALL.format("own.SCALE"), own=_module(SCALE=2.0)),
+    "other module": lambda: _defined(_CALL.format("own.SCALE"), own=_module(SCALE=3.0)),
     "helper": lambda: _defined(_CALL.format("helper()"), helper=_helper(2)),
     "other helper": lambda: _defined(_CALL.format("helper()"), helper=_helper(3)),
 }
+
+
+@dataclasses.dataclass
+class Settings:
+    scale: float
+
+
+def _having(layer, **attributes):
+    vars(layer).update(attributes)
+    return layer
+
+
+def _module(**named):
+    module = types.ModuleType("own")
+    vars(module).update(named, __file__="own.py")
+    return module
 
 
 def _helper(number):

@@ -689,7 +689,9 @@ class Own(keras.layers.Dense):
 
 
 @way(
-    "It computes something else than process" if ON_TENSORFLOW else "It has given no sign of life",
+    "It computes something else than process"
+    if ON_TENSORFLOW
+    else "It has given no sign of life|Its weights and those",
     own=None if ON_TENSORFLOW else "-",  # gloo aborts it
 )
 def another_branch_of_a_layer(odd):

@@ -47,27 +47,29 @@ class Collectives:
         self.number, self.count, self.device = number, count, device
         self._token = token
         self._made: list[str] | None = None
+        self._with_sizes = False
         self._is_gpu = "GPU" in device
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[list[str]]:
+    def noting(self, *, sizes: bool) -> Iterator[list[str]]:
         """Scope of a step: yields a list of the operations that it makes, in their order.
 
-        Sizes are left out: one process may know them before the step, and another may not.
+        Without `sizes`, processes may know other ones before the step: of parts of a batch.
         """
-        before, self._made = self._made, []
+        before, self._made, self._with_sizes = self._made, [], sizes
         try:
             yield self._made
         finally:
             self._made = before
 
-    def _note(self, kind: str, dtype: tf.DType) -> None:
+    def _note(self, kind: str, tensor: Tensor) -> None:
         if self._made is not None:
-            self._made.append(f"{kind} {dtype.name}")
+            shape = tensor.shape if self._with_sizes else ""
+            self._made.append(f"{kind} {tensor.dtype.name} {shape}")
 
     def sum(self, flat: Tensor) -> Tensor:
         """The sum of a vector over all processes."""
-        self._note("sum", flat.dtype)
+        self._note("sum", flat)
         size = size_of(flat)
         filled, key = room(size)
         total = tf.raw_ops.CollectiveReduceV2(
@@ -97,7 +99,7 @@ class Collectives:
 
     def _exchange(self, parts: Tensor, key: Any) -> Tensor:
         """Sends part `i` to process `i`; the parts that all processes have sent to this one."""
-        self._note("exchange", parts.dtype)
+        self._note("exchange", parts)
         return tf.raw_ops.CollectiveAllToAllV2(
             input=parts,
             instance_key=_key(key, parts.dtype, _EXCHANGE),

@@ -93,7 +93,7 @@ class JointBatches:
 
         `checked` is a tensor that is known when the processes have compared their batches.
         """
-        with self._peers.collectives.noting() as made:
+        with self._peers.collectives.noting(sizes=not self.are_parts) as made:
             yield
         if tf.executing_eagerly():  # the step is over
             return
