@@ -124,13 +124,6 @@ class HashedDataset(EpochDataset):
         self._num_labels = len(numbers) - self._has_weight
         is_shuffled = choose_shuffle(shuffle, self._num_labels > 0)
         layout = self.encoder.layout_
-        seen = sorted({*numbers[: self._num_labels]} & {*layout.codes})
-        if seen:
-            raise ValueError(
-                "A label must not be among the columns that the encoder hashes: the model would "
-                f"be told the answer. Received: label={label!r}, and an encoder with {seen}. Leave "
-                "the label out of the encoder's columns."
-            )
         schema = Schema(tuple(layout.codes), numbers, layout.missing.is_empty_field)
         sources = _make_sources(files, schema, chunk_rows, errors, delimiter)
         chunks = self._scan(sources, ReadingBar([source.path for source in sources], verbose))

@@ -360,12 +360,6 @@ def test_an_unreadable_file_among_many(tmp_path, kind, message):
     assert data.skipped == {"unreadable files": 1}
 
 
-def test_a_label_is_no_feature(tmp_path):
-    path = write(tmp_path / "one.csv", frame())
-    with pytest.raises(ValueError, match=r"label='age', and an encoder with \['age'\]"):
-        HashedDataset(path, ENCODER, label="age")
-
-
 def test_the_range_of_the_labels_is_that_of_the_rows_read(tmp_path):
     table = frame().assign(label=lambda found: found["label"] / 10)
     good = [write(tmp_path / name, table) for name in ("a.csv", "a.parquet")]
