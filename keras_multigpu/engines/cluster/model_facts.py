@@ -25,7 +25,7 @@ Facts = Sequence[Sequence[str]]
 _LOOPS = ("training", "evaluating", "predicting")
 # What a process may have called by itself (the template's `predict`, say), and automatic names.
 _OWN_AFFAIRS = frozenset(
-    ["name", "output_names", "built", *(f"stop_{loop}" for loop in _LOOPS)]
+    ["name", "output_names", "built", "fit", "train_on_batch", *(f"stop_{loop}" for loop in _LOOPS)]
     + [f"{kind}_function" for kind in ("train", "test", "predict")]
 )
 # Steps may name globals of a process's own: who prints, who writes.
@@ -38,6 +38,7 @@ _DESCRIBED = (
     keras.constraints.Constraint,
     functools.partial,
     types.FunctionType,
+    types.MethodType,
 )
 _LIBRARIES = frozenset(["builtins", "jax", "keras", "keras_multigpu", "numpy", "tensorflow"])
 # Attributes of Keras's own, which may differ: what was called, say.
@@ -70,9 +71,9 @@ def facts_of_compilation(model: keras.Model) -> Facts:
         for name in ("loss", "loss_weights", "metrics", "weighted_metrics")
     }
     ways = ("run_eagerly", "jit_compile", "steps_per_execution")
-    return [("", f"{key}={value!r}") for key, value in forms.items()] + [
-        ("", f"{way}={getattr(model, way)!r}") for way in ways
-    ]
+    forms |= {way: getattr(model, way) for way in ways}
+    forms |= {"floatx": keras.config.floatx(), "epsilon": keras.config.epsilon()}
+    return [("", f"{key}={value!r}") for key, value in forms.items()]
 
 
 def checksum(facts: Facts) -> str:
@@ -107,14 +108,15 @@ def _settings(part: Any) -> tuple[str, list[tuple[str, str]]]:
     kept = []
     if isinstance(part, keras.Layer):
         kept.append(("dtype_policy", part.dtype_policy.name))
-    is_of_library = _is_in_library(type(part))
+    is_of_library, is_object = _is_in_library(type(part)), _is_function_like(part)
     for name, value in sorted(vars(part).items()):
-        is_private = name.startswith("_") and (is_of_library or name in _KERAS_OWN)
+        is_own = name in _KERAS_OWN or name.startswith("_self_")  # of Keras and TensorFlow
+        is_private = name.startswith("_") and (is_of_library or is_own)
         if is_private or name in _OWN_AFFAIRS:
             continue
         if _is_plain(value):
             kept.append((name, repr(value)))
-        elif isinstance(value, _DESCRIBED) or _holds_plain(value) or _is_function_like(value):
+        elif _is_described(value) or (not is_object and _is_function_like(value)):
             kept.append((name, repr(_form(value))))
         elif callable(value) and hasattr(value, "__name__"):
             kept.append((name, value.__name__))
@@ -162,10 +164,12 @@ def _form(value: Any) -> Any:
     if isinstance(value, types.FunctionType):
         return _function(value)
     if isinstance(value, types.MethodType):
-        own = value.__self__
-        return _form(value.__func__), _settings(own) if hasattr(own, "__dict__") else ()
-    if isinstance(value, (np.generic, np.ndarray)):
-        return digest_of([value], sys.maxsize)
+        own = getattr(value.__self__, "__dict__", {})
+        return _form(value.__func__), {key: one for key, one in own.items() if _is_plain(one)}
+    if _is_array(value):
+        return digest_of([_numpy(value)], sys.maxsize)
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(repr, value))
     if not hasattr(value, "__dict__"):
         return type(value).__qualname__
     name, settings = _settings(value)
@@ -198,7 +202,7 @@ def _function(
     for one in values:
         if isinstance(one, types.FunctionType):
             given.append(_function(one, known, not_globals=not_globals))
-        elif _is_plain(one) or _holds_plain(one):
+        elif _is_plain(one) or _holds_plain(one) or _is_array(one):
             given.append(_form(one))
     return function.__name__, given, _code_digest(function.__code__)
 
@@ -242,10 +246,27 @@ def _cells(function: types.FunctionType) -> list[Any]:
 def _holds_plain(value: Any) -> bool:
     """Whether a list, a dictionary or an array holds plain values only."""
     if isinstance(value, (list, tuple)):
-        return all(_is_plain(one) or _holds_plain(one) for one in value)
+        return all(one is None or _is_plain(one) or _holds_plain(one) for one in value)
+    if isinstance(value, (set, frozenset)):
+        return all(map(_is_plain, value))
     if isinstance(value, Mapping):
         return all(map(_is_plain, value)) and _holds_plain(list(value.values()))
     return isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind in "biuf"
+
+
+def _is_described(value: Any) -> bool:
+    return isinstance(value, _DESCRIBED) or _holds_plain(value)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value is an array, or a tensor, no variable, of which this process has all."""
+    is_there = hasattr(value, "numpy") or getattr(value, "is_fully_addressable", False)
+    is_tensor = is_there and keras.ops.is_tensor(value) and not hasattr(value, "assign")
+    return isinstance(value, (np.generic, np.ndarray)) or is_tensor
+
+
+def _numpy(value: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(value))
 
 
 def _is_plain(value: Any) -> bool:

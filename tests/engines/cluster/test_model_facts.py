@@ -126,9 +126,33 @@ OWN = {
     "other settings": lambda: _having(keras.layers.Dense(3), settings=Settings(3.0)),
     "module": lambda: _defined(_CALL.format("own.SCALE"), own=_module(SCALE=2.0)),
     "other module": lambda: _defined(_CALL.format("own.SCALE"), own=_module(SCALE=3.0)),
+    "set": lambda: _having(keras.layers.Dense(3), chosen={"a", "b"}),
+    "other set": lambda: _having(keras.layers.Dense(3), chosen={"a", "c"}),
+    "tensor": lambda: keras.layers.Dense(3, activation=_shifted(keras.ops.ones(3))),
+    "other tensor": lambda: keras.layers.Dense(3, activation=_shifted(keras.ops.zeros(3))),
+    "method": lambda: keras.layers.Dense(3, activation=Scale(2.0).apply),
+    "other method": lambda: keras.layers.Dense(3, activation=Scale(3.0).apply),
+    "function of a class": lambda: keras.layers.Dense(3, activation=Scale(2.0)),
+    "other function of a class": lambda: keras.layers.Dense(3, activation=Scale(3.0)),
     "helper": lambda: _defined(_CALL.format("helper()"), helper=_helper(2)),
     "other helper": lambda: _defined(_CALL.format("helper()"), helper=_helper(3)),
 }
+
+
+class Scale:
+    """Knows itself, as objects may."""
+
+    def __init__(self, scale):
+        self.scale, self.me = scale, self
+
+    def __call__(self, x):
+        return self.scale * x
+
+    apply = __call__
+
+
+def _shifted(tensor):
+    return lambda x: x + tensor
 
 
 @dataclasses.dataclass
@@ -162,6 +186,15 @@ def test_settings_of_layers_are_compared():
     assert len(set(found.values())) == len(found)
     keras.utils.set_random_seed(11)  # what is drawn is compared with the weights
     assert found == described()
+
+
+def test_settings_of_keras_are_compared():
+    before, found = keras.config.epsilon(), set()
+    for epsilon in (before, 1e-3):
+        keras.config.set_epsilon(epsilon)
+        found.add(checksum(facts_of_compilation(_compiled())))
+    keras.config.set_epsilon(before)
+    assert len(found) == 2
 
 
 def test_a_step_names_what_a_process_has_of_its_own():
