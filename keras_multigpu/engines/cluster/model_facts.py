@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import itertools
@@ -25,7 +26,16 @@ Facts = Sequence[Sequence[str]]
 _LOOPS = ("training", "evaluating", "predicting")
 # What a process may have called by itself (the template's `predict`, say), and automatic names.
 _OWN_AFFAIRS = frozenset(
-    ["name", "output_names", "built", "fit", "train_on_batch", *(f"stop_{loop}" for loop in _LOOPS)]
+    [
+        "name",
+        "output_names",
+        "built",
+        "compiled",
+        "is_awq_calibrated",
+        "fit",
+        "train_on_batch",
+        *(f"stop_{loop}" for loop in _LOOPS),
+    ]
     + [f"{kind}_function" for kind in ("train", "test", "predict")]
 )
 # Steps may name globals of a process's own: who prints, who writes.
@@ -39,6 +49,11 @@ _DESCRIBED = (
     functools.partial,
     types.FunctionType,
     types.MethodType,
+)
+_WITH_SETTINGS = (*_DESCRIBED, keras.Metric, LearningRateSchedule)
+# The objects that are being described, which may refer to themselves.
+_WITHIN: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
+    "within", default=frozenset()
 )
 _LIBRARIES = frozenset(["builtins", "jax", "keras", "keras_multigpu", "numpy", "tensorflow"])
 # Attributes of Keras's own, which may differ: what was called, say.
@@ -114,6 +129,8 @@ def _settings(part: Any) -> tuple[str, list[tuple[str, str]]]:
         is_private = name.startswith("_") and (is_of_library or is_own)
         if is_private or name in _OWN_AFFAIRS:
             continue
+        if name.startswith("_") and not isinstance(value, float):
+            continue  # what is counted or kept for later use
         if _is_plain(value):
             kept.append((name, repr(value)))
         elif _is_described(value) or (not is_object and _is_function_like(value)):
@@ -155,6 +172,17 @@ def _form(value: Any) -> Any:
     """A loss or a metric, or several: classes, functions, settings."""
     if value is None or _is_plain(value):
         return value
+    before = _WITHIN.get()
+    if id(value) in before:
+        return "itself"
+    token = _WITHIN.set(before | {id(value)})
+    try:
+        return _form_of_parts(value)
+    finally:
+        _WITHIN.reset(token)
+
+
+def _form_of_parts(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_form(one) for one in value]
     if isinstance(value, Mapping):
@@ -170,7 +198,7 @@ def _form(value: Any) -> Any:
         return digest_of([_numpy(value)], sys.maxsize)
     if isinstance(value, (set, frozenset)):
         return sorted(map(repr, value))
-    if not hasattr(value, "__dict__"):
+    if not isinstance(value, _WITH_SETTINGS) and not _is_function_like(value):
         return type(value).__qualname__
     name, settings = _settings(value)
     # Of a function that Keras wraps.
@@ -193,11 +221,14 @@ def _function(
         return function.__name__
     known.add(function)
     named = [] if not_globals else _names(function.__code__)
-    values = [function.__globals__[name] for name in named if name in function.__globals__]
-    modules = [one for one in values if isinstance(one, types.ModuleType) and _is_own(one)]
-    values += [vars(one)[name] for one in modules for name in named if name in vars(one)]
-    values += [*_cells(function), *(function.__defaults__ or ())]
-    values += (function.__kwdefaults__ or {}).values()
+    globals_ = [function.__globals__[name] for name in named if name in function.__globals__]
+    modules = [one for one in globals_ if isinstance(one, types.ModuleType) and _is_own(one)]
+    globals_ += [vars(one)[name] for one in modules for name in named if name in vars(one)]
+    # Whole numbers and texts may be a process's number, or its folder.
+    values = [one for one in globals_ if isinstance(one, (float, types.FunctionType))]
+    if not not_globals:
+        values += [*_cells(function), *(function.__defaults__ or ())]
+        values += (function.__kwdefaults__ or {}).values()
     given = []
     for one in values:
         if isinstance(one, types.FunctionType):
@@ -243,14 +274,15 @@ def _cells(function: types.FunctionType) -> list[Any]:
     return found
 
 
-def _holds_plain(value: Any) -> bool:
-    """Whether a list, a dictionary or an array holds plain values only."""
+def _holds_plain(value: Any, depth: int = 8) -> bool:
+    """Whether a list, a dictionary or an array holds plain values only, `depth` deep at most."""
     if isinstance(value, (list, tuple)):
-        return all(one is None or _is_plain(one) or _holds_plain(one) for one in value)
+        parts = (one is None or _is_plain(one) or _holds_plain(one, depth - 1) for one in value)
+        return depth > 0 and all(parts)
     if isinstance(value, (set, frozenset)):
         return all(map(_is_plain, value))
     if isinstance(value, Mapping):
-        return all(map(_is_plain, value)) and _holds_plain(list(value.values()))
+        return all(map(_is_plain, value)) and _holds_plain(list(value.values()), depth - 1)
     return isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind in "biuf"
 
 

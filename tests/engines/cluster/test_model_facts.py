@@ -2,9 +2,11 @@
 
 import dataclasses
 import functools
+import logging
 import types
 
 import keras
+import pytest
 from keras.optimizers.schedules import ExponentialDecay
 from support import process_script as script
 
@@ -205,6 +207,39 @@ def test_a_step_names_what_a_process_has_of_its_own():
         for rank in (0, 1)
     )
     assert checksum(one) == checksum(other)
+
+
+def _itself():
+    listed = [1.0]
+    listed.append(listed)
+    layer = _having(keras.layers.Dense(3), listed=listed)
+    return _having(layer, act=functools.partial(print, layer, Scale(2.0)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda number: _defined(_CALL.format("(1 if RANK else 1)"), RANK=number),
+        lambda number: _having(_defined("  def call(self, x): return self.rank * x", rank=number)),
+        lambda number: _having(_defined("  SIZE = 1"), _calls=number),
+        lambda number: _having(
+            keras.layers.Dense(3), make=functools.partial(print, _logger(number))
+        ),
+        lambda number: _itself(),
+    ],
+)
+def test_what_a_process_has_of_its_own_is_none_of_the_models(make):
+    """Its number, what it counts, loggers; and objects that refer to themselves."""
+    one, other = (
+        facts_of_model(keras.Sequential([keras.Input((2,)), make(number)])) for number in (0, 1)
+    )
+    assert checksum(one) == checksum(other)
+
+
+def _logger(number):
+    logger = logging.Logger(f"process {number}")
+    logger.setLevel(10 * number)
+    return logger
 
 
 def test_the_first_difference_is_told():
