@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import keras
 
 
@@ -19,8 +20,10 @@ def pure(step: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
         try:
             return step(*args, **kwargs)
         finally:
-            changed = [one.path for one, value in known.values() if one._value is not value]
-            for one, value in known.values():
+            # What has another value that stays was moved: members' weights are stacked.
+            lost = [pair for pair in known.values() if isinstance(pair[0]._value, jax.core.Tracer)]
+            changed = [one.path for one, _ in lost]
+            for one, value in lost:
                 one._value = value
             if changed:
                 raise ValueError(
