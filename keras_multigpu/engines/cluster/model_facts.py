@@ -100,12 +100,16 @@ def difference(one: Facts, other: Facts) -> tuple[str, str]:
     """The first facts in which two processes differ."""
     for (where, its), (there, first) in itertools.zip_longest(one, other, fillvalue=("", "")):
         if its != first:
-            return _told(where, its), _told(there, first)
+            equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(its, first))
+            begin = max(len([*equal]) - _LONGEST // 2, 0)
+            return _told(where, its, begin), _told(there, first, begin)
     return "the same", "the same"
 
 
-def _told(where: str, what: str) -> str:
-    what = what if len(what) < _LONGEST else f"{what[:_LONGEST]}..."
+def _told(where: str, what: str, begin: int) -> str:
+    """A fact as people see it, from a place before the difference."""
+    end = begin + _LONGEST
+    what = f"{'...' if begin else ''}{what[begin:end]}{'...' if len(what) > end else ''}"
     return ": ".join(text for text in (where, what) if text) or "nothing there"
 
 
@@ -216,7 +220,9 @@ def _function(
     known = set() if known is None else known
     if _is_of_library(function):
         own = getattr(function, "__wrapped__", None)
-        return _function(own, known) if isinstance(own, types.FunctionType) else function.__name__
+        if not isinstance(own, types.FunctionType):
+            return function.__name__
+        return _function(own, known, not_globals=not_globals)
     if function in known:
         return function.__name__
     known.add(function)

@@ -17,22 +17,24 @@ def pure(step: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
     @functools.wraps(step)
     def traced(*args: Any, **kwargs: Any) -> Any:
         known = {id(one): (one, one._value) for one in _variables(step, model)}
+        changed = []
         try:
-            return step(*args, **kwargs)
+            result = step(*args, **kwargs)
         finally:
-            # What has another value that stays was moved: members' weights are stacked.
-            lost = [pair for pair in known.values() if isinstance(pair[0]._value, jax.core.Tracer)]
-            changed = [one.path for one, _ in lost]
-            for one, value in lost:
-                one._value = value
-            if changed:
-                raise ValueError(
-                    "On JAX a step is a pure function: weights, slots and other state are among "
-                    "its arguments, and it returns their new values. Received: a step that assigns "
-                    f"{', '.join(changed[:3])}{', ...' if len(changed) > 3 else ''}. Use "
-                    "`stateless_call` and `optimizer.stateless_apply`, and assign what the step "
-                    "returns; or give the model a `train_step`, and call `fit`."
-                )
+            for one, value in known.values():
+                # Another value that stays was moved there: members' weights are stacked.
+                if one._value is not value and isinstance(one._value, jax.core.Tracer):
+                    one._value = value
+                    changed.append(one.path)
+        if changed:
+            raise ValueError(
+                "On JAX a step is a pure function: weights, slots and other state are among its "
+                "arguments, and it returns their new values. Received: a step that assigns "
+                f"{', '.join(changed[:3])}{', ...' if len(changed) > 3 else ''}. Use "
+                "`stateless_call` and `optimizer.stateless_apply`, and assign what the step "
+                "returns; or give the model a `train_step`, and call `fit`."
+            )
+        return result
 
     return traced
 

@@ -252,3 +252,5 @@ def test_the_first_difference_is_told():
     assert its.endswith(": activation='tanh'")
     assert first.endswith(": activation='relu'")
     assert difference(one, one[:-1])[1] == "nothing there"
+    long = [[("", 200 * "a" + end)] for end in ("b", "c")]
+    assert [text[-1] for text in difference(*long)] == ["b", "c"]
