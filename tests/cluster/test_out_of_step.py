@@ -20,6 +20,7 @@ SLOW = (
     "exits_in_a_callback",
     "halves_a_weight",
     "its_data_are_slow",
+    "layers_in_another_order",
     "other_rows",
     "parts_of_fewer_batches",
     "predicts_in_a_callback",

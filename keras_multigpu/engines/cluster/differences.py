@@ -29,6 +29,12 @@ DIFFERENCES = {
         "process {other} at {first}.",
         "Give each process a part of the data with the same number of batches.",
     ),
+    "programs": (
+        "It computes something else than process {other} at step {step}: {its}; there {first}.",
+        "Build and compile the same model in all processes. Layers, losses and steps that ask for "
+        "the number of their process, its files or its environment must compute the same in all, "
+        "and the elements of a `set` come in another order in each process.",
+    ),
     "parts": (
         "Its part of a batch does not fit to that of process {other} at step {step}: it is {its}, "
         "and that of process {other} is {first}.",
@@ -48,9 +54,3 @@ SAME_CALLS = {
     "same calls in all processes.",
 }
 """The cure for other steps or calls, by what each process gives to a step."""
-
-SAME_PROGRAM = (
-    "Build and compile the same model in all processes. Layers, losses and steps that ask for the "
-    "number of their process, its files or its environment must compute the same in all."
-)
-"""The cure for a step in which processes exchange other tensors."""

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from keras_multigpu.engines.cluster.board import BEAT, Board
 from keras_multigpu.engines.cluster.calls import Call
-from keras_multigpu.engines.cluster.differences import DIFFERENCES, SAME_CALLS, SAME_PROGRAM
+from keras_multigpu.engines.cluster.differences import DIFFERENCES, SAME_CALLS
 from keras_multigpu.engines.cluster.errors import ClusterError
+from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.cluster.members import RESTART, Members
 from keras_multigpu.engines.cluster.model_facts import Facts, checksum, difference
 from keras_multigpu.engines.cluster.places import END, Places, odd_one
@@ -97,7 +98,7 @@ class Group(Members):
         its, first = (str(every[one].get(fact)) for one in (number, other))
         problem = f"Its {fact} is {its}. In process {other} it is {first}."
         if not isinstance(mine, str):
-            told = self._gather(f"all of {fact}", json.dumps(mine), self.call, "", self.timeout)
+            told = self._of_all(f"all of {fact}", json.dumps(mine))
             if {number, other} <= set(told):
                 its, first = difference(json.loads(told[number]), json.loads(told[other]))
                 problem = f"Its {fact} is another than in process {other}: {its}; there {first}."
@@ -163,40 +164,40 @@ class Group(Members):
         text = " ".join(words)[:300].rstrip(".:")
         self._board.write(f"{kind}/{self.number}", f"stopped with {text}")
 
-    def differs(self, number: int, other: int, what: str, mine: str = "") -> ClusterError:
+    def differs(self, number: int, other: int, what: str, mine: str | Listing = "") -> ClusterError:
         """The error for a process that differs from another one in its rows, weights, ...
 
-        Some differences (`what`) take a text of this process, `mine`: all processes then call this,
-        and the error has the texts of both.
+        Some differences (`what`) take a text of this process, or what it computes, `mine`: all
+        processes then call this, and the error has the texts of both.
         """
         problem, cure = DIFFERENCES[what]
         texts = dict.fromkeys(range(len(self.names)), "unknown")
+        if isinstance(mine, Listing):
+            told = self._of_all(f"all of {what}", json.dumps(mine.digests))
+            if {number, other} <= set(told):
+                mine = mine.told(*(json.loads(told[one]) for one in (number, other)))
         if mine:
-            key = f"{what} {len(self.call.written)}"
-            texts |= self._gather(key, mine, self.call, longest=self.timeout)
+            texts |= self._of_all(what, str(mine))
         step, its, first = self.call.begun, texts[number], texts[other]
-        told = problem.format(step=step, other=other, its=its, first=first)
-        return self._break(number, told, cure)
+        text = problem.format(step=step, other=other, its=its, first=first)
+        return self._break(number, text, cure)
+
+    def _of_all(self, kind: str, mine: str) -> dict[int, str]:
+        """What each process says when all have found that they differ."""
+        key = f"{kind} {len(self.call.written)}"
+        return self._gather(key, mine, self.call, longest=self.timeout)
 
     def count_step(self) -> None:
         """Notes that a step begins."""
         self.call.steps += 1
 
     @contextlib.contextmanager
-    def counting(
-        self, arrived: Callable[[], int], program: Callable[[], int] = lambda: 0
-    ) -> Iterator[None]:
-        """Scope of one or more steps.
-
-        At any time `arrived` tells how many batches have come, and `program` what the processes
-        exchange in the latest step, as a checksum.
-        """
+    def counting(self, arrived: Callable[[], int]) -> Iterator[None]:
+        """Scope of one or more steps; `arrived` tells at any time how many batches have come."""
         call, before = self.call, arrived()
         call.coming = lambda: arrived() - before
         try:
-            with self.places.at_steps(
-                call.coming, lambda: self.here(f"step {call.begun}"), program
-            ):
+            with self.places.at_steps(call.coming, lambda: self.here(f"step {call.begun}")):
                 yield
         finally:
             more, call.coming = call.coming(), lambda: 0
@@ -221,9 +222,6 @@ class Group(Members):
         found = self.places.find_odd(told)
         if found is not None:
             raise self._break(*found, SAME_CALLS[self.data])
-        found = self.places.find_other_program(told)
-        if found is not None:
-            raise self._break(*found, SAME_PROGRAM)
         self._check_signs(silence)
 
     def _gather(

@@ -22,13 +22,11 @@ class Place(NamedTuple):
         number: how many of them this process has made before.
         kind: only operations of the same kind can meet.
         text: where that is, for people: ``"step 5 of `fit`"``.
-        program: what the processes exchange in it, as a checksum; 0 if it is not known (yet).
     """
 
     number: int
     kind: str
     text: str
-    program: int = 0
 
 
 def odd_one(values: Sequence[Hashable]) -> tuple[int, int] | None:
@@ -78,21 +76,13 @@ class Places:
             self._leave(1)
 
     @contextlib.contextmanager
-    def at_steps(
-        self,
-        come: Callable[[], int],
-        text: Callable[[], str],
-        program: Callable[[], int] = lambda: 0,
-    ) -> Iterator[None]:
-        """Scope of steps that begin one after the other.
-
-        `come` tells how many have, and `program` what the processes exchange in the latest.
-        """
+    def at_steps(self, come: Callable[[], int], text: Callable[[], str]) -> Iterator[None]:
+        """Scope of steps that begin one after the other; `come` tells how many have."""
         made = self._made
 
         def where() -> Place | None:
             begun = come()
-            return Place(made + begun - 1, STEP, text(), program()) if begun else None
+            return Place(made + begun - 1, STEP, text()) if begun else None
 
         self._where = where
         try:
@@ -119,8 +109,13 @@ class Places:
         A thread may ask. It waits elsewhere than most. If as many wait at one operation as at
         another, it is the process that does not go on with the steps, or begins a further call.
         """
-        here = self._at_the_same(told)
-        if len({one.kind for one in here.values()}) < 2 or not self._may_judge(here):
+        mine = self._tell()
+        if mine is None:
+            return None
+        places = {int(k): Place(*json.loads(text)) for k, text in under(told, _PLACES).items()}
+        places[self._number] = mine
+        here = {k: places[k] for k in sorted(places) if places[k].number == mine.number}
+        if len({one.kind for one in here.values()}) == 1 or not self._may_judge(here):
             return None
         kinds = [one.kind for one in here.values()]
         usual = max(
@@ -129,27 +124,6 @@ class Places:
         odd = next(k for k, one in here.items() if one.kind != usual)
         other = next(k for k, one in here.items() if one.kind == usual)
         return odd, f"It is at {here[odd].text}, and process {other} is at {here[other].text}."
-
-    def find_other_program(self, told: Mapping[str, str]) -> tuple[int, str] | None:
-        """A process that exchanges something else in the same step, and where.
-
-        They would wait for each other for ever.
-        """
-        here = {k: one for k, one in self._at_the_same(told).items() if one.program}
-        if len({one.program for one in here.values()}) < 2 or not self._may_judge(here):
-            return None
-        numbers = list(here)
-        odd, other = (numbers[k] for k in odd_one([one.program for one in here.values()]) or ())
-        return odd, f"It computes something else than process {other} in {here[odd].text}."
-
-    def _at_the_same(self, told: Mapping[str, str]) -> dict[int, Place]:
-        """The processes that are at the operation of this process's number, and this one."""
-        mine = self._tell()
-        if mine is None:
-            return {}
-        places = {int(k): Place(*json.loads(text)) for k, text in under(told, _PLACES).items()}
-        places[self._number] = mine
-        return {k: places[k] for k in sorted(places) if places[k].number == mine.number}
 
     def _tell(self) -> Place | None:
         """Writes this process's place on the board."""
@@ -168,8 +142,6 @@ class Places:
         The first of them does so, when it knows where all are, or after half the time. The others
         leave it to that one, so that all name the same process.
         """
-        if self._number not in here:
-            return False
         number, now = here[self._number].number, time.monotonic()
         if self._noticed is None or self._noticed[0] != number:
             self._noticed = number, now

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax.placement import Placement, on_host
 
 _SAID_AFTER = 10  # batches, so that a few incomplete last ones don't count
@@ -48,8 +49,8 @@ class PlacedBatches:
     """An iterator that puts batches on the devices.
 
     Keras puts a whole batch on the default device while it iterates, so the host is the default
-    device meanwhile. `step` gives the name of each step, its position in a pass, and a sample of
-    the weights.
+    device meanwhile. `step` gives the name of each step, its position in a pass, a sample of the
+    weights, and what it has computed before.
 
     Attributes:
         counts: of each batch that was taken, how many rows each process has.
@@ -60,7 +61,7 @@ class PlacedBatches:
         batches: Iterator[Any],
         place: Placement,
         undivided: Undivided,
-        step: Callable[[], tuple[str, int, int]],
+        step: Callable[[], tuple[str, int, int, Listing]],
     ):
         self._batches = batches
         self._place = place

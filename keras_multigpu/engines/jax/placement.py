@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax import devices, threads
 from keras_multigpu.engines.jax.cluster import joint, parts
 from keras_multigpu.engines.jax.copies import Copies
@@ -111,11 +112,18 @@ class Placement:
                     return int(np.shape(part)[0])
         return 0
 
-    def compare(self, batch: Any, step: str = "", position: int = 0, sample: int = 0) -> list[int]:
+    def compare(
+        self,
+        batch: Any,
+        step: str = "",
+        position: int = 0,
+        sample: int = 0,
+        program: Listing | None = None,
+    ) -> list[int]:
         """Begins a step that all processes make; raises a `ClusterError` if one makes another.
 
-        `step` is its name, `position` how many steps this pass over the data has had, and `sample`
-        a checksum of weights.
+        `step` is its name, `position` how many steps this pass over the data has had, `sample` a
+        checksum of weights, and `program` what the step has computed before.
 
         Returns:
             How many rows of the batch each process has.
@@ -125,7 +133,7 @@ class Placement:
         if self.group.data == "parts":
             parts.check(batch)
         self.group.count_step()
-        facts = step, position, sample
+        facts = step, position, sample, program or Listing()
         return joint.compare_steps(batch, *facts, self.mesh, self.group)
 
     def put_batch(self, batch: Any, counts: Sequence[int] = ()) -> Any:

@@ -39,12 +39,12 @@ def spread(
     step: Callable[[Any, Any], Any],
     place: Placement,
     scatters: bool = False,
-    look: Callable[[Any, int], None] = lambda jaxpr, rows: None,
+    look: Callable[[Any, int], None] = lambda traced, rows: None,
 ) -> Callable[[Any, Any], Any]:
     """Keras's step, with the operations spread that XLA would not; unchanged if not compiled.
 
     With `scatters`, for a state that is spread, too, sums over the rows stay in parts where only
-    parts are needed. `look` sees a traced step with a whole state, and its number of rows.
+    parts are needed. `look` sees what is traced, and its number of rows.
     """
 
     def spread_step(state: Any, batch: Any) -> Any:
@@ -54,7 +54,7 @@ def spread(
         # With several processes a step stays as it is, unless only parts of its sums are needed.
         is_alone = place.group is None
         is_needed = (scatters or is_alone) if rows else (scatters and is_alone)
-        if not is_needed or not is_compiled:
+        if not is_compiled or (is_alone and not is_needed):
             return step(state, batch)
         structure: list[Any] = []
 
@@ -63,13 +63,13 @@ def spread(
             structure[:] = [made]
             return results
 
-        # If only the state is spread, XLA must not compute grouped convolutions with its parts.
-        spreader = _Spreader(place, rows, scatters) if rows else _Whole(place, 0, False)
         traced = jax.make_jaxpr(flat_step)(*leaves)
-        if rows and not scatters:
-            look(traced.jaxpr, rows)
-        spread_out = traced.replace(jaxpr=spreader.spread(traced.jaxpr))
-        return structure[0].unflatten(core.jaxpr_as_fun(spread_out)(*leaves))
+        look(traced, rows)
+        if is_needed:
+            # If only the state is spread, XLA must not compute grouped convolutions with its parts.
+            spreader = _Spreader(place, rows, scatters) if rows else _Whole(place, 0, False)
+            traced = traced.replace(jaxpr=spreader.spread(traced.jaxpr))
+        return structure[0].unflatten(core.jaxpr_as_fun(traced)(*leaves))
 
     return spread_step
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,9 +15,11 @@ from keras_multigpu.engines.cluster.calls import Call
 from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.cluster.group import Group
 from keras_multigpu.engines.cluster.joint import together, write_once, writing
+from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.checks import check_is_compiled, check_no_distribution
 from keras_multigpu.engines.jax.cluster.joint import is_whole
+from keras_multigpu.engines.jax.cluster.listing import listing_of
 from keras_multigpu.engines.jax.cluster.parts import own_rows
 from keras_multigpu.engines.jax.cluster.readings import Readings
 from keras_multigpu.engines.jax.cluster.samples import Samples
@@ -64,6 +67,7 @@ class JaxSteps(Steps):
         self._samples = Samples()
         self._sample = 0  # of the weights, on its way to the others
         self._tables = WholeTables()
+        self._listings: dict[str, Listing] = {}  # what a step computes, by its name
         weakref.finalize(model, runner.where.copies.clear)
 
     @property
@@ -96,10 +100,11 @@ class JaxSteps(Steps):
         undivided, where, only_reads = Undivided(), self.where, self._only_reads(name)
         lent = self.lent
 
-        def next_step() -> tuple[str, int, int]:
+        def next_step() -> tuple[str, int, int, Listing]:
             self._position += 1
             sample, self._sample = self._sample, 0
-            return name.replace("function", "step"), self._position - 1, sample
+            step = name.replace("function", "step")
+            return step, self._position - 1, sample, self._listings.get(step, Listing())
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
             batches = PlacedBatches(self._resuming(iterator), where, undivided, next_step)
@@ -158,13 +163,18 @@ class JaxSteps(Steps):
 
     def around(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
         runner = self._runner
-        look = self._look_at_tables if name == "train_step" else (lambda jaxpr, rows: None)
+        look = functools.partial(self._look, name)
         spread_step = spread(runner.around(step), self.where, runner.spreads_state, look)
         return reading(spread_step, name)
 
-    def _look_at_tables(self, jaxpr: Any, rows: int) -> None:
-        if self.lent.latest:  # to a step that runs, not one that is only compiled for a report
-            self._tables.look(jaxpr, self.model.trainable_variables, self.where.count, rows)
+    def _look(self, name: str, traced: Any, rows: int) -> None:
+        """Notes what a step computes."""
+        if not self.lent.latest:  # it does not run, but is compiled for a report
+            return
+        if self.group is not None:
+            self._listings[name] = listing_of(traced)
+        elif name == "train_step" and rows and not self._runner.spreads_state:
+            self._tables.look(traced.jaxpr, self.model.trainable_variables, self.where.count, rows)
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return self._runner.seen(variables)
@@ -225,12 +235,23 @@ class JaxSteps(Steps):
                     self.call.take_part = self._readings.take_part
                 args, kwargs = write_once(self, loop, args, kwargs)
                 result = loop(*args, **kwargs)
-                if self.group is not None and loop.__name__ == "fit":
-                    self._compare_weights(self.group)
+                if self.group is not None:
+                    self._compare_programs(self.group)
+                    if loop.__name__ == "fit":
+                        self._compare_weights(self.group)
             return result
         finally:
             self.is_running, self.lent.latest = False, ()
             self._bring_home()
+
+    def _compare_programs(self, group: Group) -> None:
+        """Raises a `ClusterError` if another process computes something else in a step."""
+        assert self.call is not None
+        group.end(self.call)
+        listing = Listing.of_all(self._listings[name] for name in sorted(self._listings))
+        found = group.differing("programs", str(listing.checksum))
+        if found is not None:
+            raise group.differs(*found, "programs", listing)
 
     def _compare_weights(self, group: Group) -> None:
         """Raises a `ClusterError` if another process has other weights or slots after `fit`.

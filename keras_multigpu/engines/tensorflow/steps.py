@@ -128,8 +128,7 @@ class TensorFlowSteps(Steps):
                 self._compare_weights(group, "weights")
                 self.begin_pass()
             batches.begin(self._start)
-            counting = group.counting(lambda: batches.arrived, lambda: batches.program)
-            with counting, group.stepping():
+            with group.counting(lambda: batches.arrived), group.stepping():
                 return function(*args)
 
         return step
@@ -204,9 +203,8 @@ class TensorFlowSteps(Steps):
             given = args[0] if is_plain else (args, kwargs)
             data, counts = batches.check(given, name, self._samples)
             call = ((data,), {}) if is_plain else data
-            together = Together(peers, batches, counts, name == "predict_step")
-            with batches.noting(counts):
-                return partition.step(self._model, step, name, call, together)
+            together = Together(peers, batches, counts, name == "predict_step", self._variables)
+            return partition.step(self._model, step, name, call, together)
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return variables

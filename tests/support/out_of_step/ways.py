@@ -688,16 +688,36 @@ class Own(keras.layers.Dense):
         return found - keras.ops.mean(found, axis=0) if "ODD" in os.environ else found
 
 
-@way(
-    "It computes something else than process"
-    if ON_TENSORFLOW
-    else "It has given no sign of life|Its weights and those",
-    own=None if ON_TENSORFLOW else "-",  # gloo aborts it
-)
+@way("It computes something else than process . at step .: .*; there ")
 def another_branch_of_a_layer(odd):
     if odd:
         os.environ["ODD"] = "1"
     fit(build(first=Own))
+
+
+class InTurn(keras.layers.Layer):
+    """Calls its layers in an order of the process's own, as of a `set` of names."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [keras.layers.Dense(8, "tanh") for _ in range(2)]
+
+    def build(self, shape):
+        for layer in self.layers:
+            layer.build((*shape[:-1], 8))
+
+    def call(self, inputs):
+        inputs = keras.ops.repeat(inputs, 8, axis=-1)[..., :8]
+        for layer in self.layers[:: -1 if "ODD" in os.environ else 1]:
+            inputs = layer(inputs)
+        return inputs
+
+
+@way("It computes something else than process . at step .: .*; there ")
+def layers_in_another_order(odd):
+    if odd:
+        os.environ["ODD"] = "1"
+    fit(build(first=lambda *_, **__: InTurn()))
 
 
 @way("Its compilation is ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.cluster.descriptions import COMPARED, digest_of
 from keras_multigpu.engines.cluster.joint import check_owners
+from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.cluster.places import STEP, odd_one
 from keras_multigpu.engines.jax import devices
 from keras_multigpu.engines.jax.cluster import processes
@@ -21,7 +22,10 @@ from keras_multigpu.engines.jax.cluster.group import Group
 
 # Always as many numbers: arrays of other sizes, in processes that compare different things, would
 # make gloo abort them.
-_EXCHANGED = 5
+_EXCHANGED = 6
+
+Facts = Mapping[str, tuple[int, str | Listing]]
+"""What processes compare: numbers of 31 bits, and what to tell of them."""
 
 
 def check_devices(names: Sequence[str], mode: str) -> None:
@@ -76,36 +80,38 @@ def meet(step: str, mesh: Mesh, group: Group) -> None:
 
 
 def compare_steps(
-    batch: Any, step: str, position: int, sample: int, mesh: Mesh, group: Group
+    batch: Any,
+    step: str,
+    position: int,
+    sample: int,
+    program: Listing,
+    mesh: Mesh,
+    group: Group,
 ) -> list[int]:
     """Raises a `ClusterError` if another process makes another step, or has other data or weights.
 
-    `step` is its name, `position` how many steps this pass over the data has had, and `sample` a
-    checksum of weights.
+    `step` is its name, `position` how many steps this pass over the data has had, `sample` a
+    checksum of weights, and `program` what the step has computed before.
 
     Returns:
         How many rows each process has.
     """
     leaves = jax.tree.leaves(batch)
     rows = next((len(leaf) for leaf in leaves if np.ndim(leaf)), 0)
-    facts = {"steps": (_checksum(step), step)}
+    facts: dict[str, tuple[int, str | Listing]] = {"steps": (_checksum(step), step)}
     if group.data == "parts":
         facts["passes"] = position, f"step {position + 1} of a pass"
         facts["parts"] = _digest_of_part(batch), _describe(batch)
     else:
         facts["rows"] = digest_of(leaves, COMPARED), ""
     facts["weights"] = sample, ""
+    facts["programs"] = program.checksum, program
     place = group.here(f"step {group.call.begun}")
     return _compare(facts, rows, place, mesh, group)
 
 
-def _compare(
-    facts: dict[str, tuple[int, str]], rows: int, place: str, mesh: Mesh, group: Group
-) -> list[int]:
-    """Raises a `ClusterError` if a fact differs; returns the `rows` of each process.
-
-    A fact is a number of 31 bits, and what to tell of it.
-    """
+def _compare(facts: Facts, rows: int, place: str, mesh: Mesh, group: Group) -> list[int]:
+    """Raises a `ClusterError` if a fact differs; returns the `rows` of each process."""
     numbers = [number for number, _ in facts.values()]
     numbers += [0] * (_EXCHANGED - 1 - len(numbers)) + [rows]
     with group.places.at(f"{STEP} on {mesh.device_ids.tolist()}", place):

@@ -9,8 +9,7 @@ before the step are rounded up.
 from __future__ import annotations
 
 import bisect
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -46,30 +45,10 @@ class Collectives:
     def __init__(self, number: int, count: int, device: str, token: tf.Variable):
         self.number, self.count, self.device = number, count, device
         self._token = token
-        self._made: list[str] | None = None
-        self._with_sizes = False
         self._is_gpu = "GPU" in device
-
-    @contextlib.contextmanager
-    def noting(self, *, sizes: bool) -> Iterator[list[str]]:
-        """Scope of a step: yields a list of the operations that it makes, in their order.
-
-        Without `sizes`, processes may know other ones before the step: of parts of a batch.
-        """
-        before, self._made, self._with_sizes = self._made, [], sizes
-        try:
-            yield self._made
-        finally:
-            self._made = before
-
-    def _note(self, kind: str, tensor: Tensor) -> None:
-        if self._made is not None:
-            shape = tensor.shape if self._with_sizes else ""
-            self._made.append(f"{kind} {tensor.dtype.name} {shape}")
 
     def sum(self, flat: Tensor) -> Tensor:
         """The sum of a vector over all processes."""
-        self._note("sum", flat)
         size = size_of(flat)
         filled, key = room(size)
         total = tf.raw_ops.CollectiveReduceV2(
@@ -99,7 +78,6 @@ class Collectives:
 
     def _exchange(self, parts: Tensor, key: Any) -> Tensor:
         """Sends part `i` to process `i`; the parts that all processes have sent to this one."""
-        self._note("exchange", parts)
         return tf.raw_ops.CollectiveAllToAllV2(
             input=parts,
             instance_key=_key(key, parts.dtype, _EXCHANGE),

@@ -14,9 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.cluster.parts import NO_WHOLE_NUMBER, check_has_rows
 from keras_multigpu.engines.cluster.places import odd_one
-from keras_multigpu.engines.shared import count_rows, is_array
+from keras_multigpu.engines.shared import count_rows, in_fresh_thread, is_array
 from keras_multigpu.engines.tensorflow.cluster import batch_facts
 from keras_multigpu.engines.tensorflow.cluster.collectives import can_cross
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
@@ -24,7 +25,7 @@ from keras_multigpu.engines.tensorflow.cluster.samples import Samples, alike
 from keras_multigpu.engines.tensorflow.tensors import map_tensors, take_rows
 from keras_multigpu.engines.values import Tensor
 
-_KINDS = ("steps", "passes", "rows", "values")
+_KINDS = ("steps", "passes", "rows", "values", "programs")
 """What the processes compare at each step, in this order."""
 
 
@@ -36,13 +37,11 @@ class Ledger:
         facts: of each process, what `_KINDS` names, as numbers, and its number of rows.
         come: how many batches have come.
         start: how many of them had come when this pass over the data began.
-        program: a checksum of what the processes exchange in a step, and how many had come then.
     """
 
     facts: tf.Variable
     come: tf.Variable
     start: tf.Variable
-    program: tf.Variable
 
     @classmethod
     def make(cls, count: int, device: str, host: str) -> Ledger:
@@ -54,9 +53,7 @@ class Ledger:
             with tf.device(host):
                 come = tf.Variable(0, dtype=tf.int64, trainable=False, name="come")
                 start = tf.Variable(0, dtype=tf.int64, trainable=False, name="start")
-                nothing = tf.zeros([2], tf.int64)
-                program = tf.Variable(nothing, trainable=False, name="program")
-        return cls(facts, come, start, program)
+        return cls(facts, come, start)
 
 
 class JointBatches:
@@ -75,32 +72,27 @@ class JointBatches:
         self._peers, self._ledger, self.are_parts = peers, ledger, are_parts
         self._is_inside = False
         self._traced: dict[int, tuple[str, str]] = {}  # a step's name, and its batch, by checksum
+        self._listings: dict[int, Listing] = {}  # by checksum
+        self._programs: list[tf.Variable] = []  # a checksum for each trace of a step
 
     @property
     def arrived(self) -> int:
         """How many batches have come to steps of this process; a thread may ask."""
         return int(self._ledger.come.numpy())
 
-    @property
-    def program(self) -> int:
-        """A checksum of what the processes exchange in the latest step, or 0; a thread may ask."""
-        found, come = self._ledger.program.numpy().tolist()
-        return int(found) if come == self.arrived else 0
+    def note(self, listing: Listing) -> None:
+        """Notes what the step computes whose batch was checked last: a part of that check."""
+        self._listings[listing.checksum] = listing
+        with tf.init_scope():
+            self._programs[-1].assign(listing.checksum)
 
-    @contextlib.contextmanager
-    def noting(self, checked: Tensor) -> Iterator[None]:
-        """Scope that builds a step: notes what the processes exchange in it.
-
-        `checked` is a tensor that is known when the processes have compared their batches.
-        """
-        with self._peers.collectives.noting(sizes=not self.are_parts) as made:
-            yield
-        if tf.executing_eagerly():  # the step is over
-            return
-        with tf.control_dependencies([checked]):
-            found = zlib.crc32(repr(made).encode())
-            come = self._ledger.come.read_value()
-            self._ledger.program.assign(tf.stack([tf.constant(found, tf.int64), come]))
+    def _traced_program(self) -> Tensor:
+        """A checksum of the step that begins; its value is there when it has been traced."""
+        if tf.executing_eagerly():
+            return tf.constant(0, tf.int64)
+        programs = self._programs
+        in_fresh_thread(lambda: programs.append(tf.Variable(0, dtype=tf.int64, trainable=False)))
+        return programs[-1].read_value()
 
     def begin(self, start: int) -> None:
         """Notes how many batches had come when this pass over the data began."""
@@ -116,7 +108,9 @@ class JointBatches:
         finally:
             self._is_inside = before
 
-    def differing(self, describe: Callable[[int], str] = str) -> tuple[int, int, str, str] | None:
+    def differing(
+        self, describe: Callable[[int], str] = str
+    ) -> tuple[int, int, str, str | Listing] | None:
         """The first process that differed from most in the latest step, if any did.
 
         `describe` tells what a number of the samples stands for.
@@ -132,6 +126,8 @@ class JointBatches:
                 continue
             if kind == "values":
                 return *found, kind, describe(max(facts[k][column] for k in found) - 1)
+            if kind == "programs":
+                return *found, kind, self._listings.get(own[column], Listing())
             step, form = self._traced.get(own[0], ("", ""))
             told = {"steps": step, "passes": f"step {own[1] + 1} of a pass", "parts": form}
             kind = "parts" if kind == "rows" and self.are_parts else kind
@@ -155,6 +151,7 @@ class JointBatches:
                 tf.constant(name, tf.int64),
                 self._position(),
                 batch_facts.digest_of_part(data) if self.are_parts else batch_facts.digest(data),
+                self._traced_program(),
                 tf.cast(batch_facts.rows(data), tf.int64),
             ]
         with tf.control_dependencies(facts):
@@ -164,8 +161,8 @@ class JointBatches:
             every = self._of_all(
                 tf.concat([facts, tf.reshape(tf.bitcast(taken, tf.int64), [-1])], 0)
             )
-            values = alike(every[:, 4:]) if samples is not None else 0 * every[:, 0]
-            known = tf.concat([every[:, :3], values[:, None], every[:, 3:4]], axis=1)
+            values = alike(every[:, 5:]) if samples is not None else 0 * every[:, 0]
+            known = tf.concat([every[:, :3], values[:, None], every[:, 3:5]], axis=1)
             with tf.control_dependencies([ledger.facts.assign(known)]):
                 are_alike = tf.reduce_all(known[:, :-1] == known[0, :-1])
                 check = tf.debugging.Assert(are_alike, [known])

@@ -70,6 +70,8 @@ def spread(
         return _on_one_device(step, args, autograph, together)
     are_parts = together is not None and together.are_parts
     traced = Traced(step, args, rows, have_rows, autograph, compiled, are_parts, is_one_row)
+    if together is not None:
+        together.note(traced.graph)
     planner = Planner(RULES, len(devices), traced.batch, records)
     planner.is_joined = together is not None
     try:

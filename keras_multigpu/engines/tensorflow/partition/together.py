@@ -7,9 +7,10 @@ scatters need none.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.cluster.collectives import TYPES
@@ -18,6 +19,7 @@ from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.partition.crossings import combine
 from keras_multigpu.engines.tensorflow.partition.emission import write
 from keras_multigpu.engines.tensorflow.partition.layouts import Sharded, Split
+from keras_multigpu.engines.tensorflow.partition.listing import listing_of
 from keras_multigpu.engines.tensorflow.partition.local import Devices, Local, even
 from keras_multigpu.engines.tensorflow.partition.program import Program
 
@@ -94,12 +96,14 @@ class Together:
         batches: the batches of their steps.
         counts: the rows of each, as a vector.
         takes_own: whether a process gets its own rows of the results, if it gave its own.
+        variables: gives the model's variables.
     """
 
     peers: Peers
     batches: JointBatches
     counts: Any
     takes_own: bool
+    variables: Callable[[], Sequence[keras.Variable]]
 
     @property
     def are_parts(self) -> bool:
@@ -127,6 +131,11 @@ class Together:
             if one.has_rows
         }
         return write(program, scope, traced.given(slices))
+
+    def note(self, graph: Any) -> None:
+        """Has the processes compare what a traced step computes, before they make it."""
+        numbers = {id(one._value.handle): k for k, one in enumerate(self.variables())}
+        self.batches.note(listing_of(graph, numbers))
 
     def whole(self, args: Any) -> Any:
         """The whole batch."""

@@ -1,0 +1,49 @@
+"""What a step computes, operation by operation: equal in processes that compute the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+
+@dataclasses.dataclass
+class Listing:
+    """The operations on which a step's results depend, in the order in which they were traced.
+
+    Names, which may be automatic, don't count, nor do prints and what else leaves no result.
+
+    Attributes:
+        digests: a checksum of each operation: its kind, settings, inputs, and outputs' shapes.
+        texts: what people see of each.
+    """
+
+    digests: list[int] = dataclasses.field(default_factory=list)
+    texts: list[str] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of_all(cls, listings: Iterable[Listing]) -> Listing:
+        """Several, one after the other."""
+        found = cls()
+        for one in listings:
+            found.digests += one.digests
+            found.texts += one.texts
+        return found
+
+    def add(self, facts: Any, text: str) -> None:
+        """Adds an operation."""
+        self.digests.append(zlib.crc32(repr(facts).encode()))
+        self.texts.append(text)
+
+    @functools.cached_property
+    def checksum(self) -> int:
+        """Of all operations, with 31 bits; not 0."""
+        return (zlib.crc32(repr(self.digests).encode()) >> 1) or 1
+
+    def told(self, one: list[int], other: list[int]) -> str:
+        """The first operation in which two listings differ, if this is one of them."""
+        pairs = enumerate(zip(one, other))
+        place = next((k for k, (a, b) in pairs if a != b), min(len(one), len(other)))
+        return self.texts[place] if place < len(self.texts) else "it has ended"

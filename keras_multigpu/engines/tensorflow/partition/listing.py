@@ -1,0 +1,104 @@
+"""The operations of a traced step, as joined processes compare them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.cluster.listing import Listing
+from keras_multigpu.engines.tensorflow.partition.operations import attributes_of
+from keras_multigpu.engines.tensorflow.partition.rules.control import graph_named
+
+# Attributes in which equal steps may differ: names, and how a function is run.
+_NAMES = frozenset({"shared_name", "container", "config", "config_proto", "executor_type"})
+
+
+def listing_of(graph: Any, variables: Mapping[int, int]) -> Listing:
+    """What a graph computes: its outputs, and what it assigns.
+
+    Args:
+        graph: that of a traced step.
+        variables: the numbers of the model's variables, by the `id`s of their handles.
+    """
+    captured = {id(ours): outside for outside, ours in graph.captures}
+    given: dict[int, Any] = {id(one): "input" for one in graph.inputs}
+    for ours, outside in captured.items():
+        given[ours] = f"variable {variables.get(id(outside), 'of its own')}"
+        if isinstance(outside, tf.Tensor) and outside.dtype.is_numeric:
+            given[ours] = _value(outside)
+    listing = Listing()
+    _list(graph, given, listing, {})
+    return listing
+
+
+def _value(tensor: Any) -> str:
+    """A tensor that a step has from outside, by its value if that is known."""
+    known = tensor.numpy().tobytes() if hasattr(tensor, "numpy") else b""
+    return f"tensor {zlib.crc32(known)}"
+
+
+def _list(graph: Any, given: Mapping[int, Any], listing: Listing, seen: dict[int, int]) -> int:
+    """Adds a graph's operations to a listing, and those of the functions that it calls.
+
+    Returns:
+        The graph's number, by its `id` in `seen`.
+    """
+    if id(graph) in seen:
+        return seen[id(graph)]
+    number = seen[id(graph)] = len(seen)
+    operations = _with_results(graph)
+    places = {id(op): place for place, op in enumerate(operations)}
+    for op in operations:
+        inner = [graph_named(op, name) for name in _functions(op)]
+        called = [_list(one, {}, listing, seen) for one in inner if one is not None]
+        inputs = [(places[id(one.op)], one.value_index) for one in op.inputs]
+        forms = [(one.dtype.name, str(one.shape)) for one in op.outputs]
+        known = [given.get(id(one)) for one in op.outputs]
+        listing.add(
+            (number, op.type, _settings(op), called, inputs, forms, known),
+            f"{op.type} {op.name!r} of {', '.join(f'{a}{b}' for a, b in forms)}",
+        )
+    results = [(places[id(one.op)], one.value_index) for one in graph.outputs]
+    listing.add((number, "results", results), f"the results {results}")
+    return number
+
+
+def _with_results(graph: Any) -> list[tf.Operation]:
+    """The operations on which a graph's outputs depend, and what it assigns."""
+    operations = graph.get_operations()
+    stack = [one.op for one in graph.outputs] + [op for op in operations if _assigns(op)]
+    found = set(map(id, stack))
+    while stack:
+        for one in stack.pop().inputs:
+            if id(one.op) not in found:
+                found.add(id(one.op))
+                stack.append(one.op)
+    return [op for op in operations if id(op) in found]
+
+
+def _assigns(op: tf.Operation) -> bool:
+    """Whether it may change a variable or a table; summaries are a process's own."""
+    has_resource = any(one.dtype == tf.resource for one in op.inputs)
+    return has_resource and op.op_def.is_stateful and "Summary" not in op.type
+
+
+def _settings(op: tf.Operation) -> list[tuple[str, Any]]:
+    found = []
+    for name, one in sorted(attributes_of(op).items()):
+        if name in _NAMES or one.WhichOneof("value") in ("func", "placeholder"):
+            continue
+        if one.HasField("tensor") and one.tensor.dtype == tf.string.as_datatype_enum:
+            continue  # texts: names of files, say
+        if not one.list.func:
+            found.append((name, zlib.crc32(one.SerializeToString(deterministic=True))))
+    return found
+
+
+def _functions(op: tf.Operation) -> Sequence[str]:
+    """The names of the functions that an operation calls."""
+    attributes = attributes_of(op).values()
+    single = [one.func.name for one in attributes if one.WhichOneof("value") == "func"]
+    return [*single, *(each.name for one in attributes for each in one.list.func)]

@@ -1,0 +1,48 @@
+"""What joined processes compare of a traced step."""
+
+import tensorflow as tf
+from support.listing_cases import ALIKE, ARRAYS, OTHERS
+
+from keras_multigpu.engines.tensorflow.partition.listing import listing_of
+
+
+def _listing(function, variables=(), arrays=ARRAYS):
+    specs = [tf.TensorSpec(one.shape, one.dtype) for one in arrays]
+    graph = tf.function(function).get_concrete_function(*specs).graph
+    return listing_of(graph, {id(one.handle): k for k, one in enumerate(variables)})
+
+
+def test_another_computation_has_another_listing():
+    found = {name: _listing(function).checksum for name, function in OTHERS.items()}
+    assert len(set(found.values())) == len(OTHERS)
+    assert found == {name: _listing(function).checksum for name, function in OTHERS.items()}
+
+
+def test_names_prints_and_what_nobody_uses_do_not_count():
+    printing = [*ALIKE, lambda x, a, b: (tf.print(x), ALIKE[0](x, a, b))[1]]
+    assert len({_listing(function).checksum for function in printing}) == 1
+
+
+def test_texts_may_be_names_of_files():
+    def read(name):
+        return lambda x, a, b: tf.strings.length(tf.io.read_file(name))
+
+    assert _listing(read("one")).checksum == _listing(read("other")).checksum
+
+
+def test_variables_are_known_by_their_numbers():
+    one, other = tf.Variable([1.0]), tf.Variable([1.0])
+
+    def step(first, second):
+        return lambda x, a, b: first.assign(2.0 * first + second)
+
+    orders = [step(one, other), step(other, one)]
+    assert len({_listing(each, [one, other]).checksum for each in orders}) == 2
+    assert len({_listing(each).checksum for each in orders}) == 1  # none of the model's
+
+
+def test_the_first_difference_is_told():
+    one, other = (_listing(OTHERS[name]) for name in ("in turn", "in another turn"))
+    told = one.told(one.digests, other.digests)
+    assert "MatMul" in told
+    assert one.told(one.digests, [*one.digests, 0]) == "it has ended"
