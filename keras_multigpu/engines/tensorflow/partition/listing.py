@@ -30,7 +30,7 @@ def listing_of(graph: Any, variables: Mapping[int, int]) -> Listing:
         if isinstance(outside, tf.Tensor) and outside.dtype.is_numeric:
             given[ours] = _value(outside)
     listing = Listing()
-    _list(graph, given, listing, {})
+    _list(graph, given, listing, {"": 0})
     return listing
 
 
@@ -40,30 +40,32 @@ def _value(tensor: Any) -> str:
     return f"tensor {zlib.crc32(known)}"
 
 
-def _list(graph: Any, given: Mapping[int, Any], listing: Listing, seen: dict[int, int]) -> int:
-    """Adds a graph's operations to a listing, and those of the functions that it calls.
+def _list(
+    graph: Any, given: Mapping[int, Any], listing: Listing, known: dict[str, int], number: int = 0
+) -> None:
+    """Adds a graph's operations to a listing, and first those of the functions that it calls.
 
-    Returns:
-        The graph's number, by its `id` in `seen`.
+    `known` are the numbers of the functions that are listed, by their names.
     """
-    if id(graph) in seen:
-        return seen[id(graph)]
-    number = seen[id(graph)] = len(seen)
     operations = _with_results(graph)
     places = {id(op): place for place, op in enumerate(operations)}
     for op in operations:
-        inner = [graph_named(op, name) for name in _functions(op)]
-        called = [_list(one, {}, listing, seen) for one in inner if one is not None]
+        called = _functions(op)
+        for name in called:
+            inner = None if name in known else graph_named(op, name)
+            known.setdefault(name, len(known))
+            if inner is not None:
+                _list(inner, {}, listing, known, known[name])
         inputs = [(places[id(one.op)], one.value_index) for one in op.inputs]
         forms = [(one.dtype.name, str(one.shape)) for one in op.outputs]
-        known = [given.get(id(one)) for one in op.outputs]
+        values = [given.get(id(one)) for one in op.outputs]
+        numbers = [known[name] for name in called]
         listing.add(
-            (number, op.type, _settings(op), called, inputs, forms, known),
+            (number, op.type, _settings(op), numbers, inputs, forms, values),
             f"{op.type} {op.name!r} of {', '.join(f'{a}{b}' for a, b in forms)}",
         )
     results = [(places[id(one.op)], one.value_index) for one in graph.outputs]
     listing.add((number, "results", results), f"the results {results}")
-    return number
 
 
 def _with_results(graph: Any) -> list[tf.Operation]:
@@ -99,6 +101,6 @@ def _settings(op: tf.Operation) -> list[tuple[str, Any]]:
 
 def _functions(op: tf.Operation) -> Sequence[str]:
     """The names of the functions that an operation calls."""
-    attributes = attributes_of(op).values()
+    attributes = [one for _, one in sorted(attributes_of(op).items())]
     single = [one.func.name for one in attributes if one.WhichOneof("value") == "func"]
     return [*single, *(each.name for one in attributes for each in one.list.func)]

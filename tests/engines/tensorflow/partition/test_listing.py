@@ -8,8 +8,8 @@ from keras_multigpu.engines.tensorflow.partition.listing import listing_of
 
 def _listing(function, variables=(), arrays=ARRAYS):
     specs = [tf.TensorSpec(one.shape, one.dtype) for one in arrays]
-    graph = tf.function(function).get_concrete_function(*specs).graph
-    return listing_of(graph, {id(one.handle): k for k, one in enumerate(variables)})
+    traced = tf.function(function).get_concrete_function(*specs)  # has the functions of its graph
+    return listing_of(traced.graph, {id(one.handle): k for k, one in enumerate(variables)})
 
 
 def test_another_computation_has_another_listing():
