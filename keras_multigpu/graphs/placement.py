@@ -29,7 +29,8 @@ def check_placement(placement: object, count: int) -> None:
     if placement is None:
         return
     if not isinstance(placement, Mapping) or not placement:
-        raise ValueError(f"{expected} Received: placement={placement!r}.")
+        empty = ", which names no layer" if isinstance(placement, Mapping) else ""
+        raise ValueError(f"{expected} Received: placement={placement!r}{empty}.")
     for name, number in placement.items():
         device = as_integer(number)
         if not isinstance(name, str) or device is None or not 0 <= device < count:

@@ -225,6 +225,8 @@ def replacing(filepath: Any, room: int = 0) -> Iterator[Any]:
         os.replace(part, target)
     except OSError as error:
         if error.errno not in _FULL:
+            if error.filename is not None:
+                error.filename = str(target)  # not the temporary name, which nobody has given
             raise
         kept = " The previous file is unchanged." if target.exists() else ""
         raise OSError(

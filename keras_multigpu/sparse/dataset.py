@@ -133,7 +133,7 @@ class HashedDataset(EpochDataset):
             raise ValueError(
                 "The files must have at least one good row for each process. Received: "
                 f"{len(sources)} files with {self.left_out} good rows for {processes} "
-                f"processes, skipped: {dict(self.skipped)}."
+                f"processes, skipped: {dict(self.skipped) or 'none'}."
             )
         self._scanned = Scanned(sources, chunks, self.encoder)
         self._latest: tuple[int | None, int] = (None, -1)
