@@ -23,6 +23,17 @@ def _gap(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.abs(first - second).max(initial=0.0))
 
 
+def plainly(**settings: Any) -> dict[str, Any]:
+    """The settings of `compile` for a small model of one device, which takes a few steps.
+
+    On TensorFlow it runs eagerly: to trace the steps, and to compile them, takes longer. XLA draws
+    other random numbers, so what draws some with `jit_compile=True` has no use for it.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return settings
+    return {**settings, "run_eagerly": True, "jit_compile": False}
+
+
 def variables(model: keras.Model) -> list[np.ndarray]:
     """All that training changes: weights, and the optimizer's slots."""
     return [np.asarray(v) for v in [*model.weights, *model.optimizer.variables]]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, optimizers
-from support.parity import difference, variables
+from support.parity import difference, plainly, variables
 from support.precision import all_in_double_precision
 
 from keras_multigpu import make_parallel
@@ -40,7 +40,8 @@ def _same(build, optimizer, after=lambda parallel: parallel, **options):
     plain = build()
     trained = [plain, after(make_parallel(build(), N, shard="weights"))]
     for model in trained:
-        model.compile(optimizer(), "mse", jit_compile=False, **options)
+        settings = plainly(**options) if model is plain else {"jit_compile": False, **options}
+        model.compile(optimizer(), "mse", **settings)
         model.fit(*_batch(plain), batch_size=4, epochs=2, shuffle=False, verbose=0)
     assert difference(*map(variables, trained)) < 1e-10
     return trained[1]
