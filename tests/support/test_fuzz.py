@@ -40,6 +40,10 @@ _CASE = Case(
     (Head((Part((Make("layers.Dense", (("", "2"),)),)),), "rng.normal(size=(rows, 2))"),),
     optimizer=Make("keras.optimizers.Adam", (("learning_rate", "0.05"), ("amsgrad", "True"))),
 )
+# Quick to compile: what differs is trained again and again, to judge the difference.
+_SMALL = _CASE.having(
+    trunk=_CASE.trunk[:1], optimizer=Make("keras.optimizers.SGD", (("learning_rate", "0.05"),))
+)
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +122,7 @@ def test_a_model_as_it_is_equals_itself(instead):
 @pytest.mark.parametrize(("floatx", "by"), [("float64", 1 + 1e-5), ("float32", 1.01)])
 def test_other_numbers_are_found(instead, floatx, by):
     instead(_scaled(by))
-    outcome = run.run(_CASE.having(floatx=floatx))
+    outcome = run.run(_SMALL.having(floatx=floatx))
     assert outcome.kind == run.DIFFERENT
     assert "(rounding: " in outcome.detail
 
@@ -159,7 +163,7 @@ def test_trials_of_a_model_that_draws_by_pythons_random_numbers():
 
 def test_a_difference_in_a_later_training_is_found(instead, tmp_path):
     instead(_broken_later)
-    outcome = run.run(_CASE.having(trials=_OTHERS))
+    outcome = run.run(_SMALL.having(trials=_OTHERS))
     assert (outcome.kind, outcome.trials) == (run.DIFFERENT, 1)
     assert outcome.detail.startswith("trial 1: ")
     assert len(outcome.shown.trials) == 2
@@ -175,9 +179,9 @@ def test_a_difference_that_a_new_model_shows_is_shown_by_one(instead):
         return model
 
     instead(wrong_for_large_values)
-    outcome = run.run(_CASE.having(trials=_OTHERS))
+    outcome = run.run(_SMALL.having(trials=_OTHERS))
     assert (outcome.kind, outcome.trials) == (run.DIFFERENT, 1)
-    assert outcome.shown == _CASE.having(trials=_OTHERS).fresh(1)
+    assert outcome.shown == _SMALL.having(trials=_OTHERS).fresh(1)
 
 
 def test_other_modes_share_the_plain_model(monkeypatch):
