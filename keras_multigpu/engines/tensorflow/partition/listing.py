@@ -15,6 +15,9 @@ from keras_multigpu.engines.tensorflow.partition.rules.control import graph_name
 # Attributes in which equal steps may differ: names, and how a function is run.
 _NAMES = frozenset({"shared_name", "container", "config", "config_proto", "executor_type"})
 
+Attributes = Sequence[tuple[str, Any]]
+"""An operation's attributes, by name."""
+
 
 def listing_of(graph: Any, variables: Mapping[int, int]) -> Listing:
     """What a graph computes: its outputs, and what it assigns.
@@ -50,7 +53,8 @@ def _list(
     operations = _with_results(graph)
     places = {id(op): place for place, op in enumerate(operations)}
     for op in operations:
-        called = _functions(op)
+        attributes = sorted(attributes_of(op).items())
+        called = _functions(attributes)
         for name in called:
             inner = None if name in known else graph_named(op, name)
             known.setdefault(name, len(known))
@@ -61,7 +65,7 @@ def _list(
         values = [given.get(id(one)) for one in op.outputs]
         numbers = [known[name] for name in called]
         listing.add(
-            (number, op.type, _settings(op), numbers, inputs, forms, values),
+            (number, op.type, _settings(attributes), numbers, inputs, forms, values),
             f"{op.type} {op.name!r} of {', '.join(f'{a}{b}' for a, b in forms)}",
         )
     results = [(places[id(one.op)], one.value_index) for one in graph.outputs]
@@ -87,9 +91,10 @@ def _assigns(op: tf.Operation) -> bool:
     return has_resource and op.op_def.is_stateful and "Summary" not in op.type
 
 
-def _settings(op: tf.Operation) -> list[tuple[str, Any]]:
+def _settings(attributes: Attributes) -> list[tuple[str, int]]:
+    """What of an operation's attributes equal steps have in common."""
     found = []
-    for name, one in sorted(attributes_of(op).items()):
+    for name, one in attributes:
         if name in _NAMES or one.WhichOneof("value") in ("func", "placeholder"):
             continue
         if one.HasField("tensor") and one.tensor.dtype == tf.string.as_datatype_enum:
@@ -99,8 +104,8 @@ def _settings(op: tf.Operation) -> list[tuple[str, Any]]:
     return found
 
 
-def _functions(op: tf.Operation) -> Sequence[str]:
+def _functions(attributes: Attributes) -> list[str]:
     """The names of the functions that an operation calls."""
-    attributes = [one for _, one in sorted(attributes_of(op).items())]
-    single = [one.func.name for one in attributes if one.WhichOneof("value") == "func"]
-    return [*single, *(each.name for one in attributes for each in one.list.func)]
+    values = [one for _, one in attributes]
+    single = [one.func.name for one in values if one.WhichOneof("value") == "func"]
+    return [*single, *(each.name for one in values for each in one.list.func)]
