@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.tensorflow.partition.operations import attributes_of
 from keras_multigpu.engines.tensorflow.partition.rules.control import graph_named
 
 # Attributes in which equal steps may differ: names, and how a function is run.
-_NAMES = frozenset({"shared_name", "container", "config", "config_proto", "executor_type"})
+_NAMES = frozenset({"shared_name", "container", "config", "config_proto", "executor_type", "token"})
+_READING = frozenset(
+    "ReadVariableOp VarIsInitializedOp VariableShape ResourceGather ResourceGatherNd "
+    "LookupTableFindV2 LookupTableSizeV2".split()
+)
 
 Attributes = Sequence[tuple[str, Any]]
 """An operation's attributes, by name."""
@@ -26,21 +33,39 @@ def listing_of(graph: Any, variables: Mapping[int, int]) -> Listing:
         graph: that of a traced step.
         variables: the numbers of the model's variables, by the `id`s of their handles.
     """
-    captured = {id(ours): outside for outside, ours in graph.captures}
     given: dict[int, Any] = {id(one): "input" for one in graph.inputs}
-    for ours, outside in captured.items():
-        given[ours] = f"variable {variables.get(id(outside), 'of its own')}"
-        if isinstance(outside, tf.Tensor) and outside.dtype.is_numeric:
-            given[ours] = _value(outside)
+    own = {id(one.handle): one for one in graph.variables if id(one.handle) not in variables}
+    for outside, ours in graph.captures:
+        users = ours.consumers()
+        if id(outside) in variables:
+            given[id(ours)] = f"variable {variables[id(outside)]}"
+        elif id(outside) in own:
+            is_read = not any(_assigns(op) for op in users)
+            given[id(ours)] = f"variable {_value(own[id(outside)]) if is_read else 'of its own'}"
+        elif outside.dtype == tf.resource:
+            given[id(ours)] = f"table {_contents(outside, users)}"
+        elif outside.dtype != tf.variant:
+            given[id(ours)] = f"tensor {_value(outside)}"
     listing = Listing()
     _list(graph, given, listing, {"": 0})
     return listing
 
 
-def _value(tensor: Any) -> str:
-    """A tensor that a step has from outside, by its value if that is known."""
-    known = tensor.numpy().tobytes() if hasattr(tensor, "numpy") else b""
-    return f"tensor {zlib.crc32(known)}"
+def _value(one: Any) -> int:
+    """A checksum of a tensor or a variable that a step has from outside, if its value is known."""
+    with tf.init_scope():
+        return digest_of([one.numpy()], sys.maxsize) if hasattr(one, "numpy") else 0
+
+
+def _contents(table: Any, users: Sequence[tf.Operation]) -> int:
+    """A checksum of what a lookup table holds, in any order."""
+    types = [op.get_attr(name) for op in users if "Lookup" in op.type for name in ("Tin", "Tout")]
+    if not types:
+        return 0
+    with tf.init_scope():
+        found = tf.raw_ops.LookupTableExportV2(table_handle=table, Tkeys=types[0], Tvalues=types[1])
+    rows = sorted(zip(*(np.asarray(one).tolist() for one in found)))
+    return zlib.crc32(repr(rows).encode())
 
 
 def _list(
@@ -88,7 +113,7 @@ def _with_results(graph: Any) -> list[tf.Operation]:
 def _assigns(op: tf.Operation) -> bool:
     """Whether it may change a variable or a table; summaries are a process's own."""
     has_resource = any(one.dtype == tf.resource for one in op.inputs)
-    return has_resource and op.op_def.is_stateful and "Summary" not in op.type
+    return has_resource and op.type not in _READING and "Summary" not in op.type
 
 
 def _settings(attributes: Attributes) -> list[tuple[str, int]]:
@@ -97,8 +122,6 @@ def _settings(attributes: Attributes) -> list[tuple[str, int]]:
     for name, one in attributes:
         if name in _NAMES or one.WhichOneof("value") in ("func", "placeholder"):
             continue
-        if one.HasField("tensor") and one.tensor.dtype == tf.string.as_datatype_enum:
-            continue  # texts: names of files, say
         if not one.list.func:
             found.append((name, zlib.crc32(one.SerializeToString(deterministic=True))))
     return found

@@ -1,5 +1,7 @@
 """What joined processes compare of a traced step."""
 
+import numpy as np
+import pytest
 import tensorflow as tf
 from support.listing_cases import ALIKE, ARRAYS, OTHERS
 
@@ -23,11 +25,34 @@ def test_names_prints_and_what_nobody_uses_do_not_count():
     assert len({_listing(function).checksum for function in printing}) == 1
 
 
-def test_texts_may_be_names_of_files():
-    def read(name):
-        return lambda x, a, b: tf.strings.length(tf.io.read_file(name))
+def _table(value):
+    given = tf.lookup.KeyValueTensorInitializer(["a", "b"], [1, value])
+    table = tf.lookup.StaticHashTable(given, 0)
+    return lambda x, a, b: table.lookup(tf.constant(["a", "b"]))
 
-    assert _listing(read("one")).checksum == _listing(read("other")).checksum
+
+def _variable(value):
+    variable = tf.Variable(value)
+    return lambda x, a, b: x * variable
+
+
+def _text(value):
+    return lambda x, a, b: x * tf.strings.to_number(tf.constant(value))
+
+
+@pytest.mark.parametrize(
+    ("make", "one", "other"), [(_table, 2, 3), (_variable, 2.0, 3.0), (_text, "2", "3")]
+)
+def test_what_a_step_has_from_outside_is_compared(make, one, other):
+    assert _listing(make(one)).checksum == _listing(make(one)).checksum
+    assert _listing(make(one)).checksum != _listing(make(other)).checksum
+
+
+def test_python_functions_have_automatic_names():
+    def step(x, a, b):
+        return tf.numpy_function(np.tanh, [x], tf.float32)
+
+    assert _listing(step).checksum == _listing(step).checksum
 
 
 def test_variables_are_known_by_their_numbers():
