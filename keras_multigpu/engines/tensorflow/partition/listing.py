@@ -59,11 +59,12 @@ def _value(one: Any) -> int:
 
 def _contents(table: Any, users: Sequence[tf.Operation]) -> int:
     """A checksum of what a lookup table holds, in any order."""
-    types = [op.get_attr(name) for op in users if "Lookup" in op.type for name in ("Tin", "Tout")]
-    if not types:
+    lookups = [op for op in users if {"Tin", "Tout"} <= {*op.node_def.attr} and "Lookup" in op.type]
+    if not lookups:
         return 0
+    keys, values = (lookups[0].get_attr(name) for name in ("Tin", "Tout"))
     with tf.init_scope():
-        found = tf.raw_ops.LookupTableExportV2(table_handle=table, Tkeys=types[0], Tvalues=types[1])
+        found = tf.raw_ops.LookupTableExportV2(table_handle=table, Tkeys=keys, Tvalues=values)
     rows = sorted(zip(*(np.asarray(one).tolist() for one in found)))
     return zlib.crc32(repr(rows).encode())
 
