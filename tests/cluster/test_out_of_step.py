@@ -26,6 +26,7 @@ SLOW = (
     "predicts_in_a_callback",
     "raises_after_a_batch",
     "replaces_the_optimizer",
+    "sets_a_variable_of_its_own",
     "sets_moving_statistics",
     "sets_the_momentum_eagerly",
     "stops_after_an_epoch",

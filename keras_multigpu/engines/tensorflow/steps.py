@@ -128,6 +128,7 @@ class TensorFlowSteps(Steps):
                 self._compare_weights(group, "weights")
                 self.begin_pass()
             batches.begin(self._start)
+            batches.look()
             with group.counting(lambda: batches.arrived), group.stepping():
                 return function(*args)
 

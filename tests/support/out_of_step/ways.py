@@ -720,6 +720,18 @@ def layers_in_another_order(odd):
     fit(build(first=lambda *_, **__: InTurn()))
 
 
+@way("It computes .* of a sum of 2; there .* of a sum of 1" if ON_TENSORFLOW else None)
+def sets_a_variable_of_its_own(odd):
+    """A weight of a loss, say, that a callback changes. On JAX it is a constant of the step."""
+    scale = keras.Variable(1.0, trainable=False)
+
+    class Scaled(keras.layers.Dense):
+        def call(self, inputs):
+            return scale * super().call(inputs)
+
+    fit(build(first=Scaled), callbacks=at(odd, "on_epoch_end", lambda _: scale.assign(2.0)))
+
+
 @way("Its compilation is ")
 def another_loss(odd):
     fit(build(loss="mae" if odd else "mse"))

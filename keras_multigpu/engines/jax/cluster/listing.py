@@ -36,12 +36,14 @@ def _list(jaxpr: Any, constants: list[Any], listing: Listing) -> None:
         for one in equation.outvars:
             places[one] = len(places)
         results = [str(one.aval) for one in equation.outvars]
+        literals = [str(one.val) for one in equation.invars if isinstance(one, core.Literal)]
         params = [
             (key, _form(one, listing))
             for key, one in sorted(equation.params.items())
             if key != "name"
         ]
-        listing.add((kind, inputs, params, results), f"{kind} of {', '.join(results)}")
+        text = " with ".join([f"{kind} of {', '.join(results)}", *literals])
+        listing.add((kind, inputs, params, results), text)
     outputs = list(map(name, jaxpr.outvars))
     listing.add(outputs, f"the results {outputs}")
 
@@ -77,4 +79,6 @@ def _value(value: Any) -> Any:
     """A constant, by its value if this process has all of it."""
     if isinstance(value, jax.core.Tracer) or not getattr(value, "is_fully_addressable", True):
         return str(jax.typeof(value))
+    if jax.dtypes.issubdtype(getattr(value, "dtype", None), jax.dtypes.prng_key):
+        return f"key {digest_of([jax.random.key_data(value)], sys.maxsize)}"
     return digest_of([value], sys.maxsize)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.cluster.listing import Listing
@@ -56,6 +57,31 @@ class Ledger:
         return cls(facts, come, start)
 
 
+class _Program:
+    """What one trace of a step computes.
+
+    Attributes:
+        checksum: of it, for the step itself to read.
+        traced: it.
+        variables: others than the model's whose values are compared, too.
+        latest: it, with their values.
+    """
+
+    def __init__(self) -> None:
+        self.checksum = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.traced = self.latest = Listing()
+        self.variables: Sequence[tf.Variable] = ()
+
+    def look(self) -> None:
+        """Notes the values of the variables."""
+        values = Listing()
+        for one in self.variables:
+            value = one.numpy()
+            values.add(value.tolist(), f"{one.name} of a sum of {np.sum(value):.6g}")
+        self.latest = Listing.of_all([self.traced, values])
+        self.checksum.assign(self.latest.checksum)
+
+
 class JointBatches:
     """The batches of a model's steps.
 
@@ -72,27 +98,35 @@ class JointBatches:
         self._peers, self._ledger, self.are_parts = peers, ledger, are_parts
         self._is_inside = False
         self._traced: dict[int, tuple[str, str]] = {}  # a step's name, and its batch, by checksum
-        self._listings: dict[int, Listing] = {}  # by checksum
-        self._programs: list[tf.Variable] = []  # a checksum for each trace of a step
+        self._programs: list[_Program] = []
 
     @property
     def arrived(self) -> int:
         """How many batches have come to steps of this process; a thread may ask."""
         return int(self._ledger.come.numpy())
 
-    def note(self, listing: Listing) -> None:
-        """Notes what the step computes whose batch was checked last: a part of that check."""
-        self._listings[listing.checksum] = listing
+    def note(self, listing: Listing, variables: Sequence[tf.Variable]) -> None:
+        """Notes what the step computes whose batch was checked last: a part of that check.
+
+        `variables` are others than the model's whose values are compared whenever it begins.
+        """
+        program = self._programs[-1]
+        program.traced, program.variables = listing, variables
         with tf.init_scope():
-            self._programs[-1].assign(listing.checksum)
+            program.look()
+
+    def look(self) -> None:
+        """Before steps: callbacks may have changed variables that are none of the model's."""
+        for program in self._programs:
+            if program.variables:
+                program.look()
 
     def _traced_program(self) -> Tensor:
         """A checksum of the step that begins; its value is there when it has been traced."""
         if tf.executing_eagerly():
             return tf.constant(0, tf.int64)
-        programs = self._programs
-        in_fresh_thread(lambda: programs.append(tf.Variable(0, dtype=tf.int64, trainable=False)))
-        return programs[-1].read_value()
+        in_fresh_thread(lambda: self._programs.append(_Program()))
+        return self._programs[-1].checksum.read_value()
 
     def begin(self, start: int) -> None:
         """Notes how many batches had come when this pass over the data began."""
@@ -127,7 +161,9 @@ class JointBatches:
             if kind == "values":
                 return *found, kind, describe(max(facts[k][column] for k in found) - 1)
             if kind == "programs":
-                return *found, kind, self._listings.get(own[column], Listing())
+                latest = (one.latest for one in self._programs)
+                known = (one for one in latest if one.checksum == own[column])
+                return *found, kind, next(known, Listing())
             step, form = self._traced.get(own[0], ("", ""))
             told = {"steps": step, "passes": f"step {own[1] + 1} of a pass", "parts": form}
             kind = "parts" if kind == "rows" and self.are_parts else kind

@@ -26,35 +26,41 @@ Attributes = Sequence[tuple[str, Any]]
 """An operation's attributes, by name."""
 
 
-def listing_of(graph: Any, variables: Mapping[int, int]) -> Listing:
+def listing_of(graph: Any, variables: Mapping[int, int]) -> tuple[Listing, list[tf.Variable]]:
     """What a graph computes: its outputs, and what it assigns.
 
     Args:
         graph: that of a traced step.
         variables: the numbers of the model's variables, by the `id`s of their handles.
+
+    Returns:
+        The listing; and the variables that are none of the model's whose values are alike in all
+        processes whenever the step begins: those that it only reads, and whole numbers.
     """
     given: dict[int, Any] = {id(one): "input" for one in graph.inputs}
     own = {id(one.handle): one for one in graph.variables if id(one.handle) not in variables}
+    compared = []
     for outside, ours in graph.captures:
         users = ours.consumers()
         if id(outside) in variables:
             given[id(ours)] = f"variable {variables[id(outside)]}"
         elif id(outside) in own:
-            is_read = not any(_assigns(op) for op in users)
-            given[id(ours)] = f"variable {_value(own[id(outside)]) if is_read else 'of its own'}"
+            given[id(ours)] = "variable of its own"
+            variable = own[id(outside)]
+            if not variable.dtype.is_floating or not any(map(_assigns, users)):
+                compared.append(variable)
         elif outside.dtype == tf.resource:
             given[id(ours)] = f"table {_contents(outside, users)}"
         elif outside.dtype != tf.variant:
             given[id(ours)] = f"tensor {_value(outside)}"
     listing = Listing()
     _list(graph, given, listing, {"": 0})
-    return listing
+    return listing, compared
 
 
 def _value(one: Any) -> int:
-    """A checksum of a tensor or a variable that a step has from outside, if its value is known."""
-    with tf.init_scope():
-        return digest_of([one.numpy()], sys.maxsize) if hasattr(one, "numpy") else 0
+    """A checksum of a tensor that a step has from outside, if its value is known."""
+    return digest_of([one.numpy()], sys.maxsize) if hasattr(one, "numpy") else 0
 
 
 def _contents(table: Any, users: Sequence[tf.Operation]) -> int:
@@ -92,10 +98,17 @@ def _list(
         numbers = [known[name] for name in called]
         listing.add(
             (number, op.type, _settings(attributes), numbers, inputs, forms, values),
-            f"{op.type} {op.name!r} of {', '.join(f'{a}{b}' for a, b in forms)}",
+            f"{op.type} {op.name!r} of {', '.join(f'{a}{b}' for a, b in forms)}{_scalar(op)}",
         )
     results = [(places[id(one.op)], one.value_index) for one in graph.outputs]
     listing.add((number, "results", results), f"the results {results}")
+
+
+def _scalar(op: tf.Operation) -> str:
+    """The value of a constant of one element, for people."""
+    if op.type != "Const" or op.outputs[0].shape.num_elements() != 1:
+        return ""
+    return f" with {np.ravel(tf.get_static_value(op.outputs[0]))[0]!s}"
 
 
 def _with_results(graph: Any) -> list[tf.Operation]:

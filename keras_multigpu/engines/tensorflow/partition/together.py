@@ -135,7 +135,7 @@ class Together:
     def note(self, graph: Any) -> None:
         """Has the processes compare what a traced step computes, before they make it."""
         numbers = {id(one._value.handle): k for k, one in enumerate(self.variables())}
-        self.batches.note(listing_of(graph, numbers))
+        self.batches.note(*listing_of(graph, numbers))
 
     def whole(self, args: Any) -> Any:
         """The whole batch."""

@@ -32,6 +32,15 @@ def test_functions_within_are_compared():
     assert _listing(compiled(2.0)).checksum != _listing(compiled(3.0)).checksum
 
 
+def test_keys_are_compared():
+    def drawing(seed):
+        key = jax.random.key(seed)
+        return lambda x, a, b: x + jax.random.normal(key, x.shape)
+
+    assert _listing(drawing(1)).checksum == _listing(drawing(1)).checksum
+    assert _listing(drawing(1)).checksum != _listing(drawing(2)).checksum
+
+
 def test_constants_of_a_trace_around_it_have_no_value_yet():
     @jax.jit
     def outer(scale):
@@ -44,3 +53,5 @@ def test_constants_of_a_trace_around_it_have_no_value_yet():
 def test_the_first_difference_is_told():
     one, other = (_listing(OTHERS[name]) for name in ("in turn", "in another turn"))
     assert one.told(one.digests, other.digests).startswith("dot_general")
+    one, other = (_listing(OTHERS[name]) for name in ("number", "other number"))
+    assert one.told(one.digests, other.digests).endswith(" with 2.0")
