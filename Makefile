@@ -9,7 +9,7 @@ TENSORFLOW := $(if $(shell command -v nvidia-smi),tensorflow,tensorflow-cpu)
 
 PYTEST := $(BIN)/pytest -n 2
 
-.PHONY: demo test test-all test-oldest test-keras installed lint format docs clean
+.PHONY: demo test test-all test-every test-oldest test-keras installed lint format docs clean
 
 demo: $(VENV)/demo.installed
 	$(BIN)/python -m keras_multigpu demo
@@ -19,7 +19,8 @@ test: installed lint
 	$(PYTEST) -m "not slow"
 	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
 
-# What `make test` leaves out: the site, exhaustive tables, notebooks, long waits. About an hour.
+# What `make test` leaves out: the site, exhaustive tables, notebooks, long waits. Of a table with
+# many cases a third runs, or half of one backend's own, each day another. About 40 minutes.
 # In two halves: TensorFlow and JAX keep much of what a process has compiled, and only the second
 # half waits for other processes, while a third worker can compute.
 test-all: installed docs
@@ -27,6 +28,10 @@ test-all: installed docs
 	  KERAS_BACKEND=$$backend $(PYTEST) -m slow tests/modes && \
 	  KERAS_BACKEND=$$backend $(PYTEST) -n 3 -m slow --ignore tests/modes || exit 1; \
 	done
+
+# All of them: an hour to two.
+test-every:
+	TEST_EVERY_CASE=1 $(MAKE) test-all
 
 # The core tests on the lowest versions that pyproject.toml declares. Old packages warn.
 CORE := $(addprefix tests/, modes/test_data.py modes/test_parity.py modes/test_weights_files.py \

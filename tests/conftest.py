@@ -5,6 +5,7 @@ is tested in a folder of its own.
 """
 
 import collections
+import datetime
 import gc
 import os
 import tempfile
@@ -20,6 +21,8 @@ BACKEND = keras.backend.backend()
 _OTHER = "jax" if BACKEND == "tensorflow" else "tensorflow"
 # Processes are begun once for the file, and each run has two of them.
 _TOGETHER = ("tests/cluster/test_processes.py",)
+_MANY = 4  # cases of a slow test
+os.environ.setdefault("TEST_TURN", str(datetime.date.today().toordinal()))
 collect_ignore = [f"engines/{_OTHER}", "peers"]
 
 # For this process and those that it starts: the workers of xdist, too.
@@ -97,6 +100,27 @@ def pytest_collection_modifyitems(config, items):
         for item in cases:
             if item not in quick:
                 item.add_marker(pytest.mark.slow)
+    if config.option.markexpr == "slow" and not os.environ.get("TEST_EVERY_CASE"):
+        _take_turns(config, items)
+
+
+def _take_turns(config, items):
+    """Of a slow test with many cases, one in some runs, each day another; on the backends others.
+
+    `TEST_EVERY_CASE=1` runs all.
+    """
+    families = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow"):
+            families[item.parent.nodeid, item.originalname].append(item)
+    left_out = set()
+    for (file, _), cases in families.items():
+        every = 2 if file.startswith("tests/engines/") else 3
+        turn = int(os.environ["TEST_TURN"]) + (BACKEND == "jax")
+        if len(cases) >= _MANY:
+            left_out.update(set(cases) - set(cases[turn % every :: every]))
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)
