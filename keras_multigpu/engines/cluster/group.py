@@ -174,8 +174,8 @@ class Group(Members):
         texts = dict.fromkeys(range(len(self.names)), "unknown")
         if isinstance(mine, Listing):
             told = self._of_all(f"all of {what}", json.dumps(mine.digests))
-            if {number, other} <= set(told):
-                mine = mine.told(*(json.loads(told[one]) for one in (number, other)))
+            both = [json.loads(told[one]) for one in (number, other) if one in told]
+            mine = mine.told(*both) if len(both) == 2 else ""
         if mine:
             texts |= self._of_all(what, str(mine))
         step, its, first = self.call.begun, texts[number], texts[other]

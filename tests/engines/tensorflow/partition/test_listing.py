@@ -35,7 +35,16 @@ def _text(value):
     return lambda x, a, b: x * tf.strings.to_number(tf.constant(value))
 
 
-@pytest.mark.parametrize(("make", "one", "other"), [(_table, 2, 3), (_text, "2", "3")])
+def _texts(value):
+    texts = tf.constant(["a", "".join(["b", value])])
+    return lambda x, a, b: tf.strings.length(
+        tf.strings.join([texts, tf.strings.as_string(a[0, :2])])
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "one", "other"), [(_table, 2, 3), (_text, "2", "3"), (_texts, "c", "d")]
+)
 def test_what_a_step_has_from_outside_is_compared(make, one, other):
     assert _listing(make(one)).checksum == _listing(make(one)).checksum
     assert _listing(make(one)).checksum != _listing(make(other)).checksum
