@@ -100,7 +100,8 @@ def pytest_collection_modifyitems(config, items):
         for item in cases:
             if item not in quick:
                 item.add_marker(pytest.mark.slow)
-    if config.option.markexpr == "slow" and not os.environ.get("TEST_EVERY_CASE"):
+    is_all = config.option.markexpr == "slow" and not config.option.keyword
+    if is_all and not os.environ.get("TEST_EVERY_CASE"):
         _take_turns(config, items)
 
 
