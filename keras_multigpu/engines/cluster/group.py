@@ -206,7 +206,7 @@ class Group(Members):
     def check(self, silence: float | None = None, *, heeds_failures: bool = True) -> None:
         """Raises a `ClusterError` if a process is lost, by default after `timeout` of silence.
 
-        Without `heeds_failures`, one that has left the call with an error is no loss yet.
+        Without `heeds_failures`, one that has left the call with an error is no loss until it ends.
         """
         if self.broken is not None:
             raise self.broken
@@ -215,10 +215,11 @@ class Group(Members):
             # The reasons first: a process that has failed ends.
             if f"given up/{number}" in told:
                 raise self._given_up(number, *json.loads(told[f"given up/{number}"]))
-            failures = [f"failures/{call.number}" for call in calls if heeds_failures]
-            for kind in (*failures, "ended"):
-                if f"{kind}/{number}" in told:
-                    raise self._break(number, f"It has {told[f'{kind}/{number}']}.", RESTART)
+            reasons = [f"failures/{call.number}/{number}" for call in calls]
+            if heeds_failures or f"ended/{number}" in told:
+                for key in (*reasons, f"ended/{number}"):
+                    if key in told:
+                        raise self._break(number, f"It has {told[key]}.", RESTART)
         found = self.places.find_odd(told)
         if found is not None:
             raise self._break(*found, SAME_CALLS[self.data])

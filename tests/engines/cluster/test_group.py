@@ -189,6 +189,18 @@ def test_what_is_lost_is_named():
         begin(group_of(told), "fit")
 
 
+def test_one_that_has_ended_by_an_error_is_lost_with_its_reason():
+    """Also for a process that traces a step meanwhile, to which an error alone is no loss yet."""
+    told = Told(loops__1__1=FIT)
+    group = group_of(told)
+    begin(group, "fit")
+    told.entries["failures/1/1"] = "stopped with OSError: disk full"
+    group.check(heeds_failures=False)
+    told.entries["ended/1"] = "ended"
+    with pytest.raises(ClusterError, match="It has stopped with OSError: disk full. Start"):
+        group.check(heeds_failures=False)
+
+
 def test_of_three_the_lost_one_is_named_by_all():
     """Although the second process hears of it before the third sees it itself."""
     names, lost = ("a (process 0)", "b (process 1)", "c (process 2)"), Told()
