@@ -159,9 +159,35 @@ def without_rules():
     return model, (numbers(ROWS, 6), numbers(ROWS, 2, seed=1))
 
 
+HERE = [1.0]  # another in each process
+
+
+@keras.saving.register_keras_serializable()
+class Outside(layers.Layer):
+    """Multiplies by what Python says, of a rank that is not known, once and in a loop."""
+
+    def call(self, x):
+        def asked():
+            return tf.numpy_function(lambda: np.asarray(HERE[0], x.dtype.name), [], x.dtype)
+
+        x = x * tf.reshape(tf.tanh(asked()), [])
+        _, factor = tf.while_loop(
+            lambda k, _: k < 2,
+            lambda k, one: (k + 1, one * tf.reshape(tf.tanh(asked()), [])),
+            (0, tf.constant(1, x.dtype)),
+        )
+        return x * factor
+
+
+def from_outside():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(5), Outside(), layers.Dense(2)])
+    model.compile(optimizer="sgd", loss="mse")
+    return model, (numbers(ROWS, 6), numbers(ROWS, 2, seed=1))
+
+
 CASES = [
     *(mlp, clipped_eager, several_steps, compiled, images, texts, several_outputs, parts),
-    *(halved, without_rules, sums_in_a_loop),
+    *(halved, without_rules, sums_in_a_loop, from_outside),
 ]
 
 
@@ -187,6 +213,7 @@ def train(make, **devices):
 
 def main(folder, counts, number, address, floatx="float64", *chosen):
     counts, number = [int(one) for one in counts.split(",")], int(number)
+    HERE[0] += number
     keras.config.set_floatx(floatx)
     keras_multigpu.use_virtual_devices(counts[number])
     join(address, len(counts), number, timeout=60)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.at_home import is_plain
+from keras_multigpu.engines.tensorflow.partition.crossings import of_process_0
 from keras_multigpu.engines.tensorflow.partition.forms import (
     ALL_DEVICES,
     EACH_DEVICE,
@@ -29,6 +30,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Whole,
 )
 from keras_multigpu.engines.tensorflow.partition.operations import Shaped, operation, own_shapes
+from keras_multigpu.engines.tensorflow.partition.order import is_from_outside
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.signatures import (
     Choice,
@@ -77,7 +79,12 @@ class Operations(Forms):
             raise NeedsOthers
         shapes = self._shapes(values, signature, None)
         inputs = [None if i in shapes else self.get(v, WHOLE) for i, v in enumerate(values)]
-        return self._operation(op, inputs, shapes, signature, self._place(values), values)
+        made = self._operation(op, inputs, shapes, signature, self._place(values), values)
+        if not (self.is_joined and is_from_outside(op)):
+            return made
+        if self.way != ALL_DEVICES:
+            raise NeedsOthers
+        return of_process_0(self.program, made, op.outputs)
 
     def each(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.cluster.collectives import can_cross
 from keras_multigpu.engines.tensorflow.partition.layouts import Sharded, Split
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing, Item, Program
 from keras_multigpu.engines.tensorflow.partition.sending import (
@@ -187,6 +188,21 @@ def own_slice(program: Program, item: Item, layout: Split | Sharded, dims: Seque
 
     symbols = symbols_of([dims[axis]]) - {BATCH}
     return program.add(emit, [item], EACH, [item.dtype], name="slice", symbols=symbols)[0]
+
+
+def of_process_0(program: Program, items: Sequence[Item], like: Sequence[tf.Tensor]) -> list[Item]:
+    """What process 0 has, of these static shapes, in all processes; of texts each has its own."""
+    crossing = [number for number, one in enumerate(items) if can_cross(one.dtype)]
+
+    def emit(devices: Any, *wholes: Any) -> list[Any]:
+        with tf.device(devices.home):
+            agreed = devices.of_process_0(wholes)
+            return [tf.ensure_shape(one, like[k].shape) for k, one in zip(crossing, agreed)]
+
+    given = [items[number] for number in crossing]
+    made = program.add(emit, given, ALL, [one.dtype for one in given], name="agree", gives=0)
+    agreed = dict(zip(crossing, made))
+    return [agreed.get(number, one) for number, one in enumerate(items)]
 
 
 def only_on_first(program: Program, item: Item, kind: str) -> Item:

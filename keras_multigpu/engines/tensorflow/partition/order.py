@@ -33,6 +33,10 @@ def needed(graph: Any, outputs: Sequence[tf.Tensor], part: slice) -> list[tf.Ope
 
 CHECKS = ("CheckNumerics", "CheckNumericsV2")
 """They fail, or pass on what they get, which often nobody takes."""
+_FROM_OUTSIDE = frozenset(
+    "EagerPyFunc IteratorGetNext IteratorGetNextSync PyFunc PyFuncStateless Timestamp".split()
+)
+_SEEDS = frozenset({"seed", "seed2"})
 _WITHOUT_EFFECT = frozenset({"Placeholder", "ReadVariableOp", "VarIsInitializedOp"})
 
 
@@ -40,3 +44,10 @@ def _has_effect(op: tf.Operation) -> bool:
     if op.type in CHECKS:
         return True
     return op.op_def.is_stateful and op.type not in _WITHOUT_EFFECT
+
+
+def is_from_outside(op: tf.Operation) -> bool:
+    """Whether an operation's results don't follow from what the step has: also without a seed."""
+    if {*op.node_def.attr} >= _SEEDS:
+        return not any(op.get_attr(name) for name in _SEEDS)
+    return op.type in _FROM_OUTSIDE

@@ -67,7 +67,10 @@ def spread(
     if rows in (None, 0, 1):
         if any(isinstance(one, tf.RaggedTensor) for one in chosen):
             records[:] = [Record("ragged rows", "the inputs/", "gathered", _ALL)]
-        return _on_one_device(step, args, autograph, together)
+        if together is None or together.are_parts:
+            return _on_one_device(step, args, autograph, together)
+        # Each process computes it all; they compare it, and agree on what comes from outside.
+        rows, have_rows, records = "unknown", [False] * len(leaves), []
     are_parts = together is not None and together.are_parts
     traced = Traced(step, args, rows, have_rows, autograph, compiled, are_parts, is_one_row)
     if together is not None:

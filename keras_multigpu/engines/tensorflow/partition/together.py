@@ -78,6 +78,12 @@ class JoinedDevices(Devices):
         every = self._peers.of_processes(totals)
         return [combine(kind, list(column)) for column in zip(*every)]
 
+    def of_process_0(self, wholes: Sequence[Any]) -> list[Any]:
+        """What process 0 has of tensors, whose ranks need not be known."""
+        flat = [tf.reshape(one, [-1]) for one in wholes]
+        found = self._peers.of_processes([*flat, *map(tf.shape, wholes)])[0]
+        return list(map(tf.reshape, found[: len(flat)], found[len(flat) :]))
+
     def cut(self, whole: Any, layout: Split | Sharded, dim: Any) -> list[Any]:
         """The slices of a whole tensor for this process's devices."""
         extents = [local.extent(dim, layout) for local in self.locals]

@@ -53,7 +53,8 @@ def ways(planner: Planner, values: Sequence[Value]) -> tuple[str, ...]:
         return EACH_DEVICE, ALL_DEVICES, ONE_DEVICE
     if any(value.is_sharded for value in values):
         return ALL_DEVICES, ONE_DEVICE
-    return (ONE_DEVICE,)
+    # What one device gets from outside, joined processes agree on.
+    return (ONE_DEVICE, ALL_DEVICES) if planner.is_joined else (ONE_DEVICE,)
 
 
 def first_possible(
