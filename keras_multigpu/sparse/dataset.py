@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import glob
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ class HashedDataset(EpochDataset):
         files: paths or patterns of files named `.csv`, `.csv.gz`, `.parquet` or `.pq`.
         encoder: hashes the columns; it is copied. Other columns are ignored. Fields of CSV files
             are hashed as they are written there, values of Parquet files by their type.
-        label: the column of labels, or a list of such columns; `None` for none, to predict.
+        label: the column of labels, or a list of such columns; `None` for none, to predict: `fit`
+            then ends in the backend's error for a loss without labels.
         weight: the column of the rows' weights.
         batch_size: rows in a batch. The last batch of an epoch may have fewer.
         shuffle: draw an order for every epoch of `fit`; `None` does so if there are labels.
@@ -77,7 +79,7 @@ class HashedDataset(EpochDataset):
             for the first bad file or row, with its name and line.
 
     Warns:
-        UserWarning: if `shuffle` is true without labels.
+        UserWarning: if `shuffle` is true without labels, or a label is a column that is hashed.
 
     Example:
         >>> import os, tempfile
@@ -124,6 +126,7 @@ class HashedDataset(EpochDataset):
         self._num_labels = len(numbers) - self._has_weight
         is_shuffled = choose_shuffle(shuffle, self._num_labels > 0)
         layout = self.encoder.layout_
+        _warn_of_leaks(numbers[: self._num_labels], layout.codes)
         schema = Schema(tuple(layout.codes), numbers, layout.missing.is_empty_field)
         sources = _make_sources(files, schema, chunk_rows, errors, delimiter)
         chunks = self._scan(sources, ReadingBar([source.path for source in sources], verbose))
@@ -243,6 +246,16 @@ def _list_numbers(label: Any, weight: Any) -> tuple[str, ...]:
             f"`weight` needs a `label` to weigh. Received: label={label!r}, weight={weight!r}."
         )
     return names
+
+
+def _warn_of_leaks(labels: Sequence[str], features: Collection[str]) -> None:
+    told = [name for name in labels if name in features]
+    if told:
+        warnings.warn(
+            f"The label {told[0]!r} is also a column of the encoder: the model is given what it is "
+            "to predict. Make the encoder without it.",
+            stacklevel=3,
+        )
 
 
 def _make_sources(

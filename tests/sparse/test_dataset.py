@@ -141,7 +141,8 @@ def test_resumed_at_a_batch(files):
 
 
 def test_weights_and_several_labels(files):
-    data = dataset(files, label=["label", "age"], weight="other", shuffle=False)
+    with pytest.warns(UserWarning, match="The label 'age' is also a column of the encoder"):
+        data = dataset(files, label=["label", "age"], weight="other", shuffle=False)
     indices, labels, weights = data[0]
     assert labels[:3].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert (labels.shape, weights.tolist()) == ((32, 2), [1.5] * 32)
