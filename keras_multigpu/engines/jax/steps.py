@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,17 +11,14 @@ from typing import Any
 import keras
 
 from keras_multigpu.engines.cluster.calls import Call
-from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.cluster.group import Group
 from keras_multigpu.engines.cluster.joint import together, write_once, writing
 from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.checks import check_is_compiled, check_no_distribution
-from keras_multigpu.engines.jax.cluster.joint import is_whole
-from keras_multigpu.engines.jax.cluster.listing import listing_of
+from keras_multigpu.engines.jax.cluster.compared import Compared, compare_weights
 from keras_multigpu.engines.jax.cluster.parts import own_rows
 from keras_multigpu.engines.jax.cluster.readings import Readings
-from keras_multigpu.engines.jax.cluster.samples import Samples
 from keras_multigpu.engines.jax.cluster.spread_variables import arrays_of, lending
 from keras_multigpu.engines.jax.counting.compiled import CompiledStep, compile_step, state_of
 from keras_multigpu.engines.jax.lent import LentState
@@ -64,10 +60,8 @@ class JaxSteps(Steps):
         self._is_prepared = False  # whether what a loop's first call has made is spread
         group = runner.where.group
         self._readings = Readings(self, group) if group and runner.spreads_state else None
-        self._samples = Samples()
-        self._sample = 0  # of the weights, on its way to the others
+        self._compared = Compared()  # with other processes
         self._tables = WholeTables()
-        self._listings: dict[str, Listing] = {}  # what a step computes, by its name
         weakref.finalize(model, runner.where.copies.clear)
 
     @property
@@ -102,9 +96,8 @@ class JaxSteps(Steps):
 
         def next_step() -> tuple[str, int, int, Listing]:
             self._position += 1
-            sample, self._sample = self._sample, 0
             step = name.replace("function", "step")
-            return step, self._position - 1, sample, self._listings.get(step, Listing())
+            return step, self._position - 1, *self._compared.next(step)
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
             batches = PlacedBatches(self._resuming(iterator), where, undivided, next_step)
@@ -112,7 +105,7 @@ class JaxSteps(Steps):
             with where.together():
                 self._prepare()
                 if self.call is not None:  # with other processes
-                    self._sample = self._samples.take([*state[0], *state[1]], self.call)
+                    self._compared.take_sample([*state[0], *state[1]], self.call)
                 if only_reads:
                     outputs, state = read(function, state, batches, where)
                 else:
@@ -172,7 +165,7 @@ class JaxSteps(Steps):
         if not self.lent.latest:  # it does not run, but is compiled for a report
             return
         if self.group is not None:
-            self._listings[name] = listing_of(traced)
+            self._compared.note(name, traced)
         elif name == "train_step" and rows and not self._runner.spreads_state:
             self._tables.look(traced.jaxpr, self.model.trainable_variables, self.where.count, rows)
 
@@ -235,41 +228,23 @@ class JaxSteps(Steps):
                     self.call.take_part = self._readings.take_part
                 args, kwargs = write_once(self, loop, args, kwargs)
                 result = loop(*args, **kwargs)
-                if self.group is not None:
-                    self._compare_programs(self.group)
-                    if loop.__name__ == "fit":
-                        self._compare_weights(self.group)
+                self._compare(is_fit=loop.__name__ == "fit")
             return result
         finally:
             self.is_running, self.lent.latest = False, ()
             self._bring_home()
 
-    def _compare_programs(self, group: Group) -> None:
-        """Raises a `ClusterError` if another process computes something else in a step."""
-        assert self.call is not None
-        group.end(self.call)
-        listing = Listing.of_all(self._listings[name] for name in sorted(self._listings))
-        found = group.differing("programs", str(listing.checksum))
-        if found is not None:
-            raise group.differs(*found, "programs", listing)
+    def _compare(self, is_fit: bool) -> None:
+        """Raises a `ClusterError` if another process has computed something else in a call.
 
-    def _compare_weights(self, group: Group) -> None:
-        """Raises a `ClusterError` if another process has other weights or slots after `fit`.
-
-        Of what is spread over the processes none has its own.
+        Of what is spread over the processes none has its own weights.
         """
-        assert self.call is not None
-        group.end(self.call)
-        if self._readings is not None:
+        if self.group is None or self.call is None:
             return
-        slots = self._optimizer.variables if self._optimizer is not None else []
-        values = [variable._value for variable in [*self.model.variables, *slots]]
-        # A loop that has donated an array and given none back leaves a deleted one.
-        there = [value for value in values if value is not None and not value.is_deleted()]
-        own = [value for value in there if is_whole(value)]
-        found = group.differing("new weights", str(digest_of(own, sys.maxsize)))
-        if found is not None:
-            raise group.differs(*found, "weights")
+        self._compared.compare_programs(self.group, self.call)
+        if is_fit and self._readings is None:
+            slots = self._optimizer.variables if self._optimizer is not None else []
+            compare_weights(self.group, self.call, [*self.model.variables, *slots])
 
     def compile_step(self, batch: Any, training: bool) -> CompiledStep:
         """Compiles a step as Keras does; it takes over the memory of a training step's state.

@@ -1,0 +1,58 @@
+"""What a model's steps tell the other processes of themselves, to be compared."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_multigpu.engines.cluster.calls import Call
+from keras_multigpu.engines.cluster.descriptions import digest_of
+from keras_multigpu.engines.cluster.group import Group
+from keras_multigpu.engines.cluster.listing import Listing
+from keras_multigpu.engines.jax.cluster.joint import is_whole
+from keras_multigpu.engines.jax.cluster.listing import listing_of
+from keras_multigpu.engines.jax.cluster.samples import Samples
+
+
+class Compared:
+    """What the steps of one process compute, and samples of their weights."""
+
+    def __init__(self) -> None:
+        self._samples = Samples()
+        self._sample = 0  # of the weights, on its way to the others
+        self._listings: dict[str, Listing] = {}  # what a step computes, by its name
+
+    def note(self, name: str, traced: Any) -> None:
+        """Notes what a step computes."""
+        self._listings[name] = listing_of(traced)
+
+    def take_sample(self, weights: list[Any], call: Call) -> None:
+        """Takes a sample of the weights, which crosses with the next step."""
+        self._sample = self._samples.take(weights, call)
+
+    def next(self, name: str) -> tuple[int, Listing]:
+        """What crosses with a step: a sample of the weights, once, and what it computes."""
+        sample, self._sample = self._sample, 0
+        return sample, self._listings.get(name, Listing())
+
+    def compare_programs(self, group: Group, call: Call) -> None:
+        """Raises a `ClusterError` if another process computes something else in a step."""
+        group.end(call)
+        listing = Listing.of_all(self._listings[name] for name in sorted(self._listings))
+        found = group.differing("programs", str(listing.checksum))
+        if found is not None:
+            raise group.differs(*found, "programs", listing)
+
+
+def compare_weights(group: Group, call: Call, variables: Sequence[keras.Variable]) -> None:
+    """Raises a `ClusterError` if another process has other values after `fit`."""
+    group.end(call)
+    # A loop that has donated an array and given none back leaves a deleted one.
+    values = [one._value for one in variables if one._value is not None]
+    own = [value for value in values if not value.is_deleted() and is_whole(value)]
+    found = group.differing("new weights", str(digest_of(own, sys.maxsize)))
+    if found is not None:
+        raise group.differs(*found, "weights")
