@@ -83,6 +83,8 @@ def test_what_does_not_go_over_processes_is_refused(together):
             text = str(found["refusal data 2"])
             assert "at least one device of every process" in text
             assert "with none of process 1. This is process 1" in text
+        text = str(found["refusal function"])
+        assert "`parallel.function` needs devices of one process" in text
 
 
 def test_other_data_are_noticed(together):

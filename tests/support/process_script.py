@@ -110,6 +110,10 @@ def train_together(folder, number):
             make_parallel(build(), mode=mode, devices=devices)
         except ValueError as error:
             found[f"refusal {mode} {devices and len(devices)}"] = np.array(str(error))
+    try:
+        parallel.function(lambda x: parallel(x))
+    except ValueError as error:
+        found["refusal function"] = np.array(str(error))
     np.savez(folder / f"found{number}.npz", **found)
     x, y = data()
     fails(lambda: parallel.fit(x + number, y, verbose=0))

@@ -29,3 +29,10 @@ class ClusterError(RuntimeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.host, self.problem, self.cure)
+
+
+OF_ONE_PROCESS = (
+    "`parallel.function` needs devices of one process: nobody would compare what several compute. "
+    "Received: a model over joined processes. Write a `train_step` and call `fit`."
+)
+"""The error for a step that `parallel.function` would run in several processes."""

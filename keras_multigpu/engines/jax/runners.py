@@ -13,6 +13,7 @@ import jax
 import keras
 
 from keras_multigpu.engines.attributes import get_mask, set_mask
+from keras_multigpu.engines.cluster.errors import OF_ONE_PROCESS
 from keras_multigpu.engines.functions import have_rows
 from keras_multigpu.engines.jax.placement import Placement, placement_on
 from keras_multigpu.engines.jax.pure import pure
@@ -103,6 +104,8 @@ class RowsRunner(DataRunner):
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
         compiled, where = jax.jit(pure(step, self._template)), self.where
+        if where.group is not None:
+            raise ValueError(OF_ONE_PROCESS)
 
         @functools.wraps(step)
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines import templates
 from keras_multigpu.engines.attributes import get_attributes
+from keras_multigpu.engines.cluster.errors import OF_ONE_PROCESS
 from keras_multigpu.engines.optimizers import claim
 from keras_multigpu.engines.runners import DataRunner, TowerRunner
 from keras_multigpu.engines.shared import in_fresh_thread
@@ -77,10 +78,7 @@ class PartitionRunner(DataRunner):
         if self.is_one_device:
             return tf.function(step, jit_compile=jit_compile, reduce_retracing=True)
         if self.peers is not None:
-            raise ValueError(
-                "On TensorFlow `parallel.function` needs devices of one process. Received: a model "
-                "over joined processes. Write a `train_step` and call `fit`."
-            )
+            raise ValueError(OF_ONE_PROCESS)
         made = following(
             lambda: self.partition.function(step, jit_compile, rows), step, [self.template]
         )
