@@ -32,7 +32,7 @@ class ClusterError(RuntimeError):
 
 
 OF_ONE_PROCESS = (
-    "`parallel.function` needs devices of one process: nobody would compare what several compute. "
-    "Received: a model over joined processes. Write a `train_step` and call `fit`."
+    "`parallel.function` needs devices of one process. Received: a model over joined processes, "
+    "which compare steps of `fit` only. Write a `train_step` and call `fit`."
 )
 """The error for a step that `parallel.function` would run in several processes."""
