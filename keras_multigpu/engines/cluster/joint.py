@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -39,6 +40,9 @@ class JointSteps(Protocol):
     def group(self) -> Group | None:
         """The processes."""
 
+    def compare_weights(self, group: Any) -> None:
+        """Raises a `ClusterError` if another process has other weights."""
+
 
 def check_owners(group: Group, devices: Sequence[str], owners: set[int], mode: str) -> None:
     """Raises a `ValueError` for devices of other processes that a model can't use.
@@ -64,10 +68,13 @@ def check_owners(group: Group, devices: Sequence[str], owners: set[int], mode: s
 
 
 @contextlib.contextmanager
-def together(steps: JointSteps, name: str, is_loop: bool = True) -> Iterator[None]:
+def together(
+    steps: JointSteps, name: str, given: Mapping[str, Any] | None = None, *, is_loop: bool = True
+) -> Iterator[None]:
     """Scope of a call (`"fit"`) that all processes begin together, and end if it is a loop.
 
     Single steps of a model are one call until another one begins; in its loop they are the loop's.
+    `given` are the call's arguments.
     """
     group = steps.group
     if group is None or (steps.is_running and not is_loop):
@@ -83,6 +90,7 @@ def together(steps: JointSteps, name: str, is_loop: bool = True) -> Iterator[Non
                 "compilation": facts_of_compilation(steps.model),
                 "devices": ", ".join(steps.model.devices),
                 "set of options": repr(sorted(steps.model._parallel_options.items())),
+                "class_weight": _text((given or {}).get("class_weight")),
             }
             group.meet(facts)
         yield
@@ -94,6 +102,22 @@ def together(steps: JointSteps, name: str, is_loop: bool = True) -> Iterator[Non
         raise
     if is_loop:
         group.close(call)
+
+
+def _text(class_weight: Any) -> str:
+    is_dictionary = isinstance(class_weight, Mapping)
+    return repr(sorted(map(repr, class_weight.items())) if is_dictionary else class_weight)
+
+
+def arguments(loop: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a loop (`fit`, ...), by name; none if it does not take them."""
+    try:
+        given = inspect.signature(loop).bind_partial(*args, **kwargs)
+    except TypeError:  # the loop says so itself
+        return {}
+    kinds = {name: known.kind for name, known in given.signature.parameters.items()}
+    more = [name for name in given.arguments if kinds[name] is inspect.Parameter.VAR_KEYWORD]
+    return dict(collections.ChainMap(given.arguments, *(given.arguments[name] for name in more)))
 
 
 def write_once(steps: JointSteps, loop: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -145,4 +169,5 @@ def writing(steps: JointSteps) -> Iterator[bool]:
         yield group is None or group.is_writer
         return
     with together(steps, "the writing of a file"):
+        steps.compare_weights(group)
         yield group.is_writer

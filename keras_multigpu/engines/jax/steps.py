@@ -12,7 +12,7 @@ import keras
 
 from keras_multigpu.engines.cluster.calls import Call
 from keras_multigpu.engines.cluster.group import Group
-from keras_multigpu.engines.cluster.joint import together, write_once, writing
+from keras_multigpu.engines.cluster.joint import arguments, together, write_once, writing
 from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.checks import check_is_compiled, check_no_distribution
@@ -221,30 +221,31 @@ class JaxSteps(Steps):
         self.is_running = True
         self.begin_pass()
         try:
-            with together(self, loop.__name__), self.lent.returned(), self._lending():
+            given = arguments(loop, args, kwargs)
+            with together(self, loop.__name__, given), self.lent.returned(), self._lending():
                 self._runner.spread(self._optimizer)
                 self._is_prepared = False
                 if self._readings is not None and self.call is not None:
                     self.call.take_part = self._readings.take_part
                 args, kwargs = write_once(self, loop, args, kwargs)
                 result = loop(*args, **kwargs)
-                self._compare(is_fit=loop.__name__ == "fit")
+                if self.group is not None and self.call is not None:
+                    self._compared.compare_programs(self.group, self.call)
+                    if loop.__name__ == "fit":
+                        self.compare_weights(self.group)
             return result
         finally:
             self.is_running, self.lent.latest = False, ()
             self._bring_home()
 
-    def _compare(self, is_fit: bool) -> None:
-        """Raises a `ClusterError` if another process has computed something else in a call.
+    def compare_weights(self, group: Group) -> None:
+        """Raises a `ClusterError` if another process has other weights or slots.
 
-        Of what is spread over the processes none has its own weights.
+        Of what is spread over the processes none has its own.
         """
-        if self.group is None or self.call is None:
-            return
-        self._compared.compare_programs(self.group, self.call)
-        if is_fit and self._readings is None:
+        if self._readings is None:
             slots = self._optimizer.variables if self._optimizer is not None else []
-            compare_weights(self.group, self.call, [*self.model.variables, *slots])
+            compare_weights(group, [*self.model.variables, *slots])
 
     def compile_step(self, batch: Any, training: bool) -> CompiledStep:
         """Compiles a step as Keras does; it takes over the memory of a training step's state.

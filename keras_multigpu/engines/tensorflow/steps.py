@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_multigpu.engines.cluster import joint
 from keras_multigpu.engines.cluster.calls import Call
 from keras_multigpu.engines.cluster.descriptions import digest_of
-from keras_multigpu.engines.cluster.joint import together, write_once
+from keras_multigpu.engines.cluster.joint import arguments, together, write_once
 from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
 from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.checks import check_no_strategy
@@ -76,15 +76,14 @@ class TensorFlowSteps(Steps):
         assert self.group is not None
         self.is_running = True
         try:
-            with together(self, loop.__name__):
+            with together(self, loop.__name__, arguments(loop, args, kwargs)):
                 args, kwargs = write_once(self, loop, args, kwargs)
                 with self.group.watching(), self._rows_compared():
                     result = loop(*args, **kwargs)
                 assert self.call is not None
                 self.group.end(self.call)
                 if loop.__name__ == "fit":
-                    with self.group.watching():
-                        self._compare_weights(self.group, "new weights")
+                    self.compare_weights(self.group)
             return result
         finally:
             self.is_running = False
@@ -133,6 +132,11 @@ class TensorFlowSteps(Steps):
                 return function(*args)
 
         return step
+
+    def compare_weights(self, group: Group) -> None:
+        """As below, outside of steps."""
+        with group.watching():
+            self._compare_weights(group, "new weights")
 
     def _compare_weights(self, group: Group, when: str) -> None:
         """Raises a `ClusterError` if another process has other weights or slots.

@@ -732,6 +732,41 @@ def sets_a_variable_of_its_own(odd):
     fit(build(first=Scaled), callbacks=at(odd, "on_epoch_end", lambda _: scale.assign(2.0)))
 
 
+@way(STATE)
+def shifts_a_seed(odd):
+    """The state of random numbers, which is no weight."""
+    keras.utils.set_random_seed(7)
+    layers = [keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dropout(0.5, seed=3)]
+    model = make_parallel(keras.Sequential([*layers, keras.layers.Dense(2)]))
+    model.compile("sgd", "mse")
+
+    def action(_):
+        model.layers[1].seed_generator.state.assign([3, 1])
+
+    fit(model, callbacks=at(odd, "on_epoch_begin", action))
+
+
+@way(STATE)
+def sets_weights_while_predicting(odd):
+    """In a call of a few steps, after which nothing comes."""
+    callbacks = at(odd, "on_predict_batch_end", _shift, 0)
+    build().predict(numbers()[0], batch_size=BATCH, verbose=0, callbacks=callbacks)
+
+
+@way(STATE)
+def sets_weights_before_it_saves(odd):
+    model, (x, y) = build(), numbers()
+    for _ in range(3):
+        model.train_on_batch(x[:BATCH], y[:BATCH])
+    if odd:
+        _shift(model)
+    model.save_weights("never.weights.h5")
+
+
+def _shift(model):
+    model.weights[0].assign(model.weights[0].numpy() + 0.1)
+
+
 @way("Its compilation is ")
 def another_loss(odd):
     fit(build(loss="mae" if odd else "mse"))
@@ -811,6 +846,14 @@ def parts_of_fewer_batches(odd):
 @way("It makes another step|It is at", data="parts")
 def parts_validated(odd):
     fit(build(), *_part(odd), batch_size=BATCH, validation_data=_few() if odd else None)
+
+
+@way("Its class_weight is ", data="parts")
+def parts_of_other_class_weights(odd):
+    x, y = _part(odd)
+    model = build(loss="sparse_categorical_crossentropy")
+    y = (y[:, 0] > 0).astype("int32")
+    fit(model, x, y, batch_size=BATCH, class_weight={0: 1.0, 1: 3.0 if odd else 2.0})
 
 
 @way("Its part of a batch does not fit", data="parts")

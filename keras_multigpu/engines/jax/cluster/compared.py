@@ -39,7 +39,7 @@ class Compared:
         return sample, self._listings.get(name, Listing())
 
     def compare_programs(self, group: Group, call: Call) -> None:
-        """Raises a `ClusterError` if another process computes something else in a step."""
+        """Raises a `ClusterError` if another process has computed something else in a call."""
         group.end(call)
         listing = Listing.of_all(self._listings[name] for name in sorted(self._listings))
         found = group.differing("programs", str(listing.checksum))
@@ -47,9 +47,8 @@ class Compared:
             raise group.differs(*found, "programs", listing)
 
 
-def compare_weights(group: Group, call: Call, variables: Sequence[keras.Variable]) -> None:
-    """Raises a `ClusterError` if another process has other values after `fit`."""
-    group.end(call)
+def compare_weights(group: Group, variables: Sequence[keras.Variable]) -> None:
+    """Raises a `ClusterError` if another process has other values."""
     # A loop that has donated an array and given none back leaves a deleted one.
     values = [one._value for one in variables if one._value is not None]
     own = [value for value in values if not value.is_deleted() and is_whole(value)]

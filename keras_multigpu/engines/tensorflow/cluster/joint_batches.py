@@ -193,7 +193,8 @@ class JointBatches:
         with tf.control_dependencies(facts):
             come = ledger.come.assign_add(1)
         with tf.device(collectives.device), tf.control_dependencies([come]):
-            taken = tf.zeros([0, 2], tf.float64) if samples is None else samples.take(come)
+            trains = step == "train_step"
+            taken = tf.zeros([0, 2], tf.float64) if samples is None else samples.take(come, trains)
             every = self._of_all(
                 tf.concat([facts, tf.reshape(tf.bitcast(taken, tf.int64), [-1])], 0)
             )

@@ -23,7 +23,10 @@ from keras_multigpu.engines.tensorflow.cluster.collectives import (
 )
 from keras_multigpu.engines.values import Tensor
 
-_ROUNDING = 1e-3  # of the norm of a weight
+
+def rounding_of(dtype: tf.DType) -> float:
+    """What steps may make of rounding, as a part of a weight's norm, before it is set right."""
+    return 1e-9 if dtype == tf.float64 else 1e-3
 
 
 class Peers:
@@ -132,4 +135,4 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
     if not one.dtype.is_floating:
         return bool(tf.reduce_all(one == other))
     gap, size = tf.cast(one - other, tf.float64), tf.cast(other, tf.float64)
-    return bool(tf.reduce_all(tf.abs(gap) <= _ROUNDING * tf.norm(size)))
+    return bool(tf.reduce_all(tf.abs(gap) <= rounding_of(one.dtype) * tf.norm(size)))

@@ -2,9 +2,9 @@
 
 A callback in one process may set the learning rate or a weight; its state would then go another way
 until the end of `fit`. So each step's exchange takes along a few numbers of each process: settings
-of the optimizer and sums over some elements of each moving statistic in every step, and of each
-other weight in every eighth. They may differ in rounding, because some of TensorFlow's sums add in
-any order.
+of the optimizer, the states of random numbers, and sums over some elements of each moving statistic
+in every step, and of each other weight in every eighth training step. Floats may differ in
+rounding, because some of TensorFlow's sums add in any order.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.runners import TrainedModel
+from keras_multigpu.engines.tensorflow.cluster.peers import rounding_of
 from keras_multigpu.engines.values import Tensor
 
 EVERY = 8
 """In each of so many steps, weights are sampled."""
 _TAKEN = 256  # elements of a weight at a time, or one row of a table; each time others
-_ROUNDING = 1e-3  # of the sum of a sample's magnitudes
 _NOT_FINITE = [1e30, 0.0]
 
 
@@ -35,19 +35,21 @@ class Samples:
     def __init__(self, model: TrainedModel):
         self._model = model
 
-    def take(self, come: Tensor) -> Tensor:
+    def take(self, come: Tensor, trains: bool = True) -> Tensor:
         """In a step: numbers and by how much each may be off, of shape `(several, 2)`.
 
-        `come` counts the steps, alike in all processes.
+        `come` counts the steps, alike in all processes. A step that does not train needs weights
+        that nobody has changed: it takes samples of all.
         """
         seldom, always = ([one._value for one in some] for some in self._weights())
         settings = [tf.cast(value, tf.float64) for _, value in self._settings()]
         some = tf.cond(
-            tf.equal(come % EVERY, 0),
+            tf.equal(come % EVERY, 0) if trains else tf.constant(True),
             lambda: _sample(seldom, come // EVERY),
             lambda: tf.zeros([len(seldom), 2], tf.float64),
         )
         alone = [tf.stack([value, 1e-6 * tf.abs(value)]) for value in settings]
+        alone += [tf.stack([value, 0.0 * value]) for value in map(_sum_of_state, self._states())]
         parts = [some, _sample(always, come), *([tf.stack(alone)] if alone else [])]
         every = tf.concat(parts, axis=0)
         return tf.where(tf.math.is_finite(every), every, tf.constant(_NOT_FINITE, tf.float64))
@@ -58,8 +60,12 @@ class Samples:
         if place < len(weights):
             value = np.asarray(weights[place], "float64")
             return f"{weights[place].path} with a sum of {value.sum():.6g}"
-        name, value = self._settings()[place - len(weights)]
-        return f"{name}={float(value):.6g}"
+        settings = self._settings()
+        if place < len(weights) + len(settings):
+            name, value = settings[place - len(weights)]
+            return f"{name}={float(value):.6g}"
+        state = self._states()[place - len(weights) - len(settings)]
+        return f"{state.path}={np.asarray(state._value).tolist()}"
 
     def _weights(self) -> tuple[list[keras.Variable], list[keras.Variable]]:
         """The weights to sample in some steps, and those to sample in each.
@@ -75,6 +81,12 @@ class Samples:
         return [one for one, is_one in pairs if not is_one], [
             one for one, is_one in pairs if is_one
         ]
+
+    def _states(self) -> list[keras.Variable]:
+        """Those of random numbers, which are no weights."""
+        known = set(map(id, self._model.weights))
+        states = [one for one in self._model.variables if id(one) not in known]
+        return [one for one in states if not keras.backend.is_float_dtype(one.dtype)]
 
     def _settings(self) -> list[tuple[str, Any]]:
         """The learning rate now, and counters."""
@@ -110,12 +122,19 @@ def _sample(weights: list[tf.Variable], turn: Tensor) -> Tensor:
             sizes = [piece.shape[0] for piece in pieces]
             signs = np.concatenate([np.cos(np.arange(1, size + 1)) for size in sizes])
             terms, owners = tf.concat(pieces, axis=0) * signs, np.repeat(range(len(sizes)), sizes)
-            both = tf.stack([terms, _ROUNDING * tf.abs(terms)], axis=1)
+            off = np.repeat([rounding_of(weights[place].dtype) for place in places], sizes)
+            both = tf.stack([terms, off * tf.abs(terms)], axis=1)
             sums.append(tf.math.unsorted_segment_sum(both, owners, len(sizes)))
     if not sums:
         return tf.zeros([0, 2], tf.float64)
     order = [place for places in by_device.values() for place in places]
     return tf.gather(tf.concat(sums, axis=0), np.argsort(order))
+
+
+def _sum_of_state(state: keras.Variable) -> Tensor:
+    """A sum with signs, of whole numbers."""
+    flat = tf.reshape(tf.cast(state._value, tf.float64), [-1])
+    return tf.reduce_sum(flat * np.arange(1, flat.shape[0] + 1))
 
 
 def _some(weight: tf.Variable, turn: Tensor) -> Tensor:

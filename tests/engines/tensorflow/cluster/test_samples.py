@@ -107,6 +107,43 @@ def test_what_a_number_is_is_told():
     assert Samples(model).describe(len(model.weights) + 1) == "sgd/iteration=0"
 
 
+def test_a_state_of_random_numbers_is_sampled_whole_in_each_step():
+    def dropout():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5, seed=2**31)])
+        model.compile("sgd")
+        model.optimizer.build([])
+        return model
+
+    one, other = dropout(), dropout()
+    assert first_other(taken(one, 1), taken(other, 1)) == [0, 0]
+    (state,) = other.variables
+    state.assign([2**31, 1])
+    place = len(taken(one, 1)) - 1
+    assert first_other(taken(one, 1), taken(other, 1)) == [0, place + 1]
+    assert Samples(other).describe(place).endswith("=[2147483648, 1]")
+
+
+def test_a_step_that_does_not_train_samples_all_weights():
+    one, other = build(), build()
+    other.weights[1].assign(other.weights[1] + 0.1)
+    come = tf.constant(1, tf.int64)
+    found = [Samples(model).take(come, trains=False).numpy() for model in (one, other)]
+    assert first_other(*found) == [0, 2]
+    assert first_other(taken(one, 1), taken(other, 1)) == [0, 0]
+
+
+@pytest.mark.parametrize(("dtype", "is_seen"), [("float64", True), ("float32", False)])
+def test_what_is_rounding_depends_on_the_type(dtype, is_seen):
+    layers = [keras.Input((3,), dtype=dtype), keras.layers.Dense(2, dtype=dtype)]
+    one, other = (
+        keras.Sequential(layers),
+        keras.Sequential([layers[0], keras.layers.Dense(2, dtype=dtype)]),
+    )
+    other.set_weights(one.get_weights())
+    other.weights[0].assign(other.weights[0] * (1 + 1e-5))
+    assert any(first_other(taken(one), taken(other))) == is_seen
+
+
 def test_a_model_without_an_optimizer():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     assert taken(model).shape == (2, 2)
