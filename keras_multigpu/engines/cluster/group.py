@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +34,7 @@ class Group(Members):
     Attributes:
         data: the argument.
         places: where the processes are in what they do together.
+        models: numbers for models, alike in all processes: in the order of their first calls.
     """
 
     def __init__(
@@ -45,7 +48,8 @@ class Group(Members):
         super().__init__(board, number, names, timeout)
         self.data = data
         self.places = Places(board, number, len(names), timeout)
-        self._count = 0
+        self.models = itertools.count()
+        self._count, self._thread = 0, 0
         # Those that are open, each begun within the one before it: a callback of a `fit` may train
         # another model. The first stands for steps outside of any.
         self._calls = [Call(0, is_loop=False)]
@@ -65,6 +69,13 @@ class Group(Members):
         """Opens a call, within the one that is open."""
         if self.broken is not None:
             raise self.broken
+        if not any(one.is_loop for one in self._calls):
+            self._thread = threading.get_ident()
+        elif self._thread != threading.get_ident():
+            raise RuntimeError(
+                "Joined processes make their calls in one thread, in the same order. Received: "
+                f"`{name}` in another thread than {self.call.name}. Make one after the other."
+            )
         if not self.call.is_loop:
             self.close(self.call)
         self._count += 1
@@ -161,7 +172,7 @@ class Group(Members):
         kind = f"failures/{call.number}"
         call.written.append(f"{kind}/{self.number}")
         words = [f"{type(error).__name__}:", *str(error).split()]
-        text = " ".join(words)[:300].rstrip(".:")
+        text = " ".join(words)[:300].rstrip(".:").encode(errors="backslashreplace").decode()
         self._board.write(f"{kind}/{self.number}", f"stopped with {text}")
 
     def differs(self, number: int, other: int, what: str, mine: str | Listing = "") -> ClusterError:

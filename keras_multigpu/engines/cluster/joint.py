@@ -12,7 +12,7 @@ import keras
 
 from keras_multigpu.engines.cluster.calls import Call
 from keras_multigpu.engines.cluster.group import Group
-from keras_multigpu.engines.cluster.model_facts import facts_of_compilation, facts_of_model
+from keras_multigpu.engines.cluster.model_facts import Facts, facts_of_compilation, facts_of_model
 
 _WRITERS = (
     keras.callbacks.CSVLogger,
@@ -30,11 +30,13 @@ class JointSteps(Protocol):
         model: the model.
         is_running: whether a loop is running.
         call: the latest call that the processes have made together.
+        number: which model it is, of those that the processes have together.
     """
 
     model: Any
     is_running: bool
     call: Call | None
+    number: int | None
 
     @property
     def group(self) -> Group | None:
@@ -85,11 +87,14 @@ def together(
         call = steps.call
         if is_loop or call is None or not group.resume(call):
             steps.call = call = group.open(name, is_loop)
-            facts = {
+            if steps.number is None:
+                steps.number = next(group.models)
+            facts: dict[str, str | Facts] = {
                 "model": facts_of_model(steps.model),
                 "compilation": facts_of_compilation(steps.model),
                 "devices": ", ".join(steps.model.devices),
                 "set of options": repr(sorted(steps.model._parallel_options.items())),
+                "model's number, by first calls,": str(steps.number),
                 "class_weight": _text((given or {}).get("class_weight")),
             }
             group.meet(facts)

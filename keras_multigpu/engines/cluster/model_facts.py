@@ -19,7 +19,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_multigpu.engines.cluster.descriptions import digest_of
 
-Facts = Sequence[Sequence[str]]
+Facts = Sequence[tuple[str, str]]
 """Pairs: a part of a model, by its name; and what is equal in processes that build the same."""
 
 _LOOPS = ("training", "evaluating", "predicting")
@@ -31,6 +31,7 @@ _OWN_AFFAIRS = frozenset(
         "built",
         "compiled",
         "is_awq_calibrated",
+        "is_gptq_calibrated",
         "fit",
         "train_on_batch",
         *(f"stop_{loop}" for loop in _LOOPS),
@@ -88,16 +89,36 @@ def checksum(facts: Facts) -> str:
 
 
 def difference(one: Facts, other: Facts) -> tuple[str, str]:
-    """The first facts in which two processes differ."""
-    for (where, its), (there, first) in itertools.zip_longest(one, other, fillvalue=("", "")):
-        if its != first:
-            equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(its, first))
-            begin = max(len([*equal]) - _LONGEST // 2, 0)
-            return _told(where, its, begin), _told(there, first, begin)
-    return "the same", "the same"
+    """The first facts in which two processes differ: what one has alone, and what the other has."""
+    alone, there = _alone(one, other), _alone(other, one)
+    if not alone and not there:  # the same in another order
+        pairs = itertools.zip_longest(one, other, fillvalue=("", ""))
+        alone, there = map(list, zip(*(pair for pair in pairs if pair[0][1] != pair[1][1])))
+        return _told(*alone[0]), _told(*there[0])
+    if not alone:
+        return _told("", ""), _told(*there[0])
+    where, its = alone[0]
+    likewise = (fact for fact in there if _subject(fact) == _subject(alone[0]))
+    in_order = there[0] if len(there) == len(alone) else ("", "")
+    there_too, first = next(likewise, in_order)
+    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(its, first))
+    begin = max(len([*equal]) - _LONGEST // 2, 0)
+    return _told(where, its, begin), _told(there_too, first, begin)
 
 
-def _told(where: str, what: str, begin: int) -> str:
+def _alone(one: Facts, other: Facts) -> list[tuple[str, str]]:
+    """The facts of one process that another one does not have."""
+    known = {what for _, what in other}
+    return [fact for fact in one if fact[1] not in known]
+
+
+def _subject(fact: tuple[str, str]) -> tuple[str, str]:
+    """What a fact is about: a part, or a setting of it."""
+    where, what = fact
+    return where, what.partition("=")[0] if "=" in what else ""
+
+
+def _told(where: str, what: str, begin: int = 0) -> str:
     """A fact as people see it, from a place before the difference."""
     end = begin + _LONGEST
     what = f"{'...' if begin else ''}{what[begin:end]}{'...' if len(what) > end else ''}"

@@ -46,6 +46,7 @@ class JaxSteps(Steps):
     Attributes:
         is_running: whether a loop is running.
         call: the latest call that several processes have made together.
+        number: which of their models it is.
         lent: the state in the latest step.
     """
 
@@ -54,6 +55,7 @@ class JaxSteps(Steps):
         self.model = model
         self.is_running = False
         self.call: Call | None = None
+        self.number: int | None = None
         self._runner: JaxRunner = runner
         self.lent = LentState(model)
         self._position = 0  # how many steps this pass over the data has had

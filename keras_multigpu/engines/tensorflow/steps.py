@@ -38,6 +38,7 @@ class TensorFlowSteps(Steps):
         self.model = self._model = model
         self.is_running = False
         self.call: Call | None = None  # with other processes
+        self.number: int | None = None  # of the model, among those of all processes
         self._peers = runner.peers if isinstance(runner, PartitionRunner) else None
         self._batches = runner.batches if isinstance(runner, PartitionRunner) else None
         self._samples = Samples(model)

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from concurrent import futures
 
 import keras
 import pytest
@@ -187,6 +188,22 @@ def test_what_is_lost_is_named():
         group_of(told).check()
     with pytest.raises(ClusterError, match="no sign of life"):
         begin(group_of(told), "fit")
+
+
+def test_calls_in_two_threads_are_refused():
+    group = group_of(Told(loops__1__1=FIT))
+    begin(group, "fit")
+    with futures.ThreadPoolExecutor() as threads:
+        refused = threads.submit(group.open, "fit", True).exception()
+    assert "calls in one thread" in str(refused)
+    group.open("evaluate", True)  # a callback, in the same thread
+
+
+def test_an_error_of_texts_that_can_not_be_written_is_told():
+    told = Told(loops__1__1=FIT)
+    group = group_of(told)
+    group.fail(ValueError("caf\udce9"), begin(group, "fit"))
+    assert told.entries["failures/1/0"] == r"stopped with ValueError: caf\udce9"
 
 
 def test_one_that_has_ended_by_an_error_is_lost_with_its_reason():
@@ -412,7 +429,7 @@ def test_what_was_written_in_past_calls_is_deleted(monkeypatch):
 class Steps:
     """Those of a model of a group."""
 
-    model, call, is_running = None, None, False
+    model, call, number, is_running = None, None, None, False
 
     def __init__(self, group):
         self.group = group

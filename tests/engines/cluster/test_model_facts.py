@@ -130,5 +130,10 @@ def test_the_first_difference_is_told():
     assert its.endswith(": activation='tanh'")
     assert first.endswith(": activation='relu'")
     assert difference(one, one[:-1])[1] == "nothing there"
+    more = [one[0], ("layer 'dense'", "lora_enabled=True"), *one[1:]]
+    assert difference(one, more) == ("nothing there", "layer 'dense': lora_enabled=True")
+    changed = [*one[:2], ("layer 'other'", "units=4"), *one[3:]]
+    assert difference(one, [one[1], one[0], *one[2:]]) == (": ".join(one[0]), ": ".join(one[1]))
+    assert difference(changed, one)[0] == "layer 'other': units=4"
     long = [[("", 200 * "a" + end)] for end in ("b", "c")]
     assert [text[-1] for text in difference(*long)] == ["b", "c"]

@@ -473,6 +473,14 @@ def another_type(odd):
 # Another state
 
 
+@way("Its model's number")
+def trains_another_of_two_alike(odd):
+    models = [build(), build()]
+    for model in models:
+        fit(model)
+    fit(models[odd])
+
+
 def _shift(model):
     model.set_weights([one + 0.1 for one in model.get_weights()])
 
