@@ -6,13 +6,12 @@ import contextlib
 import itertools
 import json
 import math
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 
 from keras_multigpu.engines.cluster.board import BEAT, Board
-from keras_multigpu.engines.cluster.calls import Call
+from keras_multigpu.engines.cluster.calls import Call, Calls
 from keras_multigpu.engines.cluster.differences import DIFFERENCES, SAME_CALLS
 from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.listing import Listing
@@ -35,6 +34,7 @@ class Group(Members):
         data: the argument.
         places: where the processes are in what they do together.
         models: numbers for models, alike in all processes: in the order of their first calls.
+        calls: those that the processes make together.
     """
 
     def __init__(
@@ -49,47 +49,25 @@ class Group(Members):
         self.data = data
         self.places = Places(board, number, len(names), timeout)
         self.models = itertools.count()
-        self._count, self._thread = 0, 0
-        # Those that are open, each begun within the one before it: a callback of a `fit` may train
-        # another model. The first stands for steps outside of any.
-        self._calls = [Call(0, is_loop=False)]
-        self._past: list[tuple[Call, int]] = []  # ended calls, and how many had begun by then
+        self.calls = Calls(board)
 
     @property
     def call(self) -> Call:
         """The innermost call that is open."""
-        return self._calls[-1]
-
-    def here(self, what: str) -> str:
-        """Where this process is, for people: ``"step 5 of `fit`"``."""
-        loops = [call.name for call in self._calls[::-1] if call.is_loop] or [self.call.name]
-        return f"{what} of {' within '.join(loops)}"
+        return self.calls.latest
 
     def open(self, name: str, is_loop: bool) -> Call:
         """Opens a call, within the one that is open."""
         if self.broken is not None:
             raise self.broken
-        if not any(one.is_loop for one in self._calls):
-            self._thread = threading.get_ident()
-        elif self._thread != threading.get_ident():
-            raise RuntimeError(
-                "Joined processes make their calls in one thread, in the same order. Received: "
-                f"`{name}` in another thread than {self.call.name}. Make one after the other."
-            )
-        if not self.call.is_loop:
-            self.close(self.call)
-        self._count += 1
-        self._forget_past()
-        call = Call(self._count, f"`{name}`" if name.isidentifier() else name, is_loop)
-        self._calls.append(call)
-        return call
+        return self.calls.open(name, is_loop)
 
     def meet(self, facts: Mapping[str, str | Facts]) -> None:
         """Waits until all processes have opened the call; compares facts that must be equal.
 
         Of many facts a checksum crosses, and they themselves if some differ.
         """
-        call, outer = self.call, self._calls[-2]
+        call, outer = self.call, self.calls.now[-2]
         place = f"the beginning of {call.name}"
         if outer.is_loop:
             place += f" within {outer.name}, after {outer.begun} steps"
@@ -120,47 +98,25 @@ class Group(Members):
             "(`keras.utils.set_random_seed`).",
         )
 
-    def resume(self, call: Call) -> bool:
-        """Goes on with a call after single steps within it; returns whether it is still open."""
-        if call is not self.call and not self.call.is_loop:
-            self.close(self.call)
-        return call is self.call
-
     def end(self, call: Call) -> None:
         """Waits until all processes have come to the end of a call."""
         if call.has_ended:
             return
-        self.resume(call)
+        self.calls.resume(call)
         place = f"the end of {call.name}, after {call.begun} steps"
         self._gather(END, str(call.begun), call, place)
         call.has_ended = True
 
-    def close(self, call: Call | None) -> None:
-        """Leaves a call, and those within it."""
-        if call in self._calls:
-            place = max(1, self._calls.index(call))  # the first one stays
-            for one in self._calls[place:]:
-                one.take_part = None  # it has the model
-                self._past.append((one, self._count))
-            del self._calls[place:]
-
-    def _forget_past(self) -> None:
-        """Deletes what was written in calls that all have left: a later one has begun since."""
-        for call, count in self._past:
-            for key in (*call.written, *call.asked) if count < self._count - 1 else ():
-                self._board.write(key, None)
-        self._past = [(call, count) for call, count in self._past if count >= self._count - 1]
-
     def differing(self, what: str, digest: str) -> tuple[int, int] | None:
         """The first process with another checksum of `what` than most, and one of these."""
         kind = f"{what} {len(self.call.written)}"
-        place = self.here(f"the comparison of {what} after step {self.call.begun}")
+        place = self.calls.here(f"the comparison of {what} after step {self.call.begun}")
         told = self._gather(kind, digest, self.call, place)
         return odd_one([told[number] for number in range(len(self.names))])
 
     def fail(self, error: BaseException, call: Call | None = None) -> None:
         """Tells the others that this process has left a call (or none) with an error."""
-        call = self._calls[0] if call is None else call
+        call = self.calls.now[0] if call is None else call
         if self.broken is not None:
             # The others then name the process that this one has given up, not this one.
             broken = [self.broken.host, self.broken.problem, self.broken.cure, self._is_lost]
@@ -208,7 +164,7 @@ class Group(Members):
         call, before = self.call, arrived()
         call.coming = lambda: arrived() - before
         try:
-            with self.places.at_steps(call.coming, lambda: self.here(f"step {call.begun}")):
+            with self.places.at_steps(call.coming, lambda: self.calls.here(f"step {call.begun}")):
                 yield
         finally:
             more, call.coming = call.coming(), lambda: 0
@@ -221,7 +177,7 @@ class Group(Members):
         """
         if self.broken is not None:
             raise self.broken
-        calls, told = list(self._calls), self._board.read("")
+        calls, told = list(self.calls.now), self._board.read("")
         for number in self._others:
             # The reasons first: a process that has failed ends.
             if f"given up/{number}" in told:

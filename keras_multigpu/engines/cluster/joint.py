@@ -85,7 +85,7 @@ def together(
     call = None
     try:
         call = steps.call
-        if is_loop or call is None or not group.resume(call):
+        if is_loop or call is None or not group.calls.resume(call):
             steps.call = call = group.open(name, is_loop)
             if steps.number is None:
                 steps.number = next(group.models)
@@ -103,10 +103,10 @@ def together(
             group.end(call)
     except BaseException as error:
         group.fail(error, call)
-        group.close(call)
+        group.calls.close(call)
         raise
     if is_loop:
-        group.close(call)
+        group.calls.close(call)
 
 
 def _text(class_weight: Any) -> str:

@@ -277,7 +277,7 @@ class JaxSteps(Steps):
         """The batches of a step, each of which goes on with this model's call."""
         for batch in iterator:
             if self.group is not None and self.call is not None:
-                self.group.resume(self.call)
+                self.group.calls.resume(self.call)
             yield batch
 
     def _is_tied_elsewhere(self) -> bool:

@@ -122,7 +122,7 @@ class TensorFlowSteps(Steps):
         @functools.wraps(function)
         def step(*args: Any) -> Any:
             if self.call is not None:
-                group.resume(self.call)
+                group.calls.resume(self.call)
             if self._compared is not self.call:
                 self._compared = self.call
                 self._compare_weights(group, "weights")

@@ -62,7 +62,7 @@ def test_an_interrupted_process_computes_no_more():
         group = group_of(told)
         call = begin(group, "fit")
         group.fail(error, call)
-        group.close(call)
+        group.calls.close(call)
         assert told.entries["failures/1/0"].startswith(f"stopped with {type(error).__name__}")
         if is_broken:
             with pytest.raises(ClusterError, match="It has stopped with KeyboardInterrupt. Start"):
@@ -92,7 +92,7 @@ def test_other_lengths_of_data_are_noticed():
     group, come = group_of(told), [1]
     begin(group, "fit")
     group.count_step()
-    with group.places.at("step", group.here("step 1")):
+    with group.places.at("step", group.calls.here("step 1")):
         group.check()
     with group.counting(come.__len__):
         group.check()  # data of unknown length may end in this step
@@ -152,10 +152,10 @@ def test_a_call_that_another_process_does_not_make_is_noticed():
     group = group_of(Told(loops__1__1=FIT, places__1=inner))
     begin(group, "fit")
     group.count_step()
-    with group.places.at("step", group.here("step 1")):
+    with group.places.at("step", group.calls.here("step 1")):
         group.check()
     with (
-        group.places.at("step", group.here("step 2")),
+        group.places.at("step", group.calls.here("step 2")),
         pytest.raises(ClusterError, match="the beginning of `evaluate` within `fit`, after 1 st"),
     ):
         group.check()
@@ -164,7 +164,7 @@ def test_a_call_that_another_process_does_not_make_is_noticed():
 def test_where_a_process_is_within_calls():
     told = Told(loops__1__1=FIT, loops__2__1=json.dumps({"call": "`evaluate`"}))
     group = group_of(told)
-    assert group.here("step 1") == "step 1 of no call"
+    assert group.calls.here("step 1") == "step 1 of no call"
     begin(group, "fit")
     group.count_step()
     told.entries["places/1"] = place(1, "end/1/", "the end of `fit`")
@@ -175,7 +175,7 @@ def test_where_a_process_is_within_calls():
     assert caught.value.problem == (
         f"It is at the beginning of `evaluate` within `fit`, after 1 steps, and {expected}"
     )
-    assert group.here("step 1") == "step 1 of `evaluate` within `fit`"
+    assert group.calls.here("step 1") == "step 1 of `evaluate` within `fit`"
 
 
 def test_what_is_lost_is_named():
@@ -243,7 +243,7 @@ def test_all_adopt_the_verdict_on_one_that_is_out_of_step():
     board = Told(loops__1__1=FIT, places__1=at_end(1))
     first, second = (Group(board, number, names, timeout=5.0) for number in (0, 1))
     begin(first, "fit")
-    with pytest.raises(ClusterError) as seen, first.places.at("step", first.here("step 1")):
+    with pytest.raises(ClusterError) as seen, first.places.at("step", first.calls.here("step 1")):
         first.check()
     first.fail(seen.value)
     with pytest.raises(ClusterError) as told:
@@ -341,7 +341,7 @@ def test_parts_need_equal_numbers_of_batches():
     group = group_of(Told(places__1=at_end(1), loops__1__1=FIT), data="parts")
     begin(group, "fit")
     with (
-        group.places.at("step", group.here("step 1")),
+        group.places.at("step", group.calls.here("step 1")),
         pytest.raises(ClusterError, match="is at step 1 of `fit`. Give each process a part of"),
     ):
         group.check()
@@ -370,17 +370,17 @@ def test_a_call_within_another(monkeypatch):
     for _ in range(5):
         group.count_step()
     group.end(inner)
-    group.close(inner)
+    group.calls.close(inner)
     assert told.entries[f"end/{inner.number}/0"] == "5"
     steps = begin(group, "single steps", is_loop=False)
     group.count_step()
     assert group.call is steps
-    assert group.resume(outer)  # which ends the single steps
+    assert group.calls.resume(outer)  # which ends the single steps
     group.check()
     group.count_step()
     begin(group, "single steps", is_loop=False)
     group.end(outer)  # which is not the end of the single step
-    group.close(outer)
+    group.calls.close(outer)
     assert told.entries[f"end/{outer.number}/0"] == "2"
     assert group.call.number == 0
 
@@ -388,17 +388,17 @@ def test_a_call_within_another(monkeypatch):
 def test_single_steps_are_one_call_until_another(monkeypatch):
     group, _ = alike(monkeypatch)
     first = begin(group, "single steps", is_loop=False)
-    assert group.resume(first)
+    assert group.calls.resume(first)
     loop = begin(group, "evaluate")
     group.count_step()
     group.end(loop)
-    group.close(loop)
-    assert not group.resume(first)
+    group.calls.close(loop)
+    assert not group.calls.resume(first)
     second = begin(group, "single steps", is_loop=False)
     group.count_step()
     group.count_step()
     group.check()  # these steps are none of the loop that has ended
-    assert group.resume(second)
+    assert group.calls.resume(second)
 
 
 def test_the_end_of_an_outer_call_is_noticed(monkeypatch):
@@ -419,7 +419,7 @@ def test_what_was_written_in_past_calls_is_deleted(monkeypatch):
         inner = begin(group, "evaluate")
         group.differing("weights", "equal")
         group.end(inner)
-        group.close(inner)
+        group.calls.close(inner)
     written = {key for key, value in told.entries.items() if key.endswith("/0") and value}
     kinds = ("end", "loops", "weights 1")
     kept = {f"{kind}/{k}/0" for kind in kinds for k in (inner.number - 1, inner.number)}

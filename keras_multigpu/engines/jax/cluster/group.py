@@ -49,7 +49,7 @@ class Group(group.Group):
         """
         while True:
             told = self._board.read(_READINGS, seconds=0.0 if kinds is None else BEAT / 4)
-            for call in self._calls[::-1]:
+            for call in self.calls.now[::-1]:
                 asked = under(told, f"{call.number}/").values()
                 if call.take_part is not None and any(int(n) > call.readings for n in asked):
                     call.take_part(kinds)

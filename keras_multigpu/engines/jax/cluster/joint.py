@@ -68,14 +68,14 @@ def compare_weights(values: Any, mesh: Mesh, group: Group) -> None:
     """Raises a `ClusterError` if another process has other weights, or has no new ones."""
     digest = digest_of(jax.tree.leaves(values), sys.maxsize)
     step = "a step with new weights or metrics, the first one of an epoch, say"
-    place = group.here(f"new weights or metrics before step {group.call.begun + 1}")
+    place = group.calls.here(f"new weights or metrics before step {group.call.begun + 1}")
     facts = {"steps": (_checksum(step), step), "weights": (digest, "")}
     _compare(facts, 0, place, mesh, group)
 
 
 def meet(step: str, mesh: Mesh, group: Group) -> None:
     """Waits for the other processes; raises a `ClusterError` if one makes another step."""
-    place = group.here(f"{step} after step {group.call.begun}")
+    place = group.calls.here(f"{step} after step {group.call.begun}")
     _compare({"steps": (_checksum(step), step)}, 0, place, mesh, group)
 
 
@@ -106,7 +106,7 @@ def compare_steps(
         facts["rows"] = digest_of(leaves, COMPARED), ""
     facts["weights"] = sample, ""
     facts["programs"] = program.checksum, program
-    place = group.here(f"step {group.call.begun}")
+    place = group.calls.here(f"step {group.call.begun}")
     return _compare(facts, rows, place, mesh, group)
 
 
