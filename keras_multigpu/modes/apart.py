@@ -51,28 +51,42 @@ def set_apart(template: keras.Model, clone: keras.Model, number: int) -> None:
 
 def warn_of_equal(members: Sequence[keras.Model]) -> None:
     """Warns if members with separate weights have equal ones, as if not drawn."""
-    equal = list(dict.fromkeys(_equal_layers(members)))
+    equal = list(dict.fromkeys(_equal_layers(members) or _all_equal_layers(members)))
     if equal:
         more = f" and {len(equal) - _SHOWN} more" if len(equal) > _SHOWN else ""
         warnings.warn(
             "The members of a committee need different weights to learn different things. "
             f"Received: {len(members)} members with equal weights in "
             f"{', '.join(map(repr, equal[:_SHOWN]))}{more}: an initializer in the model's code "
-            "makes the same numbers each time. Use an initializer of Keras without a fixed seed, "
+            "makes the same numbers each time. Use one of Keras that draws, without a fixed seed, "
             "or give each of `parallel.replicas` other weights by `set_weights` before training.",
             stacklevel=3,
         )
 
 
-def _equal_layers(members: Sequence[keras.Model]) -> Iterator[str]:
-    """The layers whose weights are equal in two members."""
+def _equal_layers(members: Sequence[keras.Model]) -> list[str]:
+    """The layers whose weights seem drawn, and are equal in two members."""
+    found = []
+    for layer, values in _trained(members):
+        drawn = [value.tobytes() for value in values if _is_drawn(value)]
+        if len(set(drawn)) < len(drawn):
+            found.append(layer)
+    return found
+
+
+def _all_equal_layers(members: Sequence[keras.Model]) -> list[str]:
+    """The layers with weights, if no member has other ones than the first."""
+    found = list(_trained(members))
+    is_equal = all(np.array_equal(one, first) for _, (first, *rest) in found for one in rest)
+    return [layer for layer, _ in found] if is_equal else []
+
+
+def _trained(members: Sequence[keras.Model]) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """The layer of each trained weight, and its value in each member."""
     owners = {id(v): layer.name for layer in all_layers(members[0]) for v in layer.variables}
     for variables in zip(*(model.variables for model in members)):
         if variables[0].trainable:
-            values = [_value(variable) for variable in variables]
-            drawn = [value.tobytes() for value in values if _is_drawn(value)]
-            if len(set(drawn)) < len(drawn):
-                yield owners[id(variables[0])]
+            yield owners[id(variables[0])], [_value(variable) for variable in variables]
 
 
 def _seeded(layer: keras.Layer) -> dict[str, Any]:

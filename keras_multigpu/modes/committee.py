@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 
 from keras_multigpu.engines import check_alike
@@ -164,3 +166,11 @@ def check_loss_scale(optimizer: keras.Optimizer) -> None:
             "scale.",
             stacklevel=4,
         )
+
+
+def members_in(path: Any) -> int:
+    """How many members a weights file of a committee has; 0 if it does not say."""
+    if not (str(path).endswith(".weights.h5") and os.path.isfile(path) and h5py.is_hdf5(path)):
+        return 0
+    with h5py.File(path, "r") as file:
+        return 1 + len(file["clones"]) if "clones" in file else 0

@@ -182,7 +182,13 @@ class MixedModel(ParallelModel):
 
         Returns:
             A list with the result of `predict` of each replica.
+
+        Raises:
+            ValueError: if there are no rows.
         """
+        arrays = [one for one in keras.tree.flatten(x) if one is not None]
+        if not arrays or any(getattr(one, "shape", None) and not one.shape[0] for one in arrays):
+            raise ValueError(f"`x` must have at least one row. Received: {_shapes_of(x)}.")
         kept = self.predict_function
         self.predict_function = self._parallel_unmixed_functions.get(training)
         self._parallel_latest.unmixed = training
@@ -223,6 +229,11 @@ def features_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = (*args, *kwargs.values())
     arrays = (one for one in given if any(map(_is_tensor_or_symbol, keras.tree.flatten(one))))
     return next(arrays, given[0] if given else None)
+
+
+def _shapes_of(x: Any) -> str:
+    """The shapes of arrays in any structure, for people."""
+    return repr(keras.tree.map_structure(lambda one: getattr(one, "shape", one), x))
 
 
 def _is_tensor_or_symbol(value: Any) -> bool:

@@ -54,8 +54,10 @@ class SavedModel(OneModel):
         with self._parallel_steps.writing() as is_mine:
             if not is_mine:
                 return
-            if args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True):
-                super().save_weights(filepath, *args, **kwargs)  # shards, or Keras asks the user
+            is_one_file = str(filepath).endswith(".weights.h5")
+            asks = args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True)
+            if asks or not is_one_file:
+                super().save_weights(filepath, *args, **kwargs)  # shards, or Keras asks, or refuses
                 return
             with replacing(filepath, weights_room(self)) as path:
                 super().save_weights(path)

@@ -14,7 +14,7 @@ from keras_multigpu.graphs.costs import row_bytes
 from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
 from keras_multigpu.layers.outputs import hand_on_logits
-from keras_multigpu.modes.committee import check_loss_scale
+from keras_multigpu.modes.committee import check_loss_scale, members_in
 from keras_multigpu.modes.losses import add_losses
 from keras_multigpu.modes.members import Members
 from keras_multigpu.modes.mixed import LatestUse, features_of
@@ -226,16 +226,23 @@ class TowerParallel(Members):
         Raises:
             ValueError: if the file has not the weights of all replicas and of the mix.
         """
+        if self._parallel_options["replicas"] == "shared":
+            super().load_weights(*args, **kwargs)
+            return
+        told = (
+            "A committee reads the weights of a committee: of as many replicas, with the same "
+            f"mix. Received: {args or kwargs}, {{}} Give a plain model's weights to each replica: "
+            "`for one in committee.replicas: one.load_weights(path)`."
+        )
+        count = members_in(args[0] if args else kwargs.get("filepath"))
+        if count > len(self.replicas):  # Keras would leave the others out, and say nothing
+            here = len(self.replicas)
+            raise ValueError(told.format(f"with {count} replicas, for a committee of {here}."))
         try:
             super().load_weights(*args, **kwargs)
         except ValueError as error:
-            if self._parallel_options["replicas"] == "shared":
-                raise
             raise ValueError(
-                "A committee reads the weights of a committee: of as many replicas, with the same "
-                f"mix. Received: {args or kwargs}, from which Keras could not load all: {error} "
-                "Give a plain model's weights to each replica: `for one in committee.replicas: "
-                "one.load_weights(path)`."
+                told.format(f"from which Keras could not load all: {error}")
             ) from error
 
     def export(self, *args: Any, **kwargs: Any) -> Any:

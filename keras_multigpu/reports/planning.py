@@ -174,16 +174,20 @@ class _Search:
         }
 
     def choose(self, sizes: Mapping[int, Sizes], *, remat: bool = False) -> Iterator[Choice]:
-        """For each way, the least number of equal parts of a batch that fits; else the largest."""
+        """For each way, the least number of equal parts of a batch that fits.
+
+        If none does, it is the number that needs least memory.
+        """
         powers = [2**power for power in range(1, _MOST_HALVINGS + 1)]
         for way in self._ways if sizes else ():
             equal = [one for one in powers if self.subject.batch_size % (one * way.devices) == 0]
-            for parts in (1, *equal):
-                choice = self._choose(way, sizes[self._rows_of(way)], parts, remat)
-                is_given = way.mode == "model" and way.devices in self.subject.cuts
-                if choice.fits or is_given:  # a cut is for a whole batch
+            is_given = way.mode == "model" and way.devices in self.subject.cuts
+            tried: list[Choice] = []
+            for parts in (1, *([] if is_given else equal)):  # a cut is for a whole batch
+                tried.append(self._choose(way, sizes[self._rows_of(way)], parts, remat))
+                if tried[-1].fits:
                     break
-            yield choice
+            yield tried[-1] if tried[-1].fits else min(tried, key=_memory)
 
     def _choose(self, way: _Way, sizes: Sizes, parts: int, remat: bool) -> Choice:
         """A way to train on one part of a batch after the other."""
@@ -199,6 +203,10 @@ class _Search:
         )  # fmt: skip
         fits = found.load.memory is not None and found.load.memory <= self._limit
         return Choice(found, way.shard.name if way.shard else None, parts, rows, remat, fits)
+
+
+def _memory(choice: Choice) -> float:
+    return math.inf if choice.memory is None else choice.memory
 
 
 def _count_recomputed(

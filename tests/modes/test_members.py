@@ -1,5 +1,6 @@
 """Members of a committee begin apart, also where the model's code fixes seeds and weights."""
 
+import contextlib
 import itertools
 import warnings
 
@@ -221,3 +222,16 @@ def test_settings_that_change_on_the_template_change_in_all_members():
     for member, outputs in zip(committee.replicas, found):
         kernel, bias = member.get_weights()
         assert difference(bent @ kernel + bias, outputs) < 1e-6
+
+
+def test_members_of_constants_only_are_told():
+    y = np.zeros((len(_X), 1))
+    for initializer, is_told in (("zeros", True), ("glorot_uniform", False)):
+        template = keras.Sequential(
+            [keras.Input((1,)), layers.Dense(1, kernel_initializer=initializer, name="only")]
+        )
+        parallel = _committee(template, 2)
+        parallel.compile("sgd", "mse")
+        told = pytest.warns(UserWarning, match="2 members with equal weights in 'only': an init")
+        with told if is_told else contextlib.nullcontext():
+            parallel.fit(_X, y, verbose=0)

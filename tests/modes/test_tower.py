@@ -432,6 +432,25 @@ def test_weights_loaded_before_a_training(wrapped, rng, tmp_path):
     assert fresh.train_on_batch(x, y) == pytest.approx(logs[0], abs=1e-5)
 
 
+def test_no_member_of_a_file_is_lost(rng, tmp_path):
+    three, two = _committee(3), _committee(2)
+    three.save_weights(tmp_path / "three.weights.h5")
+    two.save_weights(tmp_path / "two.weights.h5")
+    kept = two.get_weights()
+    for model, name in ((two, "three"), (three, "two")):
+        with pytest.raises(ValueError, match="of as many replicas, with the same mix. Received"):
+            model.load_weights(tmp_path / f"{name}.weights.h5")
+    assert difference(two.get_weights(), kept) == 0
+
+
+def test_no_rows_have_no_disagreement(rng):
+    x, _ = _data(rng)
+    parallel = _committee(2)
+    for one in ([], None, x[:0]):
+        with pytest.raises(ValueError, match="`x` must have at least one row. Received: "):
+            parallel.disagreement(one)
+
+
 @pytest.mark.slow
 def test_on_fewer_devices(rng, tmp_path, monkeypatch):
     x, y = _data(rng)
