@@ -158,6 +158,12 @@ class Schedule:
                 "`weak=True` needs the rows of each device. Received: batch_size=None. Give "
                 "`batch_size`, and arrays as `data`."
             )
+        if self.batch_size is not None and not isinstance(self.data, tuple):
+            raise ValueError(
+                "`batch_size` is for arrays. Received: "
+                f"batch_size={self.batch_size!r}, and data that come in batches: "
+                f"{type(self.data).__name__}. Leave `batch_size` out."
+            )
         for name in ("batch_size", "epochs", "steps", "repeats"):
             if getattr(self, name) is not None:
                 positive_integer(name, getattr(self, name))

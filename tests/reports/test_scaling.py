@@ -357,6 +357,11 @@ def test_outputs_that_the_mode_changes(data):
             r"`repeats` must be a positive integer.*Received: repeats=True",
         ),
         ({"batch_size": 0}, ValueError, r"`batch_size` must be a positive integer.*batch_size=0"),
+        (
+            {"data": Batches(None, None), "batch_size": 8},
+            ValueError,
+            r"`batch_size` is for arrays. Received: batch_size=8, .*Batches. Leave",
+        ),
         ({"weak": True}, ValueError, r"`weak=True` needs the rows.*Received: batch_size=None"),
         ({"data": iter([1])}, TypeError, r"read from its start.*Received: data=<list_iterator"),
         ({"data": (1, 2, 3, 4)}, ValueError, r"`data` must be a tuple.*Received: a tuple of 4"),
