@@ -166,7 +166,8 @@ def _check_counted(counted: Any, batch_size: int) -> None:
 
 def _with_times(one: Prediction, measured: Measured, speed: float) -> Prediction:
     """A prediction with the times that were measured for it, if any."""
-    times = measured.times
+    # On one device mode "model" is the model alone, as in mode "data".
+    times = {("model", 1): measured.times["data", 1], **measured.times}
     timing = times.get((one.mode, one.devices)) if speed == 1 else None
     if timing is None:
         return one
