@@ -141,7 +141,7 @@ class ParallelModel(SavedModel):
             ValueError: if `step` is no function, or `rows` no tuple; and when it is called, if
                 tensors have different numbers of rows and `rows` is not given, if `rows` names no
                 argument of the call, or if on JAX the step assigns variables: there it takes them
-                and returns their new values. Over joined processes.
+                and returns their new values; and for a model over joined processes.
 
         Example:
             >>> import keras

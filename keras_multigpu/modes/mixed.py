@@ -187,7 +187,7 @@ class MixedModel(ParallelModel):
             ValueError: if there are no rows.
         """
         arrays = [one for one in keras.tree.flatten(x) if one is not None]
-        if not arrays or any(getattr(one, "shape", None) and not one.shape[0] for one in arrays):
+        if not arrays or any(0 in tuple(getattr(one, "shape", ()))[:1] for one in arrays):
             raise ValueError(f"`x` must have at least one row. Received: {_shapes_of(x)}.")
         kept = self.predict_function
         self.predict_function = self._parallel_unmixed_functions.get(training)

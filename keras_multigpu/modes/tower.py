@@ -229,21 +229,14 @@ class TowerParallel(Members):
         if self._parallel_options["replicas"] == "shared":
             super().load_weights(*args, **kwargs)
             return
-        told = (
-            "A committee reads the weights of a committee: of as many replicas, with the same "
-            f"mix. Received: {args or kwargs}, {{}} Give a plain model's weights to each replica: "
-            "`for one in committee.replicas: one.load_weights(path)`."
-        )
-        count = members_in(args[0] if args else kwargs.get("filepath"))
-        if count > len(self.replicas):  # Keras would leave the others out, and say nothing
-            here = len(self.replicas)
-            raise ValueError(told.format(f"with {count} replicas, for a committee of {here}."))
+        path = args[0] if args else kwargs.get("filepath")
+        count, here = members_in(path), len(self.replicas)
+        if count > here:  # Keras would leave the others out, and say nothing
+            raise _refused(path, f"which has {count} replicas, for a committee of {here}.")
         try:
             super().load_weights(*args, **kwargs)
         except ValueError as error:
-            raise ValueError(
-                told.format(f"from which Keras could not load all: {error}")
-            ) from error
+            raise _refused(path, f"from which Keras could not load all: {error}") from error
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """Exports the replicas and their mix for serving, without device names in the graph.
@@ -284,3 +277,12 @@ class TowerParallel(Members):
                 f"scales of float8 layers. Received: {overwritten[0].path!r} and "
                 f'{len(self.replicas)} replicas. Use `mode="data"`.'
             )
+
+
+def _refused(path: Any, why: str) -> ValueError:
+    """The error for weights of another kind of model."""
+    return ValueError(
+        "A committee reads the weights of a committee: of as many replicas, with the same mix. "
+        f"Received: {path}, {why} Give a plain model's weights to each replica: "
+        "`for one in committee.replicas: one.load_weights(path)`."
+    )

@@ -439,7 +439,7 @@ def test_no_member_of_a_file_is_lost(rng, tmp_path):
     kept = two.get_weights()
     for model, name in ((two, "three"), (three, "two")):
         with pytest.raises(ValueError, match="of as many replicas, with the same mix. Received"):
-            model.load_weights(tmp_path / f"{name}.weights.h5")
+            model.load_weights(filepath=tmp_path / f"{name}.weights.h5")
     assert difference(two.get_weights(), kept) == 0
 
 
