@@ -771,10 +771,6 @@ def sets_weights_before_it_saves(odd):
     model.save_weights("never.weights.h5")
 
 
-def _shift(model):
-    model.weights[0].assign(model.weights[0].numpy() + 0.1)
-
-
 @way("Its compilation is ")
 def another_loss(odd):
     fit(build(loss="mae" if odd else "mse"))

@@ -132,7 +132,7 @@ def _sample(weights: list[tf.Variable], turn: Tensor) -> Tensor:
 
 
 def _sum_of_state(state: keras.Variable) -> Tensor:
-    """A sum with signs, of whole numbers."""
+    """A sum of whole numbers, each times its place."""
     flat = tf.reshape(tf.cast(state._value, tf.float64), [-1])
     return tf.reduce_sum(flat * np.arange(1, flat.shape[0] + 1))
 
