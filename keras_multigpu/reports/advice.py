@@ -98,7 +98,7 @@ def advise(
     Returns:
         A report with a row for each mode and number of devices: the likely step and its range, the
         part spent computing and moving, in seconds; the bytes that the busiest device sends and
-        receives; the speed-up, the efficiency, and an estimate of the memory of a device in bytes.
+        receives; the speed-up and the efficiency. What a device holds `plan` and `memory` count.
 
     Raises:
         ValueError: if the model is not built, input shapes or valid integers are unknown, the

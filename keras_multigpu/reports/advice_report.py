@@ -189,5 +189,4 @@ _TABLE: dict[Column, Callable[[Prediction], Any]] = {
     Column("received", "B", show_bytes): lambda one: one.load.traffic.received,
     Column("speed-up", "", ".2f"): lambda one: one.speedup,
     Column("efficiency", "", ".0%"): lambda one: one.efficiency,
-    Column("memory", "B", show_bytes): lambda one: one.load.memory,
 }

@@ -55,7 +55,7 @@ def _load(work: Workload, rows: float, total: float, **others: Any) -> Load:
 
 def _load_data(work: Workload, devices: int) -> Load:
     """A slice of the batch for each device."""
-    sizes, shard = work.sizes, work.shard
+    shard = work.shard
     rows, total = math.ceil(work.batch_size / devices), work.batch_size
     if work.by_compiler and work.batch_size % devices:  # each device computes the whole batch
         rows, total = work.batch_size, devices * work.batch_size
@@ -67,12 +67,23 @@ def _load_data(work: Workload, devices: int) -> Load:
         traffic = _weights(work, devices)
     else:
         traffic = _hubs_beside_tables(work, devices)
-    memory = sizes.memory(rows) if shard is None else shard.memory(sizes, rows)
-    has_home = shard is None and not work.by_compiler
-    if has_home and memory is not None and sizes.working is not None:
-        memory += sizes.gradients  # the parts that the weights' home sends, and the sums
     between = ring_between(work, devices)
+    memory = _memory(work, rows, devices)
     return _load(work, rows, total, traffic=traffic, memory=memory, between=between)
+
+
+def _memory(work: Workload, rows: int, devices: int) -> int | None:
+    """The bytes of the fullest device in mode `"data"`."""
+    sizes = work.sizes
+    if work.shard is not None:
+        return work.shard.memory(sizes, rows)
+    if work.by_compiler:  # all gradients wait for their sums, so that none is updated in between
+        return sizes.memory(rows, updating=2 * sizes.gradients)
+    memory = sizes.memory(rows)
+    if memory is None:
+        return None
+    # The first device has the weights, so the parts that it sends and the sums; and the batch.
+    return memory + sizes.gradients + (devices - 1) * rows * sizes.inputs
 
 
 def _load_towers(work: Workload, devices: int, traffic: Traffic) -> Load:

@@ -24,6 +24,7 @@ class Choice:
         rows: the rows of a part, on all devices together.
         remat: whether activations are computed again instead of kept.
         fits: whether the memory of a device is enough.
+        is_counted: whether its memory was counted as by `memory`, on as many devices.
 
     Example:
         >>> from keras_multigpu.reports import Link
@@ -40,6 +41,7 @@ class Choice:
     rows: int
     remat: bool
     fits: bool
+    is_counted: bool = False
 
     @property
     def mode(self) -> str:
@@ -55,6 +57,14 @@ class Choice:
     def memory(self) -> int | None:
         """The bytes of the device that needs most, if known."""
         return self.prediction.load.memory
+
+    def with_memory(self, memory: int, limit: int) -> Choice:
+        """The same with the memory that was counted, of devices that have so much."""
+        load = dataclasses.replace(self.prediction.load, memory=memory)
+        prediction = dataclasses.replace(self.prediction, load=load)
+        return dataclasses.replace(
+            self, prediction=prediction, fits=memory <= limit, is_counted=True
+        )
 
     @property
     def update_s(self) -> float:
@@ -185,6 +195,7 @@ _TABLE: dict[Column, Callable[[Choice], Any]] = {
     Column("rows of a part"): lambda one: one.rows,
     Column("recomputed"): lambda one: "yes" if one.remat else "no",
     Column("memory", "B", show_bytes): lambda one: one.memory,
+    Column("source of memory"): lambda one: "counted" if one.is_counted else "estimated",
     Column("fits"): lambda one: "yes" if one.fits else "no",
     Column("update", "s", show_seconds): lambda one: one.update_s,
     Column("moving", "s", show_seconds): lambda one: one.parts * one.prediction.transfer_s,

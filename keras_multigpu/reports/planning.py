@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -18,13 +17,12 @@ from keras_multigpu.graphs.graph import is_graph
 from keras_multigpu.reports.forms import read_bytes, show_bytes
 from keras_multigpu.reports.interconnect import Link, find_link
 from keras_multigpu.reports.models import random_state_kept
-from keras_multigpu.reports.plan_report import Choice, PlanReport
+from keras_multigpu.reports.plan_report import PlanReport
+from keras_multigpu.reports.search import Search
 from keras_multigpu.reports.subject import Subject
 from keras_multigpu.reports.workload import Cut, Shard, Sizes
 
 SHARDS = ("weights", "optimizer")
-_MOST_HALVINGS = 4  # of a batch, whose parts' gradients are accumulated
-_AGAIN = 4 / 3  # a step computes forward once and backward twice; recomputed, forward twice
 _WORTH_IT = 0.97  # of a step's memory: recomputing that saves less is no choice
 _PASSED_BY_NAME = {"training", "mask"}  # which Keras passes by name
 
@@ -54,7 +52,9 @@ def plan(
     masks or weights) sees the part. The devices need not be here.
 
     The memory is counted as by `reports.memory`, on one device, for the rows that a device gets and
-    for fewer. Times are predicted as by `advise`, which explains the arguments that are not here.
+    for fewer; that of several devices is estimated from it. If as many devices are here, virtual
+    ones too, the memory of the fastest way that fits is counted on them. Times are predicted as by
+    `advise`, which explains the arguments that are not here.
 
     Args:
         model: a built model, compiled if it is to be counted with its own optimizer. Its state is
@@ -93,11 +93,12 @@ def plan(
         targets, dict(cuts or {}), overlap, steps,
     )  # fmt: skip
     shards, notes = _find_shards(model, count)
-    search = _Search(subject, count, shards, limit)
+    search = Search(subject, count, shards, limit)
     subject.measure(search.rows, max(search.rows // 2, 1), {})
     plain = search.count(model)
-    recomputed, why_not = _count_recomputed(search, plain)
-    choices = [*search.choose(plain), *search.choose(recomputed, remat=True)]
+    copy, recomputed, why_not = _count_recomputed(search, plain)
+    ways = [*search.find(model, plain), *search.find(copy, recomputed, remat=True)]
+    choices = search.choose(ways)
     notes += why_not
     unknown = plain[search.rows].unknown
     if unknown:
@@ -139,83 +140,17 @@ def _shard_of(name: str, kept: engines.Kept) -> Shard:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Way:
-    """A mode, what it spreads, and on how many devices."""
-
-    mode: str
-    shard: Shard | None
-    devices: int
-
-
-class _Search:
-    """The ways to train on so many devices, or on one; `rows` are a device's in mode `"data"`."""
-
-    def __init__(self, subject: Subject, devices: int, shards: list[Shard | None], limit: int):
-        self.subject, self._limit = subject, limit
-        self.rows = math.ceil(subject.batch_size / devices)
-        self._ways = [_Way("data", None, 1)]
-        if devices > 1:
-            self._ways += [_Way("data", shard, devices) for shard in shards]
-            can_place = is_graph(subject.model) and not engines.current().partitions
-            if devices in subject.cuts or can_place:
-                self._ways.append(_Way("model", None, devices))
-
-    def _rows_of(self, way: _Way) -> int:
-        """The rows of a device."""
-        is_sliced = way.mode == "data" and way.devices > 1
-        return self.rows if is_sliced else self.subject.batch_size
-
-    def count(self, model: keras.Model) -> dict[int, Sizes]:
-        """The counted sizes of a copy of the model, by the rows of a device."""
-        return {
-            rows: self.subject.count_sizes(model, rows, max(rows // 2**_MOST_HALVINGS, 1))
-            for rows in {self._rows_of(way) for way in self._ways}
-        }
-
-    def choose(self, sizes: Mapping[int, Sizes], *, remat: bool = False) -> Iterator[Choice]:
-        """For each way, the least number of equal parts of a batch that fits.
-
-        If none does, it is the number that needs least memory.
-        """
-        powers = [2**power for power in range(1, _MOST_HALVINGS + 1)]
-        for way in self._ways if sizes else ():
-            equal = [one for one in powers if self.subject.batch_size % (one * way.devices) == 0]
-            is_given = way.mode == "model" and way.devices in self.subject.cuts
-            tried: list[Choice] = []
-            for parts in (1, *([] if is_given else equal)):  # a cut is for a whole batch
-                tried.append(self._choose(way, sizes[self._rows_of(way)], parts, remat))
-                if tried[-1].fits:
-                    break
-            yield tried[-1] if tried[-1].fits else min(tried, key=_memory)
-
-    def _choose(self, way: _Way, sizes: Sizes, parts: int, remat: bool) -> Choice:
-        """A way to train on one part of a batch after the other."""
-        rows, cuts = self.subject.batch_size // parts, dict(self.subject.cuts)
-        if way.mode == "model" and way.devices not in cuts:
-            cuts[way.devices] = self.subject.find_cut(way.devices, rows, sizes)
-        if parts > 1:  # the sums of the gradients are kept like slots
-            sizes = dataclasses.replace(sizes, slots=sizes.slots + sizes.gradients)
-        step = self.subject.workload().step.sped_up(1 / _AGAIN if remat else 1)
-        found = self.subject.predict(
-            way.mode, way.devices, step=step, batch_size=rows, sizes=sizes, cuts=cuts,
-            shard=way.shard,
-        )  # fmt: skip
-        fits = found.load.memory is not None and found.load.memory <= self._limit
-        return Choice(found, way.shard.name if way.shard else None, parts, rows, remat, fits)
-
-
-def _memory(choice: Choice) -> float:
-    return math.inf if choice.memory is None else choice.memory
-
-
 def _count_recomputed(
-    search: _Search, plain: Mapping[int, Sizes]
-) -> tuple[Mapping[int, Sizes], list[str]]:
-    """The sizes with layers made in a `keras.RematScope`, or why they are left out."""
+    search: Search, plain: Mapping[int, Sizes]
+) -> tuple[keras.Model, Mapping[int, Sizes], list[str]]:
+    """A copy with layers made in a `keras.RematScope`, its sizes, and why it is left out."""
     model, rows = search.subject.model, search.rows
     if not is_graph(model):
-        return {}, ["Recomputing is left out: only functional and Sequential models are copied."]
+        return (
+            model,
+            {},
+            ["Recomputing is left out: only functional and Sequential models are copied."],
+        )
     with random_state_kept():
         copy = keras.models.clone_model(model, clone_function=_recomputing)
     if model.compiled:
@@ -224,13 +159,13 @@ def _count_recomputed(
     try:
         found = search.count(copy)
     except Exception as error:  # of many types: the same steps were counted without it before
-        return {}, [_why_not_recomputed(model, error)]
+        return copy, {}, [_why_not_recomputed(model, error)]
     reduced, whole = (
         sizes[rows].work + rows * (sizes[rows].activations or 0) for sizes in (found, plain)
     )
     if reduced > _WORTH_IT * whole:
-        return {}, ["Recomputing activations (`keras.RematScope`) saves hardly any memory."]
-    return found, []
+        return copy, {}, ["Recomputing activations (`keras.RematScope`) saves hardly any memory."]
+    return copy, found, []
 
 
 def _why_not_recomputed(model: keras.Model, error: Exception) -> str:

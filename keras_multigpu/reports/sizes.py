@@ -24,12 +24,11 @@ from keras_multigpu.reports.workload import Cut, Sizes
 def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:
     """The bytes of a built model, given its outputs and inputs for one row.
 
-    For a model that is not compiled, the optimizer is taken to be Adam. The activations are an
-    estimate: all outputs of the layers and operations of a Functional or Sequential model.
+    For a model that is not compiled, the optimizer is taken to be Adam. The activations are not
+    counted.
     """
     trainable = model.trainable_variables
     graph = read_graph(model) if is_graph(model) else Graph((), (), ())
-    made = [*graph.inputs, *(one for call in graph.calls for one in call.outputs)]
     tables, looked_up = _find_tables(graph)
     return Sizes(
         weights=variables_bytes(model.variables),
@@ -37,7 +36,7 @@ def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:
         tensors=len(model.variables),
         slots=_count_slots(model) * variables_bytes(trainable),
         outputs=sum(map(row_bytes, keras.tree.flatten(outputs))),
-        activations=sum(map(row_bytes, made)) or None,
+        activations=None,
         inputs=sum(map(row_bytes, keras.tree.flatten(inputs))),
         tables=tables,
         looked_up=looked_up,
@@ -88,12 +87,13 @@ def find_cut(
     check_placement(placement, devices)
     graph = read_graph(model)
     numbers = place_by_names(graph, placement) if placement else choose_placement(graph, devices)
+    is_counted = sizes.activations is not None
     between = [one for one in find_crossings(*with_loss(graph, numbers)) if one.maker is not None]
     return Cut(
         size=batch_size * sum(one.row_bytes for one in between),
         copies=len(between),
         share=find_share(graph, numbers),
-        memory=_find_fullest(graph, numbers, batch_size, sizes),
+        memory=_find_fullest(graph, numbers, batch_size, sizes) if is_counted else None,
     )
 
 
@@ -103,8 +103,7 @@ def _find_fullest(graph: Graph, numbers: Sequence[int], batch_size: int, sizes: 
     Each weight has a gradient and optimizer slots beside it.
     """
     outputs = sum(row_bytes(one) for call in graph.calls for one in call.outputs)
-    is_counted = sizes.working is not None and sizes.activations is not None
-    kept_rows = (sizes.activations or 0) - sizes.passing if is_counted else outputs
+    kept_rows = (sizes.activations or 0) - sizes.passing
     factor = 1 + (sizes.work + sizes.slots) / max(sizes.weights, 1)
     kept: dict[int, int] = collections.defaultdict(int)
     counted: set[int] = set()

@@ -27,7 +27,13 @@ from keras_multigpu.reports.loads import check_mode, find_load
 from keras_multigpu.reports.memory_report import MemoryReport, memory
 from keras_multigpu.reports.prediction import Prediction, Traffic, predict
 from keras_multigpu.reports.sizes import find_cut, find_sizes
-from keras_multigpu.reports.timing import Measured, compile_for, measure_steps, take_rows
+from keras_multigpu.reports.timing import (
+    Measured,
+    accumulate,
+    compile_for,
+    measure_steps,
+    take_rows,
+)
 from keras_multigpu.reports.workload import Cut, Sizes, StepTime, Workload
 
 
@@ -138,10 +144,22 @@ class Subject:
             unknown=sum(one.unknown for one in many.held),
         )
 
-    def _count(self, model: keras.Model, rows: int) -> MemoryReport:
-        parallel = make_parallel(model, 1)
-        batch = compile_for(parallel, (self.inputs, self.targets))
-        return memory(parallel, take_rows(batch, rows))
+    def _count(
+        self, model: keras.Model, rows: int, devices: int = 1, parts: int = 1, **options: Any
+    ) -> MemoryReport:
+        """The memory of a model that was made parallel, on one of some parts of a batch."""
+        with engines.current().places_kept(model):
+            parallel = make_parallel(model, devices, **options)
+            batch = compile_for(parallel, (self.inputs, self.targets))
+            if parts > 1:
+                accumulate(parallel, parts)
+            return memory(parallel, take_rows(batch, rows))
+
+    def count_memory(
+        self, model: keras.Model, rows: int, devices: int, parts: int, **options: Any
+    ) -> int:
+        """The bytes of the fullest of these devices, which are here, with `options` of the mode."""
+        return self._count(model, rows, devices, parts, **options).peak
 
     def describe(self) -> dict[str, Any]:
         """The settings that a reader of the predictions must know."""

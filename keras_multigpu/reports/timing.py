@@ -201,6 +201,13 @@ def compile_for(parallel: ParallelModel, batch: tuple[Any, Any]) -> tuple[Any, A
     return inputs, keras.tree.map_structure(np.zeros_like, outputs)
 
 
+def accumulate(parallel: ParallelModel, parts: int) -> None:
+    """Compiles a model again with an optimizer that adds up the gradients of parts of a batch."""
+    config = {**parallel.optimizer.get_config(), "gradient_accumulation_steps": parts}
+    optimizer = type(parallel.optimizer).from_config(config)
+    parallel.compile(optimizer, parallel.loss, jit_compile=parallel.jit_compile)
+
+
 class Training:
     """A compiled parallel model that is trained again and again from the same state."""
 

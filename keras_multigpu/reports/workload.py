@@ -38,9 +38,9 @@ class Sizes:
     """The bytes of a model, and the number of its variables (`tensors`).
 
     `weights` counts all variables, `gradients` the trainable ones, `slots` the optimizer's state.
-    `outputs`, `activations` (all that a step keeps; `None` if unknown) and `inputs` are per row.
-    `working` is what a step needs besides, however many rows there are: `None` to take the
-    gradients for it. `passing` is the part of `activations` that is not kept: a device needs it
+    `outputs`, `activations` (all that a step keeps; `None` if not counted) and `inputs` are per
+    row. `working` is what a step needs besides, however many rows there are: `None` if not counted.
+    `passing` is the part of `activations` that is not kept: a device needs it
     even for a part of the layers. `unknown` tensors of unknown size are left out. `tables` are the
     bytes of large tables that stay on one device without a compiler; `looked_up` those of the rows
     of them that an example names.
@@ -64,12 +64,18 @@ class Sizes:
         """What a step needs beside weights, slots and what depends on the rows."""
         return self.gradients if self.working is None else self.working
 
-    def memory(self, rows: int, weights: float = 1.0, slots: float = 1.0) -> int | None:
-        """The bytes of a device with so many rows, and these shares of the weights and slots."""
+    def memory(
+        self, rows: int, weights: float = 1.0, slots: float = 1.0, updating: int = 0
+    ) -> int | None:
+        """The bytes of a device with so many rows, and these shares of the weights and slots.
+
+        An update needs `updating` bytes beside them: a step needs as much at least.
+        """
         if self.activations is None:
             return None
         state = weights * self.weights + slots * self.slots
-        return round(state) + self.work + rows * self.activations
+        step = max(self.work + rows * self.activations, updating + rows * self.inputs)
+        return round(state) + step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Shard:
 
     def memory(self, sizes: Sizes, rows: int) -> int | None:
         """The bytes of the fullest device in a step, which gathers the other weights."""
-        kept = sizes.memory(rows, self.weights, self.slots)
+        kept = sizes.memory(rows, self.weights, self.slots, sizes.gradients)
         if kept is None or self.weights == 1:
             return kept
         elsewhere = round((1 - self.weights) * self.table_gradients)

@@ -46,7 +46,7 @@ def test_data_mode_over_hubs():
     assert load.traffic.received == pytest.approx(back * 800)
     assert load.traffic.copies == pytest.approx((1 + back) * 10)
     assert not load.traffic.duplex
-    assert load.memory == 1000 + 800 + 1600 + 4 * 20
+    assert load.memory == 1000 + 800 + 1600 + 800 + 4 * 20  # and the sums of the gradients
 
 
 def test_tables_that_stay():

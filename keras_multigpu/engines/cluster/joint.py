@@ -30,7 +30,7 @@ class JointSteps(Protocol):
         model: the model.
         is_running: whether a loop is running.
         call: the latest call that the processes have made together.
-        number: which model it is, of those that the processes have together.
+        number: which model it is, of those that the processes have made for all their devices.
     """
 
     model: Any
@@ -41,6 +41,10 @@ class JointSteps(Protocol):
     @property
     def group(self) -> Group | None:
         """The processes."""
+
+    @property
+    def settings(self) -> str:
+        """Those of the backend that change what a step computes."""
 
     def compare_weights(self, group: Any) -> None:
         """Raises a `ClusterError` if another process has other weights."""
@@ -87,14 +91,13 @@ def together(
         call = steps.call
         if is_loop or call is None or not group.calls.resume(call):
             steps.call = call = group.open(name, is_loop)
-            if steps.number is None:
-                steps.number = next(group.models)
             facts: dict[str, str | Facts] = {
                 "model": facts_of_model(steps.model),
                 "compilation": facts_of_compilation(steps.model),
                 "devices": ", ".join(steps.model.devices),
                 "set of options": repr(sorted(steps.model._parallel_options.items())),
-                "model's number, by first calls,": str(steps.number),
+                "model's number, in the order of making,": str(steps.number),
+                "set of the backend's settings": steps.settings,
                 "class_weight": _text((given or {}).get("class_weight")),
             }
             group.meet(facts)

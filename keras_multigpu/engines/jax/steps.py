@@ -16,7 +16,7 @@ from keras_multigpu.engines.cluster.joint import arguments, together, write_once
 from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.checks import check_is_compiled, check_no_distribution
-from keras_multigpu.engines.jax.cluster.compared import Compared, compare_weights
+from keras_multigpu.engines.jax.cluster.compared import Compared, compare_weights, settings
 from keras_multigpu.engines.jax.cluster.parts import own_rows
 from keras_multigpu.engines.jax.cluster.readings import Readings
 from keras_multigpu.engines.jax.cluster.spread_variables import arrays_of, lending
@@ -55,12 +55,12 @@ class JaxSteps(Steps):
         self.model = model
         self.is_running = False
         self.call: Call | None = None
-        self.number: int | None = None
         self._runner: JaxRunner = runner
         self.lent = LentState(model)
         self._position = 0  # how many steps this pass over the data has had
         self._is_prepared = False  # whether what a loop's first call has made is spread
         group = runner.where.group
+        self.number = None if group is None else next(group.models)
         self._readings = Readings(self, group) if group and runner.spreads_state else None
         self._compared = Compared()  # with other processes
         self._tables = WholeTables()
@@ -75,6 +75,11 @@ class JaxSteps(Steps):
     def group(self) -> Group | None:
         """The processes that share the devices."""
         return self.where.group
+
+    @property
+    def settings(self) -> str:
+        """Those of JAX that change what a step computes."""
+        return settings()
 
     def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         check_no_distribution()

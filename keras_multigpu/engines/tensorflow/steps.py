@@ -38,8 +38,9 @@ class TensorFlowSteps(Steps):
         self.model = self._model = model
         self.is_running = False
         self.call: Call | None = None  # with other processes
-        self.number: int | None = None  # of the model, among those of all processes
         self._peers = runner.peers if isinstance(runner, PartitionRunner) else None
+        group = self.group  # the model is one of those that all processes make
+        self.number = None if group is None else next(group.models)
         self._batches = runner.batches if isinstance(runner, PartitionRunner) else None
         self._samples = Samples(model)
         self._start = 0  # how many batches had come when this pass over the data began
@@ -93,6 +94,11 @@ class TensorFlowSteps(Steps):
     def group(self) -> Group | None:
         """The processes that share the model's devices."""
         return None if self._peers is None else processes.current()
+
+    @property
+    def settings(self) -> str:
+        """Those of TensorFlow that change what a step computes."""
+        return f"functions_run_eagerly={tf.config.functions_run_eagerly()}"
 
     def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         self._partition.lay_out(self._model)

@@ -357,7 +357,6 @@ def test_advice_on_placements():
             model, 100, (1, 2), processors=1, placement=placement, **settings
         ).predictions
         assert one.step_s == pytest.approx(0.02)
-        assert two.load.memory < one.load.memory
         found.append(two)
     branches, alternating = found
     assert branches.load.traffic.sent == 100 * 64 * 4

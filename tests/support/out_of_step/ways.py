@@ -476,9 +476,8 @@ def another_type(odd):
 @way("Its model's number")
 def trains_another_of_two_alike(odd):
     models = [build(), build()]
-    for model in models:
-        fit(model)
     fit(models[odd])
+    fit(models[not odd])
 
 
 def _shift(model):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import keras
 
 from keras_multigpu.engines.cluster.calls import Call
@@ -15,6 +16,18 @@ from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax.cluster.joint import is_whole
 from keras_multigpu.engines.jax.cluster.listing import listing_of
 from keras_multigpu.engines.jax.cluster.samples import Samples
+
+_SETTINGS = (
+    "default_dtype_bits", "default_matmul_precision", "default_prng_impl",
+    "disable_jit", "enable_x64", "numpy_dtype_promotion", "random_seed_offset",
+    "threefry_partitionable", "use_shardy_partitioner",
+)  # fmt: skip
+
+
+def settings() -> str:
+    """Settings of JAX that change what a step computes, or what crosses in it."""
+    found = {name: getattr(jax.config, f"jax_{name}", None) for name in _SETTINGS}
+    return ", ".join(f"{name}={value}" for name, value in found.items())
 
 
 class Compared:

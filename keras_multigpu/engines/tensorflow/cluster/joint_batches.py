@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.cluster.listing import Listing
@@ -21,6 +20,7 @@ from keras_multigpu.engines.cluster.places import odd_one
 from keras_multigpu.engines.shared import count_rows, in_fresh_thread, is_array
 from keras_multigpu.engines.tensorflow.cluster import batch_facts
 from keras_multigpu.engines.tensorflow.cluster.collectives import can_cross
+from keras_multigpu.engines.tensorflow.cluster.outside import Outside
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.cluster.samples import Samples, alike
 from keras_multigpu.engines.tensorflow.tensors import map_tensors, take_rows
@@ -63,21 +63,20 @@ class _Program:
     Attributes:
         checksum: of it, for the step itself to read.
         traced: it.
-        variables: others than the model's whose values are compared, too.
+        outside: variables that are none of the model's, and tables, which are compared, too.
         latest: it, with their values.
     """
 
     def __init__(self) -> None:
         self.checksum = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.traced = self.latest = Listing()
-        self.variables: Sequence[tf.Variable] = ()
+        self.outside: Sequence[Outside] = ()
 
     def look(self) -> None:
-        """Notes the values of the variables."""
+        """Notes what they hold."""
         values = Listing()
-        for one in self.variables:
-            value = one.numpy()
-            values.add(value.tolist(), f"{one.name} of a sum of {np.sum(value):.6g}")
+        for one in self.outside:
+            values.add(*one.read())
         self.latest = Listing.of_all([self.traced, values])
         self.checksum.assign(self.latest.checksum)
 
@@ -105,20 +104,20 @@ class JointBatches:
         """How many batches have come to steps of this process; a thread may ask."""
         return int(self._ledger.come.numpy())
 
-    def note(self, listing: Listing, variables: Sequence[tf.Variable]) -> None:
+    def note(self, listing: Listing, outside: Sequence[Outside]) -> None:
         """Notes what the step computes whose batch was checked last: a part of that check.
 
-        `variables` are others than the model's whose values are compared whenever it begins.
+        `outside` are compared whenever it begins.
         """
         program = self._programs[-1]
-        program.traced, program.variables = listing, variables
+        program.traced, program.outside = listing, outside
         with tf.init_scope():
             program.look()
 
     def look(self) -> None:
-        """Before steps: callbacks may have changed variables that are none of the model's."""
+        """Before steps: callbacks may have changed what they read."""
         for program in self._programs:
-            if program.variables:
+            if program.outside:
                 program.look()
 
     def _traced_program(self) -> Tensor:

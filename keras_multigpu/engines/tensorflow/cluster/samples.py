@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.runners import TrainedModel
+from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.tensorflow.cluster.peers import rounding_of
 from keras_multigpu.engines.values import Tensor
 
@@ -73,14 +74,15 @@ class Samples:
         A state that a layer assigns (moving statistics) is merged over the processes in each step,
         and so would no longer differ some steps later.
         """
-        weights = self._model.weights
-        is_merged = [
-            not one.trainable and keras.backend.is_float_dtype(one.dtype) for one in weights
-        ]
-        pairs = list(zip(weights, is_merged))
-        return [one for one, is_one in pairs if not is_one], [
-            one for one, is_one in pairs if is_one
-        ]
+        seldom: list[keras.Variable] = []
+        always: list[keras.Variable] = []
+        for one in self._model.weights:
+            is_merged = not one.trainable and keras.backend.is_float_dtype(one.dtype)
+            (always if is_merged else seldom).append(one)
+        # Those of stateful recurrent layers are none of a model's variables.
+        states = [getattr(layer, "states", None) for layer in all_layers(self._model)]
+        always += [one for one in keras.tree.flatten(states) if isinstance(one, keras.Variable)]
+        return seldom, always
 
     def _states(self) -> list[keras.Variable]:
         """Those of random numbers, which are no weights."""

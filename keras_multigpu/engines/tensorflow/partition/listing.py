@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,11 @@ import tensorflow as tf
 
 from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.cluster.listing import Listing
+from keras_multigpu.engines.tensorflow.cluster.outside import (
+    Outside,
+    OutsideTable,
+    OutsideVariable,
+)
 from keras_multigpu.engines.tensorflow.partition.operations import attributes_of
 from keras_multigpu.engines.tensorflow.partition.rules.control import graph_named
 
@@ -22,11 +28,14 @@ _READING = frozenset(
     "LookupTableFindV2 LookupTableSizeV2".split()
 )
 
+_OF_VARIABLES = re.compile("Variable|ResourceGather|ResourceScatter")
+_CHOOSES = frozenset("Case If StatelessCase StatelessIf".split())
+
 Attributes = Sequence[tuple[str, Any]]
 """An operation's attributes, by name."""
 
 
-def listing_of(graph: Any, variables: Mapping[int, int]) -> tuple[Listing, list[tf.Variable]]:
+def listing_of(graph: Any, variables: Mapping[int, int]) -> tuple[Listing, list[Outside]]:
     """What a graph computes: its outputs, and what it assigns.
 
     Args:
@@ -34,23 +43,18 @@ def listing_of(graph: Any, variables: Mapping[int, int]) -> tuple[Listing, list[
         variables: the numbers of the model's variables, by the `id`s of their handles.
 
     Returns:
-        The listing; and the variables that are none of the model's whose values are alike in all
-        processes whenever the step begins: those that it only reads, and whole numbers.
+        The listing; and tables and variables, none of the model's, that are alike in all processes
+        whenever the step begins: of variables, those that it only reads, and whole numbers.
     """
     given: dict[int, Any] = {id(one): "input" for one in graph.inputs}
-    own = {id(one.handle): one for one in graph.variables if id(one.handle) not in variables}
-    compared = []
+    names = {id(one.handle): one.name for one in graph.variables}
+    compared: list[Outside] = []
     for outside, ours in graph.captures:
-        users = ours.consumers()
         if id(outside) in variables:
             given[id(ours)] = f"variable {variables[id(outside)]}"
-        elif id(outside) in own:
-            given[id(ours)] = "variable of its own"
-            variable = own[id(outside)]
-            if not variable.dtype.is_floating or not any(map(_assigns, users)):
-                compared.append(variable)
         elif outside.dtype == tf.resource:
-            given[id(ours)] = f"table {_contents(outside, users)}"
+            known, given[id(ours)] = _resource(outside, ours, names.get(id(outside), "a variable"))
+            compared += known
         elif outside.dtype != tf.variant:
             given[id(ours)] = f"tensor {_value(outside)}"
     listing = Listing()
@@ -68,16 +72,34 @@ def _value(one: Any) -> int:
     return digest_of([value], sys.maxsize)
 
 
-def _contents(table: Any, users: Sequence[tf.Operation]) -> int:
-    """A checksum of what a lookup table holds, in any order."""
-    lookups = [op for op in users if {"Tin", "Tout"} <= {*op.node_def.attr} and "Lookup" in op.type]
-    if not lookups:
-        return 0
-    keys, values = (lookups[0].get_attr(name) for name in ("Tin", "Tout"))
-    with tf.init_scope():
-        found = tf.raw_ops.LookupTableExportV2(table_handle=table, Tkeys=keys, Tvalues=values)
-    rows = sorted(zip(*(np.asarray(one).tolist() for one in found)))
-    return zlib.crc32(repr(rows).encode())
+def _resource(outside: Any, ours: Any, name: str) -> tuple[list[Outside], str]:
+    """A resource that a graph has from outside: what to compare of it, and what it is."""
+    users = list(_users(ours))
+    for op in users:
+        kinds = {*op.node_def.attr}
+        if "dtype" in kinds and _OF_VARIABLES.search(op.type):
+            dtype = op.get_attr("dtype")
+            is_alike = not dtype.is_floating or not any(map(_assigns, users))
+            return [OutsideVariable(name, outside, dtype)] * is_alike, "variable of its own"
+        if {"Tin", "Tout"} <= kinds and "Lookup" in op.type:
+            table = OutsideTable(outside, op.get_attr("Tin"), op.get_attr("Tout"))
+            with tf.init_scope():
+                return [table], f"table {zlib.crc32(repr(table.rows()).encode())}"
+    return [], "variable of its own" if name != "a variable" else "table 0"
+
+
+def _users(tensor: Any) -> Iterator[tf.Operation]:
+    """The operations that use a tensor, in functions that get it, too."""
+    for op in tensor.consumers():
+        names = _functions(sorted(attributes_of(op).items()))
+        if not names:
+            yield op
+        first = 1 if op.type in _CHOOSES else 0  # its first input chooses a function
+        places = [k - first for k, one in enumerate(op.inputs) if one is tensor and k >= first]
+        for inner in (graph_named(op, name) for name in names):
+            for place in places if inner is not None else ():
+                if place < len(inner.inputs):
+                    yield from _users(inner.inputs[place])
 
 
 def _list(

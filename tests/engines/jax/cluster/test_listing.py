@@ -4,6 +4,7 @@ import jax
 import numpy as np
 from support.listing_cases import ALIKE, ARRAYS, OTHERS
 
+from keras_multigpu.engines.jax.cluster.compared import settings
 from keras_multigpu.engines.jax.cluster.listing import listing_of
 
 
@@ -55,3 +56,10 @@ def test_the_first_difference_is_told():
     assert one.told(one.digests, other.digests).startswith("dot_general")
     one, other = (_listing(OTHERS[name]) for name in ("number", "other number"))
     assert one.told(one.digests, other.digests).endswith(" with 2.0")
+
+
+def test_settings_that_change_what_a_step_computes():
+    before = settings()
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        assert settings() != before
+    assert settings() == before

@@ -123,6 +123,20 @@ def test_a_state_of_random_numbers_is_sampled_whole_in_each_step():
     assert Samples(other).describe(place).endswith("=[2147483648, 1]")
 
 
+def test_the_state_of_a_recurrent_layer_is_sampled_in_each_step():
+    """It is none of the model's variables, and a step writes over it."""
+    layer = keras.layers.LSTM(3, stateful=True)
+    model = keras.Sequential([keras.Input(batch_shape=(4, 2, 1)), layer, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.train_on_batch(np.ones((4, 2, 1)), np.ones((4, 1)))
+    samples = Samples(model)
+    before = samples.take(tf.constant(1, tf.int64)).numpy()
+    layer.reset_states()
+    after = samples.take(tf.constant(1, tf.int64)).numpy()
+    changed = [k for k in range(len(before)) if abs(before[k, 0] - after[k, 0]) > before[k, 1]]
+    assert {samples.describe(k) for k in changed} == {f"{layer.states[0].path} with a sum of 0"}
+
+
 def test_a_step_that_does_not_train_samples_all_weights():
     one, other = build(), build()
     other.weights[1].assign(other.weights[1] + 0.1)
