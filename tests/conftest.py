@@ -116,7 +116,7 @@ def _take_turns(config, items):
             families[item.parent.nodeid, item.originalname].append(item)
     left_out = set()
     for (file, _), cases in families.items():
-        every = 2 if file.startswith("tests/engines/") else 3
+        every = 2 if file.startswith("tests/engines/") else 4
         turn = int(os.environ["TEST_TURN"]) + (BACKEND == "jax")
         if len(cases) >= _MANY:
             left_out.update(set(cases) - set(cases[turn % every :: every]))
