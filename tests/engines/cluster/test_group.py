@@ -429,7 +429,7 @@ def test_what_was_written_in_past_calls_is_deleted(monkeypatch):
 class Steps:
     """Those of a model of a group."""
 
-    model, call, number, is_running = None, None, None, False
+    model, call, number, settings, is_running = None, None, 0, "", False
 
     def __init__(self, group):
         self.group = group
