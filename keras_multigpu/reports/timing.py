@@ -203,8 +203,9 @@ def compile_for(parallel: ParallelModel, batch: tuple[Any, Any]) -> tuple[Any, A
 
 def accumulate(parallel: ParallelModel, parts: int) -> None:
     """Compiles a model again with an optimizer that adds up the gradients of parts of a batch."""
-    config = {**parallel.optimizer.get_config(), "gradient_accumulation_steps": parts}
-    optimizer = type(parallel.optimizer).from_config(config)
+    optimizer = type(parallel.optimizer).from_config(parallel.optimizer.get_config())
+    # An optimizer of one's own may have no such argument; loss scaling hands it on.
+    getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps = parts
     parallel.compile(optimizer, parallel.loss, jit_compile=parallel.jit_compile)
 
 

@@ -20,6 +20,7 @@ from keras_multigpu.reports.plan_report import Choice, PlanReport
 from keras_multigpu.reports.planning import SHARDS
 from keras_multigpu.reports.prediction import Load, Traffic, predict
 from keras_multigpu.reports.subject import Subject
+from keras_multigpu.reports.timing import accumulate
 from keras_multigpu.reports.workload import Shard, Sizes, StepTime, Workload
 
 ON_JAX = keras.backend.backend() == "jax"
@@ -193,6 +194,19 @@ def test_what_is_counted_decides(model, roomy, monkeypatch):
     assert other.choices[0].fits
     monkeypatch.setattr(Subject, "count_memory", lambda *_, **__: fastest.memory)
     assert _plan(model, fastest.memory).best == roomy.best
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_parts_of_a_batch_are_counted(scaled):
+    """Their gradients are accumulated, with loss scaling, too."""
+    small = keras.Sequential([keras.Input((64,)), layers.Dense(64)])
+    adam = keras.optimizers.Adam()
+    small.compile(keras.optimizers.LossScaleOptimizer(adam) if scaled else adam, "mse")
+    parallel = make_parallel(small, 2)
+    whole = reports.memory(parallel, (np.ones((8, 64)), np.ones((8, 64)))).bytes(kind="slots")
+    accumulate(parallel, 4)
+    parts = reports.memory(parallel, (np.ones((2, 64)), np.ones((2, 64)))).bytes(kind="slots")
+    assert parts > 1.4 * whole
 
 
 @pytest.mark.backend_free

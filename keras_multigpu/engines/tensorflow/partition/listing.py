@@ -85,7 +85,7 @@ def _resource(outside: Any, ours: Any, name: str) -> tuple[list[Outside], str]:
             table = OutsideTable(outside, op.get_attr("Tin"), op.get_attr("Tout"))
             with tf.init_scope():
                 return [table], f"table {zlib.crc32(repr(table.rows()).encode())}"
-    return [], "variable of its own" if name != "a variable" else "table 0"
+    return [], "resource"
 
 
 def _users(tensor: Any) -> Iterator[tf.Operation]:
