@@ -9,7 +9,7 @@ from support.out_of_step.ways import WAYS
 from support.process_runs import running
 
 SCRIPT = pathlib.Path(process.__file__)
-QUICK = ("fewer_epochs", "sets_the_rate_after_a_batch")
+QUICK = ("stops_after_an_epoch", "sets_the_rate_after_a_batch")
 # One of each kind; `python -m support.out_of_step` tries all, in half an hour on each backend.
 SLOW = (
     "all_fail_and_go_on",
@@ -21,6 +21,7 @@ SLOW = (
     "halves_a_weight",
     "its_data_are_slow",
     "layers_in_another_order",
+    "more_epochs_of_fewer_steps",
     "other_rows",
     "parts_of_fewer_batches",
     "predicts_in_a_callback",
@@ -32,7 +33,6 @@ SLOW = (
     "sets_weights_while_predicting",
     "sets_the_momentum_eagerly",
     "shifts_a_seed",
-    "stops_after_an_epoch",
     "trains_on_a_batch_in_a_callback",
     "trains_the_template_alone",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import inspect
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -75,7 +76,11 @@ def check_owners(group: Group, devices: Sequence[str], owners: set[int], mode: s
 
 @contextlib.contextmanager
 def together(
-    steps: JointSteps, name: str, given: Mapping[str, Any] | None = None, *, is_loop: bool = True
+    steps: JointSteps,
+    name: str,
+    given: Mapping[str, Any] = types.MappingProxyType({}),
+    *,
+    is_loop: bool = True,
 ) -> Iterator[None]:
     """Scope of a call (`"fit"`) that all processes begin together, and end if it is a loop.
 
@@ -98,7 +103,8 @@ def together(
                 "set of options": repr(sorted(steps.model._parallel_options.items())),
                 "model's number, in the order of making,": str(steps.number),
                 "set of the backend's settings": steps.settings,
-                "class_weight": _text((given or {}).get("class_weight")),
+                "class_weight": _text(given.get("class_weight")),
+                "range of epochs": f"{given.get('initial_epoch', 0)} to {given.get('epochs', 1)}",
             }
             group.meet(facts)
         yield
@@ -120,12 +126,17 @@ def _text(class_weight: Any) -> str:
 def arguments(loop: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of a loop (`fit`, ...), by name; none if it does not take them."""
     try:
-        given = inspect.signature(loop).bind_partial(*args, **kwargs)
+        bound = inspect.signature(loop).bind_partial(*args, **kwargs)
     except TypeError:  # the loop says so itself
         return {}
-    kinds = {name: known.kind for name, known in given.signature.parameters.items()}
-    more = [name for name in given.arguments if kinds[name] is inspect.Parameter.VAR_KEYWORD]
-    return dict(collections.ChainMap(given.arguments, *(given.arguments[name] for name in more)))
+    return dict(collections.ChainMap(*_named(bound)))
+
+
+def _named(bound: inspect.BoundArguments) -> list[dict[str, Any]]:
+    """Arguments by name; a method `fit(self, *args, **kwargs)` has more of them in its `kwargs`."""
+    kinds = {name: known.kind for name, known in bound.signature.parameters.items()}
+    more = [name for name in bound.arguments if kinds[name] is inspect.Parameter.VAR_KEYWORD]
+    return [bound.arguments, *(bound.arguments[name] for name in more)]
 
 
 def write_once(steps: JointSteps, loop: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -133,16 +144,13 @@ def write_once(steps: JointSteps, loop: Any, args: Any, kwargs: Any) -> tuple[An
     group = steps.group
     if group is None or group.is_writer:
         return args, kwargs
-    given = inspect.signature(loop).bind_partial(*args, **kwargs)
-    # A method `fit(self, *args, **kwargs)` has them in its `kwargs`.
-    kinds = {name: known.kind for name, known in given.signature.parameters.items()}
-    more = [name for name in given.arguments if kinds[name] is inspect.Parameter.VAR_KEYWORD]
-    for arguments in (given.arguments, *(given.arguments[name] for name in more)):
+    bound = inspect.signature(loop).bind_partial(*args, **kwargs)
+    for arguments in _named(bound):
         callbacks = arguments.get("callbacks")
         if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
             listed = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
             arguments["callbacks"] = [_in_place_of(one) for one in listed]
-    return given.args, given.kwargs
+    return bound.args, bound.kwargs
 
 
 def _in_place_of(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:

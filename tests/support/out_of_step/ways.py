@@ -91,12 +91,12 @@ def stop(model):
 # Other lengths
 
 
-@way("It is at the end of `fit`, after 12 steps")
+@way("Its range of epochs is 0 to 2. In process . it is 0 to 3")
 def fewer_epochs(odd):
     fit(build(), epochs=2 if odd else 3)
 
 
-@way("It is at (step 19|new weights or metrics before step 19) of `fit`")
+@way("Its range of epochs is 0 to 4. In process . it is 0 to 3")
 def more_epochs(odd):
     fit(build(), epochs=4 if odd else 3)
 
@@ -144,6 +144,11 @@ def fewer_steps_in_an_epoch(odd):
     fit(build(), steps_per_epoch=4 if odd else 6)
 
 
+@way("Its range of epochs is 0 to 3. In process . it is 0 to 2")
+def more_epochs_of_fewer_steps(odd):
+    fit(build(), steps_per_epoch=4 if odd else 6, epochs=3 if odd else 2)
+
+
 @way("It is at |Its rows and those|It makes another step")
 def fewer_rows(odd):
     x, y = numbers()
@@ -168,7 +173,7 @@ def predicts_more(odd):
     build().predict(numbers()[0], batch_size=BATCH, steps=6 if odd else 2, verbose=0)
 
 
-@way("It is at |It makes another step|Its rows")
+@way("Its range of epochs is 1 to 3. In process . it is 0 to 3")
 def begins_at_a_later_epoch(odd):
     fit(build(), initial_epoch=1 if odd else 0)
 
@@ -808,7 +813,7 @@ def compiles_again(odd):
 # Several steps at once, eager steps
 
 
-@way("It is at the end of `fit`, after 12 steps")
+@way("Its range of epochs is 0 to 2. In process . it is 0 to 3")
 def fewer_epochs_of_several_steps(odd):
     fit(build(steps_per_execution=4), epochs=2 if odd else 3)
 
@@ -818,7 +823,7 @@ def a_generator_ends_within_several_steps(odd):
     fit(build(steps_per_execution=3), batches(4 if odd else 6), epochs=1)
 
 
-@way("It is at the end of `fit`, after 12 steps")
+@way("Its range of epochs is 0 to 2. In process . it is 0 to 3")
 def fewer_epochs_eagerly(odd):
     fit(build(run_eagerly=True), epochs=2 if odd else 3)
 
@@ -836,7 +841,7 @@ def _part(odd, rows=48):
     return numbers(rows, seed=20 + odd)
 
 
-@way("It is at the end of `fit`, after 12 steps", data="parts")
+@way("Its range of epochs is 0 to 2. In process . it is 0 to 3", data="parts")
 def parts_for_fewer_epochs(odd):
     fit(build(), *_part(odd), batch_size=BATCH, epochs=2 if odd else 3)
 
