@@ -17,9 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command; `arguments` default to this process's command line."""
     parser = make_parser()
     chosen = parser.parse_args(arguments)
-    from keras_multigpu import engines
+    try:  # a missing backend, or one that is not supported, is met here
+        from keras_multigpu import engines
 
-    engines.current()  # a missing backend, or one that is not supported, is met here
+        engines.current()
+    except ImportError as error:
+        parser.exit(1, f"{error}\n")
     run: Callable[[argparse.ArgumentParser, argparse.Namespace], None] = chosen.run
     run(parser, chosen)
 

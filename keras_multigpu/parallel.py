@@ -195,8 +195,10 @@ def _check(
     if not is_function:
         _check_template(model)
     if not isinstance(mode, str) or mode not in _MODES:
+        meant = difflib.get_close_matches(str(mode).lower(), _MODES, 1)
         raise ValueError(
             f"`mode` must be one of {', '.join(map(repr, _MODES))}. Received: mode={mode!r}."
+            + (f" Did you mean {meant[0]!r}?" if meant else "")
         )
     known = _options_of(mode)
     for name, value in options.items():

@@ -150,11 +150,14 @@ def get_mix(mix: Any) -> keras.Layer:
         return named[mix]()
     if isinstance(mix, keras.Layer):
         return mix
-    if callable(mix) and not isinstance(mix, type) and mix is not mean_mix:
+    is_numpys = getattr(mix, "__module__", None) == "numpy"
+    if callable(mix) and not isinstance(mix, type) and not is_numpys and mix is not mean_mix:
         return MixLambda(mix)
     cure = "Choose one of these."
     if mix is mean_mix:
         cure = "Give the layer that it makes: `mix=mean_mix()`."
+    if is_numpys:
+        cure = "NumPy's functions can't be trained through: use those of `keras.ops`."
     if isinstance(mix, type):
         cure = f"Give an instance, not the class: `mix={mix.__name__}(...)`."
     raise ValueError(

@@ -9,10 +9,11 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.engines import is_array
+from keras_multigpu.engines import is_array, reason_of
 from keras_multigpu.graphs.graph import symbolic_ends
 from keras_multigpu.layers.gaussian import GaussianMix, reads_gaussians
 from keras_multigpu.layers.mixing import get_mix
+from keras_multigpu.layers.outputs import Mix
 from keras_multigpu.modes.base import ParallelModel
 from keras_multigpu.modes.disagreement import spread, warn_if_zero, warn_of_one_replica
 
@@ -96,7 +97,17 @@ class MixedModel(ParallelModel):
             return None
         inputs, _ = symbolic_ends(self.template)
         outputs = self.template.compute_output_spec(inputs)
-        return _call_mix(mix, [outputs] * len(self.replicas), inputs)
+        try:
+            return _call_mix(mix, [outputs] * len(self.replicas), inputs)
+        except (AttributeError, TypeError, ValueError) as error:
+            if isinstance(mix, Mix) and not isinstance(mix, keras.layers.Lambda):
+                raise  # one of ours: it says what it needs
+            given = mix.function if isinstance(mix, keras.layers.Lambda) else mix
+            raise ValueError(
+                f"`mix` must take one list, of the outputs of the {len(self.replicas)} replicas, "
+                f"and mix them with Keras's operations (`keras.ops`). Received: mix={given!r}, "
+                f"which fails: {reason_of(error)}."
+            ) from error
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Not in `compile`: Keras compiles a loaded model only if it does not override `compile`.

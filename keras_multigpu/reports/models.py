@@ -82,17 +82,30 @@ def check_batch(batch: Any, *, with_targets: bool) -> Batch:
     """The parts of a batch: inputs, or a tuple of inputs, targets and sample weights.
 
     Raises:
-        ValueError: if targets are needed, and there are none.
+        ValueError: if targets are needed, and there are none, or the numbers of rows differ.
     """
     given = batch if isinstance(batch, tuple) else (batch,)
     if with_targets and not 2 <= len(given) <= 3:
+        length = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
         raise ValueError(
             "`batch` must be a tuple of inputs, targets and, optionally, sample weights, because "
-            f"the model is compiled. Received: {type(batch).__name__} of {len(given)}. "
-            "Give `(x, y)`."
+            f"the model is compiled. Received: {type(batch).__name__}{length}. Give `(x, y)`."
         )
+    check_rows(given)
     inputs, targets, weights = [*given, None, None][:3]
     return inputs, targets, weights
+
+
+def check_rows(given: Any) -> None:
+    """Raises a `ValueError` if arrays have no rows, or differ in their number."""
+    leaves = [one for one in keras.tree.flatten(given) if one is not None]
+    shapes = [tuple(getattr(one, "shape", None) or ()) for one in leaves]
+    if not shapes or {one[:1] for one in shapes} != {shapes[0][:1]} or not sum(shapes[0][:1]):
+        found = [shape or type(one).__name__ for one, shape in zip(leaves, shapes)]
+        raise ValueError(
+            "Inputs, targets and sample weights must be arrays with the same number of rows, at "
+            f"least one. Received, as shapes: {found}. Give `(x[:32], y[:32])`, for example."
+        )
 
 
 @contextlib.contextmanager

@@ -74,6 +74,11 @@ class Subject:
         known = _known_step(self.step_seconds, self.batch_size)
         self.step = known and known.sped_up(self.speed)
         check_model(self.model, built=True)
+        if self.placement and "model" not in self.modes:
+            raise ValueError(
+                f"`placement` is for mode 'model'. Received: placement={self.placement!r} and "
+                f"modes={tuple(self.modes)!r}. Add 'model' to `modes`, or leave `placement` out."
+            )
         if self.inputs is None:
             self.inputs = make_inputs(self.model, self.batch_size)
         for name in ("inputs", "targets"):
@@ -107,6 +112,11 @@ class Subject:
     def find_cut(self, devices: int, rows: int, sizes: Sizes) -> Cut:
         """How mode `"model"` divides the model."""
         return find_cut(self.model, devices, rows, sizes, self.placement)
+
+    @property
+    def _timed(self) -> int:
+        """The most devices that were timed."""
+        return max((count for _, count in self.measured.times), default=1) if self.measured else 1
 
     def workload(self, **changes: Any) -> Workload:
         """The training of the whole batch, with some changes."""
@@ -177,7 +187,7 @@ class Subject:
             and f"they keep {number} device{'' if number == '1' else 's'} busy",
             "overlap": self.overlap and f"{self.overlap:.0%} of the copies hidden",
             "hosts": self.host_link and f"{self.per_host} devices each, linked by {self.host_link}",
-            **describe_environment(choose_devices(None, None)[:1]),
+            **describe_environment(choose_devices(None, None)[: self._timed]),
         }
         return {name: value for name, value in found.items() if value}
 
@@ -227,5 +237,5 @@ def _check_rows(name: str, arrays: Any, batch_size: int) -> None:
     if not shapes or any(not shape or shape[0] < batch_size for shape in shapes):
         raise ValueError(
             f"`{name}` must have at least batch_size={batch_size} rows, to time a step on a whole "
-            f"batch. Received: {name} of the shapes {shapes}. Give `x[:{batch_size}]`."
+            f"batch. Received: {name} of the shapes {shapes}. Give {batch_size} rows or more."
         )

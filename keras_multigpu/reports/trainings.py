@@ -13,7 +13,13 @@ from keras_multigpu.arguments import check_model, device_counts, positive_intege
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import Mode, make_parallel
 from keras_multigpu.reports.forms import are_virtual, describe_environment
-from keras_multigpu.reports.models import Snapshot, random_state_kept, state_of, traced_anew
+from keras_multigpu.reports.models import (
+    Snapshot,
+    check_rows,
+    random_state_kept,
+    state_of,
+    traced_anew,
+)
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
 from keras_multigpu.reports.timing import Stopwatch, Training
 
@@ -257,5 +263,7 @@ def _check_data(data: Any) -> None:
             f"{expected} Received: a tuple of {len(data)}. Put several inputs into a list: "
             "`([a, b], y)`."
         )
+    if isinstance(data, tuple):
+        check_rows(data)
     if data is None or isinstance(data, (list, dict)) or hasattr(data, "shape"):
         raise ValueError(f"{expected} Received: data of type {type(data).__name__}. Give `(x, y)`.")

@@ -191,7 +191,7 @@ class TransfersReport(Report):
         return [(*key, copies[key], sizes[key]) for key in keys]
 
     def _conclude(self) -> list[str]:
-        notes = []
+        notes = [] if self.training or self.prediction else ["Nothing crosses between devices."]
         sent = sum(self.bytes("training").get(kind, 0) for kind in _NEEDED)
         if self.training and self.least is not None:
             notes.append(

@@ -6,7 +6,7 @@ import collections
 import glob
 import os
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -282,7 +282,12 @@ def _make_sources(
 
 def _find_files(files: Any) -> list[str]:
     """Paths, with the sorted matches of patterns; a path that exists is no pattern."""
-    given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    given = [files] if isinstance(files, (str, os.PathLike)) else files
+    if not isinstance(given, Iterable) or isinstance(given, (bytes, Mapping)):
+        raise TypeError(
+            "`files` must be a path, a pattern, or a list of them. Received: "
+            f"files={files!r}. Give `'data/*.csv'`, for example."
+        )
     found: list[str] = []
     for path in [os.fspath(one) for one in given]:
         is_pattern = glob.has_magic(path) and not os.path.lexists(path)

@@ -7,6 +7,7 @@ import scipy.special
 import scipy.stats
 from support.parity import difference
 
+from keras_multigpu import make_parallel
 from keras_multigpu.layers import (
     GatedMix,
     GaussianMix,
@@ -507,6 +508,18 @@ def test_no_mix(mix):
     with pytest.raises(ValueError, match=r"must be one of 'mean'.*Received: mix=.*Choose") as error:
         get_mix(mix)
     assert f"Received: mix={mix!r}." in str(error.value)
+
+
+def test_functions_of_numpy():
+    with pytest.raises(ValueError, match=r"Received: mix=<.*use those of `keras.ops`"):
+        get_mix(np.mean)
+
+
+def test_what_does_not_take_a_list():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    for mix in (lambda first, second: first + second, keras.layers.Dense(1)):
+        with pytest.raises(ValueError, match=r"must take one list.*the 2 replicas.*which fails: "):
+            make_parallel(model, 2, "tower", mix=mix)
 
 
 def test_a_class_instead_of_a_layer():

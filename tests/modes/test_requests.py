@@ -117,7 +117,8 @@ def test_more_devices_than_there_are():
 
 def test_unknown_modes_and_options():
     with pytest.raises(
-        ValueError, match="`mode` must be one of 'data', 'tower', 'model'. Received: mode='dta'"
+        ValueError,
+        match="one of 'data', 'tower', 'model'. Received: mode='dta'. Did you mean 'data'",
     ):
         make_parallel(_model(), 2, "dta")
     with pytest.raises(TypeError, match="options wire_dtype, shard. Received: wire='bf"):
@@ -316,6 +317,14 @@ finder.find_spec = lambda name, *more: None if name in hidden else find(name, *m
 """
 
 
+_COMMAND = """
+import runpy
+sys.argv = ['-m', *{arguments!r}]
+sys.orig_argv = ['python', '-m', 'keras_multigpu']
+runpy.run_module('keras_multigpu', run_name='__main__', alter_sys=True)
+"""
+
+
 @pytest.mark.parametrize(
     ("backend", "hidden", "said"),
     [
@@ -332,16 +341,18 @@ def test_which_backend_is_missing(backend, hidden, said):
     assert said in done.stderr
     assert "before Keras is imported, and restart" in done.stderr or "Install a" in done.stderr
     assert done.returncode == 1
+    command = _COMMAND.format(arguments=["devices"])
+    done = run_python("-c", _HIDE.format(hidden=hidden) + command, KERAS_BACKEND=backend)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 1
 
 
 def test_the_command_line_reads_its_arguments_before_it_imports_a_backend():
     """A wrong backend is not even met."""
     code = _HIDE.format(hidden=["keras"])
     for arguments, status in ((["--help"], 0), (["chek"], 2), (["bench", "--model", "x"], 2)):
-        run = f"{code}import runpy\nsys.argv = ['-m', *{arguments!r}]\n"
-        run += "sys.orig_argv = ['python', '-m', 'keras_multigpu']\n"
-        run += "runpy.run_module('keras_multigpu', run_name='__main__', alter_sys=True)\n"
-        done = run_python("-c", run)
+        done = run_python("-c", code + _COMMAND.format(arguments=arguments))
         assert done.returncode == status, done.stderr
         assert "usage: python -m keras_multigpu" in done.stdout + done.stderr
     done = run_python("-m", "keras_multigpu", "--help")

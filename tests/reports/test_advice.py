@@ -242,7 +242,7 @@ def test_integers_whose_range_no_layer_tells():
 def test_fewer_rows_than_a_batch(name):
     given = {"inputs": np.ones((16, 6)), "targets": np.ones((16, 2))}
     given[name] = given[name][:5]
-    match = rf"`{name}` must have at least batch_size=16 rows.*shapes \[\(5, .\)\]. Give `x\[:16\]`"
+    match = rf"`{name}` must have at least batch_size=16 rows.*shapes \[\(5, .\)\]. Give 16 rows or"
     with pytest.raises(ValueError, match=match):
         reports.advise(dense(), 16, (1, 2), link=LINK, **given)
 
@@ -428,6 +428,7 @@ def test_the_link_of_this_machine(monkeypatch):
             {"modes": "model"},
             r"one mode or more. Received: modes='model'. Give `modes=\('model',\)`",
         ),
+        ({"placement": {"dense": 0}}, r"`placement` is for mode 'model'.*modes=\('data',\)"),
         ({"modes": ("fast",)}, r"`modes` must be of 'data'.*Received: mode='fast'"),
         ({"link": "isdn"}, r"`link` must be one of.*Received: link='isdn'"),
         ({"step_seconds": 0}, r"`step_seconds` must be a finite number, above 0.*step_seconds=0"),

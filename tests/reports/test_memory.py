@@ -219,5 +219,10 @@ def test_wrong_arguments(rng):
     model = keras.Sequential([keras.Input((16,)), layers.Dense(8)])
     with pytest.raises(ValueError, match=r"must be compiled .* Received: model='sequential"):
         reports.memory(model, (x, y))
-    with pytest.raises(ValueError, match=r"tuple of inputs, targets .* ndarray of 1. Give"):
+    with pytest.raises(ValueError, match=r"tuple of inputs, targets .* ndarray. Give"):
         reports.memory(_model(), x)
+    with pytest.raises(ValueError, match=r"tuple of inputs, targets .* list of 2. Give"):
+        reports.memory(_model(), [x, y])
+    for batch in ((x[:0], y[:0]), (x, y[:3]), (x, 3.0)):
+        with pytest.raises(ValueError, match=r"the same number of rows.*Received, as shapes: \["):
+            reports.memory(_model(), batch)

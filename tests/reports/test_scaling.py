@@ -365,6 +365,11 @@ def test_outputs_that_the_mode_changes(data):
         ({"weak": True}, ValueError, r"`weak=True` needs the rows.*Received: batch_size=None"),
         ({"data": iter([1])}, TypeError, r"read from its start.*Received: data=<list_iterator"),
         ({"data": (1, 2, 3, 4)}, ValueError, r"`data` must be a tuple.*Received: a tuple of 4"),
+        (
+            {"data": (np.ones((0, 6)), np.ones((0, 1)))},
+            ValueError,
+            r"at least one. Received, as shapes: \[\(0, 6\), \(0, 1\)\]",
+        ),
         ({"data": [1, 2]}, ValueError, r"Received: data of type list. Give `\(x, y\)`"),
         ({"data": np.ones((4, 6))}, ValueError, r"Received: data of type ndarray"),
         ({"data": None}, ValueError, r"Received: data of type NoneType"),

@@ -225,8 +225,9 @@ def test_wrong_arguments(rng):
         ValueError, match="must be a model from `make_parallel`. Received: parallel="
     ):
         reports.transfers(_mlp(), _batch(rng))
-    with pytest.raises(ValueError, match=r"tuple of inputs, targets .* ndarray of 1. Give"):
+    with pytest.raises(ValueError, match=r"tuple of inputs, targets .* ndarray. Give"):
         reports.transfers(_compiled(2), _batch(rng)[0])
     report = reports.TransfersReport([], [], ("cpu:0",))
+    assert report.notes == ["Nothing crosses between devices."]
     with pytest.raises(ValueError, match='"training" or "prediction". Received: step='):
         report.bytes("step")
