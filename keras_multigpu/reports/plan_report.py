@@ -101,6 +101,7 @@ class PlanReport(Report):
 
     Attributes:
         choices: the ways, in the order of the table.
+        limit: the memory that a device has, in bytes; `None` if unknown.
 
     Example:
         >>> from keras_multigpu.reports import Link
@@ -113,12 +114,18 @@ class PlanReport(Report):
     """
 
     def __init__(
-        self, choices: Sequence[Choice], devices: int, *, notes: Sequence[str] = (), **options: Any
+        self,
+        choices: Sequence[Choice],
+        devices: int,
+        *,
+        limit: int | None = None,
+        notes: Sequence[str] = (),
+        **options: Any,
     ):
         def order(one: Choice) -> tuple[bool, float]:
             return not one.fits, one.update_s if one.fits else float(one.memory or 0)
 
-        self.choices = sorted(choices, key=order)
+        self.choices, self.limit = sorted(choices, key=order), limit
         rows = [[find(one) for find in _TABLE.values()] for one in self.choices]
         title = f"Plan for {devices} device{'' if devices == 1 else 's'}"
         super().__init__(title, list(_TABLE), rows, [self._conclude(), *notes], **options)
@@ -171,6 +178,10 @@ class PlanReport(Report):
         times = [1e3 * one.update_s for one in shown]
         labels = list(map(str, shown))
         draw_bars(left, labels, {"": sizes}, xlabel="memory of a device (MB)", color=color)
+        if self.limit is not None:
+            left.axvline(self.limit / 1e6, color="C3", linestyle="--")
+            top = left.get_xaxis_transform()
+            left.text(self.limit / 1e6, 1.02, "available", color="C3", ha="center", transform=top)
         draw_bars(right, labels, {"": times}, xlabel="update with a whole batch (ms)", color=color)
         figure.suptitle(self.title)
 

@@ -107,7 +107,7 @@ def plan(
             "are left out, and a step needs more than this."
         )
     settings = {**subject.describe(), "memory of a device": show_bytes(limit)}
-    return PlanReport(choices, count, settings=settings, notes=notes)
+    return PlanReport(choices, count, limit=limit, settings=settings, notes=notes)
 
 
 def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], list[str]]:

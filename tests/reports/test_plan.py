@@ -216,7 +216,7 @@ def test_forms(tmp_path):
         _choice(7e9, 0.03, True, parts=4, rows=16, remat=True),
         _choice(6e9, 0.04, True, shard="weights"),
     ]
-    report = PlanReport(choices, 2, settings={"model": "m"})
+    report = PlanReport(choices, 2, limit=8 * 10**9, settings={"model": "m"})
     assert [one.memory for one in report.choices] == [6e9, 7e9, 9e9]
     assert report.best == {"n_gpus": 2, "mode": "data", "shard": "weights"}
     text = str(report)
@@ -231,6 +231,7 @@ def test_forms(tmp_path):
     report.save(tmp_path / "plan.png")
     left, right = report.plot().axes
     assert [bar.get_width() for bar in left.patches] == [6000, 7000, 9000]
+    assert [list(line.get_xdata()) for line in left.lines] == [[8000, 8000]]
     assert [bar.get_width() for bar in right.patches] == [40, 120, 10]
 
 
