@@ -29,6 +29,7 @@ SLOW = (
     "replaces_the_optimizer",
     "sets_a_variable_of_its_own",
     "sets_moving_statistics",
+    "sets_the_backend_after_an_epoch",
     "sets_weights_before_it_saves",
     "sets_weights_while_predicting",
     "sets_the_momentum_eagerly",

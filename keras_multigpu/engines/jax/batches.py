@@ -61,7 +61,7 @@ class PlacedBatches:
         batches: Iterator[Any],
         place: Placement,
         undivided: Undivided,
-        step: Callable[[], tuple[str, int, int, Listing]],
+        step: Callable[[], tuple[str, int, int, Listing, str]],
     ):
         self._batches = batches
         self._place = place

@@ -119,11 +119,12 @@ class Placement:
         position: int = 0,
         sample: int = 0,
         program: Listing | None = None,
+        settings: str = "",
     ) -> list[int]:
         """Begins a step that all processes make; raises a `ClusterError` if one makes another.
 
         `step` is its name, `position` how many steps this pass over the data has had, `sample` a
-        checksum of weights, and `program` what the step has computed before.
+        checksum of weights, `program` what the step has computed before, and `settings` are JAX's.
 
         Returns:
             How many rows of the batch each process has.
@@ -133,7 +134,7 @@ class Placement:
         if self.group.data == "parts":
             parts.check(batch)
         self.group.count_step()
-        facts = step, position, sample, program or Listing()
+        facts = step, position, sample, program or Listing(), settings
         return joint.compare_steps(batch, *facts, self.mesh, self.group)
 
     def put_batch(self, batch: Any, counts: Sequence[int] = ()) -> Any:

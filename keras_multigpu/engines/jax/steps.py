@@ -101,7 +101,7 @@ class JaxSteps(Steps):
         undivided, where, only_reads = Undivided(), self.where, self._only_reads(name)
         lent = self.lent
 
-        def next_step() -> tuple[str, int, int, Listing]:
+        def next_step() -> tuple[str, int, int, Listing, str]:
             self._position += 1
             step = name.replace("function", "step")
             return step, self._position - 1, *self._compared.next(step)

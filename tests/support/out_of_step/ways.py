@@ -46,6 +46,17 @@ def build(optimizer=None, units=8, seed=7, loss="mse", first=keras.layers.Dense,
     return parallel
 
 
+class Noisy(keras.layers.Dense):
+    """Draws numbers in each step."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.drop = keras.layers.Dropout(0.5, seed=3)
+
+    def call(self, x, training=None):
+        return self.drop(super().call(x), training=training)
+
+
 def fit(model, x=None, y=None, **options):
     if x is None:
         x, y = numbers()
@@ -514,6 +525,23 @@ def sets_the_rate_after_an_epoch(odd):
 @way(STATE)
 def sets_the_rate_after_a_batch(odd):
     fit(build(), epochs=10, callbacks=at(odd, "on_train_batch_end", _set_rate))
+
+
+@way(f"{STATE}|It computes something else")
+def sets_the_backend_after_an_epoch(odd):
+    """JAX then draws other numbers, by another exchange; TensorFlow runs no functions."""
+
+    def action(model):
+        if ON_TENSORFLOW:
+            import tensorflow as tf
+
+            tf.config.run_functions_eagerly(True)
+        else:
+            import jax
+
+            jax.config.update("jax_threefry_partitionable", False)
+
+    fit(build(first=Noisy), epochs=10, callbacks=at(odd, "on_epoch_end", action))
 
 
 @way(STATE)

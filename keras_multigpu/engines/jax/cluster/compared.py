@@ -46,10 +46,10 @@ class Compared:
         """Takes a sample of the weights, which crosses with the next step."""
         self._sample = self._samples.take(weights, call)
 
-    def next(self, name: str) -> tuple[int, Listing]:
-        """What crosses with a step: a sample of the weights, once, and what it computes."""
+    def next(self, name: str) -> tuple[int, Listing, str]:
+        """What crosses with a step: a sample of the weights, once, what it computes, settings."""
         sample, self._sample = self._sample, 0
-        return sample, self._listings.get(name, Listing())
+        return sample, self._listings.get(name, Listing()), settings()
 
     def compare_programs(self, group: Group, call: Call) -> None:
         """Raises a `ClusterError` if another process has computed something else in a call."""

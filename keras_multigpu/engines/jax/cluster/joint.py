@@ -22,7 +22,7 @@ from keras_multigpu.engines.jax.cluster.group import Group
 
 # Always as many numbers: arrays of other sizes, in processes that compare different things, would
 # make gloo abort them.
-_EXCHANGED = 6
+_EXCHANGED = 7
 
 Facts = Mapping[str, tuple[int, str | Listing]]
 """What processes compare: numbers of 31 bits, and what to tell of them."""
@@ -85,13 +85,14 @@ def compare_steps(
     position: int,
     sample: int,
     program: Listing,
+    settings: str,
     mesh: Mesh,
     group: Group,
 ) -> list[int]:
     """Raises a `ClusterError` if another process makes another step, or has other data or weights.
 
     `step` is its name, `position` how many steps this pass over the data has had, `sample` a
-    checksum of weights, and `program` what the step has computed before.
+    checksum of weights, `program` what the step has computed before, and `settings` are JAX's.
 
     Returns:
         How many rows each process has.
@@ -104,6 +105,7 @@ def compare_steps(
         facts["parts"] = _digest_of_part(batch), _describe(batch)
     else:
         facts["rows"] = digest_of(leaves, COMPARED), ""
+    facts["values"] = _checksum(settings), settings
     facts["weights"] = sample, ""
     facts["programs"] = program.checksum, program
     place = group.calls.here(f"step {group.call.begun}")

@@ -212,6 +212,7 @@ def test_a_step_waits_while_others_read(monkeypatch):
 
     monkeypatch.setattr(joint, "exchange", exchange)
     mesh = types.SimpleNamespace(device_ids=np.arange(2))
-    assert joint.compare_steps([np.ones(3)], "train_step", 0, 0, Listing(), mesh, group) == [3, 3]
+    facts = "train_step", 0, 0, Listing(), "no settings"
+    assert joint.compare_steps([np.ones(3)], *facts, mesh, group) == [3, 3]
     assert seen == [[mine[0][0], WEIGHTS]]
     assert len(mine) == 2
