@@ -1,4 +1,4 @@
-"""What all parallel models share: the template, its weights, its steps."""
+"""What all parallel models share: the template, calls of it, and how they describe themselves."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.graphs.costs import variables_bytes
-from keras_multigpu.modes.forgotten import check_compiled, note_use, warn_of_cloning
+from keras_multigpu.modes.forgotten import note_use, warn_of_cloning
 from keras_multigpu.modes.one_model import calling, computing
-from keras_multigpu.modes.saving import SavedModel
+from keras_multigpu.modes.stepped import SteppedModel
 from keras_multigpu.modes.symbolic import CalledOutputs, is_read_by_keras
-from keras_multigpu.progress import with_first_told
 
 _OF_TOWERS = ("predict_replicas", "disagreement", "replicas", "clones", "mix", "loss_of")
 
 
-class ParallelModel(SavedModel):
+class ParallelModel(SteppedModel):
     """A model that calls replicas of another one, its template.
 
     It is also an instance of the template's class, and has the template's attributes (see
@@ -38,27 +37,14 @@ class ParallelModel(SavedModel):
         mode: the name of the mode.
     """
 
-    mode: str
     _parallel_names: tuple[str, ...] = ()  # the mode's public attributes beside those of all modes
     # Those that an attribute of a template may replace.
     _parallel_methods: tuple[str, ...] = ("function",)
-    _parallel_runner: Any
 
     def __init__(self, template: keras.Model, devices: Sequence[str], options: dict[str, Any]):
-        super().__init__(template)
-        self._parallel_devices = tuple(devices)
+        super().__init__(template, devices)
         self._parallel_options = dict(options)
         self._parallel_called = CalledOutputs()
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The names of the devices in use."""
-        return self._parallel_devices
-
-    def _parallel_run_on(self, runner: engines.Runner) -> None:
-        """Sets the runner: called once, when the mode's parts are made."""
-        self._parallel_runner = runner
-        self._parallel_steps = engines.current().steps(self, runner)
 
     @classmethod
     def _parallel_runner_class(cls) -> type[engines.Runner]:
@@ -215,34 +201,6 @@ class ParallelModel(SavedModel):
         """The template's output shapes."""
         return self.template.compute_output_shape(*args, **kwargs)
 
-    def make_train_function(self, force: bool = False) -> Any:
-        """Makes the function of a training step, as Keras does."""
-        return self._parallel_make_step("train_function", super().make_train_function, force)
-
-    def make_test_function(self, force: bool = False) -> Any:
-        """Makes the function of an evaluation step, as Keras does."""
-        return self._parallel_make_step("test_function", super().make_test_function, force)
-
-    def make_predict_function(self, force: bool = False) -> Any:
-        """Makes the function of a prediction step, as Keras does."""
-        return self._parallel_make_step("predict_function", super().make_predict_function, force)
-
-    def _parallel_make_step(self, name: str, make: Any, force: bool) -> Any:
-        before = getattr(self, name)
-        if before is None or force:
-            self._parallel_retrace()
-        made = self._parallel_steps.make(name, make, force)
-        function = getattr(self, name)
-        is_new = function is not before and function is not None
-        # Not an evaluation, which may be within a `fit` that shows its bar.
-        if is_new and name != "test_function" and len(self.devices) > 1:
-            text = (
-                f"keras_multigpu: {self.name!r} is traced and compiled for {len(self.devices)} "
-                "devices. A large model takes minutes, in the first step only."
-            )
-            setattr(self, name, with_first_told(function, text))
-        return made
-
     def __getattr__(self, name: str) -> Any:
         inherited = getattr(super(), "__getattr__", None)  # of the template's class
         if inherited is not None:
@@ -253,50 +211,12 @@ class ParallelModel(SavedModel):
                 f"{self.name!r}, in mode {self.mode!r}. Make a committee: `make_parallel(model, "
                 "mode='tower', replicas='independent')`."
             )
+        if name == "explain":
+            raise AttributeError(
+                "`explain` tells what one device computes alone in mode 'data'. Received: "
+                f"{self.name!r}, in mode {self.mode!r}. Read `summary()`."
+            )
         return super().__getattribute__(name)  # raises the error of this attribute, again
-
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains the model, as Keras does."""
-        return self._parallel_run_loop(super().fit, args, kwargs)
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates the model, as Keras does."""
-        return self._parallel_run_loop(super().evaluate, args, kwargs)
-
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Predicts, as Keras does."""
-        return self._parallel_run_loop(super().predict, args, kwargs)
-
-    def _parallel_run_loop(self, loop: Any, args: Any, kwargs: Any) -> Any:
-        self._parallel_begin(loop.__name__)
-        return self._parallel_steps.run_loop(loop, args, kwargs)
-
-    def reset_metrics(self) -> None:
-        """Resets the metrics, as Keras does when an epoch or an evaluation begins."""
-        if self._parallel_steps is not None:  # the model is made
-            self._parallel_steps.begin_pass()
-        super().reset_metrics()
-
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains on one batch, as Keras does."""
-        return self._parallel_run_batch(super().train_on_batch, args, kwargs)
-
-    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates on one batch, as Keras does."""
-        return self._parallel_run_batch(super().test_on_batch, args, kwargs)
-
-    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Predicts one batch, as Keras does."""
-        return self._parallel_run_batch(super().predict_on_batch, args, kwargs)
-
-    def _parallel_run_batch(self, step: Any, args: Any, kwargs: Any) -> Any:
-        self._parallel_begin(step.__name__)
-        return self._parallel_steps.run_batch(step, args, kwargs)
-
-    def _parallel_begin(self, method: str) -> None:
-        note_use(self)
-        if not method.startswith("predict"):
-            check_compiled(self, method)
 
     @property
     def metrics(self) -> list[keras.Metric]:
@@ -306,31 +226,6 @@ class ParallelModel(SavedModel):
         shared = sorted((one for one in found if id(one) in places), key=lambda m: places[id(m)])
         ordered = iter(shared)
         return [next(ordered) if id(one) in places else one for one in found]
-
-    @property
-    def trainable_variables(self) -> list[keras.Variable]:
-        """The variables that are trained, as a step sees them."""
-        return self._parallel_seen("trainable_variables")
-
-    @property
-    def trainable_weights(self) -> list[keras.Variable]:
-        """The weights that are trained, as a step sees them."""
-        return self._parallel_seen("trainable_weights")
-
-    @property
-    def non_trainable_variables(self) -> list[keras.Variable]:
-        """The variables that are not trained, as a step sees them."""
-        return self._parallel_seen("non_trainable_variables")
-
-    def _parallel_seen(self, name: str) -> list[keras.Variable]:
-        """The variables that Keras lists under a name, as a step sees them."""
-        variables = getattr(super(), name)
-        steps = self._parallel_steps  # `None` while the model is being made
-        return variables if steps is None else steps.seen(variables)
-
-    def _parallel_retrace(self) -> None:
-        """Traces the replicas again: the template may have changed."""
-        self._parallel_runner.retrace()
 
     def _parallel_check_change(self, method: str) -> None:
         """Refuses a change of the template's layers that the mode can't follow."""

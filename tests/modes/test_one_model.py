@@ -27,12 +27,12 @@ OURS = {
     "SavedModel": {"get_weights", "set_weights", "load_weights"}
     | {"save", "save_weights", "export", "get_config", "from_config", "__reduce__"}
     | {"save_own_variables", "load_own_variables"},
-    "ParallelModel": {"__init__", "__call__", "build", "layers", "output", "summary", "__repr__"}
-    | {"compute_output_spec", "compute_output_shape"}
+    "SteppedModel": {"__init__", "reset_metrics"}
     | {"make_train_function", "make_test_function", "make_predict_function"}
     | {"trainable_variables", "non_trainable_variables", "trainable_weights"}
-    | {"fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"}
-    | {"metrics", "reset_metrics", "stateless_call"},
+    | {"fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"},
+    "ParallelModel": {"__init__", "__call__", "build", "layers", "output", "summary", "__repr__"}
+    | {"compute_output_spec", "compute_output_shape", "metrics", "stateless_call"},
     "PlacedModel": {"build", "__setattr__"},
     "DataParallel": {"__init__", "stateless_call"},
 }

@@ -158,6 +158,11 @@ def test_the_overloads_have_each_modes_options():
     assert sorted(found) == ["data", "model", "model", "tower", "tower"]
 
 
+def test_what_only_data_mode_has():
+    with pytest.raises(AttributeError, match="`explain` tells .* in mode 'tower'. Read"):
+        make_parallel(_model(), 2, "tower").explain()
+
+
 def test_what_only_towers_have():
     parallel = make_parallel(_model(), 2)
     assert not hasattr(parallel, "mix")
