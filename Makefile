@@ -19,8 +19,8 @@ test: installed lint
 	$(PYTEST) -m "not slow"
 	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
 
-# What `make test` leaves out: the site, exhaustive tables, notebooks, long waits. Of a table with
-# many cases a quarter runs, or half of one backend's own, each day another. About 40 minutes.
+# What `make test` leaves out: the site, notebooks, long waits, and all that takes seconds. A part
+# of it runs, each day another (tests/README.md).
 # In two halves: TensorFlow and JAX keep much of what a process has compiled, and only the second
 # half waits for other processes, while a third worker can compute.
 test-all: installed docs

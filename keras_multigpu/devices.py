@@ -6,7 +6,7 @@ import functools
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_multigpu import engines
@@ -237,6 +237,8 @@ def _find_cure(devices: Any) -> str:
 
 def _find_meant(n_gpus: Any) -> str:
     """What to write for what is no number of devices; `""` if that can't be told."""
+    if isinstance(n_gpus, Mapping):
+        return "Write `make_parallel(model, **plan.best)`."
     text = n_gpus if isinstance(n_gpus, str) else ""
     if text.isdigit() or (isinstance(n_gpus, float) and n_gpus.is_integer()):
         return f"Write `n_gpus={int(n_gpus)}`." if int(n_gpus) > 0 else ""

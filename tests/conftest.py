@@ -8,6 +8,7 @@ import collections
 import datetime
 import gc
 import os
+import pathlib
 import tempfile
 
 import keras
@@ -22,6 +23,8 @@ _OTHER = "jax" if BACKEND == "tensorflow" else "tensorflow"
 # Processes are begun once for the file, and each run has two of them.
 _TOGETHER = ("tests/cluster/test_processes.py",)
 _MANY = 4  # cases of a slow test
+# Those that take longer than a few seconds: `support/slow.py` has listed them.
+_SLOW = {*pathlib.Path(__file__).with_name(f"slow_{BACKEND}.txt").read_text().split("\n")}
 os.environ.setdefault("TEST_TURN", str(datetime.date.today().toordinal()))
 collect_ignore = [f"engines/{_OTHER}", "peers"]
 
@@ -85,7 +88,8 @@ def pytest_collection_modifyitems(config, items):
         )
         items[:] = [item for item in items if not item.get_closest_marker("backend_free")]
     for item in items:
-        if BACKEND == "jax" and item.get_closest_marker("slow_on_jax"):
+        is_listed = {item.nodeid, item.nodeid.partition("[")[0]} & _SLOW
+        if is_listed or (BACKEND == "jax" and item.get_closest_marker("slow_on_jax")):
             item.add_marker(pytest.mark.slow)
     families = collections.defaultdict(list)
     for item in items:
@@ -106,20 +110,20 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _take_turns(config, items):
-    """Of a slow test with many cases, one in some runs, each day another; on the backends others.
-
-    `TEST_EVERY_CASE=1` runs all.
-    """
+    """Of slow tests some, each day others; on the backends others. `TEST_EVERY_CASE=1` runs all."""
     families = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("slow"):
             families[item.parent.nodeid, item.originalname].append(item)
-    left_out = set()
+    turn = int(os.environ["TEST_TURN"]) + (BACKEND == "jax")
+    few, left_out = [], set()
     for (file, _), cases in families.items():
         every = 2 if file.startswith("tests/engines/") else 4
-        turn = int(os.environ["TEST_TURN"]) + (BACKEND == "jax")
-        if len(cases) >= _MANY:
+        if len(cases) < _MANY:
+            few += cases
+        else:
             left_out.update(set(cases) - set(cases[turn % every :: every]))
+    left_out.update(few[1 - turn % 2 :: 2])
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

@@ -120,7 +120,7 @@ def advise(
     processors = None if processors is None else quantity("processors", processors)
     subject = Subject(
         model, batch_size, counts, modes, find_link(link), step_seconds, speed, inputs, targets,
-        dict(cuts or {}), overlap, steps, placement, devices_per_host, between,
+        {} if cuts is None else cuts, overlap, steps, placement, devices_per_host, between,
     )  # fmt: skip
     _check_counted(counted, batch_size)
     subject.processors = processors

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_model
+from keras_multigpu.arguments import check_flag, check_model
 from keras_multigpu.engines import Holding
 from keras_multigpu.reports.forms import describe_environment, draw_bars, show_bytes
 from keras_multigpu.reports.models import check_batch, step_prepared
@@ -57,6 +57,7 @@ def memory(model: keras.Model, batch: Any, training: bool = True) -> MemoryRepor
         True
     """
     check_model(model)
+    check_flag("training", training)
     if training and not model.compiled:
         raise ValueError(
             "`model` must be compiled for the memory of a training step: the optimizer has slots. "

@@ -11,6 +11,7 @@ from keras_multigpu.reports.prediction import Prediction
 from keras_multigpu.reports.report import Column, Report
 
 _MOST_DRAWN = 16
+_TOO_LOW = 0.8  # an estimate of memory may be such a part of what is counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,12 @@ class Choice:
         return self.parts * self.prediction.step_s
 
     @property
+    def rank(self) -> tuple[Any, ...]:
+        """Orders ways: the fastest first, and of those as fast in two digits the simplest."""
+        time = float(f"{self.update_s:.2g}")
+        return time, self.parts, self.shard is not None, self.remat, self.update_s
+
+    @property
     def options(self) -> dict[str, Any]:
         """The arguments of `make_parallel` beside the model and the number of devices."""
         return {"mode": self.mode} | ({"shard": self.shard} if self.shard else {})
@@ -122,8 +129,8 @@ class PlanReport(Report):
         notes: Sequence[str] = (),
         **options: Any,
     ):
-        def order(one: Choice) -> tuple[bool, float]:
-            return not one.fits, one.update_s if one.fits else float(one.memory or 0)
+        def order(one: Choice) -> tuple[Any, ...]:
+            return not one.fits, *(one.rank if one.fits else (one.memory or 0,))
 
         self.choices, self.limit = sorted(choices, key=order), limit
         rows = [[find(one) for find in _TABLE.values()] for one in self.choices]
@@ -156,7 +163,7 @@ class PlanReport(Report):
         alone = next((one for one in fitting if one.devices == 1), None)
         several = next((one for one in fitting if one.devices > 1), None)
         if alone is None or several is None:
-            return f"The fastest that fits takes {time}: {best.call}."
+            return f"The fastest that fits takes {time}: {best.call}.{self._doubt_memory(best)}"
         if best is several:
             other = f"one device {show_seconds(alone.update_s)}"
             text = f"The fastest that fits takes {time}, {other}: {best.call}."
@@ -167,7 +174,16 @@ class PlanReport(Report):
                 f"fits."
             )
             text += f" To fit: {best.call}." if best.parts > 1 or best.remat else ""
-        return text + _doubt(several, alone)
+        return text + _doubt(several, alone) + self._doubt_memory(best)
+
+    def _doubt_memory(self, best: Choice) -> str:
+        """Says so if an estimate is near the limit."""
+        if best.is_counted or not self.limit or (best.memory or 0) < _TOO_LOW * self.limit:
+            return ""
+        return (
+            " Its memory is an estimate, which may be a fifth too low: `reports.memory` counts it, "
+            f"on {best.devices} virtual devices too."
+        )
 
     def draw(self, figure: Any) -> None:
         """Draws the memory and the time of each way; those that don't fit are grey."""

@@ -90,7 +90,7 @@ def plan(
     count, limit = positive_integer("n_gpus", n_gpus), read_bytes("memory", memory)
     subject = Subject(
         model, batch_size, (count,), ("data",), find_link(link), step_seconds, speed, inputs,
-        targets, dict(cuts or {}), overlap, steps,
+        targets, {} if cuts is None else cuts, overlap, steps,
     )  # fmt: skip
     shards, notes = _find_shards(model, count)
     search = Search(subject, count, shards, limit)

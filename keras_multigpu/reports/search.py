@@ -81,7 +81,7 @@ class Search:
         Estimates are replaced by counts until the fastest way that fits is counted.
         """
         while found := [(one, way) for way in ways if (one := self._likely(way)) is not None]:
-            first, way = min(found, key=lambda pair: pair[0].update_s)
+            first, way = min(found, key=lambda pair: pair[0].rank)
             if not self._can_count(first):
                 break
             counted = self.subject.count_memory(

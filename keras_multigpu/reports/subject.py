@@ -54,7 +54,7 @@ class Subject:
     speed: float
     inputs: Any
     targets: Any
-    cuts: dict[int, Cut]
+    cuts: Any
     overlap: float
     steps: int
     placement: Mapping[str, int] | None = None
@@ -74,11 +74,8 @@ class Subject:
         known = _known_step(self.step_seconds, self.batch_size)
         self.step = known and known.sped_up(self.speed)
         check_model(self.model, built=True)
-        if self.placement and "model" not in self.modes:
-            raise ValueError(
-                f"`placement` is for mode 'model'. Received: placement={self.placement!r} and "
-                f"modes={tuple(self.modes)!r}. Add 'model' to `modes`, or leave `placement` out."
-            )
+        self.cuts = _copy_cuts(self.cuts)
+        _check_placement(self.placement, self.modes)
         if self.inputs is None:
             self.inputs = make_inputs(self.model, self.batch_size)
         for name in ("inputs", "targets"):
@@ -211,6 +208,30 @@ def _check_modes(modes: Sequence[str], counts: Sequence[int], batch_size: int) -
             f"In mode 'data' `n_gpus` must not exceed the batch_size={batch_size} rows of a batch: "
             f"further devices would get no rows. Received: n_gpus={tuple(counts)!r}. Give fewer "
             "devices, or a larger batch."
+        )
+
+
+def _copy_cuts(cuts: Any) -> dict[int, Cut]:
+    if not isinstance(cuts, Mapping) or not all(isinstance(one, Cut) for one in cuts.values()):
+        raise ValueError(
+            "`cuts` must be a dict from numbers of devices to `Cut`. Received: "
+            f"cuts={cuts!r}. Give `{{2: Cut(size, copies, share)}}`."
+        )
+    return dict(cuts)
+
+
+def _check_placement(placement: Any, modes: Sequence[str]) -> None:
+    """A dict, for mode `"model"` only."""
+    if placement is not None and not isinstance(placement, Mapping):
+        raise ValueError(
+            "`placement` must be a dict from names of layers to device numbers, or None. Received: "
+            f"placement={placement!r}. For other divisions count with `reports.transfers`, and "
+            "give `cuts`."
+        )
+    if placement and "model" not in modes:
+        raise ValueError(
+            f"`placement` is for mode 'model'. Received: placement={placement!r} and "
+            f"modes={tuple(modes)!r}. Add 'model' to `modes`, or leave `placement` out."
         )
 
 

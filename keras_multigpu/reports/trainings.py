@@ -102,7 +102,8 @@ def scaling(
             "`scaling(model, (x, y))`."
         )
     counts = device_counts("n_gpus", n_gpus)
-    schedule = Schedule(data, batch_size, epochs, steps, warm_up, repeats, weak)
+    moves = mode == "model" or options.get("shard") is not None
+    schedule = Schedule(data, batch_size, epochs, steps, warm_up, repeats, weak, moves)
     check_model(model, built=True)
     _check_compiled(model, compile_with)
     before = Snapshot(state_of(model))
@@ -147,7 +148,10 @@ def _prepare(model: ParallelModel, compile_with: Callable[[keras.Model], Any] | 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """How each run trains; the arguments are those of `scaling`, and checked here."""
+    """How each run trains; the arguments are those of `scaling`, and checked here.
+
+    `moves` says whether the weights move to a model's devices when its turn comes.
+    """
 
     data: Any
     batch_size: int | None = None
@@ -156,6 +160,7 @@ class Schedule:
     warm_up: int = 1
     repeats: int = 3
     weak: bool = False
+    moves: bool = False
 
     def __post_init__(self) -> None:
         _check_data(self.data)
@@ -203,6 +208,8 @@ class Schedule:
         if self.batch_size is not None:
             given["batch_size"] = self.batch_size_on(len(training.model.devices))
         given = {name: value for name, value in given.items() if value is not None}
+        if self.moves:  # and then the step is traced again, on TensorFlow: not in the timed run
+            training.fit(x, **given, epochs=1, steps_per_epoch=1)
         return training.fit(x, **given, epochs=epochs, steps_per_epoch=self.steps)
 
     def _summarize(self, devices: int, fits: Sequence[tuple[Any, Stopwatch]]) -> Run:
@@ -265,5 +272,7 @@ def _check_data(data: Any) -> None:
         )
     if isinstance(data, tuple):
         check_rows(data)
+        if len(data) == 1:
+            raise ValueError(f"{expected} Received: a tuple of inputs only. Give `(x, y)`.")
     if data is None or isinstance(data, (list, dict)) or hasattr(data, "shape"):
         raise ValueError(f"{expected} Received: data of type {type(data).__name__}. Give `(x, y)`.")

@@ -283,10 +283,12 @@ def _make_sources(
 def _find_files(files: Any) -> list[str]:
     """Paths, with the sorted matches of patterns; a path that exists is no pattern."""
     given = [files] if isinstance(files, (str, os.PathLike)) else files
-    if not isinstance(given, Iterable) or isinstance(given, (bytes, Mapping)):
+    is_table = isinstance(given, Mapping) or hasattr(given, "columns")
+    if is_table or not isinstance(given, Iterable) or isinstance(given, bytes):
+        cure = "Use `encoder.transform(table)`" if is_table else "Give `'data/*.csv'`, for example"
         raise TypeError(
-            "`files` must be a path, a pattern, or a list of them. Received: "
-            f"files={files!r}. Give `'data/*.csv'`, for example."
+            "`files` must be a path, a pattern, or a list of them. Received: files of type "
+            f"{type(files).__name__}. {cure}."
         )
     found: list[str] = []
     for path in [os.fspath(one) for one in given]:

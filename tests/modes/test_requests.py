@@ -127,6 +127,11 @@ def test_unknown_modes_and_options():
         make_parallel(_model(), 2, wire_dtype="int8")
 
 
+def test_what_a_plan_says_is_best_comes_by_name():
+    with pytest.raises(ValueError, match=r"Write `make_parallel\(model, \*\*plan.best\)`"):
+        make_parallel(_model(), {"n_gpus": 2, "mode": "data"})
+
+
 def test_options_that_are_nearly_right():
     for mode, option, cure in [
         ("data", {"gpus": 2}, "Received: gpus=2. Write `n_gpus=2`."),

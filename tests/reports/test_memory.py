@@ -221,6 +221,8 @@ def test_wrong_arguments(rng):
         reports.memory(model, (x, y))
     with pytest.raises(ValueError, match=r"tuple of inputs, targets .* ndarray. Give"):
         reports.memory(_model(), x)
+    with pytest.raises(ValueError, match="`training` must be True or False. Received: training='"):
+        reports.memory(_model(), (x, y), training="no")
     with pytest.raises(ValueError, match=r"tuple of inputs, targets .* list of 2. Give"):
         reports.memory(_model(), [x, y])
     for batch in ((x[:0], y[:0]), (x, y[:3]), (x, 3.0)):

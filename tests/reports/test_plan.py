@@ -210,6 +210,18 @@ def test_parts_of_a_batch_are_counted(scaled):
 
 
 @pytest.mark.backend_free
+def test_of_ways_that_are_as_fast_the_simplest():
+    spread, plain = _choice(6e9, 0.03, True, shard="weights"), _choice(7e9, 0.0301, True)
+    report = PlanReport([spread, plain], 2, limit=8 * 10**9)
+    assert report.best == {"n_gpus": 2, "mode": "data"}
+    assert "may be a fifth too low: `reports.memory` counts it, on 2" in report.notes[0]
+    for limit in (None, 10**10):
+        assert "a fifth" not in PlanReport([spread, plain], 2, limit=limit).notes[0]
+    report = PlanReport([spread, _choice(7e9, 0.04, True)], 2)
+    assert report.best == {"n_gpus": 2, "mode": "data", "shard": "weights"}
+
+
+@pytest.mark.backend_free
 def test_forms(tmp_path):
     choices = [
         _choice(9e9, 0.01, False),

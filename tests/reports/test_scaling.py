@@ -12,6 +12,7 @@ from keras_multigpu.layers import GaussianMix, GaussianNLL
 from keras_multigpu.reports import Run, ScalingReport
 from keras_multigpu.reports.models import state_of
 from keras_multigpu.reports.scaling_report import find_speedup
+from keras_multigpu.reports.timing import Training
 from keras_multigpu.reports.trainings import Schedule
 
 PUBLISHED = ((1, 2, 3, 4), (857.7, 562.5, 384.4, 263.6), (0.0281, 0.0283, 0.0262, 0.0258))
@@ -55,6 +56,31 @@ def test_the_time_of_a_step_is_told_apart_from_that_of_an_epoch():
     report = ScalingReport([one, two])
     assert [round(row[6], 9) for row in report.rows] == [0.5, 0.5]
     assert "on 1 device, 36% of a run is overhead of epochs" in report.notes[1]
+
+
+@pytest.mark.parametrize("options", [{"shard": "weights"}, {"shard": "optimizer"}], ids=str)
+def test_moving_the_weights_and_tracing_again_is_not_timed(options, data, monkeypatch):
+    """Models of other numbers of devices have moved them in between."""
+    traced, fit = [], Training.fit
+
+    def watched(training, x, **given):
+        before = len(traced)
+        found = fit(training, x, **given)
+        if given["steps_per_epoch"] is None:
+            timed.append(len(traced) - before)
+        return found
+
+    class Traced(keras.layers.Dense):
+        def call(self, x, training=None):
+            traced.append(training)
+            return super().call(x)
+
+    timed = []
+    monkeypatch.setattr(Training, "fit", watched)
+    model = keras.Sequential([keras.Input((6,)), Traced(16), keras.layers.Dense(2)])
+    model.compile("adam", "mse")
+    reports.scaling(model, data, (1, 2), batch_size=8, repeats=2, verbose=0, **options)
+    assert timed == [0] * 6
 
 
 def test_runs_of_different_numbers_of_steps_compare_by_steps():
@@ -370,6 +396,7 @@ def test_outputs_that_the_mode_changes(data):
             ValueError,
             r"at least one. Received, as shapes: \[\(0, 6\), \(0, 1\)\]",
         ),
+        ({"data": (np.ones((8, 6)),)}, ValueError, r"a tuple of inputs only. Give `\(x, y\)`"),
         ({"data": [1, 2]}, ValueError, r"Received: data of type list. Give `\(x, y\)`"),
         ({"data": np.ones((4, 6))}, ValueError, r"Received: data of type ndarray"),
         ({"data": None}, ValueError, r"Received: data of type NoneType"),

@@ -391,8 +391,10 @@ def test_files_that_are_not_there(tmp_path):
         dataset(str(tmp_path / "*.csv"))
     with pytest.raises(ValueError, match=r"at least one file. Received: files=\[\]"):
         dataset([])
-    with pytest.raises(TypeError, match=r"a path, a pattern, or a list .* files=None. Give"):
+    with pytest.raises(TypeError, match=r"a path, a pattern, or a list .* type NoneType. Give"):
         dataset(None)
+    with pytest.raises(TypeError, match=r"of type DataFrame. Use `encoder.transform\(table\)`"):
+        dataset(pd.DataFrame({"city": ["Rome"]}))
     with pytest.raises(ValueError, match=r"named .csv, .csv.gz, .parquet or .pq. Received: 'x.txt"):
         dataset("x.txt")
     (tmp_path / "none.csv").write_text("label,city,age\n")
