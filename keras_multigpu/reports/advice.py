@@ -61,7 +61,8 @@ def advise(
     driver of all (`cluster.connect`) is slower: `docs/at_scale.md` has figures.
 
     Predictions leave out: copying the batch from the host, which one device needs as well; moving
-    statistics; sparse gradients of embeddings (whole ones are counted); and any overlap of copies
+    statistics; sparse gradients of embeddings (whole ones are counted; on TensorFlow Adam adds up
+    their squares apart, so that a small table's cross twice); and any overlap of copies
     with computations (see `overlap`).
 
     Args:
