@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ElementTree
 LONG = 2.0  # seconds
 ALWAYS = (  # what each run shows, however long it takes
     "tests/cluster/test_out_of_step.py::test_all_name_the_one_that_falls_out_of_step[stops_after_an",
+    "tests/cluster/test_processes.py::test_two_processes_compute_what_one_device_does",
     "tests/docs/test_documents.py::test_an_epoch_of_the_demo",
     "tests/docs/test_pages.py::test_the_python_of_a_page_runs[README.md]",
     "tests/modes/test_parity_pairs.py::",
