@@ -34,6 +34,7 @@ SLOW = (
     "sets_weights_while_predicting",
     "sets_the_momentum_eagerly",
     "shifts_a_seed",
+    "single_steps_of_other_class_weights",
     "trains_on_a_batch_in_a_callback",
     "trains_the_template_alone",
 )

@@ -25,6 +25,7 @@ class Call:
         has_ended: whether all processes have come to its end.
         readings: how often the processes have read spread weights within it.
         take_part: takes part in such a reading, which another process has asked for.
+        class_weight: its argument of this name, as text.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Call:
     has_ended: bool = False
     readings: int = 0
     take_part: Callable[[list[int] | None], None] | None = None
+    class_weight: str = ""
 
     @property
     def begun(self) -> int:

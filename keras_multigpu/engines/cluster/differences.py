@@ -21,8 +21,9 @@ DIFFERENCES = {
     "steps": (
         "It makes another step than process {other} at step {step}: its is {its!r}, and that of "
         "process {other} is {first!r}.",
-        "Make the same steps in all processes: a callback that trains, evaluates or predicts must "
-        "do so in all of them, and the data must have the same number of batches in all.",
+        "Make the same steps in all processes: a callback that trains, evaluates or predicts, or "
+        "sets a variable, must do so in all of them, and the data must have the same number of "
+        "batches in all.",
     ),
     "passes": (
         "It is at another place in its data than process {other} at step {step}: at {its}, and "

@@ -146,6 +146,8 @@ class Group(Members):
         if mine:
             texts |= self._of_all(what, str(mine))
         step, its, first = self.call.begun, texts[number], texts[other]
+        if mine and its == first:
+            first = "the same with another constant or setting"
         text = problem.format(step=step, other=other, its=its, first=first)
         return self._break(number, text, cure)
 

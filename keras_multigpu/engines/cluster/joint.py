@@ -84,7 +84,8 @@ def together(
 ) -> Iterator[None]:
     """Scope of a call (`"fit"`) that all processes begin together, and end if it is a loop.
 
-    Single steps of a model are one call until another one begins; in its loop they are the loop's.
+    Single steps of a model are one call until another one begins, or one with another
+    `class_weight`; in its loop they are the loop's.
     `given` are the call's arguments.
     """
     group = steps.group
@@ -94,8 +95,12 @@ def together(
     call = None
     try:
         call = steps.call
-        if is_loop or call is None or not group.calls.resume(call):
+        class_weight = _text(given.get("class_weight"))
+        # `test_on_batch` has no such argument.
+        is_as_before = "class_weight" not in given or (call and call.class_weight == class_weight)
+        if is_loop or call is None or not is_as_before or not group.calls.resume(call):
             steps.call = call = group.open(name, is_loop)
+            call.class_weight = class_weight
             facts: dict[str, str | Facts] = {
                 "model": facts_of_model(steps.model),
                 "compilation": facts_of_compilation(steps.model),
@@ -103,7 +108,7 @@ def together(
                 "set of options": repr(sorted(steps.model._parallel_options.items())),
                 "model's number, in the order of making,": str(steps.number),
                 "set of the backend's settings": steps.settings,
-                "class_weight": _text(given.get("class_weight")),
+                "class_weight": class_weight,
                 "range of epochs": f"{given.get('initial_epoch', 0)} to {given.get('epochs', 1)}",
             }
             group.meet(facts)
@@ -124,11 +129,12 @@ def _text(class_weight: Any) -> str:
 
 
 def arguments(loop: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a loop (`fit`, ...), by name; none if it does not take them."""
+    """The arguments of a loop or step (`fit`, ...), by name; none if it does not take them."""
     try:
         bound = inspect.signature(loop).bind_partial(*args, **kwargs)
     except TypeError:  # the loop says so itself
         return {}
+    bound.apply_defaults()
     return dict(collections.ChainMap(*_named(bound)))
 
 

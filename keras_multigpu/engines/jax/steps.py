@@ -214,7 +214,7 @@ class JaxSteps(Steps):
         if not self.is_running:
             self.begin_pass()
         self._is_prepared = False
-        joint = together(self, "single steps", is_loop=False)
+        joint = together(self, "single steps", arguments(step, args, kwargs), is_loop=False)
         with joint, self.lent.returned(), self._lending():
             result = step(*args, **kwargs)
         self.lent.latest = ()

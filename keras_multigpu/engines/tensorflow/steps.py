@@ -67,7 +67,7 @@ class TensorFlowSteps(Steps):
                 with self._rows_compared():
                     return step(*args, **kwargs)
             with (
-                together(self, "single steps", is_loop=False),
+                together(self, "single steps", arguments(step, args, kwargs), is_loop=False),
                 self.group.watching(),
                 self._rows_compared(),
             ):

@@ -467,7 +467,7 @@ def other_rows(odd):
     fit(build(), x, y, batch_size=BATCH)
 
 
-@way("Its rows and those of process . differ at step 1")
+@way("Its class_weight is ")
 def class_weights(odd):
     x, _ = numbers()
     model = build(loss="sparse_categorical_crossentropy")
@@ -890,6 +890,16 @@ def parts_of_other_class_weights(odd):
     model = build(loss="sparse_categorical_crossentropy")
     y = (y[:, 0] > 0).astype("int32")
     fit(model, x, y, batch_size=BATCH, class_weight={0: 1.0, 1: 3.0 if odd else 2.0})
+
+
+@way("Its class_weight is |It is at the beginning of single steps", data="parts")
+def single_steps_of_other_class_weights(odd):
+    x, _ = _part(odd)
+    model = build(loss="sparse_categorical_crossentropy")
+    for step in range(4):
+        weights = {0: 1.0, 1: 3.0 if odd and step > 1 else 2.0}
+        model.train_on_batch(x[:8], np.arange(8) % 2, class_weight=weights)
+        model.test_on_batch(x[:8], np.arange(8) % 2)
 
 
 @way("Its part of a batch does not fit", data="parts")

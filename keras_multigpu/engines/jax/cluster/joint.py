@@ -67,7 +67,7 @@ def copy_to_all(tree: Any, mesh: Mesh) -> Any:
 def compare_weights(values: Any, mesh: Mesh, group: Group) -> None:
     """Raises a `ClusterError` if another process has other weights, or has no new ones."""
     digest = digest_of(jax.tree.leaves(values), sys.maxsize)
-    step = "a step with new weights or metrics, the first one of an epoch, say"
+    step = "a step before which weights, metrics or slots were set, as at the beginning of an epoch"
     place = group.calls.here(f"new weights or metrics before step {group.call.begun + 1}")
     facts = {"steps": (_checksum(step), step), "weights": (digest, "")}
     _compare(facts, 0, place, mesh, group)

@@ -80,5 +80,6 @@ def _value(value: Any) -> Any:
     if isinstance(value, jax.core.Tracer) or not getattr(value, "is_fully_addressable", True):
         return str(jax.typeof(value))
     if jax.dtypes.issubdtype(getattr(value, "dtype", None), jax.dtypes.prng_key):
-        return f"key {digest_of([jax.random.key_data(value)], sys.maxsize)}"
+        with jax.ensure_compile_time_eval():  # within the step that is being traced
+            return f"key {digest_of([jax.random.key_data(value)], sys.maxsize)}"
     return digest_of([value], sys.maxsize)

@@ -51,6 +51,18 @@ def test_constants_of_a_trace_around_it_have_no_value_yet():
     outer(np.float32(2.0))
 
 
+def test_a_key_is_read_within_the_trace_of_a_step():
+    key, found = jax.random.key(3), []
+
+    @jax.jit
+    def outer(x):
+        found.append(_listing(lambda x, a, b: x + jax.random.normal(key, x.shape)).checksum)
+        return x
+
+    outer(np.float32(2.0))
+    assert found == [_listing(lambda x, a, b: x + jax.random.normal(key, x.shape)).checksum]
+
+
 def test_the_first_difference_is_told():
     one, other = (_listing(OTHERS[name]) for name in ("in turn", "in another turn"))
     assert one.told(one.digests, other.digests).startswith("dot_general")
