@@ -98,7 +98,8 @@ class TensorFlowSteps(Steps):
     @property
     def settings(self) -> str:
         """Those of TensorFlow that change what a step computes."""
-        return f"functions_run_eagerly={tf.config.functions_run_eagerly()}"
+        run_eagerly = tf.config.functions_run_eagerly()
+        return f"functions_run_eagerly={run_eagerly}, checks_numerics={_checks_numerics()}"
 
     def make(self, name: str, make: Callable[[bool], Any], force: bool) -> Any:
         self._partition.lay_out(self._model)
@@ -234,3 +235,12 @@ class TensorFlowSteps(Steps):
         optimizer = getattr(self._model, "optimizer", None)
         slots = optimizer.variables if isinstance(optimizer, keras.Optimizer) else []
         return [*self._model.variables, *slots]
+
+
+def _checks_numerics() -> bool:
+    """Whether `tf.debugging.enable_check_numerics` is on, which has no getter."""
+    try:
+        tf.divide(tf.constant(0.0), 0.0)
+    except tf.errors.InvalidArgumentError:
+        return True
+    return False

@@ -467,7 +467,8 @@ def test_scaling_of_model_mode(rng, monkeypatch):
     monkeypatch.setattr(keras.Model, "fit", fit_and_look)
     report = reports.scaling(model, (x, y), (1, 2), "model", repeats=1, verbose=0)
     monkeypatch.undo()
-    assert seen == [{0}, {0, 1}] * 2
+    # Each run follows an untimed step, in which the weights move to their devices.
+    assert seen == [{0}, {0}, {0, 1}, {0, 1}] * 2
     assert [run.devices for run in report.runs] == [1, 2]
     assert {_device(variable) for variable in model.variables} == {0}
     model.fit(x, y, verbose=0)
