@@ -14,7 +14,7 @@ PYTEST := $(BIN)/pytest -n 2
 demo: $(VENV)/demo.installed
 	$(BIN)/python -m keras_multigpu demo
 
-# About 17 minutes on 2 cores, from a made environment.
+# About ten minutes on 2 cores, from a made environment.
 test: installed lint
 	$(PYTEST) -m "not slow"
 	KERAS_BACKEND=jax $(PYTEST) -m "not slow"

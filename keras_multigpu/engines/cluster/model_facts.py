@@ -122,7 +122,7 @@ def _told(where: str, what: str, begin: int = 0) -> str:
     """A fact as people see it, from a place before the difference."""
     end = begin + _LONGEST
     what = f"{'...' if begin else ''}{what[begin:end]}{'...' if len(what) > end else ''}"
-    return ": ".join(text for text in (where, what) if text) or "nothing there"
+    return ": ".join(text for text in (where, what) if text) or "nothing"
 
 
 def _facts(where: str, part: Any) -> list[tuple[str, str]]:

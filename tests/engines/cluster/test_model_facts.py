@@ -129,9 +129,9 @@ def test_the_first_difference_is_told():
     assert its.startswith("layer 'dense")
     assert its.endswith(": activation='tanh'")
     assert first.endswith(": activation='relu'")
-    assert difference(one, one[:-1])[1] == "nothing there"
+    assert difference(one, one[:-1])[1] == "nothing"
     more = [one[0], ("layer 'dense'", "lora_enabled=True"), *one[1:]]
-    assert difference(one, more) == ("nothing there", "layer 'dense': lora_enabled=True")
+    assert difference(one, more) == ("nothing", "layer 'dense': lora_enabled=True")
     changed = [*one[:2], ("layer 'other'", "units=4"), *one[3:]]
     assert difference(one, [one[1], one[0], *one[2:]]) == (": ".join(one[0]), ": ".join(one[1]))
     assert difference(changed, one)[0] == "layer 'other': units=4"
