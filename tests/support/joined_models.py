@@ -185,9 +185,40 @@ def from_outside():
     return model, (numbers(ROWS, 6), numbers(ROWS, 2, seed=1))
 
 
+def counts_of_numbers():
+    """Keras asks for the largest of all rows, of a rank that TensorFlow does not know."""
+    counts = layers.IntegerLookup(vocabulary=[1, 2, 3], output_mode="count")
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), counts, layers.Dense(2)])
+    model.compile(optimizer="sgd", loss="mse")
+    x = np.random.default_rng(0).integers(1, 6, (ROWS, 2))
+    return model, (x, numbers(ROWS, 2, seed=1))
+
+
+@keras.saving.register_keras_serializable()
+class Seen(layers.Layer):
+    """Adds how often a row's number has come, which a table counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = tf.lookup.experimental.MutableHashTable("int64", "float64", 0.0)
+
+    def call(self, x):
+        keys = tf.cast(4 * x[:, 0], "int64")
+        seen = self.table.lookup(keys)
+        with tf.control_dependencies([self.table.insert(keys, seen + 1)]):
+            return x + 0.01 * ops.cast(tf.reshape(seen, [-1, 1]), x.dtype)
+
+
+def writes_a_table():
+    model = keras.Sequential([keras.Input((6,)), Seen(), layers.Dense(2)])
+    model.compile(optimizer="sgd", loss="mse")
+    return model, (numbers(ROWS, 6), numbers(ROWS, 2, seed=1))
+
+
 CASES = [
     *(mlp, clipped_eager, several_steps, compiled, images, texts, several_outputs, parts),
     *(halved, without_rules, sums_in_a_loop, from_outside),
+    *(counts_of_numbers, writes_a_table),
 ]
 
 

@@ -109,6 +109,7 @@ def alike(bits: Tensor) -> Tensor:
     values = tf.reshape(tf.bitcast(bits, tf.float64), [bits.shape[0], -1, 2])
     number, slack = values[:, :, 0], values[:, :, 1]
     is_off = tf.cast(tf.abs(number - number[0]) > slack + slack[0], tf.int64)
+    is_off = tf.pad(is_off, [[0, 0], [0, 1]])  # there may be no samples
     return tf.reduce_max(is_off, axis=1) * (tf.argmax(is_off, axis=1) + 1)
 
 

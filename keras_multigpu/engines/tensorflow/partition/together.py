@@ -66,23 +66,34 @@ class JoinedDevices(Devices):
     def complete(self, parts: Sequence[Any], axis: int) -> list[Any]:
         """The slices of all processes, from this one's."""
         whole = tf.concat(parts, axis)
+        every = [one for (one,) in self._of_processes([whole])]
+        if whole.shape.rank is None:
+            return every
         static = whole.shape.as_list()
         static[axis] = None
-        every = [one for (one,) in self._peers.of_processes([whole])]
         return [tf.ensure_shape(one, static) for one in every]
 
     def combine(self, totals: Sequence[Any], kind: str, wire: tf.DType) -> list[Any]:
         """The sums over all processes, or other reductions, from this one's."""
         if kind == "sum" and all(one.dtype in TYPES for one in totals):
             return list(self._peers.sum(totals, wire.name))
-        every = self._peers.of_processes(totals)
+        every = self._of_processes(totals)
         return [combine(kind, list(column)) for column in zip(*every)]
 
     def of_process_0(self, wholes: Sequence[Any]) -> list[Any]:
-        """What process 0 has of tensors, whose ranks need not be known."""
-        flat = [tf.reshape(one, [-1]) for one in wholes]
-        found = self._peers.of_processes([*flat, *map(tf.shape, wholes)])[0]
-        return list(map(tf.reshape, found[: len(flat)], found[len(flat) :]))
+        """What process 0 has of tensors."""
+        return self._of_any_rank(wholes)[0]
+
+    def _of_processes(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        """What each process has of tensors."""
+        are_known = all(one.shape.rank is not None for one in tensors)
+        return self._peers.of_processes(tensors) if are_known else self._of_any_rank(tensors)
+
+    def _of_any_rank(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        """What each process has of tensors, whose ranks need not be known."""
+        flat = [tf.reshape(one, [-1]) for one in tensors]
+        every = self._peers.of_processes([*flat, *map(tf.shape, tensors)])
+        return [list(map(tf.reshape, one[: len(flat)], one[len(flat) :])) for one in every]
 
     def cut(self, whole: Any, layout: Split | Sharded, dim: Any) -> list[Any]:
         """The slices of a whole tensor for this process's devices."""

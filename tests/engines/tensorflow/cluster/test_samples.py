@@ -38,6 +38,10 @@ def first_other(*found):
     return alike(bits).numpy().tolist()
 
 
+def test_models_without_a_sample():
+    assert first_other(*[np.zeros([0, 2])] * 3) == [0, 0, 0]
+
+
 def _shift(weight, size=0.05):
     return lambda model: model.weights[weight].assign(model.weights[weight] + size)
 
