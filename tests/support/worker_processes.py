@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pathlib
 import select
@@ -16,11 +17,20 @@ TESTS = str(pathlib.Path(__file__).parents[1])
 SECONDS = 120  # more than any of them should take: against hanging
 
 
+# Below the ports that systems give to outgoing connections, which could take one before its test
+# does; each of pytest's workers has a thousand of its own.
+_PORTS = itertools.cycle(range(1_000))
+
+
 def free_port():
     """A port of this machine that nobody uses."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw9")
+    first = 10_000 + 1_000 * (int(worker.removeprefix("gw")) % 10)
+    for number in itertools.islice(_PORTS, 1_000):
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", first + number))
+            return first + number
+    raise AssertionError("no port is free")
 
 
 class Process:
