@@ -48,6 +48,12 @@ DIFFERENCES = {
 `its` and `first` are what the named process and the other one have told of themselves.
 """
 
+TOLD_ALIKE = {
+    "values": "the same, to these digits",
+    "programs": "the same with another constant or setting",
+}
+"""What to tell of the other one where both tell the same."""
+
 SAME_CALLS = {
     "same": "Give the same data, with the same number of batches, and make the same calls, in all "
     "processes.",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from keras_multigpu.engines.cluster.board import BEAT, Board
 from keras_multigpu.engines.cluster.calls import Call, Calls
-from keras_multigpu.engines.cluster.differences import DIFFERENCES, SAME_CALLS
+from keras_multigpu.engines.cluster.differences import DIFFERENCES, SAME_CALLS, TOLD_ALIKE
 from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.cluster.members import RESTART, Members
@@ -146,8 +146,8 @@ class Group(Members):
         if mine:
             texts |= self._of_all(what, str(mine))
         step, its, first = self.call.begun, texts[number], texts[other]
-        if mine and its == first:
-            first = "the same with another constant or setting"
+        if its == first != "unknown":
+            first = TOLD_ALIKE.get(what, first)
         text = problem.format(step=step, other=other, its=its, first=first)
         return self._break(number, text, cure)
 

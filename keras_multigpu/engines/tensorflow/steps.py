@@ -134,7 +134,7 @@ class TensorFlowSteps(Steps):
                 self._compared = self.call
                 self._compare_weights(group, "weights")
                 self.begin_pass()
-            batches.begin(self._start)
+            batches.begin(self._start, is_loop=self.is_running)
             batches.look()
             with group.counting(lambda: batches.arrived), group.stepping():
                 return function(*args)

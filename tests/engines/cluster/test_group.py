@@ -326,6 +326,21 @@ def test_other_weights_are_noticed():
             "Its part of a batch does not fit to that of process 0 at step 1: it is (float32(rows, "
             "3),), and that of process 0 is (float32(rows, 2),). Give all processes parts of the ",
         ),
+        (
+            "values",
+            ("learning_rate=0.1", "learning_rate=0.1"),
+            "its is learning_rate=0.1, and that of process 0 is the same, to these digits. Change",
+        ),
+        (
+            "programs",
+            ("mul of (4, 8)", "mul of (4, 8)"),
+            "at step 1: mul of (4, 8); there the same with another constant or setting. Build and",
+        ),
+        (
+            "steps",
+            ("train_step", "train_step"),
+            "its is 'train_step', and that of process 0 is 'train_step'. Make the same steps",
+        ),
     ],
 )
 def test_what_differs_is_told(what, told, expected):

@@ -17,7 +17,7 @@ from keras_multigpu.engines.cluster.calls import Call
 from keras_multigpu.engines.cluster.descriptions import digest_of
 
 EVERY = 8
-"""After so many steps of a call, weights are sampled."""
+"""After so many steps of a loop, weights are sampled; after each single one."""
 _TAKEN = 256  # elements of a weight at a time; each time others
 
 
@@ -32,7 +32,7 @@ class Samples:
         latest, steps = self._latest
         if latest is not call:
             steps = 0
-        due = call.steps - steps >= EVERY
+        due = call.steps - steps >= (EVERY if call.is_loop else 1)
         self._latest = call, call.steps if due else steps
         if not due:
             return 0

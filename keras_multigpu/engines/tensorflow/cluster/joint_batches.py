@@ -22,7 +22,7 @@ from keras_multigpu.engines.tensorflow.cluster import batch_facts
 from keras_multigpu.engines.tensorflow.cluster.collectives import can_cross
 from keras_multigpu.engines.tensorflow.cluster.outside import Outside
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
-from keras_multigpu.engines.tensorflow.cluster.samples import Samples, alike
+from keras_multigpu.engines.tensorflow.cluster.samples import EVERY, Samples, alike
 from keras_multigpu.engines.tensorflow.tensors import map_tensors, take_rows
 from keras_multigpu.engines.values import Tensor
 
@@ -38,11 +38,13 @@ class Ledger:
         facts: of each process, what `_KINDS` names, as numbers, and its number of rows.
         come: how many batches have come.
         start: how many of them had come when this pass over the data began.
+        every: in each of how many training steps weights are sampled.
     """
 
     facts: tf.Variable
     come: tf.Variable
     start: tf.Variable
+    every: tf.Variable
 
     @classmethod
     def make(cls, count: int, device: str, host: str) -> Ledger:
@@ -52,9 +54,11 @@ class Ledger:
                 zeros = tf.zeros([count, len(_KINDS) + 1], tf.int64)
                 facts = tf.Variable(zeros, trainable=False, name="facts")
             with tf.device(host):
-                come = tf.Variable(0, dtype=tf.int64, trainable=False, name="come")
-                start = tf.Variable(0, dtype=tf.int64, trainable=False, name="start")
-        return cls(facts, come, start)
+                come, start, every = (
+                    tf.Variable(first, dtype=tf.int64, trainable=False, name=name)
+                    for name, first in (("come", 0), ("start", 0), ("every", EVERY))
+                )
+        return cls(facts, come, start, every)
 
 
 class _Program:
@@ -127,10 +131,12 @@ class JointBatches:
         in_fresh_thread(lambda: self._programs.append(_Program()))
         return self._programs[-1].checksum.read_value()
 
-    def begin(self, start: int) -> None:
+    def begin(self, start: int, is_loop: bool) -> None:
         """Notes how many batches had come when this pass over the data began."""
         if self.are_parts:
             self._ledger.start.assign(start)
+        # Of single steps there may be few.
+        self._ledger.every.assign(EVERY if is_loop else 1)
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[bool]:
@@ -192,13 +198,14 @@ class JointBatches:
         with tf.control_dependencies(facts):
             come = ledger.come.assign_add(1)
         with tf.device(collectives.device), tf.control_dependencies([come]):
-            trains = step == "train_step"
-            taken = tf.zeros([0, 2], tf.float64) if samples is None else samples.take(come, trains)
-            every = self._of_all(
+            # A step that does not train needs weights that nobody has changed.
+            every = ledger.every.read_value() if step == "train_step" else 1
+            taken = tf.zeros([0, 2], tf.float64) if samples is None else samples.take(come, every)
+            of_all = self._of_all(
                 tf.concat([facts, tf.reshape(tf.bitcast(taken, tf.int64), [-1])], 0)
             )
-            values = alike(every[:, 5:]) if samples is not None else 0 * every[:, 0]
-            known = tf.concat([every[:, :3], values[:, None], every[:, 3:5]], axis=1)
+            values = alike(of_all[:, 5:]) if samples is not None else 0 * of_all[:, 0]
+            known = tf.concat([of_all[:, :3], values[:, None], of_all[:, 3:5]], axis=1)
             with tf.control_dependencies([ledger.facts.assign(known)]):
                 are_alike = tf.reduce_all(known[:, :-1] == known[0, :-1])
                 check = tf.debugging.Assert(are_alike, [known])

@@ -3,8 +3,8 @@
 A callback in one process may set the learning rate or a weight; its state would then go another way
 until the end of `fit`. So each step's exchange takes along a few numbers of each process: settings
 of the optimizer, the states of random numbers, and sums over some elements of each moving statistic
-in every step, and of each other weight in every eighth training step. Floats may differ in
-rounding, because some of TensorFlow's sums add in any order.
+in every step, and of each other weight in every eighth training step of a loop and in each single
+one. Floats may differ in rounding, because some of TensorFlow's sums add in any order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keras_multigpu.engines.tensorflow.cluster.peers import rounding_of
 from keras_multigpu.engines.values import Tensor
 
 EVERY = 8
-"""In each of so many steps, weights are sampled."""
+"""In each of so many training steps of a loop, weights are sampled."""
 _TAKEN = 256  # elements of a weight at a time, or one row of a table; each time others
 _NOT_FINITE = [1e30, 0.0]
 
@@ -36,17 +36,17 @@ class Samples:
     def __init__(self, model: TrainedModel):
         self._model = model
 
-    def take(self, come: Tensor, trains: bool = True) -> Tensor:
+    def take(self, come: Tensor, every: Tensor | int) -> Tensor:
         """In a step: numbers and by how much each may be off, of shape `(several, 2)`.
 
-        `come` counts the steps, alike in all processes. A step that does not train needs weights
-        that nobody has changed: it takes samples of all.
+        `come` counts the steps, alike in all processes; in each of `every` it takes samples of all
+        weights.
         """
         seldom, always = ([one._value for one in some] for some in self._weights())
         settings = [tf.cast(value, tf.float64) for _, value in self._settings()]
         some = tf.cond(
-            tf.equal(come % EVERY, 0) if trains else tf.constant(True),
-            lambda: _sample(seldom, come // EVERY),
+            tf.equal(come % every, 0),
+            lambda: _sample(seldom, come // every),
             lambda: tf.zeros([len(seldom), 2], tf.float64),
         )
         alone = [tf.stack([value, 1e-6 * tf.abs(value)]) for value in settings]

@@ -229,13 +229,13 @@ def test_parts_that_do_not_fit_are_noticed(parts, others):
 def test_other_places_in_the_data_are_noticed(parts):
     """The epochs of one process are shorter."""
     for position, one in zip((2, 0), parts):
-        one.begin(one.arrived - position)
+        one.begin(one.arrived - position, is_loop=True)
     with pytest.raises(tf.errors.InvalidArgumentError):
         together(parts, lambda one: one.check(tf.ones([2]), "s"))
     found = [one.differing() for one in parts]
     assert found[0] == (1, 0, "passes", "step 3 of a pass") or found[1][3] == "step 1 of a pass"
     for one in parts:
-        one.begin(one.arrived)
+        one.begin(one.arrived, is_loop=True)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def build(optimizer="sgd"):
 def taken(model, come=EVERY):
     """The samples in a step."""
     samples = Samples(model)
-    found = tf.function(lambda: samples.take(tf.constant(come, tf.int64)))().numpy()
-    np.testing.assert_array_equal(found, samples.take(tf.constant(come, tf.int64)))  # eagerly
+    found = tf.function(lambda: samples.take(tf.constant(come, tf.int64), EVERY))().numpy()
+    np.testing.assert_array_equal(found, samples.take(tf.constant(come, tf.int64), EVERY))  # eagerly
     return found
 
 
@@ -134,9 +134,9 @@ def test_the_state_of_a_recurrent_layer_is_sampled_in_each_step():
     model.compile("sgd", "mse")
     model.train_on_batch(np.ones((4, 2, 1)), np.ones((4, 1)))
     samples = Samples(model)
-    before = samples.take(tf.constant(1, tf.int64)).numpy()
+    before = samples.take(tf.constant(1, tf.int64), EVERY).numpy()
     layer.reset_states()
-    after = samples.take(tf.constant(1, tf.int64)).numpy()
+    after = samples.take(tf.constant(1, tf.int64), EVERY).numpy()
     changed = [k for k in range(len(before)) if abs(before[k, 0] - after[k, 0]) > before[k, 1]]
     assert {samples.describe(k) for k in changed} == {f"{layer.states[0].path} with a sum of 0"}
 
@@ -145,7 +145,7 @@ def test_a_step_that_does_not_train_samples_all_weights():
     one, other = build(), build()
     other.weights[1].assign(other.weights[1] + 0.1)
     come = tf.constant(1, tf.int64)
-    found = [Samples(model).take(come, trains=False).numpy() for model in (one, other)]
+    found = [Samples(model).take(come, 1).numpy() for model in (one, other)]
     assert first_other(*found) == [0, 2]
     assert first_other(taken(one, 1), taken(other, 1)) == [0, 0]
 
@@ -172,7 +172,7 @@ def test_a_model_without_an_optimizer():
 def test_a_table_is_not_read_as_a_whole():
     """After a sparse update TensorFlow would copy it."""
     samples = Samples(build())
-    graph = tf.function(lambda: samples.take(tf.constant(EVERY, tf.int64))).get_concrete_function()
+    graph = tf.function(lambda: samples.take(tf.constant(EVERY, tf.int64), EVERY)).get_concrete_function()
     branches = graph.graph.as_graph_def().library.function
     names = [node.op for branch in branches for node in branch.node_def]
     assert names.count("ResourceGather") == 1
