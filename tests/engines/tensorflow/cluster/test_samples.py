@@ -1,5 +1,7 @@
 """Samples of the state: what of a difference they show, and what they cost."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -27,8 +29,9 @@ def build(optimizer="sgd"):
 def taken(model, come=EVERY):
     """The samples in a step."""
     samples = Samples(model)
-    found = tf.function(lambda: samples.take(tf.constant(come, tf.int64), EVERY))().numpy()
-    np.testing.assert_array_equal(found, samples.take(tf.constant(come, tf.int64), EVERY))  # eagerly
+    take = functools.partial(samples.take, tf.constant(come, tf.int64), EVERY)
+    found = tf.function(take)().numpy()
+    np.testing.assert_array_equal(found, take())  # eagerly
     return found
 
 
@@ -172,7 +175,8 @@ def test_a_model_without_an_optimizer():
 def test_a_table_is_not_read_as_a_whole():
     """After a sparse update TensorFlow would copy it."""
     samples = Samples(build())
-    graph = tf.function(lambda: samples.take(tf.constant(EVERY, tf.int64), EVERY)).get_concrete_function()
+    take = functools.partial(samples.take, tf.constant(EVERY, tf.int64), EVERY)
+    graph = tf.function(take).get_concrete_function()
     branches = graph.graph.as_graph_def().library.function
     names = [node.op for branch in branches for node in branch.node_def]
     assert names.count("ResourceGather") == 1
