@@ -54,7 +54,7 @@ class Subject:
     speed: float
     inputs: Any
     targets: Any
-    cuts: Any
+    cuts: Mapping[int, Cut]
     overlap: float
     steps: int
     placement: Mapping[str, int] | None = None
@@ -74,7 +74,7 @@ class Subject:
         known = _known_step(self.step_seconds, self.batch_size)
         self.step = known and known.sped_up(self.speed)
         check_model(self.model, built=True)
-        self.cuts = _copy_cuts(self.cuts)
+        self.cuts = _checked_cuts(self.cuts)
         _check_placement(self.placement, self.modes)
         if self.inputs is None:
             self.inputs = make_inputs(self.model, self.batch_size)
@@ -85,7 +85,8 @@ class Subject:
         self.sizes = find_sizes(self.model, self.model(one_row), one_row)
         for count in self.counts if "model" in self.modes else ():
             if count > 1 and count not in self.cuts:
-                self.cuts[count] = self.find_cut(count, self.batch_size, self.sizes)
+                cut = self.find_cut(count, self.batch_size, self.sizes)
+                self.cuts = {**self.cuts, count: cut}
 
     @property
     def is_here(self) -> bool:
@@ -211,7 +212,8 @@ def _check_modes(modes: Sequence[str], counts: Sequence[int], batch_size: int) -
         )
 
 
-def _copy_cuts(cuts: Any) -> dict[int, Cut]:
+def _checked_cuts(cuts: Any) -> dict[int, Cut]:
+    """A copy of them, for a user's may get more."""
     if not isinstance(cuts, Mapping) or not all(isinstance(one, Cut) for one in cuts.values()):
         raise ValueError(
             "`cuts` must be a dict from numbers of devices to `Cut`. Received: "

@@ -194,9 +194,15 @@ class TransfersReport(Report):
         notes = [] if self.training or self.prediction else ["Nothing crosses between devices."]
         sent = sum(self.bytes("training").get(kind, 0) for kind in _NEEDED)
         if self.training and self.least is not None:
+            least = (
+                f"the least is {show_bytes(self.least)}."
+                if sent >= self.least
+                else f"all gradients, whole and in their own types, would take at least "
+                f"{show_bytes(self.least)}."
+            )
             notes.append(
                 f"A training step sends {show_bytes(sent)} of weights, activations and gradients; "
-                f"the least is {show_bytes(self.least)}."
+                + least
             )
             if sent > _MUCH * self.least and self.mode == "model":
                 notes.append(

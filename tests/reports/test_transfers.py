@@ -199,6 +199,23 @@ def test_before_the_first_step_and_without_one(rng):
     assert int(parallel.optimizer.iterations.numpy() if BACKEND != "jax" else 0) == 0
 
 
+@pytest.mark.skipif(BACKEND == "jax", reason="XLA sums whole gradients of tables")
+def test_rows_of_a_table_are_gradients_and_may_be_less_than_the_table():
+    """Adam squares them before they are summed."""
+    model = keras.Sequential(
+        [keras.Input((5,), dtype="int32"), keras.layers.Embedding(900, 8), keras.layers.Flatten()]
+    )
+    parallel = make_parallel(model, n_gpus=2)
+    parallel.compile("sgd", "mse")
+    batch = (np.zeros((ROWS, 5), "int32"), np.ones((ROWS, 40)))
+    report = reports.transfers(parallel, batch)
+    assert report.bytes("training")["activations"] < 100  # the loss
+    assert report.bytes("training")["gradients"] < 900 * 8 * 4 < report.least
+    assert "in their own types, would take at least 57.6 kB" in report.notes[0]
+    parallel.compile("adam", "mse")
+    assert reports.transfers(parallel, batch).bytes("training")["activations"] < 100
+
+
 def test_forms(on_two, tmp_path):
     report = on_two
     names, sums = report.matrix("training")

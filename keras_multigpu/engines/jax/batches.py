@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_multigpu.engines.cluster.listing import Listing
+from keras_multigpu.engines.jax.cluster.joint import Step
 from keras_multigpu.engines.jax.placement import Placement, on_host
 
 _SAID_AFTER = 10  # batches, so that a few incomplete last ones don't count
@@ -61,7 +61,7 @@ class PlacedBatches:
         batches: Iterator[Any],
         place: Placement,
         undivided: Undivided,
-        step: Callable[[], tuple[str, int, int, Listing, str]],
+        step: Callable[[], Step],
     ):
         self._batches = batches
         self._place = place
@@ -75,7 +75,7 @@ class PlacedBatches:
     def __next__(self) -> Any:
         with on_host():
             batch = next(self._batches)
-        self.counts.append(self._place.compare(batch, *self._step()))
+        self.counts.append(self._place.compare(batch, self._step()))
         placed = self._place.put_batch(batch, self.counts[-1])
         self._undivided.see(placed, self._place)
         return placed

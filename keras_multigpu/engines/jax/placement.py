@@ -13,7 +13,6 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax import devices, threads
 from keras_multigpu.engines.jax.cluster import joint, parts
 from keras_multigpu.engines.jax.copies import Copies
@@ -112,19 +111,8 @@ class Placement:
                     return int(np.shape(part)[0])
         return 0
 
-    def compare(
-        self,
-        batch: Any,
-        step: str = "",
-        position: int = 0,
-        sample: int = 0,
-        program: Listing | None = None,
-        settings: str = "",
-    ) -> list[int]:
+    def compare(self, batch: Any, step: joint.Step) -> list[int]:
         """Begins a step that all processes make; raises a `ClusterError` if one makes another.
-
-        `step` is its name, `position` how many steps this pass over the data has had, `sample` a
-        checksum of weights, `program` what the step has computed before, and `settings` are JAX's.
 
         Returns:
             How many rows of the batch each process has.
@@ -134,8 +122,7 @@ class Placement:
         if self.group.data == "parts":
             parts.check(batch)
         self.group.count_step()
-        facts = step, position, sample, program or Listing(), settings
-        return joint.compare_steps(batch, *facts, self.mesh, self.group)
+        return joint.compare_steps(batch, step, self.mesh, self.group)
 
     def put_batch(self, batch: Any, counts: Sequence[int] = ()) -> Any:
         """A batch with each device's rows on that device; `counts` are what `compare` returns."""

@@ -13,10 +13,10 @@ import keras
 from keras_multigpu.engines.cluster.calls import Call
 from keras_multigpu.engines.cluster.group import Group
 from keras_multigpu.engines.cluster.joint import arguments, together, write_once, writing
-from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.checks import check_is_compiled, check_no_distribution
 from keras_multigpu.engines.jax.cluster.compared import Compared, compare_weights, settings
+from keras_multigpu.engines.jax.cluster.joint import Step
 from keras_multigpu.engines.jax.cluster.parts import own_rows
 from keras_multigpu.engines.jax.cluster.readings import Readings
 from keras_multigpu.engines.jax.cluster.spread_variables import arrays_of, lending
@@ -101,10 +101,9 @@ class JaxSteps(Steps):
         undivided, where, only_reads = Undivided(), self.where, self._only_reads(name)
         lent = self.lent
 
-        def next_step() -> tuple[str, int, int, Listing, str]:
+        def next_step() -> Step:
             self._position += 1
-            step = name.replace("function", "step")
-            return step, self._position - 1, *self._compared.next(step)
+            return self._compared.next(name.replace("function", "step"), self._position - 1)
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
             batches = PlacedBatches(self._resuming(iterator), where, undivided, next_step)
@@ -266,7 +265,7 @@ class JaxSteps(Steps):
         data = batch if training else batch[:1]
         step = model.train_step if training else model.predict_step
         with self.where.as_on_gpus():
-            data = self.where.put_batch(data, self.where.compare(data))
+            data = self.where.put_batch(data, self.where.compare(data, Step()))
             return compile_step(step, state, data, training)
 
     @property

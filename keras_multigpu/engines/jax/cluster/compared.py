@@ -13,7 +13,7 @@ from keras_multigpu.engines.cluster.calls import Call
 from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.cluster.group import Group
 from keras_multigpu.engines.cluster.listing import Listing
-from keras_multigpu.engines.jax.cluster.joint import is_whole
+from keras_multigpu.engines.jax.cluster.joint import Step, is_whole
 from keras_multigpu.engines.jax.cluster.listing import listing_of
 from keras_multigpu.engines.jax.cluster.samples import Samples
 
@@ -46,10 +46,10 @@ class Compared:
         """Takes a sample of the weights, which crosses with the next step."""
         self._sample = self._samples.take(weights, call)
 
-    def next(self, name: str) -> tuple[int, Listing, str]:
+    def next(self, name: str, position: int) -> Step:
         """What crosses with a step: a sample of the weights, once, what it computes, settings."""
         sample, self._sample = self._sample, 0
-        return sample, self._listings.get(name, Listing()), settings()
+        return Step(name, position, sample, self._listings.get(name, Listing()), settings())
 
     def compare_programs(self, group: Group, call: Call) -> None:
         """Raises a `ClusterError` if another process has computed something else in a call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 import zlib
@@ -26,6 +27,25 @@ _EXCHANGED = 7
 
 Facts = Mapping[str, tuple[int, str | Listing]]
 """What processes compare: numbers of 31 bits, and what to tell of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a process tells of a step that it begins.
+
+    Attributes:
+        name: `"train_step"`, ...
+        position: how many steps this pass over the data has had.
+        sample: a checksum of weights.
+        program: what the step has computed before.
+        settings: JAX's.
+    """
+
+    name: str = ""
+    position: int = 0
+    sample: int = 0
+    program: Listing = dataclasses.field(default_factory=Listing)
+    settings: str = ""
 
 
 def check_devices(names: Sequence[str], mode: str) -> None:
@@ -79,35 +99,23 @@ def meet(step: str, mesh: Mesh, group: Group) -> None:
     _compare({"steps": (_checksum(step), step)}, 0, place, mesh, group)
 
 
-def compare_steps(
-    batch: Any,
-    step: str,
-    position: int,
-    sample: int,
-    program: Listing,
-    settings: str,
-    mesh: Mesh,
-    group: Group,
-) -> list[int]:
+def compare_steps(batch: Any, step: Step, mesh: Mesh, group: Group) -> list[int]:
     """Raises a `ClusterError` if another process makes another step, or has other data or weights.
-
-    `step` is its name, `position` how many steps this pass over the data has had, `sample` a
-    checksum of weights, `program` what the step has computed before, and `settings` are JAX's.
 
     Returns:
         How many rows each process has.
     """
     leaves = jax.tree.leaves(batch)
     rows = next((len(leaf) for leaf in leaves if np.ndim(leaf)), 0)
-    facts: dict[str, tuple[int, str | Listing]] = {"steps": (_checksum(step), step)}
+    facts: dict[str, tuple[int, str | Listing]] = {"steps": (_checksum(step.name), step.name)}
     if group.data == "parts":
-        facts["passes"] = position, f"step {position + 1} of a pass"
+        facts["passes"] = step.position, f"step {step.position + 1} of a pass"
         facts["parts"] = _digest_of_part(batch), _describe(batch)
     else:
         facts["rows"] = digest_of(leaves, COMPARED), ""
-    facts["values"] = _checksum(settings), settings
-    facts["weights"] = sample, ""
-    facts["programs"] = program.checksum, program
+    facts["values"] = _checksum(step.settings), step.settings
+    facts["weights"] = step.sample, ""
+    facts["programs"] = step.program.checksum, step.program
     place = group.calls.here(f"step {group.call.begun}")
     return _compare(facts, rows, place, mesh, group)
 

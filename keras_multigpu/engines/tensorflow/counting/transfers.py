@@ -51,7 +51,10 @@ def _kind(graph: StepGraph, tensor: str, elements: int | None) -> str:
         return "weights" if elements is None or elements > 1 else "other"
     if is_input(graph, origin):
         return "inputs"
-    return "activations" if _is_used(graph, tensor) else "other"
+    if not _is_used(graph, tensor):
+        return "other"
+    before = graph.walk(origin.name, back=True)
+    return "gradients" if any(is_gradient(one.name) for one in before) else "activations"
 
 
 def is_input(graph: StepGraph, node: tf.compat.v1.NodeDef) -> bool:

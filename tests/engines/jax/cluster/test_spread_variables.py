@@ -9,7 +9,6 @@ import pytest
 from support.boards import Told
 
 from keras_multigpu import make_parallel
-from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.cluster.places import END
 from keras_multigpu.engines.jax.cluster import joint, spread_variables
 from keras_multigpu.engines.jax.cluster.group import WEIGHTS, Group
@@ -212,7 +211,7 @@ def test_a_step_waits_while_others_read(monkeypatch):
 
     monkeypatch.setattr(joint, "exchange", exchange)
     mesh = types.SimpleNamespace(device_ids=np.arange(2))
-    facts = "train_step", 0, 0, Listing(), "no settings"
-    assert joint.compare_steps([np.ones(3)], *facts, mesh, group) == [3, 3]
+    step = joint.Step("train_step")
+    assert joint.compare_steps([np.ones(3)], step, mesh, group) == [3, 3]
     assert seen == [[mine[0][0], WEIGHTS]]
     assert len(mine) == 2
