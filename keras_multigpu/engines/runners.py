@@ -30,6 +30,7 @@ class TrainedModel(Protocol):
     trainable_variables: list[keras.Variable]
     """As `Steps.seen` gives them, like `non_trainable_variables`."""
     non_trainable_variables: list[keras.Variable]
+    metrics: list[Any]
     metrics_variables: list[keras.Variable]
     train_function: Any
     test_function: Any

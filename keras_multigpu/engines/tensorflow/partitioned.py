@@ -166,6 +166,7 @@ class Partition:
             name=name,
             compiled=bool(model.jit_compile),
             together=together,
+            are_known=functools.partial(_are_of_metrics, model),
         )
 
     def _build_optimizer(self, model: TrainedModel) -> None:
@@ -239,6 +240,14 @@ class Partition:
                 f"{self._names[0]!r} alone: only a graph can be spread over devices. Put the step "
                 "into a function: `step = parallel.function(step)`.",
             )
+
+
+def _are_of_metrics(model: TrainedModel, made: Sequence[tf.Variable]) -> bool:
+    """Whether variables are of Keras's own metrics, which make them when they see a first batch."""
+    every = [inner for one in model.metrics for inner in getattr(one, "metrics", [one])]
+    own = [one for one in every if getattr(keras.metrics, type(one).__name__, None) is type(one)]
+    known = {id(one._value) for metric in own for one in metric.variables}
+    return all(id(one) in known for one in made)
 
 
 class _Noted:

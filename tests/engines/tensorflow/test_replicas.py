@@ -99,6 +99,35 @@ def test_traced_once_for_all_devices_and_batch_sizes():
     assert Probe.traces - built == 1
 
 
+class Late(keras.metrics.Metric):
+    """Counts batches, but for those in which it makes its variable."""
+
+    total = None
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        if self.total is None:
+            self.total = self.add_variable((), "zeros", name="total")
+        else:
+            self.total.assign_add(1.0)
+
+    def result(self):
+        return self.total.value
+
+
+@pytest.mark.parametrize("metric", ["mae", "late"])
+def test_a_step_is_traced_again_if_its_code_may_ask_for_variables_that_it_has_made(metric):
+    Probe.traces = 0
+    template = keras.Sequential([keras.Input((3,)), Probe(), layers.Dense(2)])
+    built = Probe.traces
+    parallel = make_parallel(template, 4)
+    metrics = [metric, "mse"] if metric == "mae" else [Late(), "mse"]
+    parallel.compile("adam", "mse", metrics=metrics, weighted_metrics=["mae"])
+    found = parallel.fit(np.zeros((70, 3)), np.zeros((70, 2)), batch_size=10, verbose=0).history
+    assert Probe.traces - built == (1 if metric == "mae" else 2)
+    if metric == "late":
+        assert found["late"] == [7]  # as on one device
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_step_after_one_that_failed(optimizer):
     parallel = make_parallel(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), 4)

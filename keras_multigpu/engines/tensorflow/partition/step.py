@@ -34,6 +34,7 @@ def spread(
     has_shards: bool = False,
     splits_rows: bool = True,
     home: str | None = None,
+    are_known: Callable[[Sequence[tf.Variable]], bool] = lambda made: False,
 ) -> Any:
     """The result of `step(*args)`, computed by several devices.
 
@@ -54,6 +55,8 @@ def spread(
         has_shards: whether the devices have weights in parts.
         splits_rows: whether the rows are split; without, only what meets a weight in parts is.
         home: the name of the device that has whole variables; by default the first.
+        are_known: whether the step does the same once variables exist that its trace has made;
+            otherwise it is traced again.
     """
     leaves = tf.nest.flatten(args)
     have_rows = have_rows if splits_rows else [False] * len(leaves)
@@ -72,7 +75,9 @@ def spread(
         # Each process computes it all; they compare it, and agree on what comes from outside.
         rows, have_rows, records = "unknown", [False] * len(leaves), []
     are_parts = together is not None and together.are_parts
-    traced = Traced(step, args, rows, have_rows, autograph, compiled, are_parts, is_one_row)
+    traced = Traced(
+        step, args, rows, have_rows, autograph, compiled, are_parts, is_one_row, are_known
+    )
     if together is not None:
         together.note(traced.graph)
     planner = Planner(RULES, len(devices), traced.batch, records)

@@ -92,7 +92,7 @@ class Traced:
         step: a function of `args`.
         args: structures of tensors, and of other values.
         rows: the number of rows, as `rows_of` gives it.
-        have_rows, autograph, compiled: as for `spread`.
+        have_rows, autograph, compiled, are_known: as for `spread`.
         are_parts: whether each of several processes gives its rows of each tensor.
         is_one_row: whether every tensor has one row, which is planned as any number of rows is.
 
@@ -112,6 +112,7 @@ class Traced:
         compiled: bool = False,
         are_parts: bool = False,
         is_one_row: bool = False,
+        are_known: Callable[[Sequence[tf.Variable]], bool] = lambda made: False,
     ):
         self.batch = Dim.symbol(BATCH) if rows == "unknown" else rows
         leaves, self._are_parts = tf.nest.flatten(args), are_parts
@@ -128,7 +129,7 @@ class Traced:
         # As for XLA, if it compiles the step: branches then keep other values for the gradient.
         options = {"autograph": autograph, "jit_compile": compiled or None}
         self._traced = tf.function(function, **options).get_concrete_function(*specs)
-        if made:
+        if made and not are_known(made):
             # As `tf.function` does: code may ask whether its variables exist.
             self._traced = tf.function(function, **options).get_concrete_function(*specs)
         self.graph = self._traced.graph
