@@ -218,12 +218,13 @@ class Report(abc.ABC):
             ValueError: if the name has another ending.
             ImportError: if pandas or matplotlib is needed, and not installed.
         """
-        path, suffix = pathlib.Path(path), pathlib.Path(path).suffix.lower()
+        given, path = path, pathlib.Path(str(path))
+        suffix = path.suffix.lower()
         texts = dict(zip(_TEXTS, (self.__str__, self.to_markdown, self.to_html, self.to_json)))
         if suffix not in (*_TEXTS, *_PLOTS):
             raise ValueError(
                 f"`path` must end in one of {', '.join([*_TEXTS, *_PLOTS])}. Received: "
-                f"path={str(path)!r}. Choose the ending of the form that you want."
+                f"path={given!r}. Choose the ending of the form that you want."
             )
         if suffix in texts:
             path.write_text(texts[suffix]() + "\n", encoding="utf-8")

@@ -36,6 +36,8 @@ from keras_multigpu.reports.timing import (
 )
 from keras_multigpu.reports.workload import Cut, Sizes, StepTime, Workload
 
+_NOISE = 1.1  # by as much may two measurements of one time differ
+
 
 @dataclasses.dataclass
 class Subject:
@@ -251,6 +253,11 @@ def _known_step(given: Any, batch_size: int) -> StepTime | None:
             f"{{{batch_size}: ..., {max(batch_size // 2, 1)}: ...}}, or one time."
         )
     times = {rows: quantity("step_seconds", one) for rows, one in given.items()}
+    if times[others[0]] > _NOISE * times[batch_size]:
+        raise ValueError(
+            "`step_seconds` must not be longer for fewer rows. Received: "
+            f"step_seconds={given!r}. Give {{rows: seconds}}."
+        )
     return StepTime.through(batch_size, times[batch_size], others[0], times[others[0]])
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.arguments import non_negative_integer
+
 _LOOPS = ("fit", "evaluate", "predict")
 
 
@@ -145,7 +147,8 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
         Raises:
             ValueError: if there is no such batch.
         """
-        if epoch < 0 or not 0 <= batch < len(self):
+        epoch, batch = non_negative_integer("epoch", epoch), non_negative_integer("batch", batch)
+        if batch >= len(self):
             raise ValueError(
                 f"An epoch has batches 0 to {len(self) - 1}. "
                 f"Received: epoch={epoch}, batch={batch}."

@@ -441,6 +441,7 @@ def test_the_link_of_this_machine(monkeypatch):
         ),
         ({"step_seconds": {16: 1}}, r"one smaller batch. Received: step_seconds={16: 1}"),
         ({"step_seconds": {16: 1, 32: 2}}, r"Received: step_seconds={16: 1, 32: 2}"),
+        ({"step_seconds": {16: 1, 8: 2}}, r"longer for fewer rows. Received: .*={16: 1, 8: 2}"),
         ({"step_seconds": {16: 1, 8: -2}}, r"`step_seconds` must be.*Received: step_seconds=-2"),
         ({"speed": 0}, r"`speed` must be a finite number, above 0. Received: speed=0"),
         ({"processors": -1}, r"`processors` must be a finite number.*Received: processors=-1"),

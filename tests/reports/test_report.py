@@ -192,9 +192,11 @@ def test_save_under_another_name(tmp_path):
     with pytest.raises(
         ValueError,
         match=r"`path` must end in one of .txt, .md, .html, .json, .png, .svg, .pdf. "
-        r"Received: path='.*report.xls'. Choose the ending",
+        r"Received: path=.*report.xls'\)?. Choose the ending",
     ):
         report().save(tmp_path / "report.xls")
+    with pytest.raises(ValueError, match="Received: path=None. Choose"):
+        report().save(None)
 
 
 def test_a_row_of_another_length():
