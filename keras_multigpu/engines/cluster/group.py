@@ -193,6 +193,15 @@ class Group(Members):
         if found is not None:
             raise self._break(*found, SAME_CALLS[self.data])
         self._check_signs(silence)
+        late = self.places.find_late(told)
+        if late is not None:
+            warnings.warn(
+                f"A parallel model has waited {self.timeout:g} seconds at {late[0]} for "
+                f"{', '.join(self.names[number] for number in late[1])}: alive, but not there. All "
+                "processes must make the same calls of parallel models in the same order, and "
+                "return from their callbacks.",
+                stacklevel=5,
+            )
 
     def _gather(
         self, kind: str, value: str, call: Call, place: str = "", longest: float = math.inf
@@ -211,7 +220,6 @@ class Group(Members):
         """Waits for what each process writes under a prefix, up to `longest` seconds."""
         begun = time.monotonic()
         due = begun + BEAT
-        is_told = longest < math.inf
         while True:
             found = self._board.read(prefix, seconds=BEAT / 4)
             if len(found) == len(self.names) or time.monotonic() > begun + longest:
@@ -220,15 +228,6 @@ class Group(Members):
             if time.monotonic() > due:
                 self.check()
                 due = time.monotonic() + BEAT
-            if time.monotonic() > begun + self.timeout and not is_told:
-                is_told = True
-                absent = [n for k, n in enumerate(self.names) if str(k) not in found]
-                warnings.warn(
-                    f"A parallel model has waited {self.timeout:g} seconds for "
-                    f"{', '.join(absent)}: alive, but not at the same call. All processes must "
-                    "make the same calls of parallel models in the same order.",
-                    stacklevel=5,
-                )
 
     def attend(self) -> None:
         """Does what another process waits for meanwhile, if a backend has that."""

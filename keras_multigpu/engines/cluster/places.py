@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -61,6 +62,7 @@ class Places:
         self._is_aside = False
         self._written: Place | None = None
         self._noticed: tuple[int, float] | None = None
+        self._begun: tuple[int, float] | None = None  # the operation, and since when
 
     @contextlib.contextmanager
     def at(self, kind: str, text: str) -> Iterator[None]:
@@ -124,6 +126,24 @@ class Places:
         odd = next(k for k, one in here.items() if one.kind != usual)
         other = next(k for k, one in here.items() if one.kind == usual)
         return odd, f"It is at {here[odd].text}, and process {other} is at {here[other].text}."
+
+    def find_late(self, told: Mapping[str, str]) -> tuple[str, list[int]] | None:
+        """Where this process has waited for `timeout`, and for which others; once for each place.
+
+        `told` is as above. A thread may ask.
+        """
+        mine, now = self._tell(), time.monotonic()
+        if mine is None:
+            return None
+        if self._begun is None or self._begun[0] != mine.number:
+            self._begun = mine.number, now
+        if now - self._begun[1] < self._timeout:
+            return None
+        self._begun = mine.number, math.inf
+        numbers = {int(k): json.loads(text)[0] for k, text in under(told, _PLACES).items()}
+        others = [k for k in range(self._count) if k != self._number]
+        late = [k for k in others if numbers.get(k, -1) < mine.number]
+        return (mine.text, late) if late else None
 
     def _tell(self) -> Place | None:
         """Writes this process's place on the board."""

@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import time
+import warnings
 from concurrent import futures
 
 import keras
@@ -11,6 +13,7 @@ from support.boards import Told
 
 from keras_multigpu.cluster import ClusterError
 from keras_multigpu.engines.cluster import joint
+from keras_multigpu.engines.cluster.board import BEAT
 from keras_multigpu.engines.cluster.group import Group
 from keras_multigpu.engines.cluster.model_facts import (
     checksum,
@@ -281,17 +284,28 @@ def test_the_first_process_leaves_when_the_others_are_silent():
 def test_a_process_that_does_not_come_is_told_of(monkeypatch):
     told = Told()
     group = Group(told, 0, ("a", "b"), timeout=0.0)
-    came = []
+    begun = time.monotonic()
 
     def read(prefix, seconds=0.0):
-        came.append(prefix)
-        if len(came) > 5:
+        if time.monotonic() > begun + 2 * BEAT:
             told.entries["loops/1/1"] = FIT
         return Told.read(told, prefix)
 
     monkeypatch.setattr(told, "read", read)
-    with pytest.warns(UserWarning, match="waited 0 seconds for b: alive, but not at the same call"):
+    with pytest.warns(UserWarning, match="0 seconds at the beginning of `fit` for b: alive, but"):
         begin(group, "fit")
+
+
+def test_a_process_that_does_not_come_to_a_step_is_told_of_once():
+    group, come = Group(Told(loops__1__1=FIT), 0, ("a", "b"), timeout=0.0), []
+    begin(group, "fit")
+    with group.counting(come.__len__), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        group.check()  # this process has not come to it either
+        come.append(1)
+        with pytest.warns(UserWarning, match="0 seconds at step 1 of `fit` for b: alive, but not"):
+            group.check()
+        group.check()
 
 
 def test_other_weights_are_noticed():
