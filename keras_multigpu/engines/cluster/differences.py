@@ -49,6 +49,7 @@ DIFFERENCES = {
 """
 
 TOLD_ALIKE = {
+    "weights": "the same, to these digits",
     "values": "the same, to these digits",
     "programs": "the same with another constant or setting",
 }

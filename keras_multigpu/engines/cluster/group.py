@@ -149,6 +149,8 @@ class Group(Members):
         if its == first != "unknown":
             first = TOLD_ALIKE.get(what, first)
         text = problem.format(step=step, other=other, its=its, first=first)
+        if what == "weights" and its != "unknown":
+            text += f" It has {its}; there is {first}."
         return self._break(number, text, cure)
 
     def _of_all(self, kind: str, mine: str) -> dict[int, str]:

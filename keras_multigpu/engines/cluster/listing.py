@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import zlib
 from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
+
+from keras_multigpu.engines.cluster.descriptions import digest_of
 
 
 @dataclasses.dataclass
@@ -17,11 +22,11 @@ class Listing:
 
     Attributes:
         digests: a checksum of each operation: its kind, settings, inputs, and outputs' shapes.
-        texts: what people see of each.
+        texts: what people see of each, as `str` gives it.
     """
 
     digests: list[int] = dataclasses.field(default_factory=list)
-    texts: list[str] = dataclasses.field(default_factory=list)
+    texts: list[Any] = dataclasses.field(default_factory=list)
 
     @classmethod
     def of_all(cls, listings: Iterable[Listing]) -> Listing:
@@ -32,10 +37,18 @@ class Listing:
             found.texts += one.texts
         return found
 
-    def add(self, facts: Any, text: str) -> None:
+    def add(self, facts: Any, text: Any) -> None:
         """Adds an operation."""
         self.digests.append(zlib.crc32(repr(facts).encode()))
         self.texts.append(text)
+
+    @classmethod
+    def of_values(cls, named: Iterable[tuple[str, Any]]) -> Listing:
+        """Arrays in place of operations, each with its name."""
+        found = cls()
+        for name, value in named:
+            found.add(digest_of([value], sys.maxsize), _Named(name, value))
+        return found
 
     @functools.cached_property
     def checksum(self) -> int:
@@ -46,4 +59,17 @@ class Listing:
         """The first operation in which two listings differ, if this is one of them."""
         pairs = enumerate(zip(one, other))
         place = next((k for k, (a, b) in pairs if a != b), min(len(one), len(other)))
-        return self.texts[place] if place < len(self.texts) else "it has ended"
+        return str(self.texts[place]) if place < len(self.texts) else "it has ended"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """An array, which is summed if people get to see it."""
+
+    name: str
+    value: Any
+
+    def __str__(self) -> str:
+        array = np.asarray(self.value)
+        is_number = array.dtype.kind not in "OSU"
+        return self.name + (f" with a sum of {array.sum(dtype='float64'):.6g}" if is_number else "")

@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax import devices, threads
 from keras_multigpu.engines.jax.cluster import joint, parts
 from keras_multigpu.engines.jax.copies import Copies
@@ -147,7 +148,8 @@ class Placement:
             leaves = jax.tree.leaves(state)
             new = [leaf for leaf in leaves if not self._is_on_all(leaf) or id(leaf) in assigned]
             if new:
-                joint.compare_weights(new, self.mesh, self.group)
+                named = ((f"{one.dtype}{one.shape}", one) for one in new)
+                joint.compare_weights(Listing.of_values(named), self.mesh, self.group)
         seen = set(map(id, read))
 
         def put(value: Any) -> Any:

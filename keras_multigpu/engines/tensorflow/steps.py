@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +12,8 @@ import tensorflow as tf
 
 from keras_multigpu.engines.cluster import joint
 from keras_multigpu.engines.cluster.calls import Call
-from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.cluster.joint import arguments, together, write_once
+from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
 from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.checks import check_no_strategy
@@ -154,8 +153,8 @@ class TensorFlowSteps(Steps):
         """
         assert self._peers is not None
         variables = self._variables()
-        values = [variable._value.numpy() for variable in variables]
-        found = group.differing(when, str(digest_of(values, sys.maxsize)))
+        listing = Listing.of_values((one.path, one._value.numpy()) for one in variables)
+        found = group.differing(when, str(listing.checksum))
         if found is None:
             return
         # Processes that exchange values of other shapes would wait for ever.
@@ -165,7 +164,7 @@ class TensorFlowSteps(Steps):
         with group.exchanging():
             first = None if other is not None else self._peers.of_first(values)
         if first is None:
-            raise group.differs(*(other or found), "weights")
+            raise group.differs(*(other or found), "weights", listing)
         for variable, value in zip(variables, first):
             variable._value.assign(value)
 

@@ -7,6 +7,7 @@ import warnings
 from concurrent import futures
 
 import keras
+import numpy as np
 import pytest
 from support import process_script as script
 from support.boards import Told
@@ -15,6 +16,7 @@ from keras_multigpu.cluster import ClusterError
 from keras_multigpu.engines.cluster import joint
 from keras_multigpu.engines.cluster.board import BEAT
 from keras_multigpu.engines.cluster.group import Group
+from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.cluster.model_facts import (
     checksum,
     facts_of_model,
@@ -311,6 +313,20 @@ def test_a_process_that_does_not_come_to_a_step_is_told_of_once():
 def test_other_weights_are_noticed():
     error = group_of(Told()).differs(1, 0, "weights")
     assert "Its weights and those of process 0 differ at step 0. Build the model" in str(error)
+
+
+def test_the_first_weight_that_differs_is_told():
+    mine = Listing.of_values([("a/kernel", np.ones((2, 2))), ("a/name", np.array(["x"]))])
+    others = Listing.of_values([("b/kernel", np.ones((2, 2))), ("b/name", np.array(["y"]))])
+    told = Told(
+        **{"all of weights 0__0__1": json.dumps(others.digests), "weights 1__0__1": "b/name"}
+    )
+    error = group_of(told).differs(1, 0, "weights", mine)
+    assert "differ at step 0. It has b/name; there is a/name. Build the model" in str(error)
+    mine = Listing.of_values([("a/kernel", np.ones((2, 2))), ("a/bias", np.zeros(3, "float16"))])
+    told.entries["weights 1/0/1"] = "b/bias with a sum of 0.25"
+    error = group_of(told).differs(1, 0, "weights", mine)
+    assert "It has b/bias with a sum of 0.25; there is a/bias with a sum of 0. Build" in str(error)
 
 
 @pytest.mark.parametrize(

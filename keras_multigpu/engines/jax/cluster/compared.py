@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ import jax
 import keras
 
 from keras_multigpu.engines.cluster.calls import Call
-from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.cluster.group import Group
 from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax.cluster.joint import Step, is_whole
@@ -63,8 +61,9 @@ class Compared:
 def compare_weights(group: Group, variables: Sequence[keras.Variable]) -> None:
     """Raises a `ClusterError` if another process has other values."""
     # A loop that has donated an array and given none back leaves a deleted one.
-    values = [one._value for one in variables if one._value is not None]
-    own = [value for value in values if not value.is_deleted() and is_whole(value)]
-    found = group.differing("new weights", str(digest_of(own, sys.maxsize)))
+    values = [(one.path, one._value) for one in variables if one._value is not None]
+    own = [(path, one) for path, one in values if not one.is_deleted() and is_whole(one)]
+    listing = Listing.of_values(own)
+    found = group.differing("new weights", str(listing.checksum))
     if found is not None:
-        raise group.differs(*found, "weights")
+        raise group.differs(*found, "weights", listing)

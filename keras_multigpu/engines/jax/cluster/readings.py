@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from keras_multigpu.engines.cluster.joint import together
+from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax.cluster import joint
 from keras_multigpu.engines.jax.cluster.group import WEIGHTS, WEIGHTS_AND_SLOTS, Group
 from keras_multigpu.engines.jax.cluster.spread_variables import SpreadVariable, gather, take_digests
@@ -69,9 +70,11 @@ class Readings:
 
     def compare_new(self) -> None:
         """Compares what was assigned since the last time; raises a `ClusterError`."""
-        new = take_digests(self._variables(slots=True))
-        if new:
-            joint.compare_weights([np.array(new)], self._steps.where.mesh, self._group)
+        variables, new = self._variables(slots=True), Listing()
+        for number, digest in take_digests(variables):
+            new.add((number, digest), variables[number].path)
+        if new.digests:
+            joint.compare_weights(new, self._steps.where.mesh, self._group)
 
     def _meet(self, kind: int) -> list[int]:
         self.compare_new()
