@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from keras_multigpu import engines
 
         engines.current()
-    except ImportError as error:
+    except (ImportError, RuntimeError, ValueError) as error:
         parser.exit(1, f"{error}\n")
     run: Callable[[argparse.ArgumentParser, argparse.Namespace], None] = chosen.run
     run(parser, chosen)
@@ -123,7 +123,7 @@ def _serve(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
 
     try:
         cluster.serve(chosen.bind, virtual_devices=chosen.virtual_devices)
-    except (ValueError, cluster.ClusterError) as error:
+    except (RuntimeError, ValueError, cluster.ClusterError) as error:
         parser.exit(1, f"{error}\n")
 
 

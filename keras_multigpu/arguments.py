@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import os
 from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
@@ -117,6 +118,8 @@ def check_model(model: Any, *, built: bool = False) -> None:
         hint = ""
         if inspect.isclass(model):
             hint = " Create the model first: pass `YourModel()`."
+        elif isinstance(model, (str, os.PathLike)):
+            hint = " Load it first: `keras.saving.load_model(path)`."
         elif isinstance(model, keras.Layer):
             hint = " Make a model of the layer: `keras.Sequential([layer])`."
         raise ValueError(

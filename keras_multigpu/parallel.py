@@ -222,8 +222,24 @@ def _made_by(
 ) -> Any:
     """The template that a function makes."""
     _MODES[mode]._parallel_check(options)  # before what may take long
+    needed = [
+        str(one)
+        for one in inspect.signature(make).parameters.values()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if needed:
+        raise ValueError(
+            "A function that makes a model is called without arguments. Received: "
+            f"{getattr(make, '__name__', make)!r}, which needs {', '.join(needed)}. Give "
+            "`lambda: make_model(...)`."
+        )
     with making_template(_MODES[mode], devices, options) as is_moved:
         template = make()
+    if not isinstance(template, keras.Model):
+        raise ValueError(
+            "A function that makes a model must return it. Received: "
+            f"{getattr(make, '__name__', make)!r}, which returns {template!r}."
+        )
     _check_template(template)
     if is_moved and not template.built:
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -18,25 +18,22 @@ def have_rows(
     for all that come through them. `None`: all tensors have rows.
 
     Raises:
-        ValueError: if `rows` is `None` and first axes differ, or if it names no argument.
+        ValueError: if it names no argument, or the first axes of those with rows differ.
     """
     if rows is None:
-        leaves = keras.tree.flatten((args, kwargs))
-        shapes = [tuple(one.shape) for one in leaves if hasattr(one, "shape")]
-        sizes = {shape[0] for shape in shapes if shape}
-        if len(sizes) > 1:
-            raise ValueError(
-                "All tensors that a step takes must have the same number of rows, the length of "
-                "their first axis, or `rows` must name those that have. Received: first axes of "
-                f"{', '.join(sorted(map(str, sizes)))}. Name the arguments that are cut by rows: "
-                "`parallel.function(step, rows=(0, 1))`, or `rows=('x', 'y')`."
-            )
+        _check_rows(
+            keras.tree.flatten((args, kwargs)),
+            "All tensors that a step takes must have the same number of rows, the length of their "
+            "first axis, or `rows` must name those that have",
+            "Name the arguments that are cut by rows: `parallel.function(step, rows=(0, 1))`, or "
+            "`rows=('x', 'y')`.",
+        )
         return keras.tree.map_structure(lambda _: True, (args, kwargs))
     names = _Names(step)
     positions = [names.of_position(number) for number in range(len(args))]
     keywords = {name: names.of_keyword(name) for name in kwargs}
     known = set[int | str]().union(names.all, *positions, *keywords.values())
-    if not known.issuperset(rows):
+    if not rows or not known.issuperset(rows):
         received = f"a call with {len(args)} positional arguments"
         received += f" and {', '.join(kwargs)}" if kwargs else ""
         raise ValueError(
@@ -49,8 +46,27 @@ def have_rows(
     def mark(names: set[int | str], value: Any) -> Any:
         return keras.tree.map_structure(lambda _: not chosen.isdisjoint(names), value)
 
-    marks = tuple(mark(*pair) for pair in zip(positions, args))
-    return marks, {name: mark(keywords[name], value) for name, value in kwargs.items()}
+    marks = (
+        tuple(mark(*pair) for pair in zip(positions, args)),
+        {name: mark(keywords[name], value) for name, value in kwargs.items()},
+    )
+    pairs = zip(keras.tree.flatten((args, kwargs)), keras.tree.flatten(marks))
+    _check_rows(
+        [one for one, has_rows in pairs if has_rows],
+        f"The arguments that rows={rows!r} names must have the same number of rows, the length of "
+        "their first axis",
+        "Give batches of equal length, or leave out of `rows` what is no batch.",
+    )
+    return marks
+
+
+def _check_rows(leaves: Sequence[Any], expected: str, cure: str) -> None:
+    """Raises a `ValueError` if first axes differ."""
+    shapes = [tuple(one.shape) for one in leaves if hasattr(one, "shape")]
+    sizes = {shape[0] for shape in shapes if shape} - {None}
+    if len(sizes) > 1:
+        received = ", ".join(sorted(map(str, sizes)))
+        raise ValueError(f"{expected}. Received: first axes of {received}. {cure}")
 
 
 class _Names:

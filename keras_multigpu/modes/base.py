@@ -17,6 +17,8 @@ from keras_multigpu.modes.symbolic import CalledOutputs, is_read_by_keras
 
 _OF_TOWERS = ("predict_replicas", "disagreement", "replicas", "clones", "mix", "loss_of")
 
+_OPTIONS = ("wire_dtype", "shard", "num_replicas", "placement", *_OF_TOWERS)
+
 
 class ParallelModel(SteppedModel):
     """A model that calls replicas of another one, its template.
@@ -55,6 +57,14 @@ class ParallelModel(SteppedModel):
     def _parallel_check(cls, options: Mapping[str, Any]) -> None:
         """Refuses invalid values of the mode's options: implemented by each mode."""
         raise NotImplementedError
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OPTIONS and not hasattr(type(self), name) and not hasattr(self, name):
+            raise AttributeError(
+                f"`{name}` is chosen when a model is made parallel. Received: {name}={value!r}, "
+                f"set on {self.name!r}. Write `make_parallel(model.template, ..., {name}=...)`."
+            )
+        super().__setattr__(name, value)
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The mode's forward pass: implemented by each mode."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,12 @@ class ModelParallel(PlacedModel):
             placement = {name: int(number) for name, number in placement.items()}
         super().__init__(template, devices, {"placement": placement})
         self._parallel_run_on(engines.current().model_runner.make(template, devices, placement))
+        if self._parallel_idle and isinstance(placement, Mapping):
+            warnings.warn(
+                f"{self._parallel_idle} of {len(devices)} devices get no layer. Received: "
+                f"placement={placement!r}. Give some layers another number, or fewer devices.",
+                stacklevel=4,
+            )
 
     @classmethod
     def _parallel_runner_class(cls) -> type[engines.ModelRunner]:
@@ -75,8 +82,13 @@ class ModelParallel(PlacedModel):
         """The parts of the graph, each on one device; `None` for layers that are spread."""
         return self._parallel_runner.stages
 
+    @property
+    def _parallel_idle(self) -> int:
+        """How many devices get no layer, as far as is known."""
+        return len(self.devices) - len({*self.placement.values()}) if self.stages else 0
+
     def _parallel_describe(self) -> str:
-        idle = len(self.devices) - len({*self.placement.values()}) if self.stages else 0
+        idle = self._parallel_idle
         return super()._parallel_describe() + (f"; {idle} of them get no layer" if idle else "")
 
     def _parallel_least_bytes(self, rows: int) -> int | None:

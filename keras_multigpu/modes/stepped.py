@@ -62,7 +62,8 @@ class SteppedModel(SavedModel):
         function = getattr(self, name)
         is_new = function is not before and function is not None
         # Not an evaluation, which may be within a `fit` that shows its bar.
-        if is_new and name != "test_function" and len(self.devices) > 1:
+        is_told = name != "test_function" and not self.run_eagerly
+        if is_new and is_told and len(self.devices) > 1:
             text = (
                 f"keras_multigpu: {self.name!r} is traced and compiled for {len(self.devices)} "
                 "devices. A large model takes minutes, in the first step only."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,6 +62,13 @@ class TowerParallel(Members):
         loss_of: str | None = None,
     ):
         count = int(num_replicas or len(devices))
+        if count < len(devices):
+            warnings.warn(
+                f"{len(devices) - count} of {len(devices)} devices have nothing to do: in mode "
+                f"'tower' each computes whole replicas. Received: num_replicas={num_replicas!r}. "
+                f"Give `n_gpus={count}`, or {len(devices)} replicas.",
+                stacklevel=4,
+            )
         options = {"replicas": replicas, "num_replicas": count, "loss_of": loss_of}
         self._parallel_unmixed_functions = {}
         super().__init__(template, devices, options)

@@ -73,6 +73,7 @@ class ScalingReport(Report):
         runs: one for each number of devices.
         weak: whether `batch_size` was the same per device (weak scaling) rather than for all
             devices together (strong scaling).
+        members: whether n devices train n members of a committee, which is n times the work.
         notes, settings, title: as in `Report`.
 
     Attributes:
@@ -91,18 +92,21 @@ class ScalingReport(Report):
         runs: Sequence[Run],
         *,
         weak: bool = False,
+        members: bool = False,
         notes: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
         title: str = "Scaling",
     ):
         self.runs = tuple(sorted(runs, key=lambda run: run.devices))
         base = self.runs[0]
-        self.speedups = [find_speedup(run, base, weak=weak) for run in self.runs]
+        kinds = {"rows": weak, "members": members}
+        grows = [kind for kind, is_more in kinds.items() if is_more]
+        self.speedups = [find_speedup(run, base, len(grows)) for run in self.runs]
         self.efficiencies = [
             speedup * base.devices / run.devices for run, speedup in zip(self.runs, self.speedups)
         ]
         table = self._table()
-        notes = [*self._conclude(weak), *notes]
+        notes = [*self._conclude(grows), *notes]
         super().__init__(title, list(table), list(zip(*table.values())), notes, settings)
 
     @classmethod
@@ -192,16 +196,16 @@ class ScalingReport(Report):
         }
         return {column: v for column, v in table.items() if any(one is not None for one in v)}
 
-    def _conclude(self, weak: bool) -> list[str]:
-        """The conclusions in words."""
+    def _conclude(self, grows: Sequence[str]) -> list[str]:
+        """The conclusions in words; `grows` are what more devices have more of."""
         base, *others = self.runs
         if not others:
             return []
         best = max(range(1, len(self.runs)), key=self.speedups.__getitem__)
-        speedup = f"{self.speedups[best]:.2f}"
+        speedup, unit = f"{self.speedups[best]:.2f}", f"{' x '.join(grows)} per second"
         notes = [
             f"{self.runs[best].devices} devices are {speedup} times as fast as {base.devices}"
-            f"{', in rows per second' if weak else ''}, an efficiency of "
+            f"{', in ' + unit if grows else ''}, an efficiency of "
             f"{self.efficiencies[best]:.0%}."
         ]
         if float(speedup) <= 1:
@@ -213,7 +217,7 @@ class ScalingReport(Report):
                 f"The speed-ups compare steps. Epochs are short: on {devices}, {overhead:.0%} of a "
                 "run is overhead of epochs, not steps."
             )
-        alike = [str(run.devices) for run in others if not weak and _overlap(run, base)]
+        alike = [str(run.devices) for run in others if not grows and _overlap(run, base)]
         if alike:
             notes.append(
                 f"On {' and '.join(alike)} devices the repeats overlap with those on "
@@ -222,12 +226,12 @@ class ScalingReport(Report):
         return notes
 
 
-def find_speedup(run: Run, base: Run, *, weak: bool = False) -> float:
-    """The speed-up of a run over another.
+def find_speedup(run: Run, base: Run, grows: int = 0) -> float:
+    """The speed-up of a run over another, in which n devices have n times as much of `grows` kinds.
 
     With weak scaling n devices do n times the work in a step, so it compares rows per second.
     """
-    work = run.devices / base.devices if weak else 1.0
+    work = (run.devices / base.devices) ** grows
     own, others = _comparable_times(run, base)
     return work * statistics.median(others) / statistics.median(own)
 

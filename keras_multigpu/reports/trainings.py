@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -116,8 +117,9 @@ def scaling(
     used = max((one.devices for one in models), key=len)
     settings = {"model": model.name, "mode": mode, **options, **schedule.describe()}
     settings |= describe_environment(used)
-    notes = [_VIRTUAL] if are_virtual(used) else []
-    return ScalingReport(runs, weak=weak, notes=[*notes, *schedule.notes(runs)], settings=settings)
+    notes = [*([_VIRTUAL] if are_virtual(used) else []), *schedule.notes(runs)]
+    members = mode == "tower" and options.get("num_replicas") is None
+    return ScalingReport(runs, weak=weak, members=members, notes=notes, settings=settings)
 
 
 def _check_compiled(model: keras.Model, compile_with: Any) -> None:
@@ -181,6 +183,11 @@ class Schedule:
         if isinstance(self.warm_up, bool) or self.warm_up != 0:
             positive_integer("warm_up", self.warm_up, expected=" or 0")
 
+    @functools.cached_property
+    def begins(self) -> int | None:
+        """The epoch from which each run reads data that shuffle themselves; `None` for others."""
+        return self.data.epoch if callable(getattr(self.data, "resume", None)) else None
+
     def batch_size_on(self, devices: int) -> int | None:
         """Rows of a batch on a number of devices; `None` if the data decide."""
         size = self.batch_size
@@ -205,8 +212,10 @@ class Schedule:
         """Trains a parallel model; returns the history and the times."""
         x, *others = self.data if isinstance(self.data, tuple) else (self.data,)
         given = dict(zip(("y", "sample_weight"), others))
-        if self.batch_size is not None:
+        if isinstance(self.data, tuple):  # Keras would divide the rows into `steps`
             given["batch_size"] = self.batch_size_on(len(training.model.devices))
+        if self.begins is not None:
+            self.data.resume(self.begins)
         given = {name: value for name, value in given.items() if value is not None}
         if self.moves:  # and then the step is traced again, on TensorFlow: not in the timed run
             training.fit(x, **given, epochs=1, steps_per_epoch=1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from keras_multigpu.arguments import check_choice, positive_integer
+from keras_multigpu.arguments import check_choice, check_model, positive_integer
 from keras_multigpu.zoo.ratings import Ratings
 
 
@@ -51,7 +51,13 @@ def recommend(
         >>> [item for item, rating in found["ann"]], [item for item, rating in found["bob"]]
         ([20, 30], [10])
     """
+    check_model(model)
     count = positive_integer("count", count)
+    if isinstance(users, str) or not (users is None or isinstance(users, Iterable)):
+        raise ValueError(
+            f"`users` must be a list of users, or None for all. Received: users={users!r}. "
+            f"Give `[{users!r}]`."
+        )
     wanted = ratings.users.tolist() if users is None else list(users)
     rows = _find_rows(ratings, wanted)
     best = BestItems(len(rows), count)

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 
@@ -116,6 +117,8 @@ class Group(Members):
 
     def fail(self, error: BaseException, call: Call | None = None) -> None:
         """Tells the others that this process has left a call (or none) with an error."""
+        if self._is_copy:
+            return
         call = self.calls.now[0] if call is None else call
         if self.broken is not None:
             # The others then name the process that this one has given up, not this one.
@@ -127,7 +130,9 @@ class Group(Members):
             self._break(self.number, f"It has stopped with {type(error).__name__}.", RESTART)
         kind = f"failures/{call.number}"
         call.written.append(f"{kind}/{self.number}")
-        words = [f"{type(error).__name__}:", *str(error).split()]
+        # Not `str`, which an error's class may have replaced by something that fails.
+        lines = "".join(traceback.format_exception_only(type(error), error)).split()
+        words = [f"{type(error).__name__}:", *lines[1:]]
         text = " ".join(words)[:300].rstrip(".:").encode(errors="backslashreplace").decode()
         self._board.write(f"{kind}/{self.number}", f"stopped with {text}")
 

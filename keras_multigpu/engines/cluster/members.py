@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import math
+import os
 import time
 from collections.abc import Iterator
 from typing import ClassVar
@@ -41,12 +42,18 @@ class Members(abc.ABC):
         self.number, self.names, self.timeout = number, names, timeout
         self._board = board
         self.broken: ClusterError | None = None
+        self._process = os.getpid()
         self._is_lost = False  # whether it is for a process that is lost, for all one can see
 
     @property
     def is_writer(self) -> bool:
         """Whether this process writes the files."""
         return self.number == 0
+
+    @property
+    def _is_copy(self) -> bool:
+        """Whether this is a child, by `os.fork`, of the process that has joined: no member."""
+        return os.getpid() != self._process
 
     @property
     def _others(self) -> list[int]:
@@ -81,6 +88,8 @@ class Members(abc.ABC):
         Process 0 leaves last: it hosts the backend's coordination service, without which the
         others would be ended.
         """
+        if self._is_copy:
+            return
         self._board.write(f"ended/{self.number}", "ended")
         awaited = range(len(self.names)) if self.number == 0 else [self.number]
         while self._board.service_silence() < self.timeout:

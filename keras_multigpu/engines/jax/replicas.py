@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -56,6 +57,13 @@ class CommitteeRunner(TowerRunner):
         names = tuple(dict.fromkeys(devices))
         counts = range(1, len(names) + 1)
         used = max(count for count in counts if not len(self.models) % count)
+        if used < len(names):
+            warnings.warn(
+                f"{len(names) - used} of {len(names)} devices have nothing to do: on JAX those in "
+                f"use divide the number of replicas. Received: {len(self.models)} replicas on "
+                f"{len(names)} devices. Give a number of replicas that they divide.",
+                stacklevel=6,
+            )
         self.where = placement_on(names[:used], spread_rows=False)
         self._has_own_weights = any(model is not self.template for model in self.models)
         self._stacks: dict[int, StackedVariable] = {}

@@ -15,6 +15,7 @@ import keras
 from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.cluster.errors import OF_ONE_PROCESS
 from keras_multigpu.engines.functions import have_rows
+from keras_multigpu.engines.jax.batches import Undivided
 from keras_multigpu.engines.jax.placement import Placement, placement_on
 from keras_multigpu.engines.jax.pure import pure
 from keras_multigpu.engines.jax.rows import spreading
@@ -107,11 +108,20 @@ class RowsRunner(DataRunner):
         if where.group is not None:
             raise ValueError(OF_ONE_PROCESS)
 
+        undivided = Undivided()
+
         @functools.wraps(step)
         def run(*args: Any, **kwargs: Any) -> Any:
             marks = have_rows(step, rows, args, kwargs)
+            pairs = zip(keras.tree.flatten((args, kwargs)), keras.tree.flatten(marks))
+            undivided.see([leaf for leaf, has_rows in pairs if has_rows], where)
 
             def put(leaf: Any, has_rows: bool) -> Any:
+                if isinstance(leaf, keras.Variable):
+                    raise ValueError(
+                        "On JAX a step takes arrays, and gives new ones back. Received: the "
+                        f"variable {leaf.path!r}. Give its value: `variable.value`."
+                    )
                 if not hasattr(leaf, "shape"):
                     return leaf
                 return jax.device_put(leaf, where.of_rows(leaf) if has_rows else where.replicated)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -168,6 +168,20 @@ class Partition:
             together=together,
             are_known=functools.partial(_are_of_metrics, model),
         )
+
+    def warn_of_few_rows(self, given: Mapping[str, Any]) -> None:
+        """Warns if batches of a `fit` have fewer rows than there are devices."""
+        rows, data = given.get("batch_size"), given.get("x")
+        if isinstance(data, tf.data.Dataset):
+            shapes = [one.shape for one in tf.nest.flatten(data.element_spec)]
+            rows = shapes[0][0] if shapes and shapes[0].rank else None
+        count = len(self._names)
+        if self._splits_rows and isinstance(rows, int) and 0 < rows < count:
+            self._warn(
+                "few rows",
+                f"Batches of {rows} row{'s' if rows > 1 else ''} leave {count - rows} of "
+                f"{count} devices without work. Give at least {count} rows.",
+            )
 
     def _build_optimizer(self, model: TrainedModel) -> None:
         """Creates the slots before a training step is traced, which would be traced twice.

@@ -23,7 +23,9 @@ from keras_multigpu.engines.values import Tensor
 EVERY = 8
 """In each of so many training steps of a loop, weights are sampled."""
 _TAKEN = 256  # elements of a weight at a time, or one row of a table; each time others
+_NUMBERS = 2  # of each weight
 _NOT_FINITE = [1e30, 0.0]
+_GOLDEN = 0x9E3779B97F4A7C15  # an odd number of 64 bits; any would do
 
 
 class Samples:
@@ -47,7 +49,7 @@ class Samples:
         some = tf.cond(
             tf.equal(come % every, 0),
             lambda: _sample(seldom, come // every),
-            lambda: tf.zeros([len(seldom), 2], tf.float64),
+            lambda: tf.zeros([_NUMBERS * len(seldom), 2], tf.float64),
         )
         alone = [tf.stack([value, 1e-6 * tf.abs(value)]) for value in settings]
         alone += [tf.stack([value, 0.0 * value]) for value in map(_sum_of_state, self._states())]
@@ -58,14 +60,14 @@ class Samples:
     def describe(self, place: int) -> str:
         """What a number of a sample stands for, with its value now."""
         weights = [one for some in self._weights() for one in some]
-        if place < len(weights):
-            value = np.asarray(weights[place], "float64")
-            return f"{weights[place].path} with a sum of {value.sum():.6g}"
-        settings = self._settings()
-        if place < len(weights) + len(settings):
-            name, value = settings[place - len(weights)]
+        if place < _NUMBERS * len(weights):
+            weight = weights[place // _NUMBERS]
+            return f"{weight.path} with a sum of {np.asarray(weight, 'float64').sum():.6g}"
+        place, settings = place - _NUMBERS * len(weights), self._settings()
+        if place < len(settings):
+            name, value = settings[place]
             return f"{name}={float(value):.6g}"
-        state = self._states()[place - len(weights) - len(settings)]
+        state = self._states()[place - len(settings)]
         return f"{state.path}={np.asarray(state._value).tolist()}"
 
     def _weights(self) -> tuple[list[keras.Variable], list[keras.Variable]]:
@@ -77,8 +79,7 @@ class Samples:
         seldom: list[keras.Variable] = []
         always: list[keras.Variable] = []
         for one in self._model.weights:
-            is_merged = not one.trainable and keras.backend.is_float_dtype(one.dtype)
-            (always if is_merged else seldom).append(one)
+            (seldom if one.trainable else always).append(one)
         # Those of stateful recurrent layers are none of a model's variables.
         states = [getattr(layer, "states", None) for layer in all_layers(self._model)]
         always += [one for one in keras.tree.flatten(states) if isinstance(one, keras.Variable)]
@@ -114,24 +115,48 @@ def alike(bits: Tensor) -> Tensor:
 
 
 def _sample(weights: list[tf.Variable], turn: Tensor) -> Tensor:
-    """For each weight, a sum of a sample with signs, and what rounding may do to it."""
-    by_device: dict[str, list[int]] = {}
+    """For each weight `_NUMBERS` numbers of a sample, each with what rounding may do to it.
+
+    Of floats, a sum with signs that no large element hides, and where there is no number.
+    """
+    by_device: dict[tuple[str, bool], list[int]] = {}
     for place, one in enumerate(weights):
-        by_device.setdefault(one.device, []).append(place)
-    sums = []
-    for device, places in by_device.items():
+        by_device.setdefault((one.device, one.dtype.is_floating), []).append(place)
+    numbers = []
+    for (device, is_floating), places in by_device.items():
         with tf.device(device):
-            pieces = [tf.cast(_some(weights[place], turn), tf.float64) for place in places]
+            pieces = [_some(weights[place], turn) for place in places]
             sizes = [piece.shape[0] for piece in pieces]
-            signs = np.concatenate([np.cos(np.arange(1, size + 1)) for size in sizes])
-            terms, owners = tf.concat(pieces, axis=0) * signs, np.repeat(range(len(sizes)), sizes)
+            kind = tf.float64 if is_floating else tf.int64
+            values = tf.concat([tf.cast(piece, kind) for piece in pieces], axis=0)
+            order = np.concatenate([np.arange(1, size + 1) for size in sizes])
             off = np.repeat([rounding_of(weights[place].dtype) for place in places], sizes)
-            both = tf.stack([terms, off * tf.abs(terms)], axis=1)
-            sums.append(tf.math.unsorted_segment_sum(both, owners, len(sizes)))
-    if not sums:
+            owners = np.repeat(range(len(sizes)), sizes)
+            terms = _of_floats(values, order, off) if is_floating else _of_integers(values, order)
+            numbers.append(tf.math.unsorted_segment_sum(terms, owners, len(sizes)))
+    if not numbers:
         return tf.zeros([0, 2], tf.float64)
-    order = [place for places in by_device.values() for place in places]
-    return tf.gather(tf.concat(sums, axis=0), np.argsort(order))
+    order = np.argsort([place for places in by_device.values() for place in places])
+    return tf.reshape(tf.gather(tf.concat(numbers, axis=0), order), [-1, 2])
+
+
+def _of_floats(values: Tensor, order: np.ndarray, off: np.ndarray) -> Tensor:
+    """Terms of the sums of a sample, of shape `(elements, _NUMBERS, 2)`."""
+    is_number = tf.math.is_finite(values)
+    known = tf.where(is_number, values, 0.0)
+    slack = off * tf.abs(known) / tf.sqrt(1.0 + known * known)  # of the inverse sine
+    kind = 1.0 + tf.cast(values > 0, tf.float64) + 2.0 * tf.cast(values < 0, tf.float64)
+    gap = tf.where(is_number, tf.zeros_like(values), order * (4.0 + kind))
+    sums = tf.stack([tf.asinh(known) * np.cos(order), slack], axis=1)
+    return tf.stack([sums, tf.stack([gap, 0.0 * gap], axis=1)], axis=1)
+
+
+def _of_integers(values: Tensor, order: np.ndarray) -> Tensor:
+    """As above; exact."""
+    factors = ((2 * order.astype("uint64") + 1) * np.uint64(_GOLDEN)).astype("int64")
+    terms = tf.cast(tf.math.floormod(values * factors, 2**40), tf.float64)
+    none = tf.zeros_like(terms)
+    return tf.stack([tf.stack([none, none], axis=1), tf.stack([terms, none], axis=1)], axis=1)
 
 
 def _sum_of_state(state: keras.Variable) -> Tensor:

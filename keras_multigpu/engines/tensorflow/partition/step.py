@@ -70,6 +70,8 @@ def spread(
     if rows in (None, 0, 1):
         if any(isinstance(one, tf.RaggedTensor) for one in chosen):
             records[:] = [Record("ragged rows", "the inputs/", "gathered", _ALL)]
+        elif rows in (0, 1):  # not worth a warning
+            records[:] = [Record("too few rows", "the step/", "gathered", 1.0)]
         if together is None or together.are_parts:
             return _on_one_device(step, args, autograph, together)
         # Each process computes it all; they compare it, and agree on what comes from outside.
