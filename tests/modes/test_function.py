@@ -183,6 +183,30 @@ def test_rows_that_name_no_argument_are_refused(rng):
         step(np.zeros((5, 2)), np.zeros((5, 2)))
 
 
+def test_named_rows_are_as_many(rng):
+    step = make_parallel(mlp(), 2).function(lambda x, y, z: x, rows=("x", "y"))
+    with pytest.raises(
+        ValueError, match=r"rows=\('x', 'y'\) names .* Received: first axes of 3, 5"
+    ):
+        step(np.zeros((5, 2)), np.zeros((3, 2)), np.zeros((7, 2)))
+    step(np.zeros((5, 2)), np.zeros((5, 2)), np.zeros((7, 2)))
+    with pytest.raises(ValueError, match=r"`rows` must name arguments.* Received: rows=\(\)"):
+        make_parallel(mlp(), 2).function(lambda x: x, rows=())(np.zeros((5, 2)))
+
+
+@pytest.mark.skipif(IS_TENSORFLOW, reason="variables are captured, and rows are divided unevenly")
+def test_on_jax_a_step_takes_arrays_and_says_if_rows_are_not_divided(rng):
+    parallel = make_parallel(mlp(), 2)
+    step = parallel.function(lambda weights, x: x, rows=("x",))
+    with pytest.raises(ValueError, match="Received: the variable .*kernel'. Give its value"):
+        step(parallel.trainable_variables, np.zeros((4, 6)))
+    step = parallel.function(lambda x: x)
+    for _ in range(9):
+        step(np.zeros((5, 6)))
+    with pytest.warns(UserWarning, match="The 2 devices do not divide the batches.*of 5 rows"):
+        step(np.zeros((5, 6)))
+
+
 @pytest.mark.parametrize("options", [{}, {"shard": "weights"}], ids=str)
 def test_one_device_is_the_backends_own_function(options, rng):
     step = make_parallel(mlp(), 1, **options).function(lambda x: 2 * x)

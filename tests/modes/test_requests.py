@@ -371,6 +371,23 @@ def test_the_command_line_reads_its_arguments_before_it_imports_a_backend():
     assert "needs Keras 3 with a backend, and `keras` is not installed" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("backend", "command", "said"),
+    [
+        ("numpy", "check", "works on the Keras backends 'tensorflow' and 'jax'. Received: "),
+        ("foo", "devices", "Unable to import backend"),
+        ("jax", "serve", "`serve` needs the Keras backend 'tensorflow'"),
+    ],
+)
+def test_the_command_line_says_in_a_line_what_a_backend_has_not(backend, command, said):
+    if backend == "jax":
+        pytest.importorskip("jax")
+    done = run_python("-m", "keras_multigpu", command, KERAS_BACKEND=backend)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 1
+
+
 def test_modules_with_extras_are_there_when_they_are_used():
     code = (
         "import sys, keras_multigpu as k\n"
@@ -519,8 +536,12 @@ def test_a_function_that_makes_the_model(options):
     if "shard" in options:
         with pytest.raises(ValueError, match="must return a built model.* 'lazy', which is not"):
             make_parallel(lambda: keras.Sequential(name="lazy"), 2, **options)
-    with pytest.raises(ValueError, match="must be a Keras 3 model.* Received: model=4"):
+    with pytest.raises(ValueError, match="must return it. Received: '<lambda>', which returns 4"):
         make_parallel(lambda: 4, 2)
+    with pytest.raises(ValueError, match="without arguments.*which needs units. Give `lambda"):
+        make_parallel(lambda units, *more, wide=False, **options: _model(), 2)
+    with pytest.raises(ValueError, match=r"Load it first: `keras.saving.load_model\(path\)`"):
+        make_parallel("some.keras", 2)
 
 
 def test_options_that_several_processes_do_not_have():

@@ -14,6 +14,7 @@ from keras_multigpu.reports.models import state_of
 from keras_multigpu.reports.scaling_report import find_speedup
 from keras_multigpu.reports.timing import Training
 from keras_multigpu.reports.trainings import Schedule
+from keras_multigpu.sparse import HashedDataset, HashEncoder
 
 PUBLISHED = ((1, 2, 3, 4), (857.7, 562.5, 384.4, 263.6), (0.0281, 0.0283, 0.0262, 0.0258))
 
@@ -237,6 +238,47 @@ def test_steps_that_the_data_have(data):
     )
     assert [one.steps for one in report.runs] == [4]
     assert not any("ended early" in note for note in report.notes)
+
+
+def test_steps_do_not_change_the_size_of_a_batch(data):
+    report = reports.scaling(small(), data, (1,), steps=1, repeats=1, verbose=0)
+    sizes = []
+    model = small()
+    training = Training(make_parallel(model, 1))
+    training.model.compile("sgd", "mse", run_eagerly=True)
+    own = training.model.train_step
+    training.model.train_step = lambda *args: (sizes.append(len(args[-1][0])), own(*args))[1]
+    Schedule(data, steps=1).fit(training, 1)
+    assert set(sizes) == {report.runs[0].batch_size} == {32}
+
+
+def test_a_committee_is_judged_by_its_members(data):
+    runs = [Run(1, (1.0,), step_times=(0.1,)), Run(2, (1.1,), step_times=(0.11,))]
+    report = ScalingReport(runs, members=True)
+    assert report.notes[0].startswith(
+        "2 devices are 1.82 times as fast as 1, in members per second"
+    )
+    report = ScalingReport(runs, members=True, weak=True)
+    assert "are 3.64 times as fast as 1, in rows x members per second" in report.notes[0]
+    found = reports.scaling(small(), data, (1, 2), "tower", batch_size=8, repeats=1, verbose=0)
+    assert "in members per second" in found.notes[0]
+    found = reports.scaling(
+        small(), data, (1, 2), "tower", num_replicas=2, batch_size=8, repeats=1, verbose=0
+    )
+    assert "members" not in found.notes[0]
+
+
+def test_data_that_shuffle_themselves_begin_alike(tmp_path):
+    encoder = HashEncoder({"a": 50})
+    path = tmp_path / "rows.csv"
+    path.write_text("a,y\n" + "".join(f"{number % 50},{number % 2}\n" for number in range(96)))
+    data = HashedDataset(str(path), encoder, label="y", batch_size=16, verbose=0)
+    model = keras.Sequential([keras.Input((encoder.ones,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    report = reports.scaling(model, data, (1, 2), repeats=2, verbose=0)
+    losses = [run.loss for run in report.runs]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert Schedule(data).begins == data.epoch
 
 
 def test_steps_that_are_executed_together(data):

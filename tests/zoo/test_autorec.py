@@ -181,6 +181,10 @@ def test_it_learns_what_users_like(tmp_path):
 def test_who_has_seen_all_but_one():
     matrix = scipy.sparse.csr_matrix(np.array([[1, 1, 0], [1, 1, 1]], "float32"))
     ratings = Ratings(matrix, np.array(["ann", "bob"]), np.array([5, 6, 7]), 5.0)
+    with pytest.raises(ValueError, match=r"`users` must be a list.*users=7. Give `\[7\]`"):
+        recommend(autorec(ratings), ratings, 7)
+    with pytest.raises(ValueError, match="`model` must be a Keras 3 model"):
+        recommend(ratings, autorec(ratings))
     found = recommend(autorec(ratings), ratings)
     assert [item for item, _ in found["ann"]] == [7]
     assert found["bob"] == []

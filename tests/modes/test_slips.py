@@ -1,0 +1,81 @@
+"""Slips that leave a device without work, or that change nothing: each is told."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from support.models import mlp
+
+from keras_multigpu import make_parallel
+
+ON_JAX = keras.backend.backend() == "jax"
+
+
+def _fit(parallel, rows, **options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parallel.fit(np.ones((rows, 6)), np.ones((rows, 2)), verbose=0, **options)
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("replicas", ["shared", "independent"])
+def test_fewer_replicas_than_devices(replicas):
+    options = {"mode": "tower", "num_replicas": 2, "replicas": replicas}
+    with pytest.warns(UserWarning, match="2 of 4 devices have nothing to do.*Give `n_gpus=2`"):
+        make_parallel(mlp(), 4, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_parallel(mlp(), 2, **options)
+
+
+@pytest.mark.skipif(not ON_JAX, reason="TensorFlow has replicas on devices in turn")
+def test_on_jax_devices_that_do_not_divide_the_replicas():
+    with pytest.warns(UserWarning, match="1 of 2 devices have nothing to do.*3 replicas on 2"):
+        make_parallel(mlp(), 2, "tower", replicas="independent", num_replicas=3)
+
+
+@pytest.mark.skipif(ON_JAX, reason="JAX takes no numbers of devices")
+def test_a_placement_that_leaves_out_a_device():
+    with pytest.warns(UserWarning, match="1 of 2 devices get no layer. Received: placement="):
+        make_parallel(mlp(), 2, "model", placement={".*": 0})
+
+
+@pytest.mark.skipif(ON_JAX, reason="JAX tells what the devices do not divide")
+def test_batches_of_fewer_rows_than_devices():
+    parallel = make_parallel(mlp(), 4)
+    parallel.compile("sgd", "mse")
+    assert not _fit(parallel, 9, batch_size=4)  # the last batch has one row
+    (text,) = _fit(parallel, 6, batch_size=2)
+    assert text == "Batches of 2 rows leave 2 of 4 devices without work. Give at least 4 rows."
+    assert not _fit(parallel, 6, batch_size=2)  # once
+    import tensorflow as tf
+
+    parallel = make_parallel(mlp(), 4)
+    parallel.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices((np.ones((6, 6)), np.ones((6, 2))))
+    with pytest.warns(UserWarning, match="Batches of 1 row leave 3 of 4 devices"):
+        parallel.fit(data.batch(1, drop_remainder=True), shuffle=False, verbose=0)
+
+
+@pytest.mark.skipif(ON_JAX, reason="XLA does not say what it copies")
+def test_a_batch_of_one_row_is_explained():
+    parallel = make_parallel(mlp(), 2)
+    parallel.compile("sgd", "mse")
+    assert not _fit(parallel, 8, batch_size=4)
+    assert "train_step: 100.0% of the work is spread" in parallel.explain()
+    parallel.train_on_batch(np.ones((1, 6)), np.ones((1, 2)))
+    assert "train_step: 0.0% of the work is spread" in parallel.explain()
+    assert "too few rows" in parallel.explain()
+
+
+@pytest.mark.parametrize("name", ["mix", "loss_of", "wire_dtype", "shard", "num_replicas"])
+def test_options_are_chosen_when_a_model_is_made_parallel(name):
+    parallel = make_parallel(mlp(), 2)
+    with pytest.raises(AttributeError, match=f"`{name}` is chosen when .* Received: {name}='some'"):
+        setattr(parallel, name, "some")
+    model = mlp()
+    model.mix = "the model's own"
+    parallel = make_parallel(model, 2)
+    parallel.mix = "another"
+    assert model.mix == "another"
