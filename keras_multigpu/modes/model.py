@@ -45,10 +45,10 @@ class ModelParallel(PlacedModel):
             placement = {name: int(number) for name, number in placement.items()}
         super().__init__(template, devices, {"placement": placement})
         self._parallel_run_on(engines.current().model_runner.make(template, devices, placement))
-        if self._parallel_idle and isinstance(placement, Mapping):
+        if 0 < self._parallel_idle == len(devices) - 1 and isinstance(placement, Mapping):
             warnings.warn(
-                f"{self._parallel_idle} of {len(devices)} devices get no layer. Received: "
-                f"placement={placement!r}. Give some layers another number, or fewer devices.",
+                f"All layers are on one of {len(devices)} devices. Received: placement="
+                f"{placement!r}. Give some layers another number.",
                 stacklevel=4,
             )
 

@@ -32,7 +32,7 @@ OURS = {
     | {"trainable_variables", "non_trainable_variables", "trainable_weights"}
     | {"fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"},
     "ParallelModel": {"__init__", "__call__", "build", "layers", "output", "summary", "__repr__"}
-    | {"compute_output_spec", "compute_output_shape", "metrics", "stateless_call"},
+    | {"compute_output_spec", "compute_output_shape", "metrics", "stateless_call", "__setattr__"},
     "PlacedModel": {"build", "__setattr__"},
     "DataParallel": {"__init__", "stateless_call"},
 }

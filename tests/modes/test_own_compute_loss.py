@@ -8,7 +8,7 @@ from support.precision import all_in_double_precision
 
 from keras_multigpu import make_parallel
 
-COUNT, EPOCHS = 3, 5
+COUNT, EPOCHS = 4, 5
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,9 @@ def test_on_jax_devices_that_do_not_divide_the_replicas():
 
 @pytest.mark.skipif(ON_JAX, reason="JAX takes no numbers of devices")
 def test_a_placement_that_leaves_out_a_device():
-    with pytest.warns(UserWarning, match="1 of 2 devices get no layer. Received: placement="):
+    with pytest.warns(
+        UserWarning, match="All layers are on one of 2 devices. Received: placement="
+    ):
         make_parallel(mlp(), 2, "model", placement={".*": 0})
 
 

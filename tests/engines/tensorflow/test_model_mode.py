@@ -501,9 +501,9 @@ def test_the_names_of_later_models_are_as_they_would_be():
 def test_texts_that_cross_are_counted():
     words = keras.Input((), dtype="string", name="words")
     vocabulary = layers.StringLookup(vocabulary=["a", "b"], name="lookup")
-    inputs = layers.Embedding(3, 4)(vocabulary(words))
+    outputs = layers.Dense(2)(layers.Embedding(3, 4)(vocabulary(words)))
     placement = {"lookup": 1, "embedding.*": 1}
-    parallel = make_parallel(keras.Model(words, inputs), 2, mode="model", placement=placement)
+    parallel = make_parallel(keras.Model(words, outputs), 2, mode="model", placement=placement)
     x = np.array(["a", "b", "c", "a"])
     report = reports.transfers(parallel, tf.constant(x))
     assert report.bytes("prediction").get("weights", 0) == 0

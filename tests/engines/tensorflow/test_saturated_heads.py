@@ -8,7 +8,10 @@ from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
 
-pytestmark = pytest.mark.thin(4)
+pytestmark = [
+    pytest.mark.thin(4),
+    pytest.mark.filterwarnings("ignore:.* have nothing to do"),
+]
 
 MODES = {
     "tower": {"mode": "tower"},

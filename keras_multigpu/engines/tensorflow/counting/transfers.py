@@ -53,7 +53,8 @@ def _kind(graph: StepGraph, tensor: str, elements: int | None) -> str:
         return "inputs"
     if not _is_used(graph, tensor):
         return "other"
-    before = graph.walk(origin.name, back=True)
+    # Both passes share constants.
+    before = (one for one in graph.walk(origin.name, back=True) if one.op != "Const")
     return "gradients" if any(is_gradient(one.name) for one in before) else "activations"
 
 
