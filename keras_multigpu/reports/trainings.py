@@ -60,8 +60,8 @@ def scaling(
             shuffled; a source that shuffles gives each run another order.
         n_gpus: the numbers of devices, as for `make_parallel`.
         mode: the mode of `make_parallel`. With more devices a committee of towers gets more
-            members, not more speed, unless `num_replicas` is given. Its further members are
-            initialized anew for each number of devices, so the losses differ.
+            members, unless `num_replicas` is given: the speed-up is of members per second. The
+            further ones are initialized anew for each number of devices, so the losses differ.
         batch_size: rows of a batch, on all the devices together; `None` for Keras's 32, and for
             sources that yield batches.
         epochs: the epochs of a run.
