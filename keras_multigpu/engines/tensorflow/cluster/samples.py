@@ -121,18 +121,19 @@ def _sample(weights: list[tf.Variable], turn: Tensor) -> Tensor:
     """
     by_device: dict[tuple[str, bool], list[int]] = {}
     for place, one in enumerate(weights):
-        by_device.setdefault((one.device, one.dtype.is_floating), []).append(place)
+        is_whole = one.dtype.is_integer or one.dtype.is_bool
+        by_device.setdefault((one.device, is_whole), []).append(place)
     numbers = []
-    for (device, is_floating), places in by_device.items():
+    for (device, is_whole), places in by_device.items():
         with tf.device(device):
             pieces = [_some(weights[place], turn) for place in places]
             sizes = [piece.shape[0] for piece in pieces]
-            kind = tf.float64 if is_floating else tf.int64
+            kind = tf.int64 if is_whole else tf.float64
             values = tf.concat([tf.cast(piece, kind) for piece in pieces], axis=0)
             order = np.concatenate([np.arange(1, size + 1) for size in sizes])
             off = np.repeat([rounding_of(weights[place].dtype) for place in places], sizes)
             owners = np.repeat(range(len(sizes)), sizes)
-            terms = _of_floats(values, order, off) if is_floating else _of_integers(values, order)
+            terms = _of_integers(values, order) if is_whole else _of_floats(values, order, off)
             numbers.append(tf.math.unsorted_segment_sum(terms, owners, len(sizes)))
     if not numbers:
         return tf.zeros([0, 2], tf.float64)
@@ -144,10 +145,11 @@ def _of_floats(values: Tensor, order: np.ndarray, off: np.ndarray) -> Tensor:
     """Terms of the sums of a sample, of shape `(elements, _NUMBERS, 2)`."""
     is_number = tf.math.is_finite(values)
     known = tf.where(is_number, values, 0.0)
-    slack = off * tf.abs(known) / tf.sqrt(1.0 + known * known)  # of the inverse sine
+    slack = off * tf.minimum(tf.abs(known), 1.0)  # what rounding makes of a logarithm
     kind = 1.0 + tf.cast(values > 0, tf.float64) + 2.0 * tf.cast(values < 0, tf.float64)
     gap = tf.where(is_number, tf.zeros_like(values), order * (4.0 + kind))
-    sums = tf.stack([tf.asinh(known) * np.cos(order), slack], axis=1)
+    terms = tf.sign(known) * tf.math.log1p(tf.abs(known)) * np.cos(order)
+    sums = tf.stack([terms, slack], axis=1)
     return tf.stack([sums, tf.stack([gap, 0.0 * gap], axis=1)], axis=1)
 
 

@@ -165,6 +165,7 @@ def test_a_step_that_does_not_train_samples_all_weights():
         ("float64", [np.inf, 0.0], [-np.inf, 0.0]),
         ("float32", [np.inf, 0.1], [np.inf, 0.2]),
         ("float32", [1e17, 1.0], [1e17, 5.0]),
+        ("float64", [1e308, 1.0], [1e308, 5.0]),
     ],
 )
 def test_no_element_hides_another_in_what_is_not_trained(dtype, first, second):
