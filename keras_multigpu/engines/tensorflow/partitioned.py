@@ -173,8 +173,8 @@ class Partition:
         """Warns if batches of a `fit` have fewer rows than there are devices."""
         rows, data = given.get("batch_size"), given.get("x")
         if isinstance(data, tf.data.Dataset):
-            first = next(iter(tf.nest.flatten(data.element_spec)), None)
-            rows = first.shape[0] if getattr(first, "shape", None) else None
+            shapes = [getattr(one, "shape", None) for one in tf.nest.flatten(data.element_spec)]
+            rows = shapes[0][0] if shapes and shapes[0] else None
         count = len(self._names)
         if self._splits_rows and isinstance(rows, int) and 0 < rows < count:
             self._warn(
