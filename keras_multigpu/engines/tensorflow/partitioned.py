@@ -174,7 +174,7 @@ class Partition:
         rows, data = given.get("batch_size"), given.get("x")
         if isinstance(data, tf.data.Dataset):
             shapes = [getattr(one, "shape", None) for one in tf.nest.flatten(data.element_spec)]
-            rows = shapes[0][0] if shapes and shapes[0] else None
+            rows = shapes[0][0] if shapes and getattr(shapes[0], "rank", None) else None
         count = len(self._names)
         if self._splits_rows and isinstance(rows, int) and 0 < rows < count:
             self._warn(
