@@ -173,8 +173,9 @@ class Partition:
         """Warns if batches of a `fit` have fewer rows than there are devices."""
         rows, data = given.get("batch_size"), given.get("x")
         if isinstance(data, tf.data.Dataset):
-            shapes = [getattr(one, "shape", None) for one in tf.nest.flatten(data.element_spec)]
-            rows = shapes[0][0] if shapes and getattr(shapes[0], "rank", None) else None
+            specs = tf.nest.flatten(data.element_spec)
+            shape: Any = getattr(specs[0], "shape", None) if specs else None
+            rows = shape[0] if getattr(shape, "rank", None) else None
         count = len(self._names)
         if self._splits_rows and isinstance(rows, int) and 0 < rows < count:
             self._warn(
