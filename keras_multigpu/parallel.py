@@ -224,7 +224,7 @@ def _made_by(
     _MODES[mode]._parallel_check(options)  # before what may take long
     needed = [
         str(one)
-        for one in inspect.signature(make).parameters.values()
+        for one in (() if inspect.isbuiltin(make) else inspect.signature(make).parameters.values())
         if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     ]
     if needed:

@@ -33,7 +33,7 @@ def have_rows(
     positions = [names.of_position(number) for number in range(len(args))]
     keywords = {name: names.of_keyword(name) for name in kwargs}
     known = set[int | str]().union(names.all, *positions, *keywords.values())
-    if not rows or not known.issuperset(rows):
+    if len(rows) == 0 or not known.issuperset(rows):
         received = f"a call with {len(args)} positional arguments"
         received += f" and {', '.join(kwargs)}" if kwargs else ""
         raise ValueError(
@@ -62,8 +62,9 @@ def have_rows(
 
 def _check_rows(leaves: Sequence[Any], expected: str, cure: str) -> None:
     """Raises a `ValueError` if first axes differ."""
-    shapes = [tuple(one.shape) for one in leaves if hasattr(one, "shape")]
-    sizes = {shape[0] for shape in shapes if shape} - {None}
+    shapes = [one.shape for one in leaves if hasattr(one, "shape")]
+    known = [shape for shape in shapes if getattr(shape, "rank", 0) is not None]  # TensorFlow's
+    sizes = {shape[0] for shape in map(tuple, known) if shape} - {None}
     if len(sizes) > 1:
         received = ", ".join(sorted(map(str, sizes)))
         raise ValueError(f"{expected}. Received: first axes of {received}. {cure}")

@@ -17,7 +17,11 @@ from keras_multigpu.modes.symbolic import CalledOutputs, is_read_by_keras
 
 _OF_TOWERS = ("predict_replicas", "disagreement", "replicas", "clones", "mix", "loss_of")
 
-_OPTIONS = ("wire_dtype", "shard", "num_replicas", "placement", *_OF_TOWERS)
+_OPTIONS = {
+    "data": ("wire_dtype", "shard"),
+    "tower": ("replicas", "mix", "num_replicas", "loss_of"),
+    "model": ("placement",),
+}
 
 
 class ParallelModel(SteppedModel):
@@ -59,10 +63,14 @@ class ParallelModel(SteppedModel):
         raise NotImplementedError
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OPTIONS and not hasattr(type(self), name) and not hasattr(self, name):
+        mode = next((mode for mode, names in _OPTIONS.items() if name in names), None)
+        # A user's own class may have an attribute of that name.
+        is_kerass = mode and type(self.template).__module__.partition(".")[0] == "keras"
+        if is_kerass and not hasattr(type(self), name) and not hasattr(self, name):
             raise AttributeError(
                 f"`{name}` is chosen when a model is made parallel. Received: {name}={value!r}, "
-                f"set on {self.name!r}. Write `make_parallel(model.template, ..., {name}=...)`."
+                f"set on {self.name!r}. Write `make_parallel(model.template, mode={mode!r}, "
+                f"{name}=...)`."
             )
         super().__setattr__(name, value)
 

@@ -10,6 +10,7 @@ import importlib.util
 import io
 import json
 import numbers
+import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -218,7 +219,7 @@ class Report(abc.ABC):
             ValueError: if the name has another ending.
             ImportError: if pandas or matplotlib is needed, and not installed.
         """
-        given, path = path, pathlib.Path(str(path))
+        given, path = path, pathlib.Path(path if isinstance(path, os.PathLike) else str(path))
         suffix = path.suffix.lower()
         texts = dict(zip(_TEXTS, (self.__str__, self.to_markdown, self.to_html, self.to_json)))
         if suffix not in (*_TEXTS, *_PLOTS):

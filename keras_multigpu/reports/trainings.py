@@ -57,7 +57,8 @@ def scaling(
             devices; each of these keeps a separate optimizer in memory.
         data: a tuple of inputs, targets and, optionally, sample weights; or a source that can be
             read several times: a `tf.data.Dataset` or a `keras.utils.PyDataset`. Rows are not
-            shuffled; a source that shuffles gives each run another order.
+            shuffled; a source that shuffles gives each run another order, unless it is a
+            `HashedDataset`, which each run reads from the same epoch.
         n_gpus: the numbers of devices, as for `make_parallel`.
         mode: the mode of `make_parallel`. With more devices a committee of towers gets more
             members, unless `num_replicas` is given: the speed-up is of members per second. The
@@ -186,7 +187,9 @@ class Schedule:
     @functools.cached_property
     def begins(self) -> int | None:
         """The epoch from which each run reads data that shuffle themselves; `None` for others."""
-        return self.data.epoch if callable(getattr(self.data, "resume", None)) else None
+        epoch = getattr(self.data, "epoch", None)
+        can_resume = callable(getattr(self.data, "resume", None)) and isinstance(epoch, int)
+        return epoch if can_resume else None
 
     def batch_size_on(self, devices: int) -> int | None:
         """Rows of a batch on a number of devices; `None` if the data decide."""
@@ -205,6 +208,8 @@ class Schedule:
             for training, found in zip(trainings, fits):
                 found.append(self.fit(training, epochs))
                 progress.add(1)
+        if self.begins is not None:
+            self.data.resume(self.begins)
         pairs = zip(trainings, fits)
         return [self._summarize(len(one.model.devices), found) for one, found in pairs]
 

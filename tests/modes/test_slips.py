@@ -71,11 +71,22 @@ def test_a_batch_of_one_row_is_explained():
     assert "too few rows" in parallel.explain()
 
 
+class Mixup(keras.Sequential):
+    """Its class has an attribute by the name of an option."""
+
+    def compile(self, *args, mix=0.2, **options):
+        super().compile(*args, **options)
+        self.mix = mix
+
+
 @pytest.mark.parametrize("name", ["mix", "loss_of", "wire_dtype", "shard", "num_replicas"])
 def test_options_are_chosen_when_a_model_is_made_parallel(name):
     parallel = make_parallel(mlp(), 2)
     with pytest.raises(AttributeError, match=f"`{name}` is chosen when .* Received: {name}='some'"):
         setattr(parallel, name, "some")
+    parallel = make_parallel(Mixup(mlp().layers), 2)
+    parallel.compile("adam", "mse")
+    assert parallel.mix == 0.2
     model = mlp()
     model.mix = "the model's own"
     parallel = make_parallel(model, 2)

@@ -202,11 +202,11 @@ class Group(Members):
         self._check_signs(silence)
         late = self.places.find_late(told)
         if late is not None:
+            place, names = late[0], ", ".join(self.names[number] for number in late[1])
             warnings.warn(
-                f"A parallel model has waited {self.timeout:g} seconds at {late[0]} for "
-                f"{', '.join(self.names[number] for number in late[1])}: alive, but not there. All "
-                "processes must make the same calls of parallel models in the same order, and "
-                "return from their callbacks.",
+                f"A parallel model has waited {self.timeout:g} seconds at {place} for {names}: "
+                "alive, but not there. It may build its first step, write a file or wait for data. "
+                "All processes must make the same calls of parallel models, in the same order.",
                 stacklevel=5,
             )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -63,6 +62,7 @@ class Places:
         self._written: Place | None = None
         self._noticed: tuple[int, float] | None = None
         self._begun: tuple[int, float] | None = None  # the operation, and since when
+        self._told_late: set[tuple[int, ...]] = set()
 
     @contextlib.contextmanager
     def at(self, kind: str, text: str) -> Iterator[None]:
@@ -128,7 +128,7 @@ class Places:
         return odd, f"It is at {here[odd].text}, and process {other} is at {here[other].text}."
 
     def find_late(self, told: Mapping[str, str]) -> tuple[str, list[int]] | None:
-        """Where this process has waited for `timeout`, and for which others; once for each place.
+        """Where this process has waited for `timeout`, and for which others; once for these.
 
         `told` is as above. A thread may ask.
         """
@@ -139,11 +139,13 @@ class Places:
             self._begun = mine.number, now
         if now - self._begun[1] < self._timeout:
             return None
-        self._begun = mine.number, math.inf
         numbers = {int(k): json.loads(text)[0] for k, text in under(told, _PLACES).items()}
         others = [k for k in range(self._count) if k != self._number]
         late = [k for k in others if numbers.get(k, -1) < mine.number]
-        return (mine.text, late) if late else None
+        if not late or tuple(late) in self._told_late:
+            return None
+        self._told_late.add(tuple(late))
+        return mine.text, late
 
     def _tell(self) -> Place | None:
         """Writes this process's place on the board."""

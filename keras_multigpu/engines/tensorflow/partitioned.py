@@ -258,8 +258,9 @@ class Partition:
 
 
 def _are_of_metrics(model: TrainedModel, made: Sequence[tf.Variable]) -> bool:
-    """Whether variables are of Keras's own metrics, which make them when they see a first batch."""
-    every = [inner for one in model.metrics for inner in getattr(one, "metrics", [one])]
+    """Whether variables are of Keras's own metrics, made for a name when there is a first batch."""
+    inner = [getattr(one, "metrics", None) for one in model.metrics]  # those given to `compile`
+    every = [metric for some in inner if isinstance(some, list) for metric in some]
     own = [one for one in every if getattr(keras.metrics, type(one).__name__, None) is type(one)]
     known = {id(one._value) for metric in own for one in metric.variables}
     return all(id(one) in known for one in made)

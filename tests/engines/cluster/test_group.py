@@ -308,6 +308,8 @@ def test_a_process_that_does_not_come_to_a_step_is_told_of_once():
         with pytest.warns(UserWarning, match="0 seconds at step 1 of `fit` for b: alive, but not"):
             group.check()
         group.check()
+        come.append(2)
+        group.check()  # nor at a later step: it may be slow in each
 
 
 def test_other_weights_are_noticed():

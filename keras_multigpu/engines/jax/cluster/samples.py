@@ -32,12 +32,13 @@ class Samples:
         latest, steps = self._latest
         if latest is not call:
             steps = 0
-        due = call.steps - steps >= (EVERY if call.is_loop else 1)
+        every = EVERY if call.is_loop else 1
+        due = call.steps - steps >= every
         self._latest = call, call.steps if due else steps
         if not due:
             return 0
         whole = [one for one in weights if isinstance(one, jax.Array) and one.is_fully_replicated]
-        some = _some([one.addressable_data(0) for one in whole], np.int32(call.steps // EVERY))
+        some = _some([one.addressable_data(0) for one in whole], np.int32(call.steps // every))
         return digest_of(some, sys.maxsize)
 
 

@@ -49,6 +49,8 @@ class Group(group.Group):
                 except ClusterError:  # kept in `broken`, and raised by `explained`
                     abort_collectives()
                     return
+                except Warning:  # that a filter makes an error: it is told once, and no failure
+                    continue
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()

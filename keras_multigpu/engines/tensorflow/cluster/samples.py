@@ -156,7 +156,8 @@ def _of_floats(values: Tensor, order: np.ndarray, off: np.ndarray) -> Tensor:
 def _of_integers(values: Tensor, order: np.ndarray) -> Tensor:
     """As above; exact."""
     factors = ((2 * order.astype("uint64") + 1) * np.uint64(_GOLDEN)).astype("int64")
-    terms = tf.cast(tf.math.floormod(values * factors, 2**40), tf.float64)
+    bits = 52 - int(order.max(initial=1)).bit_length()  # a double has their sum
+    terms = tf.cast(tf.math.floormod(values * factors, 2**bits), tf.float64)
     none = tf.zeros_like(terms)
     return tf.stack([tf.stack([none, none], axis=1), tf.stack([terms, none], axis=1)], axis=1)
 
