@@ -38,11 +38,7 @@ def _twice():
 MODES = [
     ("data", {}),
     ("tower", {}),
-    pytest.param(
-        "tower",
-        {"replicas": "independent", "num_replicas": 1},
-        marks=pytest.mark.filterwarnings("ignore:.* have nothing to do"),
-    ),
+    ("tower", {"replicas": "independent", "num_replicas": 1}),
     ("model", {}),
 ]
 

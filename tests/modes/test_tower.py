@@ -15,11 +15,7 @@ import keras_multigpu
 from keras_multigpu import make_parallel
 from keras_multigpu.layers import MultiHotDense
 
-pytestmark = [
-    pytest.mark.thin(10),
-    # On JAX, where devices do not divide the replicas
-    pytest.mark.filterwarnings("ignore:.* have nothing to do"),
-]
+pytestmark = pytest.mark.thin(10)
 
 # The cases of which each shows something that the others don't.
 NAMES = {

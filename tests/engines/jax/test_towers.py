@@ -155,7 +155,6 @@ def _read_as_values(first):
     return keras.Sequential([keras.Input((6, 6, 3)), first(), *rest])
 
 
-@pytest.mark.filterwarnings("ignore:.* have nothing to do")
 @pytest.mark.parametrize(
     ("first", "options"),
     [

@@ -8,10 +8,7 @@ from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
 
-pytestmark = [
-    pytest.mark.thin(4),
-    pytest.mark.filterwarnings("ignore:.* have nothing to do"),
-]
+pytestmark = pytest.mark.thin(4)
 
 MODES = {
     "tower": {"mode": "tower"},
