@@ -96,7 +96,8 @@ def evaluate_ratings(
         >>> score.ratings, score.unknown
         (22, 3)
     """
-    check_model(model)
+    if not hasattr(model, "predict_on_batch"):
+        check_model(model)
     k = positive_integer("k", k)
     limit = 0.8 * known.highest if relevant is None else relevant
     limit = finite_number("relevant", limit, "a number above 0", lambda one: one > 0)

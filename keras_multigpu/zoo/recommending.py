@@ -51,7 +51,8 @@ def recommend(
         >>> [item for item, rating in found["ann"]], [item for item, rating in found["bob"]]
         ([20, 30], [10])
     """
-    check_model(model)
+    if not hasattr(model, "predict_on_batch"):
+        check_model(model)
     count = positive_integer("count", count)
     if isinstance(users, str) or not (users is None or isinstance(users, Iterable)):
         raise ValueError(
