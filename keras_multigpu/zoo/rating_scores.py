@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import scipy.sparse
 
-from keras_multigpu.arguments import check_model, finite_number, positive_integer
+from keras_multigpu.arguments import finite_number, positive_integer
 from keras_multigpu.zoo.ratings import Ratings
-from keras_multigpu.zoo.recommending import BestItems, predict_blocks
+from keras_multigpu.zoo.recommending import BestItems, check_predicts, predict_blocks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +96,7 @@ def evaluate_ratings(
         >>> score.ratings, score.unknown
         (22, 3)
     """
-    if not hasattr(model, "predict_on_batch"):
-        check_model(model)
+    check_predicts(model)
     k = positive_integer("k", k)
     limit = 0.8 * known.highest if relevant is None else relevant
     limit = finite_number("relevant", limit, "a number above 0", lambda one: one > 0)

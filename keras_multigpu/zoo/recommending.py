@@ -51,8 +51,7 @@ def recommend(
         >>> [item for item, rating in found["ann"]], [item for item, rating in found["bob"]]
         ([20, 30], [10])
     """
-    if not hasattr(model, "predict_on_batch"):
-        check_model(model)
+    check_predicts(model)
     count = positive_integer("count", count)
     if isinstance(users, str) or not (users is None or isinstance(users, Iterable)):
         raise ValueError(
@@ -120,6 +119,12 @@ def predict_blocks(
         else:
             yield Block(np.arange(len(users)), mine, scores[:, users].T)
         bar.add(len(scores))
+
+
+def check_predicts(model: Any) -> None:
+    """Refuses what is no model; of one that is not Keras's, `predict_on_batch` is enough."""
+    if not hasattr(model, "predict_on_batch"):
+        check_model(model)
 
 
 def _check_width(model: keras.Model, width: int, by: str) -> None:

@@ -131,8 +131,8 @@ class Group(Members):
         kind = f"failures/{call.number}"
         call.written.append(f"{kind}/{self.number}")
         # Not `str`, which an error's class may have replaced by something that fails.
-        lines = "".join(traceback.format_exception_only(type(error), error)).split()
-        words = [f"{type(error).__name__}:", *lines[1:]]
+        _, *told = "".join(traceback.format_exception_only(type(error), error)).split()
+        words = [f"{type(error).__name__}:", *told]
         text = " ".join(words)[:300].rstrip(".:").encode(errors="backslashreplace").decode()
         self._board.write(f"{kind}/{self.number}", f"stopped with {text}")
 

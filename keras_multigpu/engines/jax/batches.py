@@ -8,10 +8,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.sparse import JAXSparse
 
 from keras_multigpu.engines.jax.cluster.joint import Step
-from keras_multigpu.engines.jax.placement import Placement, on_host
+from keras_multigpu.engines.jax.placement import Placement, is_sparse, on_host
 
 _SAID_AFTER = 10  # batches, so that a few incomplete last ones don't count
 
@@ -31,7 +30,6 @@ class Undivided:
         """
         if self._is_over or place.count == 1 or not place.is_of_rows:
             return
-        is_sparse = lambda one: isinstance(one, JAXSparse)  # noqa: E731
         shapes = [np.shape(part) for part in jax.tree.leaves(batch, is_leaf=is_sparse)]
         rows = next((shape[0] for shape in shapes if shape), 0)
         self._is_over = not rows % place.count

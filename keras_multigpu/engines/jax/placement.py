@@ -107,7 +107,7 @@ class Placement:
     def spread_rows(self, batch: Any) -> int:
         """The number of rows of a batch to spread; 0 if each device gets them all."""
         if self.count > 1:
-            for part in jax.tree.leaves(batch, is_leaf=_is_sparse):
+            for part in jax.tree.leaves(batch, is_leaf=is_sparse):
                 if self.of_rows(part) == self.sharded:
                     return int(np.shape(part)[0])
         return 0
@@ -129,10 +129,10 @@ class Placement:
         """A batch with each device's rows on that device; `counts` are what `compare` returns."""
         if self.group is not None and self.group.data == "parts":
             return parts.put(batch, counts, self.replicated, self.sharded, self.group)
-        shardings = jax.tree.map(self.of_rows, batch, is_leaf=_is_sparse)
+        shardings = jax.tree.map(self.of_rows, batch, is_leaf=is_sparse)
         if self.group is None:
             return jax.device_put(batch, shardings)
-        whole = jax.tree.map(_expand, batch, shardings, is_leaf=_is_sparse)
+        whole = jax.tree.map(_expand, batch, shardings, is_leaf=is_sparse)
         return jax.tree.map(joint.put, batch, whole)
 
     def put_state(
@@ -239,7 +239,8 @@ def _expand(part: Any, sharding: NamedSharding) -> Any:
     return jax.tree.map(lambda _: sharding, part)
 
 
-def _is_sparse(value: Any) -> bool:
+def is_sparse(value: Any) -> bool:
+    """Whether a tensor of a batch is several arrays, none of which has its rows."""
     return isinstance(value, JAXSparse)
 
 
