@@ -135,8 +135,11 @@ class MemoryReport(Report):
             return []
         name = max(self.devices, key=self.bytes)
         kind = max(self._kinds, key=lambda one: self.bytes(name, one))
-        size, total = self.bytes(name, kind), self.bytes(name)
-        notes = [f"{name} holds most: {show_bytes(total)}, of which {show_bytes(size)} are {kind}."]
+        size, total = self.bytes(name, kind), show_bytes(self.bytes(name))
+        totals = {show_bytes(self.bytes(one)) for one in self.devices}
+        are_equal = len(self.devices) > 1 and totals == {total}
+        who = "Each device holds" if are_equal else f"{name} holds most:"
+        notes = [f"{who} {total}, of which {show_bytes(size)} are {kind}."]
         unknown = sum(one.unknown for one in self.held)
         if unknown:
             notes.append(

@@ -118,12 +118,18 @@ class Shard:
     sums: int = 0
 
     def memory(self, sizes: Sizes, rows: int) -> int | None:
-        """The bytes of the fullest device in a step, which gathers the other weights."""
-        kept = sizes.memory(rows, self.weights, self.slots, sizes.gradients)
-        if kept is None or self.weights == 1:
-            return kept
-        elsewhere = round((1 - self.weights) * self.table_gradients)
-        return kept + sizes.weights - self.tables - elsewhere
+        """The bytes of the fullest device in a step, which gathers the other weights.
+
+        Gathered weights go as gradients come. Where weights are not in parts, those of a gradient
+        lie beside it until they are updated.
+        """
+        updating = round((1 + self.slots) * sizes.gradients) if self.weights == 1 else 0
+        backward = dataclasses.replace(sizes, working=min(sizes.work, sizes.gradients))
+        kept = backward.memory(rows, self.weights, self.slots, updating)
+        if kept is None:
+            return None
+        gathered = sizes.weights - self.tables - self.table_gradients
+        return kept + round((1 - self.weights) * gathered)
 
 
 @dataclasses.dataclass(frozen=True)

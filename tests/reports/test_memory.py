@@ -203,6 +203,13 @@ def test_forms(tmp_path):
 
 
 @pytest.mark.backend_free
+def test_equal_devices_are_not_told_apart():
+    held = [Holding(f"gpu:{index}", "weights", 4_000_000 + index, True) for index in range(2)]
+    (note,) = reports.MemoryReport(held).notes
+    assert note == "Each device holds 4.00 MB, of which 4.00 MB are weights."
+
+
+@pytest.mark.backend_free
 def test_the_picture_has_room_for_its_legend():
     held = [Holding("gpu:0", kind, 10**6, False) for kind in memory_report.KINDS]
     figure = reports.MemoryReport(held, settings={}).plot()
