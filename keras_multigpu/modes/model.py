@@ -62,11 +62,13 @@ class ModelParallel(PlacedModel):
 
     @classmethod
     def _parallel_adapt(cls, request: engines.Request) -> engines.Request:
+        """On fewer devices, layers that follow each other stay on one or on neighbours."""
         placement, count = request.options.get("placement"), len(request.devices)
         if not isinstance(placement, Mapping):
             return request
-        wrapped = {name: number % count for name, number in placement.items()}
-        return dataclasses.replace(request, options={**request.options, "placement": wrapped})
+        named = max(count, *(number + 1 for number in placement.values()))
+        fewer = {name: number * count // named for name, number in placement.items()}
+        return dataclasses.replace(request, options={**request.options, "placement": fewer})
 
     @property
     def placement(self) -> dict[str, int]:

@@ -133,7 +133,10 @@ class Partition:
     def explain(self) -> str:
         """What of each step that has run is computed by one device alone."""
         if not self._records:
-            return "No step has run yet: call `fit`, or what `parallel.function(step)` returns."
+            return (
+                "No step has run as a graph yet: call `fit`, or what `parallel.function(step)` "
+                "returns. Steps that run eagerly run on one device."
+            )
         names = self._layers()
         return "\n\n".join(explain(one, names, step) for step, one in self._records.items())
 
