@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -175,6 +176,15 @@ def reads_gaussians(loss: Any) -> bool:
     """Whether a loss, in any form that `compile` takes, reads means and variances."""
     leaves = keras.tree.flatten(loss)
     return all(leaf is None or isinstance(leaf, GaussianNLL) for leaf in leaves)
+
+
+def find_of_all_columns(metrics: Iterable[keras.Metric]) -> list[str]:
+    """The names of Keras's own metrics of predictions: they would read variances as such, too."""
+    wrapper, root = keras.metrics.MeanMetricWrapper, keras.metrics.RootMeanSquaredError
+    leaves = [leaf for one in metrics for leaf in getattr(one, "metrics", [one])]
+    found = [leaf for leaf in leaves if isinstance(leaf, (wrapper, root))]
+    own = [leaf for leaf in found if type(leaf).__module__.startswith("keras.")]
+    return [leaf.name for leaf in own if type(leaf) is not wrapper]  # the type of users' functions
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -119,7 +120,7 @@ class ParallelModel(SteppedModel):
 
     def function(
         self,
-        step: Callable[..., Any],
+        step: Callable[..., Any] | None = None,
         *,
         jit_compile: bool | None = None,
         rows: Collection[int | str] | None = None,
@@ -131,7 +132,8 @@ class ParallelModel(SteppedModel):
         on JAX the result is a `jax.jit` function.
 
         Args:
-            step: a function of structures of tensors.
+            step: a function of structures of tensors. Without it, but with an option, the
+                result is a decorator: `@parallel.function(rows=("x",))`.
             jit_compile: whether XLA compiles it, on TensorFlow.
             rows: the arguments whose first axis is the batch, by number or name. What comes through
                 `*args` or `**kwargs` too, or all of it by their names (`rows=("kwargs",)`). By
@@ -156,6 +158,8 @@ class ParallelModel(SteppedModel):
             >>> predict(keras.ops.ones((3, 4))).shape[0]
             3
         """
+        if step is None and (jit_compile, rows) != (None, None):
+            return functools.partial(self.function, jit_compile=jit_compile, rows=rows)
         if not callable(step):
             raise ValueError(
                 "`step` must be a function of structures of tensors. Received: "

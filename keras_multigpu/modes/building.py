@@ -29,6 +29,7 @@ def build_parallel(
     parallel = parallel_class(*classes)(template, request.devices, **request.options)
     if template.compiled and parallel._parallel_keeps_outputs():
         compile_like(parallel, template)
+        parallel._parallel_optimizers = id(template.optimizer), id(parallel.optimizer)
     return parallel
 
 

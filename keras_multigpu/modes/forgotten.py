@@ -61,6 +61,15 @@ def check_compiled(parallel: Any, method: str) -> None:
             "`parallel.compile(...)`, or compile the template before `make_parallel`, which then "
             "compiles the parallel model likewise."
         )
+    likewise, own = parallel._parallel_optimizers
+    if own and id(parallel.optimizer) == own and id(parallel.template.optimizer) != likewise:
+        parallel._parallel_optimizers = (0, 0)
+        warnings.warn(
+            "The template was compiled again after `make_parallel`; the parallel model "
+            f"{parallel.name!r} goes on as it was compiled. Received: `{method}` of the parallel "
+            "model. Call `parallel.compile(...)` too, if it is meant.",
+            stacklevel=5,
+        )
 
 
 def warn_of_cloning(parallel: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import keras
 
 from keras_multigpu.engines import is_array, reason_of
 from keras_multigpu.graphs.graph import symbolic_ends
-from keras_multigpu.layers.gaussian import GaussianMix, reads_gaussians
+from keras_multigpu.layers.gaussian import GaussianMix, find_of_all_columns, reads_gaussians
 from keras_multigpu.layers.mixing import get_mix
 from keras_multigpu.layers.outputs import Mix
 from keras_multigpu.modes.base import ParallelModel
@@ -30,6 +31,7 @@ class LatestUse:
         outputs: the replicas' outputs that were mixed.
         losses: the losses of each replica's call.
         is_in_step: whether a step of Keras's is running.
+        is_told: whether metrics that read variances as predictions have been told.
         mix_loss: the mean of the mix's loss, where the replicas' own losses are reported.
     """
 
@@ -39,6 +41,7 @@ class LatestUse:
     outputs: list[Any] = dataclasses.field(default_factory=list)
     losses: list[Any] = dataclasses.field(default_factory=list)
     is_in_step: bool = False
+    is_told: bool = False
     mix_loss: keras.Metric = dataclasses.field(
         default_factory=lambda: keras.metrics.Mean(name="mix_loss")
     )
@@ -122,6 +125,19 @@ class MixedModel(ParallelModel):
         super().__setattr__(name, value)
         if name == "optimizer":  # compiled again: older traces are stale
             self._parallel_unmixed_functions.clear()
+
+    def _parallel_run_loop(self, loop: Any, args: Any, kwargs: Any) -> Any:
+        result, mix = super()._parallel_run_loop(loop, args, kwargs), self._parallel_mix
+        found = find_of_all_columns(self.metrics) if isinstance(mix, GaussianMix) else []
+        if found and not self._parallel_latest.is_told:
+            self._parallel_latest.is_told = True
+            warnings.warn(
+                f"Metrics compare the targets with a Gaussian mix's variances too. Received: "
+                f"{', '.join(map(repr, found))}. Use `keras_multigpu.layers.GaussianRMSE()`, or a "
+                "function of the means, the first half of the columns.",
+                stacklevel=3,
+            )
+        return result
 
     def _parallel_keeps_outputs(self) -> bool:
         if not _is_fit_by(self._parallel_mix, self.template.loss):

@@ -23,6 +23,7 @@ class SteppedModel(SavedModel):
 
     mode: str
     _parallel_runner: Any
+    _parallel_optimizers = (0, 0)  # ids: the template's, when it was compiled likewise, and its own
 
     def __init__(self, template: keras.Model, devices: Sequence[str]):
         super().__init__(template)

@@ -131,7 +131,8 @@ def _say(one: Prediction, first: Prediction | None) -> str:
         take = _TAKE.get(one.mode, "Take")
         return f"{take} {one.devices} devices in mode {one.mode!r}: {_facts(one)}."
     if not _may_be_worth_it(one):
-        return f"Stay on one device: {text}"
+        half = f"Faster, but {one.devices} devices do less than half of what they could: {text}"
+        return half if one.speedup >= _GAIN else f"Stay on one device: {text}"
     if one.is_measured:
         return (
             f"Measure it again: {text} Rounds differ, because other programs use this machine, or "
@@ -169,6 +170,10 @@ def _blame(one: Prediction) -> str:
         size = show_bytes(traffic.sent + traffic.received)
         return f"{show_seconds(one.transfer_s)} of {step} go into moving {size} of {moved}"
     fixed_s, part = one.compute_s - one.rows_s, f"{show_seconds(lost)} of {step}"
+    if one.mode == "data" and one.load.rows_s >= one.alone_s - one.load.fixed_s > fixed_s:
+        return (
+            f"{part} are lost because the devices don't divide the batch: each computes all of it"
+        )
     if one.rows_s - one.load.rows_s > fixed_s:
         return f"{part} are lost because the devices share processors"
     if one.mode == "model" and one.rows_s > fixed_s:

@@ -107,7 +107,8 @@ class Subject:
             self.measured = measure_steps(self.model, batch, *asked, self.placement)
             self.step = self.measured.step.sped_up(self.speed)
             if self.processors is None and self.is_here and are_virtual(choose_devices(None, None)):
-                self.processors = max(count_cores() / self.measured.cores, 1.0)
+                cores = count_cores()
+                self.processors = min(max(cores / self.measured.cores, 1.0), cores)
 
     def find_cut(self, devices: int, rows: int, sizes: Sizes) -> Cut:
         """How mode `"model"` divides the model."""

@@ -140,6 +140,22 @@ def test_a_template_that_is_compiled_after_make_parallel(method):
     getattr(parallel, method)(X, Y)
 
 
+@pytest.mark.parametrize("method", ["fit", "evaluate", "train_on_batch", "test_on_batch"])
+def test_a_template_that_is_compiled_again(method):
+    model = build()
+    parallel = make_parallel(model, 2)
+    getattr(parallel, method)(X, Y)
+    model.compile("adam", "mae")
+    with pytest.warns(UserWarning, match=f"'plain' goes on.*Received: `{method}` of the") as told:
+        getattr(parallel, method)(X, Y)
+    assert told[0].filename == __file__
+    getattr(parallel, method)(X, Y)  # once
+    other = make_parallel(model, 2)
+    other.compile("sgd", "mse")
+    model.compile("sgd", "mse")
+    getattr(other, method)(X, Y)
+
+
 # Clones.
 
 modes = pytest.mark.parametrize("mode", ["data", "tower"])

@@ -165,6 +165,17 @@ def test_what_is_no_function_is_refused(step):
         make_parallel(mlp(), 2).function(step)
 
 
+def test_it_is_a_decorator_with_options(rng):
+    parallel, x = make_parallel(mlp(), 2), rng.normal(size=(5, 6)).astype("float32")
+
+    @parallel.function(rows=("x",))
+    def predict(x, scale):
+        return scale * parallel(x, training=False)
+
+    expected = 2 * parallel.template.predict(x, verbose=0)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(predict(x, 2.0)), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("rows", [0, "x"])
 def test_rows_are_a_tuple(rows):
     with pytest.raises(ValueError, match=rf"Write `rows=\({rows!r},\)`"):

@@ -304,6 +304,24 @@ def test_a_gaussian_mix_needs_its_loss(rng):
     assert not _committee(2, template, mix="gaussian").compiled
 
 
+def test_metrics_that_read_variances_are_told_once(rng):
+    x, y = _data(rng)
+
+    def error_of_means(y_true, y_pred):
+        return ops.abs(y_true - y_pred[:, :1])
+
+    parallel, rmse = _committee(2, mix="gaussian"), keras_multigpu.layers.GaussianRMSE()
+    loss = keras_multigpu.layers.GaussianNLL()
+    parallel.compile("sgd", loss, metrics=[rmse, error_of_means])
+    parallel.fit(x, y[:, :1], verbose=0)
+    parallel.compile("sgd", loss, metrics=["mae", rmse], weighted_metrics=["mse"])
+    with pytest.warns(UserWarning, match="variances too. Received: 'mae', 'mse'. Use") as told:
+        parallel.fit(x, y[:, :1], verbose=0)
+    parallel.evaluate(x, y[:, :1], verbose=0)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+
+
 @pytest.mark.slow_on_jax
 def test_looking_at_the_replicas_changes_nothing(rng):
     x, y = _data(rng)

@@ -275,9 +275,16 @@ def test_verdicts():
     many = prediction(0.019, 0.001, devices=8)
     assert decide([fast, many]) == best
     assert decide([many]).startswith(
-        "Stay on one device: 8 devices in mode 'data' would be 2.00 times as fast as one, an "
+        "Faster, but 8 devices do less than half of what they could: 8 devices in mode 'data' "
+        "would be 2.00 times as fast as one, an efficiency of 25%; "
     )
     assert decide([prediction(0.04, 0, devices=1)]).startswith("Nothing to decide")
+
+
+def test_batches_that_are_not_divided_are_blamed():
+    rows = Load(0.9, 12 * 0.9, 1.0, Traffic(), 1, fixed_s=0.1)
+    text = decide([predict("data", 12, rows, Link("link", 1e9))])
+    assert text.endswith("because the devices don't divide the batch: each computes all of it.")
 
 
 def ranged(fixed, rows, *, devices=2, mode="data"):

@@ -59,7 +59,7 @@ class Listing:
         """The first operation in which two listings differ, if this is one of them."""
         pairs = enumerate(zip(one, other))
         place = next((k for k, (a, b) in pairs if a != b), min(len(one), len(other)))
-        return str(self.texts[place]) if place < len(self.texts) else "it has ended"
+        return str(self.texts[place]) if place < len(self.texts) else "nothing more"
 
 
 @dataclasses.dataclass(frozen=True)

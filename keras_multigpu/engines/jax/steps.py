@@ -13,6 +13,7 @@ import keras
 from keras_multigpu.engines.cluster.calls import Call
 from keras_multigpu.engines.cluster.group import Group
 from keras_multigpu.engines.cluster.joint import arguments, together, write_once, writing
+from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.checks import check_is_compiled, check_no_distribution
 from keras_multigpu.engines.jax.cluster.compared import Compared, compare_weights, settings
@@ -247,11 +248,11 @@ class JaxSteps(Steps):
     def compare_weights(self, group: Group) -> None:
         """Raises a `ClusterError` if another process has other weights or slots.
 
-        Of what is spread over the processes none has its own.
+        Of what is spread over the processes, only what was assigned is compared.
         """
-        if self._readings is None:
-            slots = self._optimizer.variables if self._optimizer is not None else []
-            compare_weights(group, [*self.model.variables, *slots])
+        slots = self._optimizer.variables if self._optimizer is not None else []
+        parts = Listing() if self._readings is None else self._readings.take_new()
+        compare_weights(group, [*self.model.variables, *slots], parts)
 
     def compile_step(self, batch: Any, training: bool) -> CompiledStep:
         """Compiles a step as Keras does; it takes over the memory of a training step's state.

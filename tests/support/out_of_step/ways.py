@@ -37,10 +37,12 @@ def numbers(rows=48, seed=7):
     return x, np.tanh(x[:, :2])
 
 
-def build(optimizer=None, units=8, seed=7, loss="mse", first=keras.layers.Dense, **options):
+def build(
+    optimizer=None, units=8, seed=7, loss="mse", first=keras.layers.Dense, shard=None, **options
+):
     keras.utils.set_random_seed(seed)
     layers = [keras.Input((6,)), first(units, "tanh"), keras.layers.Dense(2)]
-    parallel = make_parallel(keras.Sequential(layers))
+    parallel = make_parallel(keras.Sequential(layers), shard=shard)
     parallel.compile(optimizer or keras.optimizers.SGD(0.05, momentum=0.9), loss, **options)
     keras.utils.set_random_seed(7)
     return parallel
@@ -800,6 +802,38 @@ def sets_weights_before_it_saves(odd):
     if odd:
         _shift(model)
     model.save_weights("never.weights.h5")
+
+
+def _in_parts(odd):
+    """A trained model whose large weight is in parts, of which the odd process sets its own."""
+    model = build(units=256, shard=None if ON_TENSORFLOW else "weights")
+    fit(model)
+    if odd:
+        kernel = model.trainable_variables[0]
+        kernel.assign(np.full(kernel.shape, 0.5))
+    return model
+
+
+@way(STATE)
+def sets_a_weight_in_parts_before_it_saves(odd):
+    _in_parts(odd).save_weights("never.weights.h5")
+
+
+@way(STATE)
+def sets_a_weight_in_parts_before_all_read_it(odd):
+    model = _in_parts(odd)
+    model.get_weights()
+    model.save_weights("never.weights.h5")
+
+
+@way(STATE)
+def sets_a_small_weight_beside_parts(odd):
+    def set_bias(model):
+        bias = model.trainable_variables[1]
+        bias.assign(bias + 0.5)
+
+    model = build(units=256, shard=None if ON_TENSORFLOW else "weights")
+    fit(model, epochs=1, callbacks=at(odd, "on_epoch_end", set_bias, 0))
 
 
 @way("Its compilation is ")

@@ -58,12 +58,15 @@ class Compared:
             raise group.differs(*found, "programs", listing)
 
 
-def compare_weights(group: Group, variables: Sequence[keras.Variable]) -> None:
-    """Raises a `ClusterError` if another process has other values."""
+def compare_weights(group: Group, variables: Sequence[keras.Variable], parts: Listing) -> None:
+    """Raises a `ClusterError` if another process has other values, or has assigned other `parts`.
+
+    `parts` is what was assigned to variables of which each process has a part.
+    """
     # A loop that has donated an array and given none back leaves a deleted one.
     values = [(one.path, one._value) for one in variables if one._value is not None]
     own = [(path, one) for path, one in values if not one.is_deleted() and is_whole(one)]
-    listing = Listing.of_values(own)
+    listing = Listing.of_all([Listing.of_values(own), parts])
     found = group.differing("new weights", str(listing.checksum))
     if found is not None:
         raise group.differs(*found, "weights", listing)

@@ -49,6 +49,7 @@ class Readings:
             steps.call.readings += 1
         else:
             with together(steps, "the reading of weights"):
+                steps.compare_weights(group)
                 values = self._read(self._meet(kind), wanted)
         for variable, value in values:
             variable.whole = value
@@ -70,11 +71,16 @@ class Readings:
 
     def compare_new(self) -> None:
         """Compares what was assigned since the last time; raises a `ClusterError`."""
-        variables, new = self._variables(slots=True), Listing()
-        for number, digest in take_digests(variables):
-            new.add((number, digest), variables[number].path)
+        new = self.take_new()
         if new.digests:
             joint.compare_weights(new, self._steps.where.mesh, self._group)
+
+    def take_new(self) -> Listing:
+        """What was assigned since the last time; it is new no more."""
+        variables, new = self._variables(slots=True), Listing()
+        for number, digest in take_digests(variables):
+            new.add((number, digest), f"{variables[number].path}, which it has assigned")
+        return new
 
     def _meet(self, kind: int) -> list[int]:
         self.compare_new()

@@ -111,4 +111,4 @@ def test_the_first_difference_is_told():
     assert "MatMul" in told
     two, three = (_listing(OTHERS[name]) for name in ("number", "other number"))
     assert two.told(two.digests, three.digests).endswith(" with 2.0")
-    assert one.told(one.digests, [*one.digests, 0]) == "it has ended"
+    assert one.told(one.digests, [*one.digests, 0]) == "nothing more"
