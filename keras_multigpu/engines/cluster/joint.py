@@ -102,10 +102,10 @@ def together(
             steps.call = call = group.open(name, is_loop)
             call.class_weight = class_weight
             facts: dict[str, str | Facts] = {
-                "model": facts_of_model(steps.model),
-                "compilation": facts_of_compilation(steps.model),
                 "devices": ", ".join(steps.model.devices),
                 "set of options": repr(sorted(steps.model._parallel_options.items())),
+                "model": facts_of_model(steps.model),
+                "compilation": facts_of_compilation(steps.model),
                 "model's number, in the order of making,": str(steps.number),
                 "set of the backend's settings": steps.settings,
                 "class_weight": class_weight,
