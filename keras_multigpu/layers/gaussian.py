@@ -179,9 +179,12 @@ def reads_gaussians(loss: Any) -> bool:
 
 
 def find_of_all_columns(metrics: Iterable[keras.Metric]) -> list[str]:
-    """The names of Keras's own metrics of predictions: they would read variances as such, too."""
+    """The names of Keras's metrics that a model is compiled with: they read variances, too.
+
+    `metrics` are a model's; those that it is compiled with are in one that has them.
+    """
     wrapper, root = keras.metrics.MeanMetricWrapper, keras.metrics.RootMeanSquaredError
-    leaves = [leaf for one in metrics for leaf in getattr(one, "metrics", [one])]
+    leaves = [leaf for one in metrics for leaf in getattr(one, "metrics", ())]
     found = [leaf for leaf in leaves if isinstance(leaf, (wrapper, root))]
     own = [leaf for leaf in found if type(leaf).__module__.startswith("keras.")]
     return [leaf.name for leaf in own if type(leaf) is not wrapper]  # the type of users' functions

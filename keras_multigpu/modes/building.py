@@ -13,6 +13,7 @@ from keras_multigpu import engines
 from keras_multigpu.engines import Request
 from keras_multigpu.modes.checks import check
 from keras_multigpu.modes.classes import parallel_class
+from keras_multigpu.modes.forgotten import compilations
 
 
 def build_parallel(
@@ -29,7 +30,7 @@ def build_parallel(
     parallel = parallel_class(*classes)(template, request.devices, **request.options)
     if template.compiled and parallel._parallel_keeps_outputs():
         compile_like(parallel, template)
-        parallel._parallel_optimizers = id(template.optimizer), id(parallel.optimizer)
+        parallel._parallel_compilations = compilations(parallel)
     return parallel
 
 

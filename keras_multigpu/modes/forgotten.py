@@ -52,6 +52,11 @@ def note_use(model: Any) -> None:
             del vars(model)[method]
 
 
+def compilations(parallel: Any) -> list[Any]:
+    """How a template and its parallel model are compiled: Keras makes a new object each time."""
+    return [getattr(one, "_compile_config", None) for one in (parallel.template, parallel)]
+
+
 def check_compiled(parallel: Any, method: str) -> None:
     """Refuses a parallel model that is not compiled, if its template is."""
     if not parallel.compiled and parallel.template.compiled:
@@ -61,9 +66,9 @@ def check_compiled(parallel: Any, method: str) -> None:
             "`parallel.compile(...)`, or compile the template before `make_parallel`, which then "
             "compiles the parallel model likewise."
         )
-    likewise, own = parallel._parallel_optimizers
-    if own and id(parallel.optimizer) == own and id(parallel.template.optimizer) != likewise:
-        parallel._parallel_optimizers = (0, 0)
+    before, now = parallel._parallel_compilations, compilations(parallel)
+    if before is not None and now[1] is before[1] and now[0] is not before[0]:
+        parallel._parallel_compilations = None
         warnings.warn(
             "The template was compiled again after `make_parallel`; the parallel model "
             f"{parallel.name!r} goes on as it was compiled. Received: `{method}` of the parallel "

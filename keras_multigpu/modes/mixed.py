@@ -31,7 +31,7 @@ class LatestUse:
         outputs: the replicas' outputs that were mixed.
         losses: the losses of each replica's call.
         is_in_step: whether a step of Keras's is running.
-        is_told: whether metrics that read variances as predictions have been told.
+        told: the metrics that read variances as predictions, and have been told.
         mix_loss: the mean of the mix's loss, where the replicas' own losses are reported.
     """
 
@@ -41,7 +41,7 @@ class LatestUse:
     outputs: list[Any] = dataclasses.field(default_factory=list)
     losses: list[Any] = dataclasses.field(default_factory=list)
     is_in_step: bool = False
-    is_told: bool = False
+    told: list[str] = dataclasses.field(default_factory=list)
     mix_loss: keras.Metric = dataclasses.field(
         default_factory=lambda: keras.metrics.Mean(name="mix_loss")
     )
@@ -126,18 +126,18 @@ class MixedModel(ParallelModel):
         if name == "optimizer":  # compiled again: older traces are stale
             self._parallel_unmixed_functions.clear()
 
-    def _parallel_run_loop(self, loop: Any, args: Any, kwargs: Any) -> Any:
-        result, mix = super()._parallel_run_loop(loop, args, kwargs), self._parallel_mix
-        found = find_of_all_columns(self.metrics) if isinstance(mix, GaussianMix) else []
-        if found and not self._parallel_latest.is_told:
-            self._parallel_latest.is_told = True
+    def _parallel_end(self, method: str) -> None:
+        if method == "predict" or not isinstance(self._parallel_mix, GaussianMix):
+            return
+        found = find_of_all_columns(self.metrics) if self.compiled else []
+        if found and found != self._parallel_latest.told:
+            self._parallel_latest.told = found
             warnings.warn(
                 f"Metrics compare the targets with a Gaussian mix's variances too. Received: "
                 f"{', '.join(map(repr, found))}. Use `keras_multigpu.layers.GaussianRMSE()`, or a "
                 "function of the means, the first half of the columns.",
-                stacklevel=3,
+                stacklevel=4,
             )
-        return result
 
     def _parallel_keeps_outputs(self) -> bool:
         if not _is_fit_by(self._parallel_mix, self.template.loss):

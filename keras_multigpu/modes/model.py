@@ -66,8 +66,11 @@ class ModelParallel(PlacedModel):
         placement, count = request.options.get("placement"), len(request.devices)
         if not isinstance(placement, Mapping):
             return request
-        named = max(count, *(number + 1 for number in placement.values()))
-        fewer = {name: number * count // named for name, number in placement.items()}
+        used = sorted({*placement.values()})
+        if used[-1] < count:
+            return request
+        most = max(count, len(used))
+        fewer = {name: used.index(number) * count // most for name, number in placement.items()}
         return dataclasses.replace(request, options={**request.options, "placement": fewer})
 
     @property

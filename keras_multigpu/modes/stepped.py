@@ -23,7 +23,8 @@ class SteppedModel(SavedModel):
 
     mode: str
     _parallel_runner: Any
-    _parallel_optimizers = (0, 0)  # ids: the template's, when it was compiled likewise, and its own
+    _parallel_is_looping = False
+    _parallel_compilations: list[Any] | None = None  # when it was compiled like its template
 
     def __init__(self, template: keras.Model, devices: Sequence[str]):
         super().__init__(template)
@@ -86,7 +87,14 @@ class SteppedModel(SavedModel):
 
     def _parallel_run_loop(self, loop: Any, args: Any, kwargs: Any) -> Any:
         self._parallel_begin(loop.__name__)
-        return self._parallel_steps.run_loop(loop, args, kwargs)
+        is_nested, self._parallel_is_looping = self._parallel_is_looping, True
+        try:
+            result = self._parallel_steps.run_loop(loop, args, kwargs)
+        finally:
+            self._parallel_is_looping = is_nested
+        if not is_nested:
+            self._parallel_end(loop.__name__)
+        return result
 
     def reset_metrics(self) -> None:
         """Resets the metrics, as Keras does when an epoch or an evaluation begins."""
@@ -114,6 +122,9 @@ class SteppedModel(SavedModel):
         note_use(self)
         if not method.startswith("predict"):
             check_compiled(self, method)
+
+    def _parallel_end(self, method: str) -> None:
+        """After a loop of Keras's: a mode may have something to tell."""
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:

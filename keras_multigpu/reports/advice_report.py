@@ -170,7 +170,7 @@ def _blame(one: Prediction) -> str:
         size = show_bytes(traffic.sent + traffic.received)
         return f"{show_seconds(one.transfer_s)} of {step} go into moving {size} of {moved}"
     fixed_s, part = one.compute_s - one.rows_s, f"{show_seconds(lost)} of {step}"
-    if one.mode == "data" and one.load.rows_s >= one.alone_s - one.load.fixed_s > fixed_s:
+    if one.mode == "data" and one.load.rows_s >= 0.999 * (one.alone_s - one.load.fixed_s) > fixed_s:
         return (
             f"{part} are lost because the devices don't divide the batch: each computes all of it"
         )

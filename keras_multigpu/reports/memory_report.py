@@ -136,8 +136,8 @@ class MemoryReport(Report):
         name = max(self.devices, key=self.bytes)
         kind = max(self._kinds, key=lambda one: self.bytes(name, one))
         size, total = self.bytes(name, kind), show_bytes(self.bytes(name))
-        totals = {show_bytes(self.bytes(one)) for one in self.devices}
-        are_equal = len(self.devices) > 1 and totals == {total}
+        parts = [[self.bytes(one), self.bytes(one, kind)] for one in self.devices]
+        are_equal = len(parts) > 1 and len({tuple(map(show_bytes, one)) for one in parts}) == 1
         who = "Each device holds" if are_equal else f"{name} holds most:"
         notes = [f"{who} {total}, of which {show_bytes(size)} are {kind}."]
         unknown = sum(one.unknown for one in self.held)

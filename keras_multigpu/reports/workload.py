@@ -120,8 +120,8 @@ class Shard:
     def memory(self, sizes: Sizes, rows: int) -> int | None:
         """The bytes of the fullest device in a step, which gathers the other weights.
 
-        Gathered weights go as gradients come. Where weights are not in parts, those of a gradient
-        lie beside it until they are updated.
+        Gathered weights go as gradients come. Where weights are not in parts, a device's part of
+        the gradients lies beside all of them until the update.
         """
         updating = round((1 + self.slots) * sizes.gradients) if self.weights == 1 else 0
         backward = dataclasses.replace(sizes, working=min(sizes.work, sizes.gradients))

@@ -37,6 +37,7 @@ def build(kind="sequential"):
     return model
 
 
+modes = pytest.mark.parametrize("mode", ["data", "tower"])
 kinds = pytest.mark.parametrize("kind", ["sequential", "functional", "subclassed"])
 
 
@@ -141,24 +142,23 @@ def test_a_template_that_is_compiled_after_make_parallel(method):
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "train_on_batch", "test_on_batch"])
-def test_a_template_that_is_compiled_again(method):
+@modes
+def test_a_template_that_is_compiled_again(mode, method):
     model = build()
-    parallel = make_parallel(model, 2)
+    parallel = make_parallel(model, 2, mode)
     getattr(parallel, method)(X, Y)
-    model.compile("adam", "mae")
+    model.compile(model.optimizer, "mae")
     with pytest.warns(UserWarning, match=f"'plain' goes on.*Received: `{method}` of the") as told:
         getattr(parallel, method)(X, Y)
     assert told[0].filename == __file__
     getattr(parallel, method)(X, Y)  # once
     other = make_parallel(model, 2)
-    other.compile("sgd", "mse")
     model.compile("sgd", "mse")
+    other.compile(other.optimizer, "mse")
     getattr(other, method)(X, Y)
 
 
 # Clones.
-
-modes = pytest.mark.parametrize("mode", ["data", "tower"])
 
 
 @modes

@@ -315,8 +315,9 @@ def test_metrics_that_read_variances_are_told_once(rng):
     parallel.compile("sgd", loss, metrics=[rmse, error_of_means])
     parallel.fit(x, y[:, :1], verbose=0)
     parallel.compile("sgd", loss, metrics=["mae", rmse], weighted_metrics=["mse"])
+    parallel.predict(x, verbose=0)
     with pytest.warns(UserWarning, match="variances too. Received: 'mae', 'mse'. Use") as told:
-        parallel.fit(x, y[:, :1], verbose=0)
+        parallel.fit(x, y[:, :1], validation_split=0.5, verbose=0)
     parallel.evaluate(x, y[:, :1], verbose=0)
     assert len(told) == 1
     assert told[0].filename == __file__

@@ -207,6 +207,9 @@ def test_equal_devices_are_not_told_apart():
     held = [Holding(f"gpu:{index}", "weights", 4_000_000 + index, True) for index in range(2)]
     (note,) = reports.MemoryReport(held).notes
     assert note == "Each device holds 4.00 MB, of which 4.00 MB are weights."
+    held[1] = Holding("gpu:1", "activations", 4_000_000, False)
+    (note,) = reports.MemoryReport(held).notes
+    assert note.startswith("gpu:0 holds most: 4.00 MB, of which")
 
 
 @pytest.mark.backend_free

@@ -206,7 +206,7 @@ class JaxSteps(Steps):
             if self._readings is None:
                 yield is_mine
                 return
-            with self._readings.whole(slots=True, wanted=is_mine):
+            with self._readings.whole(slots=True, wanted=is_mine, is_compared=True):
                 yield is_mine
 
     def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -262,6 +262,16 @@ def test_on_fewer_devices(rng, tmp_path, monkeypatch):
     assert difference(parallel.predict(x, verbose=0), again.predict(x, verbose=0)) < 1e-6
 
 
+def test_on_fewer_devices_each_in_use_has_a_device(tmp_path, monkeypatch):
+    parallel = make_parallel(_mlp(), 4, mode="model", placement={"one": 2, "two": 3})
+    parallel.save(tmp_path / "model.keras")
+    there = ("cpu:0", "cpu:1")
+    monkeypatch.setattr("keras_multigpu.modes.saving.choose_again", lambda *_: there)
+    with pytest.warns(UserWarning, match="saved on 4 devices, and 2 are here"):
+        again = keras.saving.load_model(tmp_path / "model.keras")
+    assert again.placement == {"one": 0, "two": 1}
+
+
 def _mlp():
     return keras.Sequential(
         [keras.Input((4,)), layers.Dense(3, name="one"), layers.Dense(2, name="two")]

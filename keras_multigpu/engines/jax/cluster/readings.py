@@ -35,10 +35,11 @@ class Readings:
         self._steps, self._group = steps, group
 
     @contextlib.contextmanager
-    def whole(self, *, slots: bool, wanted: bool) -> Iterator[None]:
+    def whole(self, *, slots: bool, wanted: bool, is_compared: bool = False) -> Iterator[None]:
         """Scope in which variables have their whole values, where they are `wanted`.
 
-        With `slots`, those of the optimizer too. Outside of loops all processes enter it together.
+        With `slots`, those of the optimizer too. Outside of loops all processes enter it together,
+        and compare their weights, unless they have just done so.
         """
         steps, group = self._steps, self._group
         kind = WEIGHTS_AND_SLOTS if slots else WEIGHTS
@@ -49,7 +50,8 @@ class Readings:
             steps.call.readings += 1
         else:
             with together(steps, "the reading of weights"):
-                steps.compare_weights(group)
+                if not is_compared:
+                    steps.compare_weights(group)
                 values = self._read(self._meet(kind), wanted)
         for variable, value in values:
             variable.whole = value
