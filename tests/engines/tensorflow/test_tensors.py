@@ -57,6 +57,69 @@ def test_what_follows_sparse_rows_is_spread():
     assert "MatMul" not in kinds
 
 
+WORDS = ["red", "green", "blue"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"output_sequence_length": 3},
+        {"ngrams": 2},
+        {"split": "character"},
+        {"output_mode": "multi_hot"},
+        {"output_mode": "count", "ngrams": 2},
+        {"output_mode": "multi_hot", "split": "character"},
+        {"output_mode": "tf_idf", "idf_weights": [1.0, 2.0, 3.0]},
+    ],
+    ids=str,
+)
+def test_what_follows_texts_is_spread(options):
+    """One device splits the texts, and the rows of what that gives are split."""
+    rng = np.random.default_rng(5)
+    texts = np.array([" ".join(rng.choice(WORDS, rng.integers(5))) for _ in range(ROWS)])
+    y, models = rng.normal(size=(ROWS, 2)), []
+    for n in (1, 3):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((), dtype="string")
+        x = layers.TextVectorization(vocabulary=WORDS, **options)(inputs)
+        if "output_mode" not in options:
+            x = layers.GlobalAveragePooling1D()(layers.Embedding(9, 8)(x))
+        outputs = layers.Dense(2)(layers.Dense(64, "relu")(x))
+        models.append(make_parallel(keras.Model(inputs, outputs), n))
+        models[-1].compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        data = tf.data.Dataset.from_tensor_slices((texts, y)).batch(BATCH)
+        models[-1].fit(data, epochs=2, shuffle=False, verbose=0)
+    assert difference(*map(variables, models)) < 2e-5
+    share = models[1].explain().partition("train_step: ")[2].partition("%")[0]
+    assert float(share) > 90
+
+
+@pytest.mark.parametrize("shape", [[-1, -1], [4, -1], [-1, 2]], ids=str)
+def test_rows_of_texts_keep_their_places(shape):
+    """Rows that are padded, cut, or of a number that is given."""
+
+    class Padded(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(2)
+
+        def call(self, texts):
+            words = tf.strings.to_number(tf.strings.split(texts))
+            sizes = [None if one < 0 else one for one in shape]
+            rows = words.to_tensor(-1.0, shape=sizes)
+            return self.dense(tf.reduce_sum(rows, axis=1)[:, None]) + tf.reduce_max(rows)
+
+    texts = tf.constant([" ".join(map(str, range(row % 4))) for row in range(7)])
+    keras.utils.set_random_seed(3)
+    plain = Padded()
+    expected = plain(texts)
+    parallel = make_parallel(plain, 3)
+    assert difference(np.asarray(expected), np.asarray(parallel(texts))) < 2e-5
+    predicted = [model.predict(texts, batch_size=7, verbose=0) for model in (plain, parallel)]
+    assert difference(*predicted) < 2e-5
+
+
 def test_sparse_tensors():
     def build():
         keras.utils.set_random_seed(3)

@@ -1,0 +1,89 @@
+"""Ragged rows: one device splits texts and pads their words; what follows is spread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.layouts import Split, Value
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
+
+RULES = Table()
+
+
+@RULES.rule("StringSplitV2", "UnicodeDecode")
+def split_texts(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Every text gives a row of words or of characters."""
+    planner.cache["texts of", id(op)] = (values[0].dims or (None,))[0]
+    return planner.fallback(op, values)
+
+
+@RULES.rule("RaggedTensorToTensor")
+def pad(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Rows of equal length."""
+    kind = op.get_attr("row_partition_types")[0]
+    rows = _number(planner, op.inputs[3]) if kind == b"FIRST_DIM_SIZE" else None
+    if kind == b"ROW_SPLITS":
+        rows = _ranges(planner, op.inputs[3])
+    shape = tf.get_static_value(op.inputs[0])
+    is_given = shape is None or (shape.ndim and shape[0] != -1)
+    return None if is_given else _with_rows(planner, op, values, rows)
+
+
+@RULES.rule("RaggedBincount")
+def count(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Counts for each row."""
+    return _with_rows(planner, op, values, _ranges(planner, op.inputs[0]))
+
+
+def _with_rows(planner: Any, op: tf.Operation, values: list[Value], rows: Any) -> Any:
+    """Computed whole, with as many rows as are known, which are split again."""
+    if rows is None or planner.unit_of(rows) is None:
+        return None
+    made, _ = planner.fallback(op, values, [(rows, *static_dims(op.outputs[0])[1:])])
+    made[0].layout = Split(0)
+    return made, "gathered"
+
+
+def _number(planner: Any, scalar: tf.Tensor) -> Any:
+    """The number of texts, if a scalar is that; else `None`."""
+    op = _origin(scalar).op
+    if op.type == "Minimum":  # of a number, and of what is at least that number
+        other = op.inputs[1].op
+        is_same = other.type == "Maximum" and op.inputs[0] is other.inputs[0]
+        return _number(planner, op.inputs[0]) if is_same else None
+    if op.type != "StridedSlice" or op.get_attr("shrink_axis_mask") != 1:
+        return None
+    texts, begin = op.inputs[0].op, tf.get_static_value(op.inputs[1])
+    is_of_shape = texts.type == "StringSplitV2" and op.inputs[0] is texts.outputs[2]
+    is_first = begin is not None and [*begin] == [0]
+    return _texts(planner, texts) if is_of_shape and is_first else None
+
+
+def _ranges(planner: Any, splits: tf.Tensor) -> Any:
+    """How many rows lie between splits; `None` if that isn't known."""
+    origin = _origin(splits)
+    op = origin.op
+    if op.type == "UnicodeDecode":
+        return _texts(planner, op) if origin is op.outputs[0] else None
+    if op.type == "StringNGrams":
+        return _ranges(planner, op.inputs[1])
+    if op.type != "ConcatV2" or len(op.inputs) != 3 or op.inputs[0].shape != (1,):
+        return None
+    sums = _origin(op.inputs[1]).op
+    counts = _origin(sums.inputs[0]).op if sums.type == "Cumsum" else sums
+    is_one_row = counts.type == "DenseBincount" and counts.inputs[0].shape.rank == 1
+    return _number(planner, counts.inputs[1]) if is_one_row else None
+
+
+def _texts(planner: Any, op: tf.Operation) -> Any:
+    return planner.cache.get(("texts of", id(op)))
+
+
+def _origin(tensor: tf.Tensor) -> tf.Tensor:
+    """What has the same numbers, before casts."""
+    while tensor.op.type in ("Cast", "Identity"):
+        tensor = tensor.op.inputs[0]
+    return tensor
