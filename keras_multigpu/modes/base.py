@@ -163,7 +163,8 @@ class ParallelModel(SteppedModel):
         if not callable(step):
             raise ValueError(
                 "`step` must be a function of structures of tensors. Received: "
-                f"step={step!r}. Write `parallel.function(step)`, and call the result."
+                f"step={step!r}. Write `parallel.function(step)`, and call the result; or, without "
+                "options, `@parallel.function` above the step, without brackets."
             )
         if rows is not None and (isinstance(rows, str) or not isinstance(rows, Collection)):
             raise ValueError(

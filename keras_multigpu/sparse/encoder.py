@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -202,6 +203,8 @@ class HashEncoder:
         """
         if isinstance(index, str):
             return self.layout_.index(Place.parse(index))
+        if not isinstance(index, numbers.Integral):
+            raise ValueError(f"`index` must be an integer, or a name. Received: index={index!r}.")
         return self.layout_.place(int(index))
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:

@@ -237,6 +237,12 @@ def test_sizes_that_are_not_known():
     assert "The size of 1 tensors is known only when the step runs" in str(report)
 
 
+def test_a_batch_of_one_row(rng):
+    report = reports.transfers(_compiled(2), tuple(one[:1] for one in _batch(rng)))
+    text = "don't divide 1 rows" if BACKEND == "jax" else "One device computes a batch of one row"
+    assert text in str(report)
+
+
 def test_wrong_arguments(rng):
     with pytest.raises(
         ValueError, match="must be a model from `make_parallel`. Received: parallel="

@@ -358,6 +358,8 @@ def test_places_that_are_not_there():
     for index in (-1, 32):
         with pytest.raises(ValueError, match=f"from 0 to 31. Received: index={index}"):
             encoder.explain(index)
+    with pytest.raises(ValueError, match="must be an integer, or a name. Received: index=2.5"):
+        encoder.explain(2.5)
     for name in ("y:0:0", "x:4:0", "x:0:8"):
         with pytest.raises(ValueError, match=f"4 splits.*'x' 8. Received: '{name}'"):
             encoder.explain(name)

@@ -1,6 +1,9 @@
-"""Settings of the process under which a parallel model can't work."""
+"""Settings of the process, and batches, with which a parallel model can't work."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -27,3 +30,17 @@ def check_no_strategy(model: keras.Model) -> None:
         f"TensorFlow's would do so too. Received: {received}. Remove the scope: build and compile "
         "the model outside of it, and call `make_parallel` and `fit` without it."
     )
+
+
+def check_not_distributed(leaves: Iterable[Any]) -> None:
+    """Refuses batches that a strategy of TensorFlow's has put on devices.
+
+    Raises:
+        ValueError: if there is one.
+    """
+    if any(isinstance(one, tf.distribute.DistributedValues) for one in leaves):
+        raise ValueError(
+            "A parallel model puts the rows of a batch on its devices itself. Received: a batch "
+            "of a distributed dataset. Give the `tf.data.Dataset` as it is, without "
+            "`strategy.experimental_distribute_dataset`."
+        )

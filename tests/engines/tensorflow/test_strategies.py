@@ -54,3 +54,16 @@ def test_a_strategys_scope_is_refused(places, received):
 def test_a_strategy_without_a_scope_is_none_of_our_business():
     strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
     assert train([], strategy).optimizer.iterations == 2
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
+def test_a_distributed_dataset_is_refused(call):
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    data = tf.data.Dataset.from_tensor_slices(X if call == "predict" else (X, Y)).batch(4)
+    parallel = make_parallel(build(), 2)
+    parallel.compile("sgd", "mse")
+    options = {"shuffle": False} if call == "fit" else {}
+    with pytest.raises(ValueError, match="of a distributed dataset. Give the"):
+        getattr(parallel, call)(
+            strategy.experimental_distribute_dataset(data), verbose=0, **options
+        )

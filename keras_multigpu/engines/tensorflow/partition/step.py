@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.checks import check_not_distributed
 from keras_multigpu.engines.tensorflow.partition.emission import write
 from keras_multigpu.engines.tensorflow.partition.forms import NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Layout, Split, Value
@@ -59,6 +60,7 @@ def spread(
             otherwise it is traced again.
     """
     leaves = tf.nest.flatten(args)
+    check_not_distributed(leaves)
     have_rows = have_rows if splits_rows else [False] * len(leaves)
     chosen = leaves if have_rows is None else [one for one, has in zip(leaves, have_rows) if has]
     rows = rows_of(chosen)

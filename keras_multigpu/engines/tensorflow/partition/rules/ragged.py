@@ -40,9 +40,10 @@ def count(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 
 def _with_rows(planner: Any, op: tf.Operation, values: list[Value], rows: Any) -> Any:
     """Computed whole, with as many rows as are known, which are split again."""
-    if rows is None or planner.unit_of(rows) is None:
+    dims = static_dims(op.outputs[0])
+    if not dims or planner.unit_of(rows) is None:
         return None
-    made, _ = planner.fallback(op, values, [(rows, *static_dims(op.outputs[0])[1:])])
+    made, _ = planner.fallback(op, values, [(rows, *dims[1:])])
     made[0].layout = Split(0)
     return made, "gathered"
 
