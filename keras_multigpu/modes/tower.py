@@ -64,7 +64,7 @@ class TowerParallel(Members):
         count = int(num_replicas or len(devices))
         if count < len(devices):
             warnings.warn(
-                f"{len(devices) - count} of {len(devices)} devices have nothing to do: in mode "
+                f"{len(devices) - count} of {len(devices)} devices would do nothing: in mode "
                 f"'tower' each computes whole replicas. Received: num_replicas={num_replicas!r}. "
                 f"Give `n_gpus={count}`, or {len(devices)} replicas.",
                 stacklevel=4,

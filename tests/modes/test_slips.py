@@ -22,7 +22,7 @@ def _fit(parallel, rows, **options):
 @pytest.mark.parametrize("replicas", ["shared", "independent"])
 def test_fewer_replicas_than_devices(replicas):
     options = {"mode": "tower", "num_replicas": 2, "replicas": replicas}
-    with pytest.warns(UserWarning, match="2 of 4 devices have nothing to do.*Give `n_gpus=2`"):
+    with pytest.warns(UserWarning, match="2 of 4 devices would do nothing.*Give `n_gpus=2`"):
         make_parallel(mlp(), 4, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -31,7 +31,7 @@ def test_fewer_replicas_than_devices(replicas):
 
 @pytest.mark.skipif(not ON_JAX, reason="TensorFlow has replicas on devices in turn")
 def test_on_jax_devices_that_do_not_divide_the_replicas():
-    with pytest.warns(UserWarning, match="1 of 2 devices have nothing to do.*3 replicas on 2"):
+    with pytest.warns(UserWarning, match="1 of 2 devices would do nothing.*3 replicas on 2"):
         make_parallel(mlp(), 2, "tower", replicas="independent", num_replicas=3)
 
 

@@ -106,6 +106,7 @@ def test_estimates_of_weights_in_parts_are_near_the_counts():
     asked = {"memory": "1 GB", "link": LINK, "step_seconds": 0.01, "steps": 1}
     found = {one.shard: one for one in reports.plan(even, 64, 4, **asked).choices}
     batch = (np.ones((64, 64), "float32"), np.ones((64, 512), "float32"))
+    assert {None, "weights"} <= {*found}
     for shard in {*found} - {None}:
         assert not found[shard].is_counted
         parallel = make_parallel(even, 4, shard=shard)

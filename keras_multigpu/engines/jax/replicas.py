@@ -59,7 +59,7 @@ class CommitteeRunner(TowerRunner):
         used = max(count for count in counts if not len(self.models) % count)
         if used < len(names):
             warnings.warn(
-                f"{len(names) - used} of {len(names)} devices have nothing to do: on JAX those in "
+                f"{len(names) - used} of {len(names)} devices would do nothing: on JAX those in "
                 f"use divide the number of replicas. Received: {len(self.models)} replicas on "
                 f"{len(names)} devices. Give a number of replicas that they divide.",
                 stacklevel=6,
