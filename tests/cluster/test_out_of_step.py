@@ -29,6 +29,7 @@ SLOW = (
     "replaces_the_optimizer",
     "sets_a_small_weight_beside_parts",
     "sets_a_variable_of_its_own",
+    "sets_another_weight_to_the_same",
     "sets_a_weight_in_parts_before_all_read_it",
     "sets_a_weight_in_parts_before_it_saves",
     "sets_moving_statistics",

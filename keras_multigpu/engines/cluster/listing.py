@@ -43,11 +43,11 @@ class Listing:
         self.texts.append(text)
 
     @classmethod
-    def of_values(cls, named: Iterable[tuple[str, Any]]) -> Listing:
-        """Arrays in place of operations, each with its name."""
+    def of_values(cls, named: Iterable[tuple[str, int, Any]]) -> Listing:
+        """Arrays in place of operations, each with its name and its place among all."""
         found = cls()
-        for name, value in named:
-            found.add(digest_of([value], sys.maxsize), _Named(name, value))
+        for name, place, value in named:
+            found.add((place, digest_of([value], sys.maxsize)), _Named(name, value))
         return found
 
     @functools.cached_property

@@ -43,11 +43,10 @@ class LentState:
     def assigned(self, state: Any) -> set[int]:
         """The `id`s of whole arrays in a state that somebody has assigned since the latest step.
 
-        Slots that come from no step; weights with other values. Their arrays may be new without
-        that: the template moves the weights if one process calls its `predict`, say.
+        Slots and metrics that come from no step; weights with other values. Their arrays may be
+        new without that: the template moves the weights if one process calls its `predict`, say.
         """
-        slots = state[2] if len(state) == 4 else ()
-        found = {id(one) for one in jax.tree.leaves(slots) if self._is_assigned(one)}
+        found = {id(one) for one in jax.tree.leaves(state[2:]) if self._is_assigned(one)}
         weights = _weights(state)
         if len(weights) == len(self._weights):
             found |= {id(new) for old, new in zip(self._weights, weights) if _differ(old, new)}
@@ -58,6 +57,10 @@ class LentState:
         refs = (given.get(id(leaf)) for given in self._given.values())
         is_given = any(ref is not None and ref() is leaf for ref in refs)
         return leaf.is_fully_replicated and not is_given
+
+    def paths(self) -> list[str]:
+        """The paths of the variables whose arrays the latest state has, in its order."""
+        return [variable.path for variable, value in self._pairs() for _ in jax.tree.leaves(value)]
 
     def current(self, variable: keras.Variable) -> Any:
         """A variable's array, which a step has while Keras has removed it from the variable."""

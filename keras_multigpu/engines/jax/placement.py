@@ -136,20 +136,26 @@ class Placement:
         return jax.tree.map(joint.put, batch, whole)
 
     def put_state(
-        self, state: Any, read: Sequence[Any] = (), assigned: Collection[int] = ()
+        self,
+        state: Any,
+        read: Sequence[Any] = (),
+        assigned: Collection[int] = (),
+        paths: Sequence[str] = (),
+        name: str = "step",
     ) -> Any:
         """A model's state for a step that donates it: a copy on every device.
 
         `read` are arrays whose copies the step reads, and does not donate. Processes compare what
         is not on all devices yet, and the arrays whose `id`s are `assigned`: computed by a process
-        from what is there.
+        from what is there. `paths` name the arrays, `name` the step.
         """
         if self.group is not None:
-            leaves = jax.tree.leaves(state)
-            new = [leaf for leaf in leaves if not self._is_on_all(leaf) or id(leaf) in assigned]
+            leaves = enumerate(jax.tree.leaves(state))
+            new = [one for one in leaves if not self._is_on_all(one[1]) or id(one[1]) in assigned]
             if new:
-                named = ((f"{one.dtype}{one.shape}", one) for one in new)
-                joint.compare_weights(Listing.of_values(named), self.mesh, self.group)
+                names = dict(enumerate(paths))
+                named = ((names.get(place, f"{place}"), place, leaf) for place, leaf in new)
+                joint.compare_weights(Listing.of_values(named), self.mesh, self.group, name)
         seen = set(map(id, read))
 
         def put(value: Any) -> Any:

@@ -100,11 +100,11 @@ class JaxSteps(Steps):
         are.
         """
         undivided, where, only_reads = Undivided(), self.where, self._only_reads(name)
-        lent = self.lent
+        lent, kind = self.lent, name.replace("function", "step")
 
         def next_step() -> Step:
             self._position += 1
-            return self._compared.next(name.replace("function", "step"), self._position - 1)
+            return self._compared.next(kind, self._position - 1)
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
             batches = PlacedBatches(self._resuming(iterator), where, undivided, next_step)
@@ -117,7 +117,8 @@ class JaxSteps(Steps):
                     outputs, state = read(function, state, batches, where)
                 else:
                     assigned = lent.assigned(state) if self.group is not None else set()
-                    state = where.put_state(state, assigned=assigned)
+                    paths = lent.paths() if self.group is not None else []
+                    state = where.put_state(state, (), assigned, paths, kind)
                     outputs, state = function(state, batches)
                 outputs = where.outputs(outputs)
                 where.finish((outputs, state))

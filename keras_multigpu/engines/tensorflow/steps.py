@@ -157,7 +157,9 @@ class TensorFlowSteps(Steps):
         """
         assert self._peers is not None
         variables = self._variables()
-        listing = Listing.of_values((one.path, one._value.numpy()) for one in variables)
+        listing = Listing.of_values(
+            (one.path, place, one._value.numpy()) for place, one in enumerate(variables)
+        )
         found = group.differing(when, str(listing.checksum))
         if found is None:
             return

@@ -52,9 +52,10 @@ def test_a_weight_in_another_array_of_equal_values(lent, state):
     assert lent.assigned(state) == set()
 
 
-def test_a_slot_in_another_array(lent, state):
-    state[2][0] = state[2][0] + 0
-    assert lent.assigned(state) == {id(state[2][0])}
+@pytest.mark.parametrize("place", [2, 3])
+def test_a_slot_or_a_metric_in_another_array(lent, state, place):
+    state[place][0] = state[place][0] + 0
+    assert lent.assigned(state) == {id(state[place][0])}
 
 
 def test_weights_that_are_forgotten_keep_no_memory(lent, state):

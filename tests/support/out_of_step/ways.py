@@ -836,6 +836,21 @@ def sets_a_small_weight_beside_parts(odd):
     fit(model, epochs=1, callbacks=at(odd, "on_epoch_end", set_bias, 0))
 
 
+@way(STATE)
+def sets_another_weight_to_the_same(odd):
+    """All set one of several weights that are alike."""
+
+    def set_one(model):
+        kernel = model.trainable_variables[2 if odd else 4]
+        kernel.assign(kernel * 0)
+
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(6) for _ in range(3)]
+    model = make_parallel(keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(2)]))
+    model.compile("adam", "mse")
+    fit(model, epochs=1, callbacks=at(True, "on_train_batch_end", set_one, 1))
+
+
 @way("Its compilation is ")
 def another_loss(odd):
     fit(build(loss="mae" if odd else "mse"))

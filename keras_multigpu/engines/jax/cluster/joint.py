@@ -84,9 +84,13 @@ def copy_to_all(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda leaf: leaf if is_whole(leaf) else next(whole), tree)
 
 
-def compare_weights(values: Listing, mesh: Mesh, group: Group) -> None:
-    """Raises a `ClusterError` if another process has other weights, or has no new ones."""
-    step = "a step before which weights, metrics or slots were set, as at the beginning of an epoch"
+def compare_weights(values: Listing, mesh: Mesh, group: Group, name: str = "step") -> None:
+    """Raises a `ClusterError` if another process has other weights, or has no new ones.
+
+    `name` is that of the step that follows.
+    """
+    when = "before which weights, metrics or slots were set, as at the beginning of an epoch"
+    step = f"a {name} {when}"
     place = group.calls.here(f"new weights or metrics before step {group.call.begun + 1}")
     facts: Facts = {"steps": (_checksum(step), step), "weights": (values.checksum, values)}
     _compare(facts, 0, place, mesh, group)

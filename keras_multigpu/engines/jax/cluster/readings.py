@@ -45,7 +45,7 @@ class Readings:
         kind = WEIGHTS_AND_SLOTS if slots else WEIGHTS
         if steps.is_running:
             group.ask(steps.call)
-            with group.places.aside():
+            with group.explained(), group.places.aside():
                 values = self._read(self._meet(kind), wanted)
             steps.call.readings += 1
         else:
@@ -63,7 +63,7 @@ class Readings:
 
     def take_part(self, kinds: list[int] | None = None) -> None:
         """Takes part in another process's reading; `kinds` is what the processes have said."""
-        with self._group.places.aside():
+        with self._group.explained(), self._group.places.aside():
             self._read(self._meet(_TAKES_PART) if kinds is None else kinds, wanted=False)
         self._steps.call.readings += 1
 
