@@ -120,6 +120,30 @@ def test_rows_of_texts_keep_their_places(shape):
     assert difference(*predicted) < 2e-5
 
 
+def test_characters_of_a_matrix_of_texts(rng):
+    """They are as many rows as the matrix has texts."""
+
+    class Lengths(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(2)
+
+        def call(self, texts):
+            decoded = tf.raw_ops.UnicodeDecode(input=texts, input_encoding="UTF-8")
+            rows = tf.RaggedTensor.from_row_splits(decoded.char_values, decoded.row_splits)
+            sums = tf.reduce_sum(tf.cast(rows.to_tensor(), "float32"), axis=1) / 1000
+            return self.dense(tf.reshape(sums, tf.shape(texts)))
+
+    texts = tf.constant(rng.choice(["a", "bc", "", "def"], (7, 3)))
+    keras.utils.set_random_seed(3)
+    plain = Lengths()
+    plain(texts)
+    predicted = [
+        model.predict(texts, batch_size=7, verbose=0) for model in (plain, make_parallel(plain, 3))
+    ]
+    assert difference(*predicted) < 2e-5
+
+
 def test_sparse_tensors():
     def build():
         keras.utils.set_random_seed(3)

@@ -15,8 +15,9 @@ RULES = Table()
 
 @RULES.rule("StringSplitV2", "UnicodeDecode")
 def split_texts(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Every text gives a row of words or of characters."""
-    planner.cache["texts of", id(op)] = (values[0].dims or (None,))[0]
+    """Every text of a vector gives a row of words or of characters."""
+    dims = values[0].dims or ()
+    planner.cache["texts of", id(op)] = dims[0] if len(dims) == 1 else None
     return planner.fallback(op, values)
 
 
