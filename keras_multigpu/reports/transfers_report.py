@@ -74,7 +74,7 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
             f"has to cross, and no time is saved. Give a batch of {count * (rows // count + 1)} "
             "rows, for example."
         ]
-    elif parallel.mode == "data" and rows == 1 < count:
+    elif parallel.mode == "data" and rows == 1 < count and not any(found.values()):
         notes = ["One device computes a batch of one row. Give a batch of more rows."]
     if not parallel.compiled:
         notes = [*notes, "The model is not compiled: only a prediction is counted, no training."]

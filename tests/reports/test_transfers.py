@@ -243,6 +243,16 @@ def test_a_batch_of_one_row(rng):
     assert text in str(report)
 
 
+@pytest.mark.skipif(BACKEND == "jax", reason="there the devices must divide the rows")
+def test_a_batch_of_one_row_with_weights_in_parts(rng):
+    """All devices compute it: none has all weights."""
+    parallel = make_parallel(_mlp(), 2, shard="weights")
+    parallel.compile("adam", "mse")
+    report = reports.transfers(parallel, tuple(one[:1] for one in _batch(rng)))
+    assert report.training
+    assert "One device computes" not in str(report)
+
+
 def test_wrong_arguments(rng):
     with pytest.raises(
         ValueError, match="must be a model from `make_parallel`. Received: parallel="
