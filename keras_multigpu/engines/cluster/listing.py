@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import sys
 import zlib
 from collections.abc import Iterable
@@ -43,10 +44,10 @@ class Listing:
         self.texts.append(text)
 
     @classmethod
-    def of_values(cls, named: Iterable[tuple[str, int, Any]]) -> Listing:
-        """Arrays in place of operations, each with its name and its place among all."""
+    def of_values(cls, named: Iterable[tuple[str, Any]], places: Iterable[int] = ()) -> Listing:
+        """Arrays in place of operations, each with its name, and its place if they are some."""
         found = cls()
-        for name, place, value in named:
+        for (name, value), place in itertools.zip_longest(named, places):
             found.add((place, digest_of([value], sys.maxsize)), _Named(name, value))
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -140,7 +140,7 @@ class Placement:
         state: Any,
         read: Sequence[Any] = (),
         assigned: Collection[int] = (),
-        paths: Sequence[str] = (),
+        paths: Callable[[], Sequence[str]] = tuple,
         name: str = "step",
     ) -> Any:
         """A model's state for a step that donates it: a copy on every device.
@@ -153,9 +153,10 @@ class Placement:
             leaves = enumerate(jax.tree.leaves(state))
             new = [one for one in leaves if not self._is_on_all(one[1]) or id(one[1]) in assigned]
             if new:
-                names = dict(enumerate(paths))
-                named = ((names.get(place, f"{place}"), place, leaf) for place, leaf in new)
-                joint.compare_weights(Listing.of_values(named), self.mesh, self.group, name)
+                names, places = dict(enumerate(paths())), [place for place, _ in new]
+                named = ((names.get(place, f"array {place}"), leaf) for place, leaf in new)
+                listing = Listing.of_values(named, places)
+                joint.compare_weights(listing, self.mesh, self.group, name)
         seen = set(map(id, read))
 
         def put(value: Any) -> Any:

@@ -117,8 +117,7 @@ class JaxSteps(Steps):
                     outputs, state = read(function, state, batches, where)
                 else:
                     assigned = lent.assigned(state) if self.group is not None else set()
-                    paths = lent.paths() if self.group is not None else []
-                    state = where.put_state(state, (), assigned, paths, kind)
+                    state = where.put_state(state, assigned=assigned, paths=lent.paths, name=kind)
                     outputs, state = function(state, batches)
                 outputs = where.outputs(outputs)
                 where.finish((outputs, state))

@@ -318,16 +318,14 @@ def test_other_weights_are_noticed():
 
 
 def test_the_first_weight_that_differs_is_told():
-    mine = Listing.of_values([("a/kernel", 0, np.ones((2, 2))), ("a/name", 1, np.array(["x"]))])
-    others = Listing.of_values([("b/kernel", 0, np.ones((2, 2))), ("b/name", 1, np.array(["y"]))])
+    mine = Listing.of_values([("a/kernel", np.ones((2, 2))), ("a/name", np.array(["x"]))])
+    others = Listing.of_values([("b/kernel", np.ones((2, 2))), ("b/name", np.array(["y"]))])
     told = Told(
         **{"all of weights 0__0__1": json.dumps(others.digests), "weights 1__0__1": "b/name"}
     )
     error = group_of(told).differs(1, 0, "weights", mine)
     assert "differ at step 0. It has b/name; there is a/name. Build the model" in str(error)
-    mine = Listing.of_values(
-        [("a/kernel", 0, np.ones((2, 2))), ("a/bias", 1, np.zeros(3, "float16"))]
-    )
+    mine = Listing.of_values([("a/kernel", np.ones((2, 2))), ("a/bias", np.zeros(3, "float16"))])
     told.entries["weights 1/0/1"] = "b/bias with a sum of 0.25"
     error = group_of(told).differs(1, 0, "weights", mine)
     assert "It has b/bias with a sum of 0.25; there is a/bias with a sum of 0. Build" in str(error)

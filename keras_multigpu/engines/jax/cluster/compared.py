@@ -64,12 +64,8 @@ def compare_weights(group: Group, variables: Sequence[keras.Variable], parts: Li
     `parts` is what was assigned to variables of which each process has a part.
     """
     # A loop that has donated an array and given none back leaves a deleted one.
-    values = [
-        (one.path, place, one._value)
-        for place, one in enumerate(variables)
-        if one._value is not None
-    ]
-    own = [one for one in values if not one[-1].is_deleted() and is_whole(one[-1])]
+    values = [(one.path, one._value) for one in variables if one._value is not None]
+    own = [(path, one) for path, one in values if not one.is_deleted() and is_whole(one)]
     listing = Listing.of_all([Listing.of_values(own), parts])
     found = group.differing("new weights", str(listing.checksum))
     if found is not None:

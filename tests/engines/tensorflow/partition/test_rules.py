@@ -9,27 +9,12 @@ from support.rule_cases.case import case
 from support.rule_cases.check import check, check_elsewhere, check_sharded
 
 from keras_multigpu.engines.tensorflow.partition.order import CHECKS
-from keras_multigpu.engines.tensorflow.partition.rules import (
-    RULES,
-    control,
-    lists,
-    ragged,
-    sparse,
-    state,
-)
+from keras_multigpu.engines.tensorflow.partition.rules import RULES, control, lists, sparse, state
 from keras_multigpu.engines.tensorflow.partition.rules.random import draw_whole
 
 # Tested where whole steps are.
 _CUDNN = {"CudnnRNNV3", "CudnnRNNBackpropV3"}
-ELSEWHERE = {
-    *control.RULES,
-    *lists.RULES,
-    *ragged.RULES,
-    *sparse.RULES,
-    *state.RULES,
-    *CHECKS,
-    *_CUDNN,
-} - {
+ELSEWHERE = {*control.RULES, *lists.RULES, *sparse.RULES, *state.RULES, *CHECKS, *_CUDNN} - {
     "AddN",
     "ZerosLike",
 }
@@ -42,8 +27,30 @@ EVERY = [
 
 TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 2], [5, 7]), -1)
 SEED = [1, 2]
+
+
+def padded_words(x):
+    """The digits of numbers."""
+    texts = tf.strings.regex_replace(tf.as_string(x), "(.)", r"\1 ")
+    return tf.strings.to_number(tf.strings.split(texts).to_tensor("0"))
+
+
+def padded_characters(x):
+    return tf.strings.unicode_decode(tf.as_string(x), "UTF-8").to_tensor()
+
+
+def counted_characters(x):
+    codes = tf.strings.unicode_decode(tf.as_string(x), "UTF-8")
+    return tf.math.bincount(codes, minlength=60, maxlength=60, axis=-1)
+
+
+TEXTS = ("StringSplitV2", "UnicodeDecode", "RaggedTensorToTensor", "RaggedBincount")
 # What one device computes; what follows is spread again.
 ONE_DEVICE = {
+    "StringSplitV2": case("Mul", lambda x: padded_words(x) * 2.0, "B:i5000", whole=TEXTS),
+    "RaggedTensorToTensor": case("Mul", lambda x: padded_words(x) * 2.0, "B:i5000", whole=TEXTS),
+    "UnicodeDecode": case("Mul", lambda x: padded_characters(x) * 2, "B:i5000", whole=TEXTS),
+    "RaggedBincount": case("Mul", lambda x: counted_characters(x) * 2, "B:i5000", whole=TEXTS),
     "Unique": case("Mul", lambda x: tf.unique(x)[1] * 2, "B:i4"),
     "UniqueWithCounts": case("Mul", lambda x: tf.unique_with_counts(x)[1] * 2, "B:i4"),
     "RandomShuffle": case("Mul", lambda x: tf.sort(tf.random.shuffle(x[:, 0])) * 2.0, "B 3"),
@@ -76,7 +83,7 @@ def test_every_type_has_a_case():
 @pytest.mark.parametrize("kind", ONE_DEVICE)
 def test_one_device(kind):
     one = dataclasses.replace(ONE_DEVICE[kind], tolerance=1e-6, has_gradient=False)
-    check(dataclasses.replace(one, whole=("TopKV2", "StridedSlice", kind)))
+    check(dataclasses.replace(one, whole=("TopKV2", "StridedSlice", kind, *one.whole)))
 
 
 @pytest.mark.thin(6)

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import Split, Value
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table, split_again
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
 
 RULES = Table()
@@ -30,23 +30,15 @@ def pad(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         rows = _ranges(planner, op.inputs[3])
     shape = tf.get_static_value(op.inputs[0])
     is_given = shape is None or (shape.ndim and shape[0] != -1)
-    return None if is_given else _with_rows(planner, op, values, rows)
+    dims = static_dims(op.outputs[0])
+    return None if is_given or not dims else split_again(planner, op, values, (rows, *dims[1:]))
 
 
 @RULES.rule("RaggedBincount")
 def count(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Counts for each row."""
-    return _with_rows(planner, op, values, _ranges(planner, op.inputs[0]))
-
-
-def _with_rows(planner: Any, op: tf.Operation, values: list[Value], rows: Any) -> Any:
-    """Computed whole, with as many rows as are known, which are split again."""
-    dims = static_dims(op.outputs[0])
-    if not dims or planner.unit_of(rows) is None:
-        return None
-    made, _ = planner.fallback(op, values, [(rows, *dims[1:])])
-    made[0].layout = Split(0)
-    return made, "gathered"
+    _, width = static_dims(op.outputs[0]) or (None, None)
+    return split_again(planner, op, values, (_ranges(planner, op.inputs[0]), width))
 
 
 def _number(planner: Any, scalar: tf.Tensor) -> Any:

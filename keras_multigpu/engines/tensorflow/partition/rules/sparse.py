@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import Split, Value
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table, split_again
 
 RULES = Table()
 
@@ -24,11 +24,7 @@ def fill_empty_rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 def segment(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """As many rows as have entries, if that is known."""
     rows = planner.cache.get(("rows of", id(_filled(op.inputs[1]))))
-    if rows is None or planner.unit_of(rows) is None:
-        return None
-    made, _ = planner.fallback(op, values, [(rows, *(values[0].dims or ())[1:])])
-    made[0].layout = Split(0)
-    return made, "gathered"
+    return split_again(planner, op, values, (rows, *(values[0].dims or ())[1:]))
 
 
 def _filled(numbers: tf.Tensor) -> tf.Operation | None:

@@ -6,8 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
-from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.layouts import Split, Value
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, symbols_of
 
 Rule = Callable[..., Any]
@@ -37,6 +39,18 @@ class Table(dict[str, Rule]):
 def types_of(text: str) -> list[str]:
     """The types of operations that a text lists."""
     return text.split()
+
+
+def split_again(planner: Any, op: tf.Operation, values: list[Value], dims: Any) -> Any:
+    """An operation of one device, whose result has `dims`; what follows is spread.
+
+    `None` if its rows are no multiple of the batch's.
+    """
+    if planner.unit_of(dims[0]) is None:
+        return None
+    made, _ = planner.fallback(op, values, [dims])
+    made[0].layout = Split(0)
+    return made, "gathered"
 
 
 def axes_of(value: Value, rank: int) -> list[int] | None:
