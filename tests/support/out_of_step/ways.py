@@ -836,6 +836,18 @@ def sets_a_small_weight_beside_parts(odd):
     fit(model, epochs=1, callbacks=at(odd, "on_epoch_end", set_bias, 0))
 
 
+@way("It has stopped with ValueError: odd", own="ValueError")
+def raises_while_the_others_save(odd):
+    model = build(units=256, shard=None if ON_TENSORFLOW else "weights")
+    saving = keras.callbacks.ModelCheckpoint("saved.weights.h5", save_weights_only=True)
+    raising = at(odd, "on_epoch_end", raises(ValueError("odd")), 1)
+    try:
+        fit(model, callbacks=[saving, *raising])
+    except BaseException as error:
+        print(type(error).__name__, flush=True)  # as a script that notes its errors
+        raise
+
+
 @way(STATE)
 def sets_another_weight_to_the_same(odd):
     """All set one of several weights that are alike."""
