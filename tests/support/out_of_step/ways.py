@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 import time
 
 import keras
@@ -839,13 +840,11 @@ def sets_a_small_weight_beside_parts(odd):
 @way("It has stopped with ValueError: odd", own="ValueError")
 def raises_while_the_others_save(odd):
     model = build(units=256, shard=None if ON_TENSORFLOW else "weights")
-    saving = keras.callbacks.ModelCheckpoint("saved.weights.h5", save_weights_only=True)
     raising = at(odd, "on_epoch_end", raises(ValueError("odd")), 1)
-    try:
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/saved.weights.h5"
+        saving = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
         fit(model, callbacks=[saving, *raising])
-    except BaseException as error:
-        print(type(error).__name__, flush=True)  # as a script that notes its errors
-        raise
 
 
 @way(STATE)
