@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,38 +30,6 @@ class Request:
     template: keras.Model
     devices: tuple[str, ...]
     options: Mapping[str, Any]
-
-    def _given(self, names: Sequence[str]) -> dict[str, Any]:
-        return {name: self.options[name] for name in names if self.options.get(name)}
-
-    def check_alone(self, *names: str) -> None:
-        """Refuses options that several processes don't have.
-
-        Raises:
-            ValueError: if it has one of them.
-        """
-        for name, value in self._given(names).items():
-            raise ValueError(
-                f"`{name}` must be None on devices of several processes. Received: "
-                f"{name}={value!r}. Leave it out, or use the devices of one process."
-            )
-
-    def alone(self, *names: str) -> Request:
-        """The request of a file without options that several processes don't have.
-
-        Warns:
-            UserWarning: if it has one of them.
-        """
-        given = self._given(names)
-        if not given:
-            return self
-        said = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        warnings.warn(
-            f"The model was saved with {said}, which is for the devices of one process. It is "
-            "loaded without, on the devices of several.",
-            stacklevel=4,
-        )
-        return dataclasses.replace(self, options={**self.options, **dict.fromkeys(given)})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,6 @@ from support.scripts import run_python
 import keras_multigpu
 from keras_multigpu import engines, list_devices, make_parallel, parallel, use_virtual_devices
 from keras_multigpu.devices import choose_again, choose_devices
-from keras_multigpu.engines import Request
 
 pytestmark = pytest.mark.thin(4)
 
@@ -543,18 +542,6 @@ def test_a_function_that_makes_the_model(options):
         make_parallel(lambda units, *more, wide=False, **options: _model(), 2)
     with pytest.raises(ValueError, match=r"Load it first: `keras.saving.load_model\(path\)`"):
         make_parallel("some.keras", 2)
-
-
-def test_options_that_several_processes_do_not_have():
-    options = {"shard": "weights", "wire_dtype": None}
-    request = Request("data", _model(), ("cpu:0",), options)
-    with pytest.raises(ValueError, match="several processes. Received: shard='weights'. Leave it"):
-        request.check_alone("wire_dtype", "shard")
-    with pytest.warns(UserWarning, match="saved with shard='weights', which is for the devices of"):
-        changed = request.alone("wire_dtype", "shard")
-    assert changed.options == {**options, "shard": None}
-    changed.check_alone("wire_dtype", "shard")
-    assert changed.alone("shard") is changed
 
 
 @pytest.mark.parametrize("own", [0, 1])

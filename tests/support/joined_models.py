@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
-from support.joined_training import BATCH, ROWS, difference, integers, mlp, numbers
+from support.joined_training import BATCH, ROWS, difference, integers, mlp, numbers, tables
 
 import keras_multigpu
 from keras_multigpu import make_parallel
@@ -36,7 +36,44 @@ def halved():
     return model, (integers(20, ROWS, 7), numbers(ROWS, 1))
 
 
-OPTIONS = {"halved": {"wire_dtype": "bfloat16"}}
+def in_shards():
+    return tables()
+
+
+def slots_in_shards():
+    """The rows of the tables that a batch names are changed, in the parts that have them."""
+    return tables(optimizer=keras.optimizers.Adagrad(0.1), jit_compile=True)
+
+
+def own_norms():
+    """A step of the user's own that computes with whole weights, gradients and their norms."""
+    inputs = keras.Input((40,))
+    model = OwnNorms(inputs, layers.Dense(2)(layers.Dense(50, "tanh")(inputs)))
+    model.compile(optimizer="adam", loss="mse")
+    return model, (numbers(ROWS, 40), numbers(ROWS, 2, seed=1))
+
+
+class OwnNorms(keras.Model):
+    def train_step(self, data):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        weights = self.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+            loss += 0.01 * sum(tf.reduce_sum(tf.abs(one)) for one in weights)
+        gradients = tape.gradient(loss, weights)
+        norm = tf.linalg.global_norm(gradients)
+        self.optimizer.apply_gradients(zip([one / (norm + 1.0) for one in gradients], weights))
+        weights[0].assign(0.99 * weights[0] + 0.01 * tf.reduce_max(weights[0]))
+        return {"loss": loss, "norm": norm, "largest": tf.reduce_max(weights[0])}
+
+
+OPTIONS = {
+    "halved": {"wire_dtype": "bfloat16"},
+    "in_shards": {"shard": "weights"},
+    "slots_in_shards": {"shard": "optimizer"},
+    "own_norms": {"shard": "weights"},
+}
+SHARDED = ["in_shards", "slots_in_shards", "own_norms"]
 
 
 def compiled():
@@ -219,7 +256,11 @@ CASES = [
     *(mlp, clipped_eager, several_steps, compiled, images, texts, several_outputs, parts),
     *(halved, without_rules, sums_in_a_loop, from_outside),
     *(counts_of_numbers, writes_a_table),
+    *(in_shards, slots_in_shards, own_norms),
 ]
+
+
+WHOLE = [case.__name__ for case in CASES if case.__name__ not in SHARDED]
 
 
 def train(make, **devices):

@@ -11,7 +11,7 @@ import sys
 import keras
 import numpy as np
 from keras import layers, ops
-from support.joined_training import BATCH, ROWS, integers, mlp, numbers
+from support.joined_training import BATCH, ROWS, integers, mlp, numbers, tables
 
 import keras_multigpu
 from keras_multigpu import make_parallel
@@ -89,7 +89,11 @@ def own_step():
     return joined_models.parts()
 
 
-CASES = [mlp, even, weighted, several_steps, eager, of_the_batch, texts, own_step]
+def in_shards():
+    return tables()
+
+
+CASES = [mlp, even, weighted, several_steps, eager, of_the_batch, texts, own_step, in_shards]
 
 
 def rows_of(tree, chosen):
@@ -137,7 +141,8 @@ def train(make, number=0, count=1, **devices):
     model, data = make()
     part = Part(make.__name__, number, count)
     if devices:
-        model = make_parallel(model, **devices)
+        shard = "weights" if make is in_shards else None
+        model = make_parallel(model, **devices, shard=shard)
     rows, few = part.rows(ROWS), Batches(data, part.rows(FEW))
     quiet = {"verbose": 0}
     given = rows_of(data, np.concatenate(rows))

@@ -4,6 +4,8 @@ import keras
 import numpy as np
 from keras import layers
 
+from keras_multigpu.layers import MultiHotDense
+
 ROWS, BATCH = 35, 16
 
 
@@ -23,6 +25,20 @@ def mlp(**options):
     options = {"optimizer": "adam", "metrics": ["accuracy"], **options}
     model.compile(loss="sparse_categorical_crossentropy", **options)
     return model, (numbers(ROWS, 6), integers(3, ROWS))
+
+
+def tables(**options):
+    """Tables and kernels that are large enough to be in parts, with norms over all of them."""
+    words = keras.Input((4,), dtype="int32")
+    numbers_of = keras.Input((40,))
+    looked_up = layers.Flatten()(layers.Embedding(2000, 3)(words))
+    wide = MultiHotDense(4, 3000)(words)
+    x = layers.concatenate([looked_up, layers.Dense(50, "tanh")(numbers_of)])
+    x = layers.BatchNormalization()(layers.Dense(64, use_bias=False)(x))
+    model = keras.Model([words, numbers_of], layers.Dense(1)(layers.concatenate([x, wide])))
+    optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.05, use_ema=True)
+    model.compile(**{"optimizer": optimizer, "loss": "mse", **options})
+    return model, ((integers(2000, ROWS, 4), numbers(ROWS, 40)), numbers(ROWS, 1, seed=1))
 
 
 def difference(one, other):

@@ -207,7 +207,7 @@ class TensorFlowEngine(Engine):
     def weights_whole(self, model: keras.Model) -> Iterator[None]:
         divided = [(one, division_of(one)) for one in model.variables]
         homes = [(one, home) for one, home in divided if home is not None]
-        move_variables([(one, "cpu:0") for one, _ in homes], model)
+        move_variables([(one, names.first("cpu")) for one, _ in homes], model)
         try:
             yield
         finally:

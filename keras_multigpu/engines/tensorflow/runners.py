@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -42,6 +43,20 @@ from keras_multigpu.engines.tensorflow.weights.placing import (
 )
 from keras_multigpu.engines.values import Call, Kept, Request, Result, Tensor
 
+_EACH_HAS_ALL = (
+    "each of several processes has all weights, in parts on its own devices: all have the same "
+    "number of devices, two or more."
+)
+
+
+def _have_all_parts(devices: Sequence[str]) -> bool:
+    """Whether the devices of each process can have all weights, divided alike."""
+    peers = peers_of(devices)
+    if peers is None:
+        return True
+    counts = {peers.owners.count(one) for one in peers.owners}
+    return len(counts) == 1 and counts != {1}
+
 
 class PartitionRunner(DataRunner):
     """Partitions whole steps, and calls of the template.
@@ -68,7 +83,7 @@ class PartitionRunner(DataRunner):
         self.batches = None if self.peers is None else batches_of(self.peers)
         own = devices if self.peers is None else self.peers.pick(devices)
         self._devices = list(map(full_name, own))
-        is_sharded = shard is not None and len(devices) > 1
+        is_sharded = shard is not None and len(own) > 1
         self._homes = Homes(tuple(self._devices)) if is_sharded else None
         self.partition = Partition(template, devices, self._devices, wire_dtype, self._homes)
 
@@ -95,16 +110,24 @@ class PartitionRunner(DataRunner):
 
     @classmethod
     def check(cls, request: Request) -> None:
-        if peers_of(request.devices):
-            request.check_alone("shard")
+        if request.options.get("shard") and not _have_all_parts(request.devices):
+            raise ValueError(
+                f"With `shard`, {_EACH_HAS_ALL} Received: shard={request.options['shard']!r} and "
+                f"devices={list(request.devices)!r}. Leave `shard` out, or give each process the "
+                "same number of devices."
+            )
 
     @classmethod
     def adapt(cls, request: Request) -> Request:
-        return request.alone("shard") if peers_of(request.devices) else request
-
-    @classmethod
-    def moves_weights(cls, devices: Sequence[str], options: Mapping[str, Any]) -> bool:
-        return super().moves_weights(devices, options) and not peers_of(devices)
+        shard = request.options.get("shard")
+        if not shard or _have_all_parts(request.devices):
+            return request
+        warnings.warn(
+            f"The model was saved with shard={shard!r}, and is loaded without: with it, "
+            f"{_EACH_HAS_ALL} Received: devices={list(request.devices)!r}.",
+            stacklevel=3,
+        )
+        return dataclasses.replace(request, options={**request.options, "shard": None})
 
     @classmethod
     def fullest(cls, template: keras.Model, count: int, shard: str) -> Kept:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import pathlib
 import sys
@@ -21,10 +22,12 @@ def main() -> int:
     parser.add_argument("--cases", nargs="*", default=[case.name for case in CASES])
     parser.add_argument("--random", type=int, help="as many trainings with drawn sizes, float64")
     parser.add_argument("--seed", type=int, default=1, help="what they are drawn from")
+    parser.add_argument("--shard", choices=["weights", "optimizer"])
     chosen = parser.parse_args()
     jobs = job.table(chosen.cases, "float32")
     if chosen.random:
         jobs = job.draw(chosen.cases, chosen.seed, chosen.random)
+    jobs = [dataclasses.replace(one, shard=chosen.shard) for one in jobs]
     with tempfile.TemporaryDirectory() as folder:
         found = compare(jobs, chosen.layouts, pathlib.Path(folder))
     tolerance = TOLERANCES[jobs[0].floatx]

@@ -22,6 +22,7 @@ class Job:
         few: rows of `evaluate` and `predict`.
         few_batch: rows of a batch there.
         floatx: the type of weights and data.
+        shard: what the devices of each process have in parts, of small variables too.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Job:
     few: int = 33
     few_batch: int = 16
     floatx: str = "float32"
+    shard: str | None = None
 
 
 # Their code, or Keras's, computes in float32 whatever the type of the weights.

@@ -19,6 +19,7 @@ from support.parity import take, variables
 
 import keras_multigpu
 from keras_multigpu import cluster, make_parallel
+from keras_multigpu.engines.tensorflow.weights import homes
 
 TIMEOUT = 60.0
 
@@ -28,7 +29,7 @@ def train(job: Job, devices: tuple[str, ...] | None) -> dict[str, np.ndarray]:
     case = next(case for case in CASES if case.name == job.case)
     (model,) = build_equal(case, 1)
     if devices is not None:
-        model = make_parallel(model, devices=devices)
+        model = make_parallel(model, devices=devices, shard=job.shard)
     compile_case(case, model)
     x, y = _typed(case.data(np.random.default_rng(job.seed), max(job.rows, job.few)), job.floatx)
     rows, few = ([take(one, count) for one in (x, y)] for count in (job.rows, job.few))
@@ -61,6 +62,7 @@ def main(folder: str, layout: str, number: str, address: str = "") -> None:
     keras.config.set_dtype_policy(jobs[0].floatx)
     keras_multigpu.use_virtual_devices(counts[place])
     devices = None
+    homes.LEAST = 16
     if address:
         cluster.join(address, len(counts), place, timeout=TIMEOUT)
         devices = keras_multigpu.list_devices()

@@ -807,7 +807,7 @@ def sets_weights_before_it_saves(odd):
 
 def _in_parts(odd):
     """A trained model whose large weight is in parts, of which the odd process sets its own."""
-    model = build(units=256, shard=None if ON_TENSORFLOW else "weights")
+    model = build(units=256, shard="weights")
     fit(model)
     if odd:
         kernel = model.trainable_variables[0]
@@ -833,13 +833,13 @@ def sets_a_small_weight_beside_parts(odd):
         bias = model.trainable_variables[1]
         bias.assign(bias + 0.5)
 
-    model = build(units=256, shard=None if ON_TENSORFLOW else "weights")
+    model = build(units=256, shard="weights")
     fit(model, epochs=1, callbacks=at(odd, "on_epoch_end", set_bias, 0))
 
 
 @way("It has stopped with ValueError: odd", own="ValueError")
 def raises_while_the_others_save(odd):
-    model = build(units=256, shard=None if ON_TENSORFLOW else "weights")
+    model = build(units=256, shard="weights")
     raising = at(odd, "on_epoch_end", raises(ValueError("odd")), 1)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/saved.weights.h5"

@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.tensorflow.cluster.peers import rounding_of
+from keras_multigpu.engines.tensorflow.weights.divided import parts_of
 from keras_multigpu.engines.values import Tensor
 
 EVERY = 8
@@ -44,7 +45,7 @@ class Samples:
         `come` counts the steps, alike in all processes; in each of `every` it takes samples of all
         weights.
         """
-        seldom, always = ([one._value for one in some] for some in self._weights())
+        seldom, always = ([part for _, part in some] for some in self._weights())
         settings = [tf.cast(value, tf.float64) for _, value in self._settings()]
         some = tf.cond(
             tf.equal(come % every, 0),
@@ -61,7 +62,7 @@ class Samples:
         """What a number of a sample stands for, with its value now."""
         weights = [one for some in self._weights() for one in some]
         if place < _NUMBERS * len(weights):
-            weight = weights[place // _NUMBERS]
+            weight, _ = weights[place // _NUMBERS]
             return f"{weight.path} with a sum of {np.asarray(weight, 'float64').sum():.6g}"
         place, settings = place - _NUMBERS * len(weights), self._settings()
         if place < len(settings):
@@ -70,8 +71,8 @@ class Samples:
         state = self._states()[place - len(settings)]
         return f"{state.path}={np.asarray(state._value).tolist()}"
 
-    def _weights(self) -> tuple[list[keras.Variable], list[keras.Variable]]:
-        """The weights to sample in some steps, and those to sample in each.
+    def _weights(self) -> list[list[tuple[keras.Variable, tf.Variable]]]:
+        """The weights to sample in some steps, and those to sample in each, with their parts.
 
         A state that a layer assigns (moving statistics) is merged over the processes in each step,
         and so would no longer differ some steps later.
@@ -83,7 +84,9 @@ class Samples:
         # Those of stateful recurrent layers are none of a model's variables.
         states = [getattr(layer, "states", None) for layer in all_layers(self._model)]
         always += [one for one in keras.tree.flatten(states) if isinstance(one, keras.Variable)]
-        return seldom, always
+        return [
+            [(one, part) for one in some for part in parts_of(one)] for some in (seldom, always)
+        ]
 
     def _states(self) -> list[keras.Variable]:
         """Those of random numbers, which are no weights."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.at_home import is_plain
-from keras_multigpu.engines.tensorflow.partition.crossings import of_process_0
+from keras_multigpu.engines.tensorflow.partition.crossings import of_process_0, reduce_here
 from keras_multigpu.engines.tensorflow.partition.forms import (
     ALL_DEVICES,
     EACH_DEVICE,
@@ -57,7 +57,6 @@ class Operations(Forms):
 
     Attributes:
         shards: the axis along which variables of a shape are sharded.
-        is_joined: whether there are devices of other processes, which get numbers only.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class Operations(Forms):
     ):
         super().__init__(count, batch, way=way, names=names)
         self.shards: dict[Any, int] = {}
-        self.is_joined = False
         self._choose = Choice(self.unit_of, elements_of) if way != ONE_DEVICE else _no_choice
         # Of traced operations, for those that must come after: within a region, and beside one.
         self.levels: dict[Any, tuple[int, int]] = {}
@@ -203,6 +201,8 @@ class Operations(Forms):
             layout: Layout = Partial(signature.partial or "sum")
             if label in labels:
                 layout = kind(list(labels).index(label))
+            elif self.is_joined and kind is not Split:  # each process has all parts
+                layout, item = WHOLE, reduce_here(self.program, item, signature.partial or "sum")
             made.append(self.value(tensor.dtype, shape, layout, item))
             is_sum = isinstance(layout, Partial) and tensor.dtype.is_floating
             made[-1].is_trained = is_sum and _GRADIENTS in op.name

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.cluster.collectives import can_cross
-from keras_multigpu.engines.tensorflow.partition.layouts import Sharded, Split
+from keras_multigpu.engines.tensorflow.partition.layouts import Owned, Sharded, Split
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing, Item, Program
 from keras_multigpu.engines.tensorflow.partition.sending import (
     copies,
@@ -29,12 +29,12 @@ _PAIRS = {
 }
 
 
-def gather(program: Program, item: Item, axis: int) -> Item:
+def gather(program: Program, item: Item, layout: Split | Sharded | Owned) -> Item:
     """All slices, one after the other, at home."""
 
     def emit(devices: Any, parts: list[Any]) -> list[Any]:
         with tf.device(devices.home):
-            return [tf.concat(devices.complete(parts, axis), axis)]
+            return [tf.concat(devices.complete(parts, layout), layout.axis)]
 
     return program.add(emit, [item], ALL, [item.dtype], name="gather", gives=0)[0]
 
@@ -56,6 +56,16 @@ def reduce(program: Program, item: Item, kind: str, what: Crossing) -> Item:
     assert node is not None
     node.crossing, node.reduces = what if kind == "sum" else None, kind
     return made[0]
+
+
+def reduce_here(program: Program, item: Item, kind: str) -> Item:
+    """As `reduce`, of what the devices of each process have made of variables in parts."""
+
+    def emit(devices: Any, parts: list[Any]) -> list[Any]:
+        with tf.device(devices.home):
+            return [combine(kind, parts)]
+
+    return program.add(emit, [item], ALL, [item.dtype], name="reduce", gives=0)[0]
 
 
 def combine(kind: str, parts: list[Any]) -> Any:
@@ -133,7 +143,9 @@ def reduce_scatter(
     return _added(program, emit, item, "reduce_scatter", dim)
 
 
-def all_gather(program: Program, item: Item, axis: int, what: Crossing) -> Item:
+def all_gather(
+    program: Program, item: Item, layout: Split | Sharded | Owned, what: Crossing
+) -> Item:
     """All slices, one after the other, on every device."""
 
     def emit(devices: Any, parts: list[Any]) -> list[Any]:
@@ -143,11 +155,11 @@ def all_gather(program: Program, item: Item, axis: int, what: Crossing) -> Item:
             with tf.device(name):
                 sent.append(tf.cast(part, wire))
         with tf.device(devices.home):
-            sent = devices.complete(sent, axis)
+            sent = devices.complete(sent, layout)
         wholes = []
         for name in devices.names:
             with tf.device(name):
-                wholes.append(tf.cast(tf.concat(sent, axis), dtype))
+                wholes.append(tf.cast(tf.concat(sent, layout.axis), dtype))
         return [wholes]
 
     return _added(program, emit, item, "all_gather")

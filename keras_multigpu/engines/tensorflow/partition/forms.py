@@ -49,7 +49,12 @@ class Forms:
         batch: the number of rows: a `Dim`, or the number itself.
         way: `ALL_DEVICES`, `EACH_DEVICE` or `ONE_DEVICE`.
         names: numbers for the names of symbols.
+
+    Attributes:
+        is_joined: whether there are devices of other processes, which get numbers only.
     """
+
+    is_joined = False
 
     def __init__(
         self, count: int, batch: Any, *, way: str = ALL_DEVICES, names: Iterator[int] | None = None
@@ -137,14 +142,14 @@ class Forms:
             if value.dtype == tf.variant:
                 raise NeedsOthers  # the devices' lists are none of all rows
             if isinstance(value.layout, (Split, Sharded, Owned)):
-                return crossings.gather(self.program, item, value.layout.axis)
+                return crossings.gather(self.program, item, value.layout)
             assert isinstance(value.layout, Partial)
             return crossings.reduce(self.program, item, value.layout.kind, self._what("sum", value))
         if isinstance(layout, Copied):
             what = self._what("copy", value)
             if isinstance(value.layout, (Split, Sharded, Owned)) and WHOLE not in value.forms:
                 item = value.forms[value.layout]
-                return crossings.all_gather(self.program, item, value.layout.axis, what)
+                return crossings.all_gather(self.program, item, value.layout, what)
             return crossings.copy(self.program, self.get(value, WHOLE), what)
         if isinstance(layout, Partial):
             return crossings.on_first(self.program, self.get(value, WHOLE), layout.kind)
@@ -152,7 +157,9 @@ class Forms:
         if value.dtype == tf.variant:
             raise NeedsOthers  # a whole list can't be taken apart
         dim = self._along(value, layout)
-        if value.layout == SUM and WHOLE not in value.forms:
+        # Sums over several processes cross together, and each process cuts them.
+        is_cut_later = self.is_joined and isinstance(layout, Sharded)
+        if value.layout == SUM and WHOLE not in value.forms and not is_cut_later:
             what = self._what("sum", value)
             return crossings.reduce_scatter(self.program, value.forms[SUM], layout, dim, what)
         if COPIED in value.forms and isinstance(layout, Sharded):

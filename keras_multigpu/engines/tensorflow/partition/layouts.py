@@ -38,7 +38,8 @@ class Split:
 class Sharded:
     """Each device has a fixed slice of an axis that has no rows: weights, slots and gradients.
 
-    The slices differ by at most one entry. See `Local.extent`.
+    The slices differ by at most one entry. See `Local.extent`. The devices of each process have
+    all of them.
     """
 
     axis: int

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Sharded, Split
+from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Owned, Sharded, Split
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, divide, is_known
 
 
@@ -22,7 +22,8 @@ class Local:
         rows: how many of them the device has.
         begin: the first of them.
         index: the device's number.
-        count: the number of devices.
+        part: its number among those that have a variable in parts: all devices of its process.
+        count: the number of these.
         sizes: the values of other symbols.
         is_compiled: whether XLA compiles the step on one device: it draws other random numbers.
         home: the device's name, if it computes what is whole outside of compiled functions.
@@ -34,6 +35,7 @@ class Local:
         rows: Any,
         begin: Any,
         index: Any,
+        part: Any = 0,
         count: int = 1,
         sizes: Mapping[str, Any] | None = None,
         *,
@@ -41,7 +43,7 @@ class Local:
         home: str | None = None,
     ):
         self.batch, self.rows, self.begin = batch, rows, begin
-        self.index, self.count = index, count
+        self.index, self.part, self.count = index, part, count
         self.is_compiled, self.home = is_compiled, home
         self.sizes = dict(sizes or {})
         self._made: dict[Any, Any] = {}
@@ -49,7 +51,7 @@ class Local:
     @property
     def settings(self) -> dict[str, Any]:
         """The numbers of rows and devices, and the device's."""
-        names = ("batch", "rows", "begin", "index", "count")
+        names = ("batch", "rows", "begin", "index", "part", "count")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -89,10 +91,10 @@ class Local:
             unit = divide(dim, self.symbol)
             return self.first_entry(unit), self.entries(unit)
         each, more = divmod(dim, self.count)
-        if isinstance(self.index, int):
-            return self.index * each + min(self.index, more), each + (self.index < more)
-        own = tf.cast(self.index < more, tf.int32)
-        return self.index * each + tf.minimum(self.index, more), each + own
+        if isinstance(self.part, int):
+            return self.part * each + min(self.part, more), each + (self.part < more)
+        own = tf.cast(self.part < more, tf.int32)
+        return self.part * each + tf.minimum(self.part, more), each + own
 
     def shape(self, dims: Sequence[Any], dtype: tf.DType, layout: Layout | None = None) -> Any:
         """An integer vector: a shape, of this device's part in a layout."""
@@ -164,7 +166,7 @@ class Devices:
         count = len(self.names)
         rows, begins = even(batch, count)
         self.locals = [
-            Local(batch, rows[i], begins[i], i, count, is_compiled=is_compiled)
+            Local(batch, rows[i], begins[i], i, i, count, is_compiled=is_compiled)
             for i in range(count)
         ]
         self.whole = Local(batch, batch, 0, 0, is_compiled=is_compiled, home=self.home)
@@ -172,8 +174,8 @@ class Devices:
     is_joined = False
     """Whether there are other processes, with more devices."""
 
-    def complete(self, parts: Sequence[Any], axis: int) -> list[Any]:
-        """The slices of all processes, from this one's."""
+    def complete(self, parts: Sequence[Any], layout: Split | Sharded | Owned) -> list[Any]:
+        """All slices, from those of this process."""
         return list(parts)
 
     def combine(self, totals: Sequence[Any], kind: str, wire: tf.DType) -> list[Any]:

@@ -18,7 +18,7 @@ from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.partition.crossings import combine
 from keras_multigpu.engines.tensorflow.partition.emission import write
-from keras_multigpu.engines.tensorflow.partition.layouts import Sharded, Split
+from keras_multigpu.engines.tensorflow.partition.layouts import Owned, Sharded, Split
 from keras_multigpu.engines.tensorflow.partition.listing import listing_of
 from keras_multigpu.engines.tensorflow.partition.local import Devices, Local, even
 from keras_multigpu.engines.tensorflow.partition.program import Program
@@ -59,12 +59,14 @@ class JoinedDevices(Devices):
             before = tf.reduce_sum(counts[:number])
             begins = [before + one for one in begins]
         self.locals = [
-            Local(batch, own, begin, place, len(owners), is_compiled=is_compiled)
-            for own, begin, place in zip(rows, begins, peers.own)
+            Local(batch, own, begin, place, part, len(names), is_compiled=is_compiled)
+            for part, (own, begin, place) in enumerate(zip(rows, begins, peers.own))
         ]
 
-    def complete(self, parts: Sequence[Any], axis: int) -> list[Any]:
-        """The slices of all processes, from this one's."""
+    def complete(self, parts: Sequence[Any], layout: Split | Sharded | Owned) -> list[Any]:
+        if isinstance(layout, Sharded):  # they are here
+            return super().complete(parts, layout)
+        axis = layout.axis
         whole = tf.concat(parts, axis)
         every = [one for (one,) in self._of_processes([whole])]
         if whole.shape.rank is None:
@@ -97,6 +99,8 @@ class JoinedDevices(Devices):
 
     def cut(self, whole: Any, layout: Split | Sharded, dim: Any) -> list[Any]:
         """The slices of a whole tensor for this process's devices."""
+        if isinstance(layout, Sharded):  # they have all of them
+            return super().cut(whole, layout, dim)
         extents = [local.extent(dim, layout) for local in self.locals]
         first, sizes = extents[0][0], [size for _, size in extents]
         last = tf.shape(whole)[layout.axis] - first - sum(sizes)

@@ -16,12 +16,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.names import full_name
+from keras_multigpu.engines.tensorflow.names import first, full_name
 from keras_multigpu.engines.tensorflow.tensors import is_watched, knows_gradient
 from keras_multigpu.engines.tensorflow.weights.division import Division
 from keras_multigpu.engines.values import Tensor
 
-_HOST = full_name("cpu:0")
 # Whether a trace of one device is made, in the scope `whole_variables`.
 _are_whole: contextvars.ContextVar[bool] = contextvars.ContextVar("_are_whole", default=False)
 # By the `id` of their link's handle
@@ -55,7 +54,7 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         for piece, device in zip(pieces, division.devices):
             with tf.device(device):
                 self.parts.append(tf.Variable(piece, trainable=False, dtype=like.dtype))
-        with tf.device(_HOST):
+        with tf.device(full_name(first("cpu"))):  # of this process
             self.link = tf.Variable(
                 tf.zeros(division.shape, like.dtype), trainable=like.trainable, dtype=like.dtype
             )

@@ -16,7 +16,8 @@ _SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
 @pytest.mark.parametrize(
     ("counts", "floatx", "tolerance", "cases"),
     [
-        ("1,2", "float64", 1e-12, [case.__name__ for case in joined_models.CASES]),
+        ("1,2", "float64", 1e-12, joined_models.WHOLE),
+        ("2,2", "float64", 1e-12, joined_models.SHARDED),
         ("2,1,1", "float32", 2e-5, ["mlp", "texts"]),
     ],
 )

@@ -275,7 +275,22 @@ def test_what_is_not_done_is_refused(pair, monkeypatch):
     told = "gradients within `fit` and `train_on_batch` only"
     with tf.GradientTape(), pytest.raises(ValueError, match=told):
         runner.call(call)
+
+
+@pytest.mark.parametrize("owners", [[0, 1, 0], [0, 1]])
+def test_with_shard_processes_have_as_many_devices(pair, monkeypatch, owners):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    devices = tuple(f"cpu:{number}" for number in range(4))
+    request = Request("data", model, devices, {"shard": "weights"})
+    monkeypatch.setattr(runners, "peers_of", lambda _: peers.Peers(owners, pair[0].collectives))
     with pytest.raises(
-        ValueError, match="`shard` must be None on devices of several .*shard=.weights."
+        ValueError, match="in parts on its own devices.*shard='weights' and devices"
     ):
-        runners.PartitionRunner.check(Request("data", model, devices, {"shard": "weights"}))
+        runners.PartitionRunner.check(request)
+    with pytest.warns(UserWarning, match="saved with shard='weights', and is loaded without"):
+        assert runners.PartitionRunner.adapt(request).options == {"shard": None}
+    monkeypatch.setattr(
+        runners, "peers_of", lambda _: peers.Peers([0, 0, 1, 1], pair[0].collectives)
+    )
+    runners.PartitionRunner.check(request)
+    assert runners.PartitionRunner.adapt(request) is request

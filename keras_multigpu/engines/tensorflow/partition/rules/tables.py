@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.shared import LARGE_BATCH
+from keras_multigpu.engines.tensorflow.partition.crossings import reduce_here
 from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     COPIED,
@@ -22,8 +23,9 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Value,
 )
 from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
-from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH
+from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing
 from keras_multigpu.engines.tensorflow.partition.rules.lookups import Lookup
+from keras_multigpu.engines.tensorflow.partition.sending import wire_of
 from keras_multigpu.engines.tensorflow.partition.sizes import Dim, elements_of
 from keras_multigpu.engines.tensorflow.weights.lookups import BY_WEIGHTS, GRADIENT, ROWS, SUMS
 
@@ -107,10 +109,13 @@ def rows_of(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] 
 
     inputs = [planner.get(table, _BY_ROWS), planner.get(numbers, _form_of(numbers))]
     (item,) = planner.add(emit, inputs, EACH, [dtype], name=op.name)
-    value = planner.value(dtype, dims, Owned() if is_owned else SUM, item)
+    layout: Layout = Owned() if is_owned else SUM
+    if planner.is_joined and not is_owned:  # each process has all rows
+        layout, item = WHOLE, reduce_here(planner.program, item, "sum")
+    value = planner.value(dtype, dims, layout, item)
     if numbers.axis is not None:
-        layout = Split(numbers.axis)
-        return [planner.value(dtype, dims, layout, planner.get(value, layout))]
+        split = Split(numbers.axis)
+        return [planner.value(dtype, dims, split, planner.get(value, split))]
     return [value]
 
 
@@ -192,6 +197,8 @@ def _gradient(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value
     if table is None:
         return None
     is_dense = len(op.outputs) == 1
+    if planner.is_joined and not is_dense:
+        return None  # others touch other rows
 
     def emit(lookup: Any, upstream: Any, *given: Any) -> list[Any]:
         found = lookup(*given)
@@ -254,7 +261,11 @@ def _looked_up(
     name = op.name.rpartition("/")[0]
 
     def write(devices: Any, *given: Any) -> list[Any]:
-        return emit(functools.partial(Lookup, devices, table, types[0], name), *given)
+        made = emit(functools.partial(Lookup, devices, table, types[0], name), *given)
+        if layout != _BY_ROWS:
+            return made
+        wire = wire_of(devices, types[0], Crossing("sum", None, True))
+        return [devices.combine(one, "sum", wire) for one in made]  # of the processes' rows
 
     forms = [_BY_ROWS if value.layout == _BY_ROWS else Split(0) for value in values]
     inputs = [planner.get(value, form) for value, form in zip(values, forms)]
