@@ -37,9 +37,10 @@ def have_rows(
         received = f"a call with {len(args)} positional arguments"
         received += f" and {', '.join(kwargs)}" if kwargs else ""
         raise ValueError(
-            "`rows` must name arguments of the step, or number them; `*args` or `**kwargs` are all "
-            "that come through them, and such a one alone has its number or name. Received: "
-            f"rows={rows!r}, for a step of ({names.text}), and {received}."
+            "`rows` must name or number arguments of the step that have the batch's rows. The name "
+            "of `*args` or `**kwargs` stands for all that come through it. Received: "
+            f"rows={rows!r}, for a step of ({names.text}), and {received}. Leave `rows` out if "
+            "only these have the batch's length as their first axis."
         )
     chosen = set(rows)
 

@@ -110,6 +110,11 @@ class BatchMerge(keras.Layer):
         self.supports_masking = True
 
     def call(self, inputs: list[Any], whole: Any = None) -> Any:
+        if not isinstance(inputs, (list, tuple)):
+            raise ValueError(
+                "`BatchMerge` must have a list of slices, as `BatchSlice` returns. Received: "
+                f"{inputs!r}. Put it into a list: `[inputs]`."
+            )
         rows = None if whole is None else batch_rows(whole)
 
         def merge(*parts: Any) -> Any:

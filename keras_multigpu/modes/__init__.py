@@ -3,7 +3,7 @@
 from keras_multigpu.modes.base import ParallelModel
 from keras_multigpu.modes.building import build_parallel, making_template
 from keras_multigpu.modes.data import DataParallel
-from keras_multigpu.modes.forgotten import watch_template
+from keras_multigpu.modes.forgotten import watch_kept, watch_template
 from keras_multigpu.modes.model import ModelParallel
 from keras_multigpu.modes.tower import TowerParallel
 
@@ -14,5 +14,6 @@ __all__ = [
     "TowerParallel",
     "build_parallel",
     "making_template",
+    "watch_kept",
     "watch_template",
 ]

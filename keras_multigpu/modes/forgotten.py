@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -50,6 +52,19 @@ def note_use(model: Any) -> None:
     for method in _TRAINING:
         if getattr(vars(model).get(method), "is_watch", False):
             del vars(model)[method]
+
+
+@contextlib.contextmanager
+def watch_kept(model: Any) -> Iterator[None]:
+    """Scope of a report: its steps are no use of a model, and its template is watched again."""
+    own = vars(model)
+    watches = {name: own[name] for name in _TRAINING if hasattr(own.get(name), "is_watch")}
+    note_use(model)
+    try:
+        yield
+    finally:
+        note_use(model)
+        own.update(watches)
 
 
 def compilations(parallel: Any) -> list[Any]:

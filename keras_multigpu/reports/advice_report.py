@@ -117,7 +117,7 @@ def _is_sure(one: Prediction) -> bool:
 
 
 def _may_be_worth_it(one: Prediction) -> bool:
-    return one.is_wide and _gains(one, one.speedup_range[1])
+    return one.is_wide and not one.is_undivided and _gains(one, one.speedup_range[1])
 
 
 def _say(one: Prediction, first: Prediction | None) -> str:
@@ -132,7 +132,8 @@ def _say(one: Prediction, first: Prediction | None) -> str:
         return f"{take} {one.devices} devices in mode {one.mode!r}: {_facts(one)}."
     if not _may_be_worth_it(one):
         half = f"Faster, but {one.devices} devices do less than half of what they could: {text}"
-        return half if one.speedup >= _GAIN else f"Stay on one device: {text}"
+        speedup = one.speedup_range[0] if one.is_wide else one.speedup
+        return half if speedup >= _GAIN else f"Stay on one device: {text}"
     if one.is_measured:
         return (
             f"Measure it again: {text} Rounds differ, because other programs use this machine, or "
@@ -170,9 +171,10 @@ def _blame(one: Prediction) -> str:
         size = show_bytes(traffic.sent + traffic.received)
         return f"{show_seconds(one.transfer_s)} of {step} go into moving {size} of {moved}"
     fixed_s, part = one.compute_s - one.rows_s, f"{show_seconds(lost)} of {step}"
-    if one.mode == "data" and one.load.rows_s >= 0.999 * (one.alone_s - one.load.fixed_s) > fixed_s:
+    if one.is_undivided and one.alone_s - one.load.fixed_s > fixed_s:
         return (
-            f"{part} are lost because the devices don't divide the batch: each computes all of it"
+            f"{part} are lost because the devices don't divide the batch: each computes all of "
+            f"it. Give a multiple of {one.devices} rows"
         )
     if one.rows_s - one.load.rows_s > fixed_s:
         return f"{part} are lost because the devices share processors"

@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu.modes import watch_kept
+
 Batch = tuple[Any, Any, Any]
 """Inputs, targets and sample weights, `None` where absent."""
 
@@ -115,12 +117,12 @@ def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[
     All that the first step would make exists already: weights, slots, metrics.
     """
     if not model.built:
-        with traced_anew():
+        with traced_anew(), watch_kept(model):
             model.predict_on_batch(batch[0])
     before = Snapshot(state_of(model))
     functions = model.train_function, model.predict_function
     try:
-        with traced_anew():
+        with traced_anew(), watch_kept(model):
             if training:
                 build_optimizer(model)
                 before.add(model.optimizer.variables)

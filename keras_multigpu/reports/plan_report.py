@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -145,20 +146,30 @@ class PlanReport(Report):
 
         Raises:
             ValueError: if none fits.
+
+        Warns:
+            UserWarning: if it needs more than these: a batch in parts, or `keras.RematScope`.
         """
         if not self.choices or not self.choices[0].fits:
-            raise ValueError(
-                f"`best` needs a way to train that fits. Received: {self._conclude()} Give more "
-                "devices, devices with more memory, or a smaller batch."
+            raise ValueError(f"`best` needs a way to train that fits. Received: {self._conclude()}")
+        best = self.choices[0]
+        if best.parts > 1 or best.remat:
+            warnings.warn(
+                f"The arguments of `make_parallel` alone don't make this model fit. To fit: "
+                f"{best.call}.",
+                stacklevel=2,
             )
-        return {"n_gpus": self.choices[0].devices, **self.choices[0].options}
+        return {"n_gpus": best.devices, **best.options}
 
     def _conclude(self) -> str:
         fitting = [one for one in self.choices if one.fits]
         if not fitting:
             known = [one.memory for one in self.choices if one.memory is not None]
             least = f" The least is {show_bytes(min(known))} on a device." if known else ""
-            return f"None of {len(self.choices)} ways fits.{least}"
+            return (
+                f"None of {len(self.choices)} ways fits.{least} Give more devices, devices with "
+                "more memory, or a smaller batch."
+            )
         best, time = fitting[0], show_seconds(fitting[0].update_s)
         alone = next((one for one in fitting if one.devices == 1), None)
         several = next((one for one in fitting if one.devices > 1), None)
@@ -174,6 +185,11 @@ class PlanReport(Report):
                 f"fits."
             )
             text += f" To fit: {best.call}." if best.parts > 1 or best.remat else ""
+        if several.rows % several.devices and several.prediction.is_undivided:
+            text += (
+                f" The {several.devices} devices don't divide the {several.rows} rows, so that "
+                f"each computes all of them: give a multiple of {several.devices}."
+            )
         return text + _doubt(several, alone) + self._doubt_memory(best)
 
     def _doubt_memory(self, best: Choice) -> str:

@@ -102,6 +102,12 @@ class Prediction:
         return self.speedup / self.devices
 
     @property
+    def is_undivided(self) -> bool:
+        """Whether each device is taken to compute all rows: the devices don't divide them."""
+        whole = self.load.rows_s >= 0.999 * (self.alone_s - self.load.fixed_s) > 0
+        return self.mode == "data" and self.devices > 1 and whole and not self.is_measured
+
+    @property
     def is_wide(self) -> bool:
         """Whether the ends differ by more than 30%: too wide to decide by."""
         low, high = self.speedup_range

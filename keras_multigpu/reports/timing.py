@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
-from keras_multigpu.modes import ParallelModel
+from keras_multigpu.modes import ParallelModel, watch_kept
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports.models import (
     Snapshot,
@@ -160,7 +160,7 @@ def measure_steps(
     times: dict[tuple[str, int], Timing] = {}
     small = None
     before = Snapshot(state_of(model))
-    with random_state_kept(), traced_anew():
+    with random_state_kept(), traced_anew(), watch_kept(model):
         try:
             # One device is timed once, and again beside what else is timed of a mode.
             for mode in ("data", *(one for one in here if here[one] and one != "data")):

@@ -11,7 +11,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, device_counts, positive_integer
-from keras_multigpu.modes import ParallelModel
+from keras_multigpu.modes import ParallelModel, watch_kept
 from keras_multigpu.parallel import Mode, make_parallel
 from keras_multigpu.reports.forms import are_virtual, describe_environment
 from keras_multigpu.reports.models import (
@@ -109,7 +109,12 @@ def scaling(
     check_model(model, built=True)
     _check_compiled(model, compile_with)
     before = Snapshot(state_of(model))
-    with engines.current().places_kept(model), random_state_kept(), traced_anew():
+    with (
+        engines.current().places_kept(model),
+        random_state_kept(),
+        traced_anew(),
+        watch_kept(model),
+    ):
         models = [make_parallel(model, count, mode, **options) for count in counts]
         try:
             runs = schedule.run([_prepare(one, compile_with) for one in models], verbose)

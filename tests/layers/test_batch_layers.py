@@ -29,6 +29,11 @@ def test_no_slice_is_empty_and_merging_restores_the_batch(rows):
     assert difference(merged, whole) == 0
 
 
+def test_what_is_no_list_of_slices():
+    with pytest.raises(ValueError, match="(?s)must have a list of slices.*Put it into a list"):
+        BatchMerge()(np.ones((3, 2)))
+
+
 def _split(rows):
     return np.array_split(np.arange(rows), 4)
 

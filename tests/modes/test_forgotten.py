@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.parity import difference
 
-from keras_multigpu import make_parallel
+from keras_multigpu import make_parallel, reports
 
 X, Y = np.ones((12, 3), "float32"), np.zeros((12, 2), "float32")
 NEVER_USED = "'plain' is trained on one device: a parallel model of it, on 2 dev.*never used"
@@ -35,6 +35,27 @@ def build(kind="sequential"):
     model = models[kind]()
     model.compile("sgd", "mse")
     return model
+
+
+reported = pytest.mark.parametrize(
+    "look",
+    [
+        lambda model, parallel: reports.memory(model, (X, Y)),
+        lambda model, parallel: reports.transfers(parallel, (X, Y)),
+        lambda model, parallel: reports.advise(model, 12, n_gpus=(1, 2), steps=1, link="pcie4"),
+        lambda model, parallel: reports.scaling(model, (X, Y), n_gpus=(1, 2), repeats=1, verbose=0),
+    ],
+    ids=["memory", "transfers", "advise", "scaling"],
+)
+
+
+@reported
+def test_a_report_is_no_use(look):
+    model = build()
+    parallel = make_parallel(model, 2)
+    look(model, parallel)
+    with pytest.warns(UserWarning, match=NEVER_USED):
+        model.fit(X, Y, verbose=0)
 
 
 modes = pytest.mark.parametrize("mode", ["data", "tower"])

@@ -201,7 +201,9 @@ def test_named_rows_are_as_many(rng):
     ):
         step(np.zeros((5, 2)), np.zeros((3, 2)), np.zeros((7, 2)))
     step(np.zeros((5, 2)), np.zeros((5, 2)), np.zeros((7, 2)))
-    with pytest.raises(ValueError, match=r"`rows` must name arguments.* Received: rows=\(\)"):
+    with pytest.raises(
+        ValueError, match=r"`rows` must name or number arguments.* Received: rows=\(\)"
+    ):
         make_parallel(mlp(), 2).function(lambda x: x, rows=())(np.zeros((5, 2)))
 
 

@@ -252,6 +252,8 @@ def test_forms(tmp_path):
     assert "keras.RematScope" in call
     assert "gradient_accumulation_steps=4, and fit(..., batch_size=16)" in call
     assert report.choices[1].update_s == 4 * 0.03
+    with pytest.warns(UserWarning, match="alone don't make this model fit. To fit: make the layers"):
+        assert PlanReport([choices[1]], 2).best == {"n_gpus": 2, "mode": "data"}
     assert [row["fits"] for row in json.loads(report.to_json())["rows"]] == ["yes", "yes", "no"]
     assert list(report.to_dataframe()["parts"]) == [1, 4, 1]
     assert "7.00 GB" in report.to_html()
@@ -286,6 +288,9 @@ def test_one_device_that_fits_and_wins():
     report = PlanReport([best, alone], 2)
     assert report.notes[0].startswith("Stay on one device")
     assert "It may be otherwise: 2 devices are 0.20 to 2.00 times as fast" in report.notes[0]
+    undivided = PlanReport([_choice(5e9, 0.03, True, rows=63), alone], 2)
+    told = "The 2 devices don't divide the 63 rows, so that each computes all of them: give a mult"
+    assert told in undivided.notes[0]
     only = PlanReport([alone], 1)
     assert only.title == "Plan for 1 device"
     assert only.notes[0].startswith("The fastest that fits takes 20.0 ms: train the model as it is")

@@ -284,7 +284,13 @@ def test_verdicts():
 def test_batches_that_are_not_divided_are_blamed():
     rows = Load(0.9, 12 * 0.9, 1.0, Traffic(), 1, fixed_s=0.1)
     text = decide([predict("data", 12, rows, Link("link", 1e9))])
-    assert text.endswith("because the devices don't divide the batch: each computes all of it.")
+    assert text.endswith(
+        "because the devices don't divide the batch: each computes all of it. Give a multiple of "
+        "12 rows."
+    )
+    # Rounds that differ don't make it a question.
+    loaded = predict("data", 4, Load(0.9, 3.6, 0.9, Traffic(), 1), Link("link", 1e9))
+    assert decide([loaded.widened([0.3, 0.9, 1.5])]).startswith("Stay on one device: 4 devices")
 
 
 def ranged(fixed, rows, *, devices=2, mode="data"):
@@ -305,6 +311,8 @@ def test_verdicts_of_ranges():
         "Stay on one device: 2 devices in mode 'data' would be 0.80 times as fast as one (0.50 to "
         "1.01), an efficiency of 40%; 742 ms of 1.24 s don't shrink with fewer rows per device."
     )
+    # Faster, or slower.
+    assert decide([ranged(0.7, 0.3, devices=8)]).startswith("Stay on one device: 8 devices in")
     # What is sure goes before what may be faster.
     assert decide([ranged(0.1, 0.9), ranged(0.1, 0.9, devices=8)]).startswith("Take 2 devices")
     noisy = ranged(0.1, 0.9).with_times((0.4, 0.7, 1.2), alone=[1.0])

@@ -18,7 +18,6 @@ import tensorflow as tf
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.tensorflow.cluster.peers import rounding_of
-from keras_multigpu.engines.tensorflow.weights.divided import parts_of
 from keras_multigpu.engines.values import Tensor
 
 EVERY = 8
@@ -85,7 +84,8 @@ class Samples:
         states = [getattr(layer, "states", None) for layer in all_layers(self._model)]
         always += [one for one in keras.tree.flatten(states) if isinstance(one, keras.Variable)]
         return [
-            [(one, part) for one in some for part in parts_of(one)] for some in (seldom, always)
+            [(one, part) for one in some for part in getattr(one._value, "parts", [one._value])]
+            for some in (seldom, always)
         ]
 
     def _states(self) -> list[keras.Variable]:
