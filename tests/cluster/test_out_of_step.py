@@ -15,6 +15,8 @@ SLOW = (
     "all_fail_and_go_on",
     "another_branch_of_a_layer",
     "another_regularizer",
+    "another_sum_in_a_layer",
+    "another_sum_in_the_optimizer",
     "a_generator_ends_early",
     "does_not_validate",
     "exits_in_a_callback",

@@ -252,7 +252,9 @@ def test_forms(tmp_path):
     assert "keras.RematScope" in call
     assert "gradient_accumulation_steps=4, and fit(..., batch_size=16)" in call
     assert report.choices[1].update_s == 4 * 0.03
-    with pytest.warns(UserWarning, match="alone don't make this model fit. To fit: make the layers"):
+    with pytest.warns(
+        UserWarning, match="alone don't make this model fit. To fit: make the layers"
+    ):
         assert PlanReport([choices[1]], 2).best == {"n_gpus": 2, "mode": "data"}
     assert [row["fits"] for row in json.loads(report.to_json())["rows"]] == ["yes", "yes", "no"]
     assert list(report.to_dataframe()["parts"]) == [1, 4, 1]

@@ -14,6 +14,7 @@ from jax.experimental.sparse import JAXSparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.cluster.listing import Listing
+from keras_multigpu.engines.cluster.places import STEP
 from keras_multigpu.engines.jax import devices, threads
 from keras_multigpu.engines.jax.cluster import joint, parts
 from keras_multigpu.engines.jax.copies import Copies
@@ -185,7 +186,11 @@ class Placement:
     def finish(self, computed: Any) -> None:
         """Waits for a joint computation of several processes, or for the loss of one."""
         if self.group is not None:
-            self.group.wait(computed)
+            # A process that traces its step anew waits elsewhere for the others.
+            group = self.group
+            place = group.calls.here(f"the results of step {group.call.begun}")
+            with group.places.at(f"{STEP} results", place):
+                group.wait(computed)
 
     def can_read(self, value: jax.Array) -> bool:
         """Whether a value can be read: a lost process's values never arrive."""

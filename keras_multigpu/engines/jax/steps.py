@@ -16,7 +16,12 @@ from keras_multigpu.engines.cluster.joint import arguments, together, write_once
 from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
 from keras_multigpu.engines.jax.checks import check_is_compiled, check_no_distribution
-from keras_multigpu.engines.jax.cluster.compared import Compared, compare_weights, settings
+from keras_multigpu.engines.jax.cluster.compared import (
+    Compared,
+    compare_programs,
+    compare_weights,
+    settings,
+)
 from keras_multigpu.engines.jax.cluster.joint import Step
 from keras_multigpu.engines.jax.cluster.parts import own_rows
 from keras_multigpu.engines.jax.cluster.readings import Readings
@@ -172,7 +177,7 @@ class JaxSteps(Steps):
         if not self.lent.latest:  # it does not run, but is compiled for a report
             return
         if self.group is not None:
-            self._compared.note(name, traced)
+            compare_programs(traced, self.group)
         elif name == "train_step" and rows and not self._runner.spreads_state:
             self._tables.look(traced.jaxpr, self.model.trainable_variables, self.where.count, rows)
 
@@ -237,7 +242,7 @@ class JaxSteps(Steps):
                 args, kwargs = write_once(self, loop, args, kwargs)
                 result = loop(*args, **kwargs)
                 if self.group is not None and self.call is not None:
-                    self._compared.compare_programs(self.group, self.call)
+                    self.group.end(self.call)
                     if loop.__name__ == "fit":
                         self.compare_weights(self.group)
             return result

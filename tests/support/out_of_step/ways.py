@@ -737,6 +737,37 @@ def another_branch_of_a_layer(odd):
     fit(build(first=Own))
 
 
+class Centred(keras.layers.Dense):
+    """Subtracts the mean of all rows, where it has been told to: one more sum over the devices."""
+
+    def call(self, inputs, training=None):
+        x = super().call(inputs, training=training)
+        return x - keras.ops.mean(x, axis=0) if "ODD" in os.environ else x
+
+
+@way("It computes something else than process . at step 1: .*; there ")
+def another_sum_in_a_layer(odd):
+    if odd:
+        os.environ["ODD"] = "1"
+    fit(build(units=256, first=Centred, shard="weights"))
+
+
+class Normed(keras.optimizers.SGD):
+    """Divides each gradient by its norm, where it has been told to."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        if "ODD" in os.environ:
+            gradient = gradient / (1 + keras.ops.norm(gradient))
+        super().update_step(gradient, variable, learning_rate)
+
+
+@way("It computes something else than process . at step 1: .*; there ")
+def another_sum_in_the_optimizer(odd):
+    if odd:
+        os.environ["ODD"] = "1"
+    fit(build(Normed(0.05), units=256, shard="weights"))
+
+
 class InTurn(keras.layers.Layer):
     """Calls its layers in an order of the process's own, as of a `set` of names."""
 

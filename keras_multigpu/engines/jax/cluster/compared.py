@@ -29,33 +29,31 @@ def settings() -> str:
 
 
 class Compared:
-    """What the steps of one process compute, and samples of their weights."""
+    """Samples of the weights of one process, and settings."""
 
     def __init__(self) -> None:
         self._samples = Samples()
         self._sample = 0  # of the weights, on its way to the others
-        self._listings: dict[str, Listing] = {}  # what a step computes, by its name
-
-    def note(self, name: str, traced: Any) -> None:
-        """Notes what a step computes."""
-        self._listings[name] = listing_of(traced)
 
     def take_sample(self, weights: list[Any], call: Call) -> None:
         """Takes a sample of the weights, which crosses with the next step."""
         self._sample = self._samples.take(weights, call)
 
     def next(self, name: str, position: int) -> Step:
-        """What crosses with a step: a sample of the weights, once, what it computes, settings."""
+        """What crosses with a step: a sample of the weights, once, and settings."""
         sample, self._sample = self._sample, 0
-        return Step(name, position, sample, self._listings.get(name, Listing()), settings())
+        return Step(name, position, sample, settings())
 
-    def compare_programs(self, group: Group, call: Call) -> None:
-        """Raises a `ClusterError` if another process has computed something else in a call."""
-        group.end(call)
-        listing = Listing.of_all(self._listings[name] for name in sorted(self._listings))
-        found = group.differing("programs", str(listing.checksum))
-        if found is not None:
-            raise group.differs(*found, "programs", listing)
+
+def compare_programs(traced: Any, group: Group) -> None:
+    """Raises a `ClusterError` if another process would compute something else in this step.
+
+    Before it does: with other sums in it the processes would wait for each other, or be aborted.
+    """
+    listing = listing_of(traced)
+    found = group.differing("programs", str(listing.checksum))
+    if found is not None:
+        raise group.differs(*found, "programs", listing)
 
 
 def compare_weights(group: Group, variables: Sequence[keras.Variable], parts: Listing) -> None:

@@ -23,7 +23,7 @@ from keras_multigpu.engines.jax.cluster.group import Group
 
 # Always as many numbers: arrays of other sizes, in processes that compare different things, would
 # make gloo abort them.
-_EXCHANGED = 7
+_EXCHANGED = 6
 
 Facts = Mapping[str, tuple[int, str | Listing]]
 """What processes compare: numbers of 31 bits, and what to tell of them."""
@@ -37,14 +37,12 @@ class Step:
         name: `"train_step"`, ...
         position: how many steps this pass over the data has had.
         sample: a checksum of weights.
-        program: what the step has computed before.
         settings: JAX's.
     """
 
     name: str = ""
     position: int = 0
     sample: int = 0
-    program: Listing = dataclasses.field(default_factory=Listing)
     settings: str = ""
 
 
@@ -118,7 +116,6 @@ def compare_steps(batch: Any, step: Step, mesh: Mesh, group: Group) -> list[int]
         facts["rows"] = digest_of(leaves, COMPARED), ""
     facts["values"] = _checksum(step.settings), step.settings
     facts["weights"] = step.sample, ""
-    facts["programs"] = step.program.checksum, step.program
     place = group.calls.here(f"step {group.call.begun}")
     return _compare(facts, rows, place, mesh, group)
 
