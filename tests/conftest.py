@@ -118,12 +118,12 @@ def _take_turns(config, items):
     turn = int(os.environ["TEST_TURN"]) + (BACKEND == "jax")
     few, left_out = [], set()
     for (file, _), cases in families.items():
-        every = 2 if file.startswith("tests/engines/") else 4
+        every = 3 if file.startswith("tests/engines/") else 4
         if len(cases) < _MANY:
             few += cases
         else:
             left_out.update(set(cases) - set(cases[turn % every :: every]))
-    left_out.update(few[1 - turn % 2 :: 2])
+    left_out.update(set(few) - set(few[turn % 3 :: 3]))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 
