@@ -132,7 +132,7 @@ def measure_link(source: str | None = None, target: str | None = None, *, repeat
                 "example."
             )
         source, target = source or pool[0], target or pool[1]
-    if not isinstance(source, str) or not isinstance(target, str):
+    if not isinstance(source, str) or not isinstance(target, str) or source == target:
         raise ValueError(
             "`source` and `target` must be the names of two devices. Received: "
             f"source={source!r}, target={target!r}. Write `measure_link('gpu:0', 'gpu:1')`, with "

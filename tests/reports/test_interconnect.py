@@ -95,7 +95,10 @@ def test_describe_device():
             r"`repeats` must be a positive.*Received: repeats=0",
         ),
         (lambda: measure_link("cpu:9"), r"`devices` must name.*Received: devices=\['cpu:9', 'cp"),
-        (lambda: measure_link("cpu:1"), r"each device once. Received: devices=\['cpu:1', 'cpu:1"),
+        (
+            lambda: measure_link("cpu:1"),
+            "names of two devices. Received: source='cpu:1', target='cpu",
+        ),
     ],
 )
 def test_refused(make, match):
