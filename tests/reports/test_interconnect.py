@@ -97,7 +97,7 @@ def test_describe_device():
         (lambda: measure_link("cpu:9"), r"`devices` must name.*Received: devices=\['cpu:9', 'cp"),
         (
             lambda: measure_link("cpu:1"),
-            "names of two devices. Received: source='cpu:1', target='cpu",
+            "of two devices. Received: source='cpu:1', target='cpu",
         ),
     ],
 )
