@@ -52,7 +52,8 @@ def make_parser() -> argparse.ArgumentParser:
 def _positive(text: str) -> int:
     """A positive integer, of an option."""
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a positive integer. Received: {text}")
+        cure = f". Put spaces between several: {text.replace(',', ' ')}" if "," in text else ""
+        raise argparse.ArgumentTypeError(f"must be a positive integer. Received: {text}{cure}")
     return int(text)
 
 

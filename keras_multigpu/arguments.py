@@ -16,6 +16,17 @@ from typing import Any
 import keras
 
 
+def short(value: Any) -> str:
+    """What a value looks like, in an error: an array's shape, of others not more than a line."""
+    if len(getattr(value, "shape", ())):
+        return f"an array of shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= _LINE else f"{text[:_LINE]}..."
+
+
+_LINE = 200  # characters
+
+
 def as_integer(value: Any) -> int | None:
     """The Python integer that a value stands for; `None` if it is no integer."""
     try:
@@ -30,7 +41,7 @@ def positive_integer(name: str, value: Any, hint: str = "", *, expected: str = "
     if number is None or number < 1:
         kind = "" if type(value) is int else f" (of type {type(value).__name__})"
         raise ValueError(
-            f"`{name}` must be a positive integer{expected}. Received: {name}={value!r}{kind}."
+            f"`{name}` must be a positive integer{expected}. Received: {name}={short(value)}{kind}."
             + (f" {hint}" if hint else "")
         )
     return number
@@ -46,7 +57,7 @@ def integer_or_none(name: str, value: Any, meaning: str) -> int | None:
     number = as_integer(value)
     if number is None and value is not None:
         raise ValueError(
-            f"`{name}` must be an integer, {meaning}, or None. Received: {name}={value!r}."
+            f"`{name}` must be an integer, {meaning}, or None. Received: {name}={short(value)}."
         )
     return number
 
@@ -59,7 +70,7 @@ def positive_integers(name: str, values: Any) -> list[int]:
         return [positive_integer(name, value) for value in values]
     except (TypeError, ValueError):
         raise ValueError(
-            f"`{name}` must be a list of positive integers. Received: {name}={values!r}."
+            f"`{name}` must be a list of positive integers. Received: {name}={short(values)}."
         ) from None
 
 
@@ -72,7 +83,7 @@ def device_counts(name: str, values: Any) -> tuple[int, ...]:
         example = f"(1, {meant})" if meant > 1 else "(1, 2, 4)"
         raise ValueError(
             f"`{name}` must be a sequence of different positive integers, each a number of "
-            f"devices. Received: {name}={values!r}. Give {example}, for example."
+            f"devices. Received: {name}={short(values)}. Give {example}, for example."
         )
     return tuple(counts)
 
@@ -84,7 +95,7 @@ def finite_number(
     is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or not is_allowed(value):
         raise ValueError(
-            f"`{name}` must be {expected}. Received: {name}={value!r}."
+            f"`{name}` must be {expected}. Received: {name}={short(value)}."
             + (f" {hint}" if hint else "")
         )
     return value.item() if hasattr(value, "item") else value
@@ -101,7 +112,7 @@ def check_flag(name: str, value: Any, or_none: str = "") -> None:
     """Refuses what is neither True nor False; `or_none` says what `None` means, if allowed."""
     if not (isinstance(value, bool) or (or_none and value is None)):
         expected = f"True, False, or None ({or_none})" if or_none else "True or False"
-        raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}.")
+        raise ValueError(f"`{name}` must be {expected}. Received: {name}={short(value)}.")
 
 
 def check_choice(name: str, value: Any, *choices: str | None) -> None:
@@ -109,7 +120,7 @@ def check_choice(name: str, value: Any, *choices: str | None) -> None:
     if not (value is None or isinstance(value, str)) or value not in choices:
         words = ["None" if choice is None else f'"{choice}"' for choice in choices]
         expected = " or ".join([", ".join(words[:-1]), words[-1]])
-        raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}.")
+        raise ValueError(f"`{name}` must be {expected}. Received: {name}={short(value)}.")
 
 
 def check_model(model: Any, *, built: bool = False) -> None:
@@ -124,7 +135,7 @@ def check_model(model: Any, *, built: bool = False) -> None:
             hint = " Make a model of the layer: `keras.Sequential([layer])`."
         raise ValueError(
             "`model` must be a Keras 3 model, an instance of `keras.Model`. "
-            f"Received: model={model!r} (of type {type(model).__module__}."
+            f"Received: model={short(model)} (of type {type(model).__module__}."
             f"{type(model).__name__}).{hint}"
         )
     if built and not model.built:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import positive_integer
+from keras_multigpu.arguments import positive_integer, short
 from keras_multigpu.engines import count_rows, with_attributes
 
 
@@ -113,7 +113,7 @@ class BatchMerge(keras.Layer):
         if not isinstance(inputs, (list, tuple)):
             raise ValueError(
                 "`BatchMerge` must have a list of slices, as `BatchSlice` returns. Received: "
-                f"{inputs!r}. Put it into a list: `[inputs]`."
+                f"{short(inputs)}. Put it into a list: `[inputs]`."
             )
         rows = None if whole is None else batch_rows(whole)
 

@@ -89,6 +89,13 @@ class GatedMix(Mix):
             self.add_loss(self.balance * keras.ops.divide_no_nan(variance, mean * mean))
         return mix_leaves(lambda parts: _weigh_rows(parts, weights), outputs)
 
+    def compute_output_spec(
+        self, outputs: list[Any], features: Any = None, training: bool | None = None
+    ) -> Any:
+        if self._has_own_gate and features is not None:
+            _dense_leaves(features)  # raises here, not within what Keras tries to find a shape
+        return super().compute_output_spec(outputs, features=features, training=training)
+
     def _weigh(self, features: Any, num_replicas: int) -> Any:
         if features is None:
             raise ValueError(
@@ -134,6 +141,19 @@ class GatedMix(Mix):
 
 def _flat_rows(features: Any, dtype: str) -> Any:
     """Concatenates all dense floating-point features, to shape `(rows, columns)`."""
+    columns = [
+        keras.ops.reshape(keras.ops.cast(leaf, dtype), (-1, math.prod(leaf.shape[1:])))
+        for leaf in _dense_leaves(features)
+    ]
+    return keras.ops.concatenate(columns, axis=1)
+
+
+def _dense_leaves(features: Any) -> list[Any]:
+    """The dense floating-point features, of known shapes but for the rows.
+
+    Raises:
+        ValueError: if there are none.
+    """
     given = [leaf for leaf in keras.tree.flatten(features) if leaf is not None]
     leaves = [leaf for leaf in given if _is_dense(leaf) and is_float(leaf) and len(leaf.shape)]
     widths = [leaf.shape[1:] for leaf in leaves]
@@ -145,11 +165,7 @@ def _flat_rows(features: Any, dtype: str) -> Any:
             "shape (rows, replicas), such as a Sequential of an Embedding, a "
             "GlobalAveragePooling1D and a Dense."
         )
-    columns = [
-        keras.ops.reshape(keras.ops.cast(leaf, dtype), (-1, math.prod(width)))
-        for leaf, width in zip(leaves, widths)
-    ]
-    return keras.ops.concatenate(columns, axis=1)
+    return leaves
 
 
 def _weigh_rows(parts: list[Any], weights: Any) -> Any:

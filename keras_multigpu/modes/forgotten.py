@@ -68,8 +68,14 @@ def watch_kept(model: Any) -> Iterator[None]:
 
 
 def compilations(parallel: Any) -> list[Any]:
-    """How a template and its parallel model are compiled: Keras makes a new object each time."""
-    return [getattr(one, "_compile_config", None) for one in (parallel.template, parallel)]
+    """How a template and its parallel model are compiled: Keras makes a new object each time.
+
+    And the learning rate of the template.
+    """
+    optimizer = parallel.template.optimizer
+    settings = getattr(optimizer, "inner_optimizer", optimizer).get_config() if optimizer else {}
+    both = [getattr(one, "_compile_config", None) for one in (parallel.template, parallel)]
+    return [*both, settings.get("learning_rate")]
 
 
 def check_compiled(parallel: Any, method: str) -> None:
@@ -81,13 +87,17 @@ def check_compiled(parallel: Any, method: str) -> None:
             "`parallel.compile(...)`, or compile the template before `make_parallel`, which then "
             "compiles the parallel model likewise."
         )
-    before, now = parallel._parallel_compilations, compilations(parallel)
-    if before is not None and now[1] is before[1] and now[0] is not before[0]:
+    before = parallel._parallel_compilations
+    now = before and compilations(parallel)
+    if now and now[1] is before[1] and now != before:
         parallel._parallel_compilations = None
+        event, cure = "The template was compiled again", "Call `parallel.compile(...)` too"
+        if now[0] is before[0]:
+            event = "The learning rate of the template's optimizer was set"
+            cure = "Set `parallel.optimizer.learning_rate`"
         warnings.warn(
-            "The template was compiled again after `make_parallel`; the parallel model "
-            f"{parallel.name!r} goes on as it was compiled. Received: `{method}` of the parallel "
-            "model. Call `parallel.compile(...)` too, if it is meant.",
+            f"{event} after `make_parallel`; the parallel model {parallel.name!r} goes on as it "
+            f"was compiled. Received: `{method}` of the parallel model. {cure}, if it is meant.",
             stacklevel=5,
         )
 

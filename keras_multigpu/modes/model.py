@@ -45,11 +45,24 @@ class ModelParallel(PlacedModel):
             placement = {name: int(number) for name, number in placement.items()}
         super().__init__(template, devices, {"placement": placement})
         self._parallel_run_on(engines.current().model_runner.make(template, devices, placement))
-        if 0 < self._parallel_idle == len(devices) - 1 and isinstance(placement, Mapping):
+        self._parallel_warn_of_idle(placement)
+
+    def _parallel_warn_of_idle(self, placement: Any) -> None:
+        """Says that devices get no layer, where that can't be meant."""
+        count, used = len(self.devices), len(self.devices) - self._parallel_idle
+        if used == 1 < count and isinstance(placement, Mapping):
             warnings.warn(
-                f"All layers are on one of {len(devices)} devices. Received: placement="
-                f"{placement!r}. Give some layers another number.",
-                stacklevel=4,
+                f"All layers are on one of {count} devices. Received: placement={placement!r}. "
+                "Give some layers another number.",
+                stacklevel=5,
+            )
+        elif used < count and placement is None:
+            warnings.warn(
+                f"{count - used} of {count} devices get no layer in mode 'model'. Received: "
+                f"{self.template.name!r}, whose layers make {used} "
+                f"stage{'' if used == 1 else 's'}. Give `n_gpus={used}`, or "
+                "`placement='spread'`, which divides large layers.",
+                stacklevel=5,
             )
 
     @classmethod

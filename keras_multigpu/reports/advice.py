@@ -133,7 +133,7 @@ def advise(
     found = [subject.predict(*one, traffic=traffic.get(one)) for one in asked]
     if subject.measured:
         found = [_with_times(one, subject.measured, speed) for one in found]
-    notes: list[str] = [_ONE_TIME] if isinstance(step_seconds, numbers.Real) else []
+    notes = [*([_ONE_TIME] if isinstance(step_seconds, numbers.Real) else []), *subject.doubts]
     return Advice(found, settings=subject.describe(), notes=notes)
 
 

@@ -29,7 +29,7 @@ class Snapshot:
         for variable in variables:
             if id(variable) not in self._values:
                 # np.array copies: the backend may return the variable's own memory.
-                value = np.array(keras.ops.convert_to_numpy(variable))
+                value = np.array(keras.ops.convert_to_numpy(variable.value))
                 self._values[id(variable)] = (variable, value)
 
     def restore(self) -> None:

@@ -99,7 +99,7 @@ def plan(
     copy, recomputed, why_not = _count_recomputed(search, plain)
     ways = [*search.find(model, plain), *search.find(copy, recomputed, remat=True)]
     choices = search.choose(ways)
-    notes += why_not
+    notes += [*why_not, *subject.doubts]
     unknown = plain[search.rows].unknown
     if unknown:
         notes.append(

@@ -92,9 +92,10 @@ class Prediction:
 
     @property
     def speedup_range(self) -> tuple[float, float]:
-        """The smallest and the largest speed-up."""
+        """The smallest and the largest speed-up; of a prediction not above the devices."""
         alone = self.alone_rounds or (self.alone_s,)
-        return min(alone) / self.most_s, max(alone) / self.least_s
+        low, high = min(alone) / self.most_s, max(alone) / self.least_s
+        return (low, high) if self.is_measured else (low, max(min(high, self.devices), low))
 
     @property
     def efficiency(self) -> float:

@@ -172,9 +172,22 @@ class Subject:
         """The bytes of the fullest of these devices, which are here, with `options` of the mode."""
         return self._count(model, rows, devices, parts, **options).peak
 
+    @property
+    def doubts(self) -> list[str]:
+        """What a reader of the predictions must beware of."""
+        here = choose_devices(None, None)[0]
+        if self.measured and self.given_link and self.speed == 1 and here.startswith("cpu:"):
+            return [
+                f"The step was timed on {here!r}, and the link is one of other devices: on faster "
+                "devices a step is shorter, and copies are a larger part of it. Give `speed`, "
+                "how many times as fast they are, or `step_seconds`."
+            ]
+        return []
+
     def describe(self) -> dict[str, Any]:
         """The settings that a reader of the predictions must know."""
-        step, source = self.workload().step, "measured" if self.measured else "given"
+        step, source = self.workload().step, "measured here" if self.measured else "given"
+        source += f" (with the speed {self.speed:g})" if self.measured and self.speed != 1 else ""
         number = f"{self.processors or 0:.3g}"
         found = {
             "model": self.model.name,

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from keras_multigpu.arguments import finite_number, non_negative_integer
+
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
@@ -99,6 +101,13 @@ class Cut:
     copies: int
     share: float = 1.0
     memory: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("size", "copies"):
+            non_negative_integer(name, getattr(self, name))
+        if self.memory is not None:
+            non_negative_integer("memory", self.memory)
+        finite_number("share", self.share, "a share above 0, up to 1", lambda one: 0 < one <= 1)
 
 
 @dataclasses.dataclass(frozen=True)

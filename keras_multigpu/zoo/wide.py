@@ -149,6 +149,11 @@ class WideModel(keras.Model):
 
     def _check_data(self, x: Any, y: Any = None) -> None:
         self._check_indices(x)
+        if self.loss and _find_encoder(x) and getattr(x, "label_range", 0) is None:
+            raise ValueError(
+                "A model is trained and evaluated on labels. Received: data without labels. Name "
+                "their column: `HashedDataset(files, encoder, label=...)`."
+            )
         # A logistic loss has no least value for other labels. A generator's are not known.
         if isinstance(self.loss, keras.losses.BinaryCrossentropy):
             _check_labels(x, y)
@@ -158,6 +163,11 @@ class WideModel(keras.Model):
         if encoder := _find_encoder(data):
             self._check_fingerprint(encoder.fingerprint)
         elif isinstance(data, np.ndarray) and data.size:
+            if data.dtype.kind not in "iuf":
+                raise ValueError(
+                    f"Indices must be integers. Received: an array of dtype {data.dtype}. Use "
+                    "what `model.encoder.transform(table)` returns."
+                )
             least, largest = int(data.min()), int(data.max())
             if least < 0 or largest >= self.encoder.width:  # XLA would use other ones
                 raise ValueError(

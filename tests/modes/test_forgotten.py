@@ -4,6 +4,7 @@ import copy
 import gc
 import inspect
 import pickle
+import warnings
 
 import keras
 import numpy as np
@@ -205,3 +206,25 @@ def test_a_clone_of_a_subclassed_parallel_model_is_parallel(mode):
     parallel = make_parallel(build("subclassed"), 2, mode=mode)
     with keras.utils.custom_object_scope({"Subclassed": Subclassed}):
         assert keras.models.clone_model(parallel).devices == parallel.devices
+
+
+RATE_IS_SET = "The learning rate of the template's optimizer was set after `make_parallel`"
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_learning_rate_of_the_template_is_not_that_of_the_parallel_model(scaled):
+    model = build()
+    optimizer = keras.optimizers.SGD(0.1)
+    model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer, "mse")
+    parallel = make_parallel(model, 2)
+    parallel.optimizer.learning_rate = 0.2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parallel.fit(X, Y, verbose=0)
+    model.optimizer.learning_rate = 0.5
+    with pytest.warns(UserWarning, match=RATE_IS_SET) as caught:
+        parallel.fit(X, Y, verbose=0)
+        parallel.fit(X, Y, verbose=0)  # once
+    assert caught[0].filename == __file__
+    assert len(caught) == 1
+    assert float(parallel.optimizer.learning_rate) == pytest.approx(0.2)

@@ -43,6 +43,19 @@ def test_a_placement_that_leaves_out_a_device():
         make_parallel(mlp(), 2, "model", placement={".*": 0})
 
 
+@pytest.mark.skipif(ON_JAX, reason="JAX spreads layers over all devices")
+def test_fewer_stages_than_devices():
+    layers = [keras.layers.Dense(4, name="first"), keras.layers.Dense(2, name="last")]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    told = "2 of 4 devices get no layer in mode 'model'. .*make 2 stages. Give `n_gpus=2`, or"
+    with pytest.warns(UserWarning, match=told):
+        make_parallel(model, 4, "model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_parallel(model, 2, "model")
+        make_parallel(model, 4, "model", placement={"first": 0, "last": 1})
+
+
 @pytest.mark.skipif(ON_JAX, reason="JAX tells what the devices do not divide")
 def test_batches_of_fewer_rows_than_devices():
     parallel = make_parallel(mlp(), 4)

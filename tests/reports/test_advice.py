@@ -115,7 +115,7 @@ def test_measured():
     assert two.least_s <= two.step_s <= two.most_s
     assert two.load.traffic.duplex == ON_JAX
     assert two.transfer_s == pytest.approx(two.load.traffic.seconds(LINK))
-    assert "step on one device, measured" in advice.settings
+    assert "step on one device, measured here" in advice.settings
     assert advice.settings["link"] == str(LINK)
 
 
@@ -430,6 +430,7 @@ def test_the_link_of_this_machine(monkeypatch):
         ),
         ({"placement": "spread"}, r"`placement` must be a dict from .*placement='spread'. For oth"),
         ({"cuts": {2: 3}}, r"`cuts` must be a dict from .*Received: cuts=\{2: 3\}. Give"),
+        ({"batch_size": np.ones((8, 3))}, r"Received: batch_size=an array of shape \(8, 3\)"),
         ({"cuts": reports.Cut(1, 1)}, r"`cuts` must be a dict from .*Received: cuts=Cut\("),
         ({"placement": {"dense": 0}}, r"`placement` is for mode 'model'.*modes=\('data',\)"),
         ({"modes": ("fast",)}, r"`modes` must be of 'data'.*Received: mode='fast'"),
@@ -478,3 +479,29 @@ def test_a_placement_is_for_more_devices_than_one():
         advice = reports.advise(model, 8, n_gpus=(1, 2), modes=("data", "model"), **given)
         timed = {(one.mode, one.devices): one.is_measured for one in advice.predictions}
         assert timed["model", 2] is (link is None)
+
+
+@pytest.mark.parametrize(
+    ("cut", "told"),
+    [
+        (("a", 1), "`size` must be a positive integer, or 0. Received: size='a'"),
+        ((8, -1), "`copies` must be a positive integer, or 0. Received: copies=-1"),
+        ((8, 1, 0.0), "`share` must be a share above 0, up to 1. Received: share=0.0"),
+        ((8, 1, 1.0, 2.5), "`memory` must be a positive integer, or 0. Received: memory=2.5"),
+    ],
+)
+def test_a_cut_of_something_else_is_refused(cut, told):
+    with pytest.raises(ValueError, match=told):
+        Cut(*cut)
+
+
+def test_a_step_that_is_timed_on_a_cpu_says_little_of_other_devices():
+    model = dense(optimizer="adam", loss="mse")
+    asked = dict(n_gpus=(2,), link="nvlink4", steps=1)
+    told = "The step was timed on 'cpu:0', and the link is one of other devices"
+    assert told in "".join(reports.advise(model, 16, **asked).notes)
+    assert told in "".join(reports.plan(model, 16, 2, memory="1 GB", link="nvlink4", steps=1).notes)
+    faster = reports.advise(model, 16, **asked, speed=50)
+    assert told not in "".join(faster.notes)
+    assert "step on one device, measured here (with the speed 50)" in faster.settings
+    assert told not in "".join(reports.advise(model, 16, **asked, step_seconds=0.1).notes)

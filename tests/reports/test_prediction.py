@@ -161,8 +161,14 @@ def test_a_prediction_is_as_uncertain_as_the_time_it_is_made_from():
     assert found.is_wide
     assert decide([found]).startswith(
         "Measure it: 2 devices in mode 'data' would be 1.71 times as fast as one (0.56 to "
-        "2.70), an efficiency"
+        "2.00), an efficiency"
     )
+
+
+def test_no_prediction_is_of_more_than_the_devices():
+    load = find_load("data", dataclasses.replace(WORK, step=StepTime(0.0, 1.0)), 4)
+    found = predict("data", 4, load, Link("fast", 1e15)).widened([0.5, 1.0, 2.0])
+    assert found.speedup_range[1] == 4
 
 
 def test_times_take_the_place_of_a_prediction():

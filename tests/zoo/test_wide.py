@@ -358,3 +358,21 @@ def test_as_good_as_logistic_regression_on_feature_hasher(tmp_path):
     best = roc_auc_score(expected, peer.decision_function(rows[1]))
     assert found[0] > best - 0.005
     assert found[1] == pytest.approx(found[0], abs=0.001)
+
+
+def test_data_without_labels_are_for_predictions(tmp_path):
+    path = make_clicks(tmp_path / "clicks.csv", rows=40)
+    hashed = HashEncoder(["site", "city"], others="ignore").fit(pd.read_csv(path, dtype=str))
+    model, unlabelled = wide(hashed), HashedDataset(path, hashed, batch_size=16)
+    told = "trained and evaluated on labels. Received: data without labels. Name their column"
+    for loop in model.fit, make_parallel(model, 2).fit, model.evaluate:
+        with pytest.raises(ValueError, match=told):
+            loop(unlabelled, verbose=0)
+    assert model.predict(unlabelled, verbose=0).shape == (40, 1)
+
+
+def test_texts_are_no_indices():
+    with pytest.raises(
+        ValueError, match="Indices must be integers. Received: an array of dtype <U1"
+    ):
+        wide(encoder()).fit(np.array([["x"]]), np.array([1.0]), verbose=0)

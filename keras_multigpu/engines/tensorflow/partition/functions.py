@@ -26,6 +26,8 @@ def on_all_devices(
         marks = have_rows(step, rows, args, kwargs)
         return spread(flat, (args, kwargs), have_rows=tf.nest.flatten(marks))
 
+    # TensorFlow warns of retracing by the code: that of one step is not that of another.
+    traced.__code__ = traced.__code__.replace(co_name=getattr(step, "__name__", "step"))
     compiled = tf.function(traced, autograph=False, reduce_retracing=True)
 
     @functools.wraps(step)
