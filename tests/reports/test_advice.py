@@ -497,7 +497,7 @@ def test_a_cut_of_something_else_is_refused(cut, told):
 
 def test_a_step_that_is_timed_on_a_cpu_says_little_of_other_devices():
     model = dense(optimizer="adam", loss="mse")
-    asked = dict(n_gpus=(2,), link="nvlink4", steps=1)
+    asked = {"n_gpus": (2,), "link": "nvlink4", "steps": 1}
     told = "The step was timed on 'cpu:0', and the link is one of other devices"
     assert told in "".join(reports.advise(model, 16, **asked).notes)
     assert told in "".join(reports.plan(model, 16, 2, memory="1 GB", link="nvlink4", steps=1).notes)
