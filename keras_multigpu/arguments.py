@@ -18,7 +18,7 @@ import keras
 
 def short(value: Any) -> str:
     """What a value looks like, in an error: an array's shape, of others not more than a line."""
-    if len(getattr(value, "shape", ())):
+    if not isinstance(value, type) and len(getattr(value, "shape", ())):
         return f"an array of shape {tuple(value.shape)}"
     text = repr(value)
     return text if len(text) <= _LINE else f"{text[:_LINE]}..."

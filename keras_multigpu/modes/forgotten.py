@@ -91,13 +91,19 @@ def check_compiled(parallel: Any, method: str) -> None:
     now = before and compilations(parallel)
     if now and now[1] is before[1] and now != before:
         parallel._parallel_compilations = None
-        event, cure = "The template was compiled again", "Call `parallel.compile(...)` too"
+        told = (
+            "The template was compiled again after `make_parallel`; the parallel model "
+            f"{parallel.name!r} goes on as it was compiled."
+        )
+        cure = "Call `parallel.compile(...)` too"
         if now[0] is before[0]:
-            event = "The learning rate of the template's optimizer was set"
+            told = (
+                "The learning rate of the template's optimizer was set after `make_parallel`; the "
+                f"parallel model {parallel.name!r} has an optimizer of its own."
+            )
             cure = "Set `parallel.optimizer.learning_rate`"
         warnings.warn(
-            f"{event} after `make_parallel`; the parallel model {parallel.name!r} goes on as it "
-            f"was compiled. Received: `{method}` of the parallel model. {cure}, if it is meant.",
+            f"{told} Received: `{method}` of the parallel model. {cure}, if it is meant.",
             stacklevel=5,
         )
 

@@ -105,7 +105,11 @@ def test_other_data_are_noticed(together):
         ),
         ("other_end", "Its weights and those of process 0 differ at step"),
         ("other_length", "It is at the end of `fit`, after 2 steps, and process 0 is at step 3"),
-        ("other_steps", "It makes another step than process 0 at step 2: its is 'test_step', and"),
+        (
+            "other_steps",
+            "It makes another step than process 0 at step 2: its is "
+            + ("'a test_step before which" if _ON_JAX else "'test_step', and"),
+        ),
         ("parts_of_other_rows", "Its part of a batch does not fit to that of process 0 at step 1"),
         (
             "parts_of_other_length",
@@ -193,8 +197,8 @@ def test_training_goes_on_after_a_process_was_killed(tmp_path):
         run.processes[1].kill()
         status, output = run.end(0)[0]
     assert status == 1, output
-    told = "It has given no sign of life for" if _ON_JAX else "It has ended without a word"
-    assert f"(process 1, pid {run.processes[1].pid}): {told}" in output
+    told = f"(process 1, pid {run.processes[1].pid}): It has ended without a word"
+    assert told in output
     assert (tmp_path / "backup").exists()
     shutil.copytree(tmp_path / "backup", tmp_path / "copy")
     with running("train_backed_up", tmp_path, address=f"[::1]:{free_port()}") as run:

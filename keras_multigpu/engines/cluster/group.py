@@ -136,8 +136,12 @@ class Group(Members):
         text = " ".join(words)[:300].rstrip(".:").encode(errors="backslashreplace").decode()
         self._board.write(f"{kind}/{self.number}", f"stopped with {text}")
 
-    def differs(self, number: int, other: int, what: str, mine: str | Listing = "") -> ClusterError:
+    def differs(
+        self, number: int, other: int, what: str, mine: str | Listing = "", ahead: int = 0
+    ) -> ClusterError:
         """The error for a process that differs from another one in its rows, weights, ...
+
+        The step in question is `ahead` of the one that has begun.
 
         Some differences (`what`) take a text of this process, or what it computes, `mine`: all
         processes then call this, and the error has the texts of both.
@@ -150,7 +154,7 @@ class Group(Members):
             mine = mine.told(*both) if len(both) == 2 else ""
         if mine:
             texts |= self._of_all(what, str(mine))
-        step, its, first = self.call.begun, texts[number], texts[other]
+        step, its, first = self.call.begun + ahead, texts[number], texts[other]
         if its == first != "unknown":
             first = TOLD_ALIKE.get(what, first)
         text = problem.format(step=step, other=other, its=its, first=first)

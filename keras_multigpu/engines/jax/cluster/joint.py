@@ -91,7 +91,7 @@ def compare_weights(values: Listing, mesh: Mesh, group: Group, name: str = "step
     step = f"a {name} {when}"
     place = group.calls.here(f"new weights or metrics before step {group.call.begun + 1}")
     facts: Facts = {"steps": (_checksum(step), step), "weights": (values.checksum, values)}
-    _compare(facts, 0, place, mesh, group)
+    _compare(facts, 0, place, mesh, group, ahead=1)
 
 
 def meet(step: str, mesh: Mesh, group: Group) -> None:
@@ -120,8 +120,13 @@ def compare_steps(batch: Any, step: Step, mesh: Mesh, group: Group) -> list[int]
     return _compare(facts, rows, place, mesh, group)
 
 
-def _compare(facts: Facts, rows: int, place: str, mesh: Mesh, group: Group) -> list[int]:
-    """Raises a `ClusterError` if a fact differs; returns the `rows` of each process."""
+def _compare(
+    facts: Facts, rows: int, place: str, mesh: Mesh, group: Group, ahead: int = 0
+) -> list[int]:
+    """Raises a `ClusterError` if a fact differs; returns the `rows` of each process.
+
+    The step in question is `ahead` of the one that has begun.
+    """
     numbers = [number for number, _ in facts.values()]
     numbers += [0] * (_EXCHANGED - 1 - len(numbers)) + [rows]
     with group.places.at(f"{STEP} on {mesh.device_ids.tolist()}", place):
@@ -132,7 +137,7 @@ def _compare(facts: Facts, rows: int, place: str, mesh: Mesh, group: Group) -> l
     for column, (what, (_, told)) in enumerate(facts.items()):
         found = odd_one([one[column] for one in every])
         if found is not None:
-            raise group.differs(*found, what, told)
+            raise group.differs(*found, what, told, ahead)
     return [one[-1] for one in every]
 
 

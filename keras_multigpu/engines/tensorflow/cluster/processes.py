@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import json
 import os
 import signal
 import socket
-import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from concurrent import futures
 
-import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.cluster.board import BEAT
-from keras_multigpu.engines.cluster.descriptions import describe_process
+from keras_multigpu.engines.cluster import processes
 from keras_multigpu.engines.cluster.joint import check_owners
 from keras_multigpu.engines.cluster.remote import Address, listening
-from keras_multigpu.engines.cluster.rendezvous import meet
-from keras_multigpu.engines.shared import in_thread
+from keras_multigpu.engines.cluster.rendezvous import Record
 from keras_multigpu.engines.tensorflow import names
-from keras_multigpu.engines.tensorflow.cluster.board import SocketBoard
 from keras_multigpu.engines.tensorflow.cluster.collectives import Collectives
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches, Ledger
@@ -33,67 +25,58 @@ from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.cluster.runtime import has_started
 from keras_multigpu.engines.tensorflow.cluster.sockets import close_to_others
 
-# What must be equal in all processes.
-_EQUAL = ("num_processes", "data", "Python", "TensorFlow", "Keras", "keras_multigpu")
 _CONFIG = "TF_CONFIG"
-
-
-_joined: tuple[tuple[str, int, int, str], Group] | None = None
 # By the device that sends and receives.
 _known: dict[str, Collectives] = {}
 _ledgers: dict[str, Ledger] = {}
 
 
-def current() -> Group | None:
-    """The group of processes that this one has joined, if any."""
-    return _joined[1] if _joined else None
+class _Processes(processes.Processes[Group]):
+    """Those with TensorFlow's collective runtime."""
 
+    def __init__(self) -> None:
+        super().__init__("TensorFlow", tf.__version__, Group)
 
-def join(address: Address, count: int, number: int, timeout: float, data: str) -> tuple[str, ...]:
-    """Joins this process, `number` of `count`, to the others; returns what to call each."""
-    global _joined
-    request = (address.numeric, count, number, data)
-    if _joined is not None and _joined[0] == request:
-        return _joined[1].names
-    if _joined is not None or has_started():
-        raise RuntimeError(
-            "`join` must come once in a process, before the first tensor or model. Received: "
-            f"coordinator={address.name!r}, num_processes={count}, process_id={number}, in a "
-            "process where TensorFlow has started already. Restart the process (or the "
-            "notebook's kernel) and call it right after the imports."
-        )
-    here = _own_address(address, number)
-    until = time.monotonic() + timeout
-    kept: dict[int, socket.socket] = {}
-    devices = {kind: names.count_own(kind) for kind in ("cpu", "gpu")}
-    facts = describe_process(
-        count, data, TensorFlow=tf.__version__, address=here.numeric, devices=json.dumps(devices)
-    )
-    records = meet(address, number, count, facts, _EQUAL, until, kept)
-    known = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
-    group = Group(SocketBoard(number, kept), number, known, timeout, data)
-    atexit.register(_leave, group)
-    if count > 1:
-        addresses = [record["address"] for record in records]
+    def has_started(self) -> bool:
+        return has_started()
+
+    def facts(self, address: Address, number: int) -> dict[str, str]:
+        self._here = _own_address(address, number)
+        devices = {kind: names.count_own(kind) for kind in ("cpu", "gpu")}
+        return {"address": self._here.numeric, "devices": json.dumps(devices)}
+
+    def start(
+        self, address: Address, number: int, records: Sequence[Record], timeout: float
+    ) -> None:
+        self._devices = [json.loads(record["devices"]) for record in records]
+        if len(records) > 1:
+            _start([record["address"] for record in records], number)
+
+    def join(
+        self, address: Address, count: int, number: int, timeout: float, data: str
+    ) -> tuple[str, ...]:
+        is_new = self.group is None
         is_main = threading.current_thread() is threading.main_thread()
         on_terminate = signal.getsignal(signal.SIGTERM) if is_main else None
-        started = in_thread(lambda: _start(addresses, number))
-        while not futures.wait([started], BEAT).done:
-            group.check()
-        try:
-            started.result()
-        except BaseException as error:
-            group.fail(error)
-            raise
-        # TensorFlow's runtime takes the signal for itself, and a process would not end by it.
-        if on_terminate is not None:
-            signal.signal(signal.SIGTERM, on_terminate)
-        close_to_others(here.ip, here.port, "processes", stacklevel=5)
-        names.join(number, [json.loads(record["devices"]) for record in records])
-    _joined = (request, group)
-    if len({record["random numbers"] for record in records}) > 1:
-        keras.utils.set_random_seed(int(records[0]["seed"]))
-    return known
+        known = super().join(address, count, number, timeout, data)
+        if is_new and count > 1:
+            # TensorFlow's runtime takes the signal for itself: a process would not end by it.
+            if on_terminate is not None:
+                signal.signal(signal.SIGTERM, on_terminate)
+            close_to_others(self._here.ip, self._here.port, "processes", stacklevel=5)
+            names.join(number, self._devices)
+        return known
+
+
+_processes = _Processes()
+
+
+def current() -> Group | None:
+    """The group of processes that this one has joined, if any."""
+    return _processes.group
+
+
+join = _processes.join
 
 
 def peers_of(devices: Sequence[str]) -> Peers | None:
@@ -179,13 +162,3 @@ def _environment(name: str, value: str) -> Iterator[None]:
         del os.environ[name]
         if before is not None:
             os.environ[name] = before
-
-
-def _leave(group: Group) -> None:
-    """Leaves the group when the process ends."""
-    group.leave()
-    if group.broken is not None:
-        # TensorFlow's own clean-up would wait for operations that never end.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)

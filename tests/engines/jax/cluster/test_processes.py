@@ -13,12 +13,12 @@ from support.process_runs import running
 
 from keras_multigpu import make_parallel
 from keras_multigpu.cluster import ClusterError, join
-from keras_multigpu.engines.jax.cluster import board, processes
+from keras_multigpu.engines.jax.cluster import processes
 from keras_multigpu.engines.jax.cluster.group import Group
 
 
 @pytest.mark.slow
-def test_without_the_first_process_jax_ends_the_others(tmp_path):
+def test_without_the_first_process_the_others_end(tmp_path):
     with running("train_long", tmp_path) as run:
         run.await_line(1, "batch")
         run.processes[0].kill()
@@ -27,30 +27,6 @@ def test_without_the_first_process_jax_ends_the_others(tmp_path):
     assert status in (1, -signal.SIGABRT), output
     assert "(process 0, pid" in output or "JAX distributed service" in output
     assert time.monotonic() - begun < script.TIMEOUT + 60
-
-
-class SlowService:
-    """JAX's client of a service at the end of a slow link."""
-
-    calls = 0
-
-    def key_value_set(self, key, value, allow_overwrite):
-        self.calls += 1
-        time.sleep(0.1)
-
-    def key_value_dir_get(self, key):
-        return []
-
-
-def test_no_call_is_left_when_a_process_ends():
-    """Python would end the thread when the call comes back, and C++ abort the process."""
-    service = SlowService()
-    one = board.Board(service, 0)
-    while not service.calls:
-        time.sleep(0.001)
-    one.stop(60.0)
-    assert not one._thread.is_alive()
-    assert service.calls == 1
 
 
 def test_an_error_of_jax_is_explained_or_stays():
