@@ -198,6 +198,9 @@ class TowerRunner(Runner):
         `keep` it is dropped.
         """
 
+    def lend(self) -> None:
+        """Another model is to call this one, and to have its weights in steps of its own."""
+
     def acting_for_all(self) -> contextlib.AbstractContextManager[None]:
         """Scope in which the template can be read, with its own weights."""
         return contextlib.nullcontext()

@@ -178,6 +178,11 @@ def reads_gaussians(loss: Any) -> bool:
     return all(leaf is None or isinstance(leaf, GaussianNLL) for leaf in leaves)
 
 
+def has_gaussians(loss: Any) -> bool:
+    """Whether any of the losses reads means and variances."""
+    return any(isinstance(leaf, GaussianNLL) for leaf in keras.tree.flatten(loss))
+
+
 def find_of_all_columns(metrics: Iterable[keras.Metric]) -> list[str]:
     """The names of Keras's metrics that a model is compiled with: they read variances, too.
 

@@ -31,6 +31,7 @@ from keras_multigpu.layers.outputs import (
     average,
     count_replicas,
     mix_leaves,
+    shapes,
     softmax,
     weighted_sum,
 )
@@ -130,6 +131,29 @@ class WeightedMix(Mix):
 
     def compute_output_shape(self, outputs_shape: list[Any]) -> Any:
         return outputs_shape[0]
+
+
+def check_keeps_rows(mix: keras.layers.Lambda, outputs: Any, replicas: int) -> None:
+    """Refuses a function that mixes rows, by symbolic outputs of some rows.
+
+    Raises:
+        ValueError: if the first axis of what it returns isn't that of the outputs.
+    """
+
+    def with_rows(leaf: Any) -> Any:
+        return keras.KerasTensor((leaf.shape[0] or replicas + 1, *leaf.shape[1:]), leaf.dtype)
+
+    given = keras.tree.map_structure(with_rows, outputs)
+    rows = {leaf.shape[0] for leaf in keras.tree.flatten(given)}
+    mixed = keras.tree.flatten(mix.compute_output_spec([given] * replicas))
+    if any(not one.shape or one.shape[0] not in rows for one in mixed):
+        raise ValueError(
+            "`mix` must return outputs of the same rows as each replica's, along the first axis. "
+            f"Received: mix={mix.function!r}, which makes "
+            f"{', '.join(str(tuple(one.shape)) for one in mixed)} of {replicas} outputs of the "
+            f"shapes {shapes(given)}. Mix along a new axis: "
+            "`keras.ops.mean(keras.ops.stack(outputs), axis=0)`, for example."
+        )
 
 
 def is_average(mix: keras.Layer) -> bool:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from keras_multigpu.engines import is_array, reason_of
 from keras_multigpu.graphs.graph import symbolic_ends
-from keras_multigpu.layers.gaussian import GaussianMix, find_of_all_columns, reads_gaussians
-from keras_multigpu.layers.mixing import get_mix
-from keras_multigpu.layers.outputs import Mix
+from keras_multigpu.layers.gaussian import GaussianMix, find_of_all_columns, has_gaussians
+from keras_multigpu.layers.mixing import get_mix, is_average
 from keras_multigpu.modes.base import ParallelModel
 from keras_multigpu.modes.disagreement import spread, warn_if_zero, warn_of_one_replica
+from keras_multigpu.modes.mixes import build_mix, call_mix, features_of, has_weights, is_fit_by
 
 
 @dataclasses.dataclass
@@ -91,7 +89,7 @@ class MixedModel(ParallelModel):
         self._parallel_latest.symbolic_outputs = outputs
         self.train_function = self.test_function = self.predict_function = None
         is_changed = had_weights or self._parallel_mix_has_weights
-        if self.compiled and (is_changed or not _is_fit_by(mix, self.loss)):
+        if self.compiled and (is_changed or not is_fit_by(mix, self.loss)):
             self.compiled = False
 
     def _parallel_build_mix(self, mix: keras.Layer) -> Any:
@@ -100,27 +98,25 @@ class MixedModel(ParallelModel):
             return None
         inputs, _ = symbolic_ends(self.template)
         outputs = self.template.compute_output_spec(inputs)
-        try:
-            return _call_mix(mix, [outputs] * len(self.replicas), inputs)
-        except (AttributeError, TypeError, ValueError) as error:
-            if isinstance(mix, Mix) and not isinstance(mix, keras.layers.Lambda):
-                raise  # one of ours: it says what it needs
-            given = mix.function if isinstance(mix, keras.layers.Lambda) else mix
-            raise ValueError(
-                f"`mix` must take one list, of the outputs of the {len(self.replicas)} replicas, "
-                f"and mix them with Keras's operations (`keras.ops`). Received: mix={given!r}, "
-                f"which fails: {reason_of(error)}."
-            ) from error
+        return build_mix(mix, outputs, len(self.replicas), inputs)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Not in `compile`: Keras compiles a loaded model only if it does not override `compile`.
-        if name == "loss" and not _is_fit_by(self._parallel_mix, value):
+        if name == "loss" and not is_fit_by(self._parallel_mix, value):
             self.compiled = False  # Keras has taken parts of it by now
             raise ValueError(
                 "A Gaussian mix gives means and variances, which `GaussianNLL` compares with the "
                 "targets; another loss would fit the variances to the targets too. Received: "
                 f"loss={value!r}. Compile with `loss=keras_multigpu.layers.GaussianNLL()`; make "
                 "another loss of means and variances a subclass of it."
+            )
+        if name == "loss" and is_average(self._parallel_mix) and has_gaussians(value):
+            warnings.warn(
+                "`GaussianNLL` reads means and variances, and this mix averages the columns of the "
+                "replicas as they are: a variance that is not above 0 makes the loss NaN. "
+                f"Received: loss={value!r}. Make the model with `mix='gaussian'`, or let its last "
+                "layer give variances above 0.",
+                stacklevel=4,
             )
         super().__setattr__(name, value)
         if name == "optimizer":  # compiled again: older traces are stale
@@ -140,7 +136,7 @@ class MixedModel(ParallelModel):
             )
 
     def _parallel_keeps_outputs(self) -> bool:
-        if not _is_fit_by(self._parallel_mix, self.template.loss):
+        if not is_fit_by(self._parallel_mix, self.template.loss):
             return False
         if self._parallel_latest.symbolic_outputs is None:
             return True
@@ -160,6 +156,7 @@ class MixedModel(ParallelModel):
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """The mix's symbolic outputs."""
+        self._parallel_runner.lend()
         outputs = self.template.compute_output_spec(*args, **kwargs)
         return self._parallel_mix_outputs([outputs] * len(self.replicas), features_of(args, kwargs))
 
@@ -169,7 +166,7 @@ class MixedModel(ParallelModel):
         return self._parallel_mix.compute_output_shape([shapes] * len(self.replicas))
 
     def _parallel_mix_outputs(self, outputs: list[Any], features: Any) -> Any:
-        return _call_mix(self._parallel_mix, outputs, features)
+        return call_mix(self._parallel_mix, outputs, features)
 
     @property
     def trainable(self) -> bool:
@@ -251,33 +248,6 @@ class MixedModel(ParallelModel):
         return spreads
 
 
-def features_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The inputs of a model among the arguments of its call."""
-    given = (*args, *kwargs.values())
-    arrays = (one for one in given if any(map(_is_tensor_or_symbol, keras.tree.flatten(one))))
-    return next(arrays, given[0] if given else None)
-
-
 def _shapes_of(x: Any) -> str:
     """The shapes of arrays in any structure, for people."""
     return repr(keras.tree.map_structure(lambda one: getattr(one, "shape", one), x))
-
-
-def _is_tensor_or_symbol(value: Any) -> bool:
-    return isinstance(value, keras.KerasTensor) or is_array(value)
-
-
-def _call_mix(mix: keras.Layer, outputs: list[Any], features: Any) -> Any:
-    takes_features = "features" in inspect.signature(mix.call).parameters
-    return mix(outputs, features=features) if takes_features else mix(outputs)
-
-
-def _is_fit_by(mix: Any, loss: Any) -> bool:
-    """Whether a loss reads what a mix gives."""
-    return not isinstance(mix, GaussianMix) or reads_gaussians(loss)
-
-
-def has_weights(mix: keras.Layer) -> bool:
-    """Whether a mix has weights, or may get some when it is built."""
-    never = (keras.layers.Lambda, GaussianMix)
-    return bool(mix.variables) or not (mix.built or isinstance(mix, never))

@@ -18,7 +18,8 @@ from keras_multigpu.layers.outputs import hand_on_logits
 from keras_multigpu.modes.committee import check_loss_scale, members_in
 from keras_multigpu.modes.losses import add_losses
 from keras_multigpu.modes.members import Members
-from keras_multigpu.modes.mixed import LatestUse, features_of
+from keras_multigpu.modes.mixed import LatestUse
+from keras_multigpu.modes.mixes import features_of
 from keras_multigpu.modes.one_model import lent
 from keras_multigpu.modes.settings import settings_of
 
@@ -157,6 +158,8 @@ class TowerParallel(Members):
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._parallel_follow()
+        if engines.active_scope() and not self._parallel_is_looping:
+            self._parallel_runner.lend()
         if kwargs.get("training") or engines.is_training():
             self._parallel_check_overwritten()
         if self._parallel_latest.unmixed:

@@ -136,3 +136,32 @@ def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[
         # Spread state is not whole on one device in between.
         with steps.using_weights() if steps is not None else contextlib.nullcontext():
             before.restore()
+
+
+def is_endless(data: Any) -> bool:
+    """Whether a `tf.data.Dataset`, or a `keras.utils.PyDataset`, says that it has no end."""
+    if hasattr(data, "cardinality"):
+        return int(data.cardinality()) == -1  # `tf.data.INFINITE_CARDINALITY`
+    return isinstance(data, keras.utils.PyDataset) and data.num_batches is None
+
+
+def check_data(data: Any) -> None:
+    """Arrays in a tuple, or a source that every run can read from its start."""
+    if isinstance(data, Iterator):
+        raise TypeError(
+            "`data` must be something that every run can read from its start: arrays, a "
+            f"`tf.data.Dataset` or a `keras.utils.PyDataset`. Received: data={data!r}, "
+            "which can be read only once. Make a Dataset or a PyDataset from it."
+        )
+    expected = "`data` must be a tuple of inputs, targets and weights, or a source of batches."
+    if isinstance(data, tuple) and not 1 <= len(data) <= 3:
+        raise ValueError(
+            f"{expected} Received: a tuple of {len(data)}. Put several inputs into a list: "
+            "`([a, b], y)`."
+        )
+    if isinstance(data, tuple):
+        check_rows(data)
+        if len(data) == 1:
+            raise ValueError(f"{expected} Received: a tuple of inputs only. Give `(x, y)`.")
+    if data is None or isinstance(data, (list, dict)) or hasattr(data, "shape"):
+        raise ValueError(f"{expected} Received: data of type {type(data).__name__}. Give `(x, y)`.")

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, finite_number, positive_integer, quantity
@@ -21,7 +20,7 @@ from keras_multigpu.reports.forms import (
     show_bytes,
     show_seconds,
 )
-from keras_multigpu.reports.inputs import make_inputs
+from keras_multigpu.reports.inputs import check_given, make_inputs
 from keras_multigpu.reports.interconnect import Link, default_link
 from keras_multigpu.reports.loads import check_mode, find_load
 from keras_multigpu.reports.memory_report import MemoryReport, memory
@@ -80,9 +79,7 @@ class Subject:
         _check_placement(self.placement, self.modes)
         if self.inputs is None:
             self.inputs = make_inputs(self.model, self.batch_size)
-        for name in ("inputs", "targets"):
-            if getattr(self, name) is not None:
-                _check_rows(name, getattr(self, name), self.batch_size)
+        check_given(self.model, self.inputs, self.targets, self.batch_size)
         one_row = take_rows(self.inputs, 1)
         self.sizes = find_sizes(self.model, self.model(one_row), one_row)
         for count in self.counts if "model" in self.modes else ():
@@ -273,13 +270,3 @@ def _known_step(given: Any, batch_size: int) -> StepTime | None:
             f"step_seconds={given!r}. Give {{rows: seconds}}."
         )
     return StepTime.through(batch_size, times[batch_size], others[0], times[others[0]])
-
-
-def _check_rows(name: str, arrays: Any, batch_size: int) -> None:
-    """Raises a `ValueError` if an array has fewer rows than a batch."""
-    shapes = [tuple(np.shape(part)) for part in keras.tree.flatten(arrays)]
-    if not shapes or any(not shape or shape[0] < batch_size for shape in shapes):
-        raise ValueError(
-            f"`{name}` must have at least batch_size={batch_size} rows, to time a step on a whole "
-            f"batch. Received: {name} of the shapes {shapes}. Give {batch_size} rows or more."
-        )

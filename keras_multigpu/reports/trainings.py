@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -16,7 +16,8 @@ from keras_multigpu.parallel import Mode, make_parallel
 from keras_multigpu.reports.forms import are_virtual, describe_environment
 from keras_multigpu.reports.models import (
     Snapshot,
-    check_rows,
+    check_data,
+    is_endless,
     random_state_kept,
     state_of,
     traced_anew,
@@ -171,7 +172,7 @@ class Schedule:
     moves: bool = False
 
     def __post_init__(self) -> None:
-        _check_data(self.data)
+        check_data(self.data)
         if self.weak and self.batch_size is None:
             raise ValueError(
                 "`weak=True` needs the rows of each device. Received: batch_size=None. Give "
@@ -182,6 +183,12 @@ class Schedule:
                 "`batch_size` is for arrays. Received: "
                 f"batch_size={self.batch_size!r}, and data that come in batches: "
                 f"{type(self.data).__name__}. Leave `batch_size` out."
+            )
+        if self.steps is None and is_endless(self.data):
+            raise ValueError(
+                "`steps` must say how many batches an epoch has if the data are endless. Received: "
+                f"steps=None, and data of type {type(self.data).__name__} without an end. Give "
+                "`steps=100`, for example."
             )
         for name in ("batch_size", "epochs", "steps", "repeats"):
             if getattr(self, name) is not None:
@@ -273,25 +280,3 @@ class Schedule:
                 "more batches to separate the two."
             )
         return notes
-
-
-def _check_data(data: Any) -> None:
-    """Arrays in a tuple, or a source that every run can read from its start."""
-    if isinstance(data, Iterator):
-        raise TypeError(
-            "`data` must be something that every run can read from its start: arrays, a "
-            f"`tf.data.Dataset` or a `keras.utils.PyDataset`. Received: data={data!r}, "
-            "which can be read only once. Make a Dataset or a PyDataset from it."
-        )
-    expected = "`data` must be a tuple of inputs, targets and weights, or a source of batches."
-    if isinstance(data, tuple) and not 1 <= len(data) <= 3:
-        raise ValueError(
-            f"{expected} Received: a tuple of {len(data)}. Put several inputs into a list: "
-            "`([a, b], y)`."
-        )
-    if isinstance(data, tuple):
-        check_rows(data)
-        if len(data) == 1:
-            raise ValueError(f"{expected} Received: a tuple of inputs only. Give `(x, y)`.")
-    if data is None or isinstance(data, (list, dict)) or hasattr(data, "shape"):
-        raise ValueError(f"{expected} Received: data of type {type(data).__name__}. Give `(x, y)`.")

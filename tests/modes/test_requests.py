@@ -125,6 +125,8 @@ def test_unknown_modes_and_options():
         make_parallel(_model(), 2, wire="bfloat16")
     with pytest.raises(ValueError, match="`wire_dtype` must be None.*wire_dtype='int8'"):
         make_parallel(_model(), 2, wire_dtype="int8")
+    with pytest.raises(ValueError, match="wire_dtype=<class 'numpy.float16'>"):
+        make_parallel(_model(), 2, wire_dtype=np.float16)
 
 
 def test_what_a_plan_says_is_best_comes_by_name():

@@ -105,3 +105,19 @@ def test_options_are_chosen_when_a_model_is_made_parallel(name):
     parallel = make_parallel(model, 2)
     parallel.mix = "another"
     assert model.mix == "another"
+
+
+@pytest.mark.skipif(ON_JAX, reason="JAX tells what the devices do not divide")
+def test_single_steps_of_fewer_rows_than_devices():
+    parallel = make_parallel(mlp(), 4)
+    parallel.compile("sgd", "mse")
+    for _ in range(9):
+        parallel.train_on_batch(np.ones((2, 6)), np.ones((2, 2)))
+    with pytest.warns(UserWarning, match="Batches of 2 rows leave 2 of 4 devices without work"):
+        parallel.train_on_batch(np.ones((1, 6)), np.ones((1, 2)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parallel = make_parallel(mlp(), 4)
+        parallel.compile("sgd", "mse")
+        for rows in [8, *[1] * 10]:
+            parallel.train_on_batch(np.ones((rows, 6)), np.ones((rows, 2)))

@@ -905,3 +905,66 @@ def test_the_best_weights_of_a_committee(rng, tmp_path):
     restored = parallel.get_weights()
     parallel.load_weights(path)
     assert difference(parallel.get_weights(), restored) == 0
+
+
+class Outer(keras.Model):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.last = inner, layers.Dense(1)
+
+    def call(self, x, training=None):
+        return self.last(self.inner(x, training=training))
+
+
+def _functional(inner):
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, layers.Dense(1)(inner(inputs)))
+
+
+OUTER = {
+    "functional": _functional,
+    "sequential": lambda inner: keras.Sequential([inner, layers.Dense(1)]),
+    "subclassed": Outer,
+}
+
+
+@pytest.mark.parametrize("kind", OUTER)
+def test_a_committee_is_trained_in_another_model(kind, rng):
+    x, y = _data(rng)
+    found = []
+    for n in (1, 2):
+        keras.utils.set_random_seed(4)
+        committee = _committee(n, num_replicas=4)
+        members = committee.get_weights()
+        outer = OUTER[kind](committee)
+        outer.compile("adam", "mse")
+        outer.fit(x, y[:, :1], 16, 2, shuffle=False, verbose=0)
+        after = committee.get_weights()
+        assert min(np.abs(a - b).max() for a, b in zip(members, after)) > 0  # all have learned
+        committee.compile("sgd", "mse")
+        committee.fit(x, y, 16, 1, shuffle=False, verbose=0)
+        outer.fit(x, y[:, :1], 16, 1, shuffle=False, verbose=0)
+        found.append([*outer.get_weights(), outer.predict(x, verbose=0)])
+    assert difference(*found) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("mix", "shape"),
+    [
+        (lambda outputs: ops.mean(outputs), r"\(\)"),
+        (lambda outputs: ops.concatenate(outputs, axis=0), r"\(12, 2\)"),
+        (lambda outputs: ops.stack(outputs), r"\(3, 4, 2\)"),
+    ],
+    ids=["scalar", "more rows", "replicas first"],
+)
+def test_a_mix_that_loses_the_rows_is_refused(mix, shape):
+    with pytest.raises(ValueError, match=rf"`mix` must return .* rows .*which makes {shape}"):
+        _committee(mix=mix)
+
+
+def test_gaussian_losses_of_raw_columns_are_told():
+    committee = _committee()
+    with pytest.warns(
+        UserWarning, match="`GaussianNLL` reads means and variances, and this mix av"
+    ):
+        committee.compile("adam", keras_multigpu.layers.GaussianNLL())

@@ -505,3 +505,12 @@ def test_a_step_that_is_timed_on_a_cpu_says_little_of_other_devices():
     assert told not in "".join(faster.notes)
     assert "step on one device, measured here (with the speed 50)" in faster.settings
     assert told not in "".join(reports.advise(model, 16, **asked, step_seconds=0.1).notes)
+
+
+def test_targets_need_a_compiled_model():
+    given = {"inputs": np.ones((16, 6)), "targets": np.ones((16, 2)), "link": LINK}
+    told = "`targets` are compared by the loss .* which is not compiled. Compile it, or leave"
+    with pytest.raises(ValueError, match=told):
+        reports.advise(dense(), 16, (2,), **given)
+    with pytest.raises(ValueError, match=told):
+        reports.plan(dense(), 16, 2, memory="1 GB", step_seconds=0.1, **given)

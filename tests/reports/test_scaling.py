@@ -474,3 +474,16 @@ def test_a_model_that_is_not_ready(data):
 def test_figures_that_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
         ScalingReport.from_figures(*arguments)
+
+
+def test_endless_data_need_a_number_of_steps():
+    tf = pytest.importorskip("tensorflow")
+    data = tf.data.Dataset.from_tensor_slices((np.ones((8, 6)), np.ones((8, 2)))).batch(4).repeat()
+    with pytest.raises(ValueError, match="`steps` must say .* data of type _RepeatDataset without"):
+        reports.scaling(small(), data, (1, 2), verbose=0)
+
+    class Endless(keras.utils.PyDataset):
+        num_batches = None
+
+    with pytest.raises(ValueError, match="`steps` must say .* data of type Endless without an end"):
+        reports.scaling(small(), Endless(), (1, 2), verbose=0)

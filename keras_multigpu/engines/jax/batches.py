@@ -16,14 +16,18 @@ _SAID_AFTER = 10  # batches, so that a few incomplete last ones don't count
 
 
 class Undivided:
-    """Warns once if no batch is ever spread, because the devices don't divide the rows."""
+    """Warns once if no batch is ever spread, because the devices don't divide the rows.
 
-    def __init__(self) -> None:
+    Without `counts_last` the last batch of a pass doesn't count, which is as long as it is.
+    """
+
+    def __init__(self, counts_last: bool = True) -> None:
+        self._counts_last = counts_last
         self._is_over = False  # warned already, or a batch was spread
         self._seen = 0
 
-    def see(self, batch: Any, place: Placement) -> None:
-        """Notes a batch.
+    def see(self, batch: Any, place: Placement, position: int = 0) -> None:
+        """Notes a batch, by its position in a pass.
 
         Warns:
             UserWarning: if none of the first batches could be spread.
@@ -33,14 +37,16 @@ class Undivided:
         shapes = [np.shape(part) for part in jax.tree.leaves(batch, is_leaf=is_sparse)]
         rows = next((shape[0] for shape in shapes if shape), 0)
         self._is_over = not rows % place.count
-        self._seen += 1
+        self._seen += self._counts_last or position > 0  # the one before was not the last
         if self._seen < _SAID_AFTER or self._is_over:
             return
         self._is_over = True
+        example = max(rows // place.count, 1) * place.count
         warnings.warn(
             f"The {place.count} devices do not divide the batches, so that each of them computes "
             f"whole batches: right, and no faster than one device. Received: {self._seen} batches, "
-            f"the last of {rows} rows. Choose a batch size that is a multiple of {place.count}.",
+            f"the last of {rows} rows. Give batches of a multiple of {place.count} rows: "
+            f"{example}, for example.",
             stacklevel=2,
         )
 
@@ -75,7 +81,8 @@ class PlacedBatches:
     def __next__(self) -> Any:
         with on_host():
             batch = next(self._batches)
-        self.counts.append(self._place.compare(batch, self._step()))
+        step = self._step()
+        self.counts.append(self._place.compare(batch, step))
         placed = self._place.put_batch(batch, self.counts[-1])
-        self._undivided.see(placed, self._place)
+        self._undivided.see(placed, self._place, step.position)
         return placed

@@ -24,6 +24,7 @@ from keras_multigpu.engines.jax.replicas import CommitteeRunner
 from keras_multigpu.engines.jax.runners import RowsRunner
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.stages import ShardsRunner
+from keras_multigpu.engines.jax.state.parted import kept_in_place
 from keras_multigpu.engines.jax.steps import JaxSteps
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import split_tensors
@@ -177,7 +178,7 @@ class JaxEngine(Engine):
         in_fresh_thread(function)
 
     def places_kept(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()  # after each loop the weights are back on one device
+        return kept_in_place(model.variables)
 
     def weights_whole(self, model: keras.Model) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()  # to JAX an array is whole on however many devices

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import keras
 
+from keras_multigpu.engines.values import Tensor
+
 
 def pure(step: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
     """The step, which fails while it is traced if it assigns variables, and leaves these alone."""
@@ -50,3 +52,15 @@ def _variables(step: Callable[..., Any], model: keras.Model) -> Iterator[keras.V
             yield from part.variables
         if isinstance(getattr(part, "optimizer", None), keras.Optimizer):
             yield from part.optimizer.variables
+
+
+class NotingScope(keras.StatelessScope):
+    """A stateless scope that notes which variables are assigned."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.assigned: list[keras.Variable] = []
+
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
+        self.assigned.append(update[0])
+        super().add_update(update)

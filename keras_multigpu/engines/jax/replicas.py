@@ -17,17 +17,18 @@ from keras_multigpu.engines import templates
 from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.jax.acting import having_losses, having_state_of
 from keras_multigpu.engines.jax.mapped import map_devices
-from keras_multigpu.engines.jax.placement import placement_on
-from keras_multigpu.engines.jax.pure import pure
+from keras_multigpu.engines.jax.placement import on_one_device, placement_on
+from keras_multigpu.engines.jax.pure import NotingScope, pure
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.shards import shard_alike
 from keras_multigpu.engines.jax.state.slots import prepare
-from keras_multigpu.engines.jax.state.stacked import StackedVariable, stack_all
+from keras_multigpu.engines.jax.state.stacked import StackedVariable, stack_all, state_of
 from keras_multigpu.engines.runners import TowerRunner
 from keras_multigpu.engines.shared import (
     SEED,
     SEED_STEP,
     check_alike,
+    given_value,
     split_tensors,
     state_of_none,
     unique,
@@ -67,6 +68,7 @@ class CommitteeRunner(TowerRunner):
         self.where = placement_on(names[:used], spread_rows=False)
         self._has_own_weights = any(model is not self.template for model in self.models)
         self._stacks: dict[int, StackedVariable] = {}
+        self._is_lent = False
 
     @classmethod
     def check(cls, request: Request) -> None:
@@ -106,7 +108,22 @@ class CommitteeRunner(TowerRunner):
     def spread(self, optimizer: Any) -> None:
         """Nothing: parts of stacked weights are always on their devices."""
 
+    def lend(self) -> None:
+        own = [*self._stacks.values()]
+        if _in_stateless_call.get() is self or any(given_value(one) is not None for one in own):
+            return  # a step of this model's own
+        if self._has_own_weights and not self._is_lent:
+            self._is_lent = True  # from now on between loops, too: JAX mixes no devices in a step
+            in_fresh_thread(self._bring_home)
+
+    def _bring_home(self) -> None:
+        for part in (part for model in self.models for part in model.variables):
+            if part._value is not None and not part._value.is_deleted():
+                part.assign(on_one_device(part._value))
+
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
+        if self._is_lent:
+            return set()
         return {id(part) for stack in self._stacks.values() for part in stack.parts}
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
@@ -119,12 +136,14 @@ class CommitteeRunner(TowerRunner):
         return [self._stacks.get(key, variable) for key, variable in seen.items()]
 
     def _make_stacks(self) -> None:
-        states = [_state(model) for model in self.models]
+        states = [state_of(model) for model in self.models]
         check_alike(states)
         if self._stacks.keys() != {id(variable) for variable in states[0]}:
             # A variable gets no value within Keras's scopes.
             self._stacks.clear()
             in_fresh_thread(lambda: self._stacks.update(stack_all(states, self.where.sharded)))
+            if self._is_lent:
+                in_fresh_thread(self._bring_home)
         for key, stack in self._stacks.items():
             assert key == id(stack.parts[0])
             stack.trainable = stack.parts[0].trainable
@@ -175,13 +194,14 @@ class CommitteeRunner(TowerRunner):
         """
         if self._has_own_weights:
             self._make_stacks()
+        stacks = self._stacks_in_use()
         own, shared = [], []
         states = [unique(model.variables) for model in self.models]
         check_alike(states)
         for parts in zip(*states):
             first = parts[0]
-            if id(first) in self._stacks:
-                own.append((first, self._stacks[id(first)].value))
+            if id(first) in stacks:
+                own.append((first, stacks[id(first)].value))
             elif self._has_own_weights:
                 own.append((first, jax.numpy.stack([part.value for part in parts])))
             elif first.name == SEED:
@@ -191,6 +211,11 @@ class CommitteeRunner(TowerRunner):
             else:
                 shared.append((first, first.value))
         return own, shared
+
+    def _stacks_in_use(self) -> dict[int, StackedVariable]:
+        """The stacked variables; none within a step of another model, which has the parts."""
+        parts = (part for stack in self._stacks.values() for part in stack.parts)
+        return {} if any(given_value(part) is not None for part in parts) else self._stacks
 
     def _place(self, own: list[Tensor], shared: list[Tensor], inputs: list[Any]) -> Any:
         """Puts the arguments on the devices, unless a larger step is being compiled."""
@@ -208,7 +233,7 @@ class CommitteeRunner(TowerRunner):
         (args, kwargs), masks = masked
         for part, mask in zip(keras.tree.flatten((args, kwargs)), masks):
             set_mask(part, mask)
-        with _Scope(state_mapping=state, collect_losses=True) as scope:
+        with NotingScope(state_mapping=state, collect_losses=True) as scope:
             outputs = self._outputs(args, kwargs)
             losses = self.template.losses
             if not self._has_own_weights:  # the parallel model adds penalties of shared weights
@@ -241,35 +266,18 @@ class CommitteeRunner(TowerRunner):
         for part, mask in zip(keras.tree.flatten(outputs), masks):
             set_mask(part, mask)
         assigned: list[tuple[keras.Variable, Tensor]] = []
+        stacks = self._stacks_in_use()
         for variable, values in updates:
-            if id(variable) not in self._stacks:
+            if id(variable) not in stacks:
                 assigned.append((self._own(variable, number), values[number]))
             elif not number:  # the stacked value of all replicas
-                assigned.append((self._stacks[id(variable)], values))
+                assigned.append((stacks[id(variable)], values))
         return Result(outputs, losses, assigned)
 
     def _own(self, variable: keras.Variable, number: int) -> keras.Variable:
         """A replica's counterpart of a variable of the template."""
         places = [id(one) for one in unique(self.template.variables)]
         return unique(self.models[number].variables)[places.index(id(variable))]
-
-
-class _Scope(keras.StatelessScope):
-    """A stateless scope that notes which variables are assigned."""
-
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.assigned: list[keras.Variable] = []
-
-    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
-        self.assigned.append(update[0])
-        super().add_update(update)
-
-
-def _state(model: keras.Model) -> list[keras.Variable]:
-    """The weights and other state of a step, without the metrics' variables."""
-    in_metrics = {id(variable) for variable in model.metrics_variables}
-    return [v for v in unique(model.variables) if id(v) not in in_metrics]
 
 
 def _is_traced(value: Any) -> bool:

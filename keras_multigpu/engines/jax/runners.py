@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import keras
+import numpy as np
 
 from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.cluster.errors import OF_ONE_PROCESS
@@ -20,6 +21,7 @@ from keras_multigpu.engines.jax.placement import Placement, placement_on
 from keras_multigpu.engines.jax.pure import pure
 from keras_multigpu.engines.jax.rows import spreading
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
+from keras_multigpu.engines.jax.state.parted import is_spread, release
 from keras_multigpu.engines.jax.state.shards import spread_ids
 from keras_multigpu.engines.jax.state.slots import prepare
 from keras_multigpu.engines.jax.state.state_shards import StateShards, kept_share, tables_by_rows
@@ -124,6 +126,8 @@ class RowsRunner(DataRunner):
                     )
                 if not hasattr(leaf, "shape"):
                     return leaf
+                if hasattr(leaf, "__array__") and not isinstance(leaf, jax.Array):
+                    leaf = np.asarray(leaf)  # of pandas, or TensorFlow
                 return jax.device_put(leaf, where.of_rows(leaf) if has_rows else where.replicated)
 
             args, kwargs = keras.tree.map_structure(put, (args, kwargs), marks)
@@ -175,6 +179,9 @@ class RowsRunner(DataRunner):
         return self._parts is not None
 
     def lay_out(self) -> None:
+        if self._shard != "weights" and self.where.group is None:
+            spread = [one for one in self._template.variables if is_spread(one)]
+            in_fresh_thread(lambda: release(spread))  # another model has spread them
         if self._parts is not None:
             self._parts.warn_of_whole(self._template.variables)
             in_fresh_thread(lambda: self.spread(None))

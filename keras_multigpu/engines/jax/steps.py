@@ -104,7 +104,8 @@ class JaxSteps(Steps):
         Of a function that only reads the weights, those that it does not change stay where they
         are.
         """
-        undivided, where, only_reads = Undivided(), self.where, self._only_reads(name)
+        undivided = Undivided(counts_last=name == "train_function")
+        where, only_reads = self.where, self._only_reads(name)
         lent, kind = self.lent, name.replace("function", "step")
 
         def next_step() -> Step:

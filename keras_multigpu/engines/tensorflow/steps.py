@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.cluster import joint
@@ -29,6 +30,8 @@ from keras_multigpu.engines.tensorflow.watched import Watched
 from keras_multigpu.engines.tensorflow.weights.placing import Moves, drop_functions
 from keras_multigpu.engines.tensorflow.wide import WideRunner
 
+_SAID_AFTER = 10  # single steps, so that a few incomplete ones don't count
+
 
 class TensorFlowSteps(Steps):
     """Turns off XLA for the outer step, drops stale traces, and watches other machines."""
@@ -48,6 +51,7 @@ class TensorFlowSteps(Steps):
         self._partition: Partition | Placed = runner.partition
         self._watched = Watched(model)
         self._moves = Moves()
+        self._singles: list[int] = []  # the rows of single steps
 
     def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._watched.scope():
@@ -65,6 +69,8 @@ class TensorFlowSteps(Steps):
     def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._watched.scope():
             if self.group is None:
+                if getattr(step, "__name__", "") == "train_on_batch":
+                    self._note_rows(tf.nest.flatten(arguments(step, args, kwargs).get("x")))
                 return step(*args, **kwargs)
             if self.is_running:
                 with self._rows_compared():
@@ -75,6 +81,12 @@ class TensorFlowSteps(Steps):
                 self._rows_compared(),
             ):
                 return step(*args, **kwargs)
+
+    def _note_rows(self, inputs: list[Any]) -> None:
+        """Warns if the first single steps all have fewer rows than there are devices."""
+        self._singles.append(max((one.shape[0] for one in inputs if np.ndim(one)), default=0))
+        if len(self._singles) == _SAID_AFTER and isinstance(self._partition, Partition):
+            self._partition.warn_of_few_rows({"batch_size": max(self._singles)})
 
     def _run_together(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a loop together with the other processes."""

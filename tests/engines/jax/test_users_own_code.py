@@ -1,5 +1,7 @@
 """Training loops, calls, sparse tensors and settings of the user's own."""
 
+import warnings
+
 import jax
 import keras
 import numpy as np
@@ -248,6 +250,29 @@ def test_batches_that_are_never_divided_are_told(rng):
     parallel.fit(x, y, batch_size=8, epochs=11, verbose=0)  # the last of each epoch has 2 rows
     with pytest.warns(UserWarning, match=r"The 4 devices do not divide.*10 batches.*of 6 rows"):
         make_parallel(parallel.template, 4).predict(x[:30].repeat(2, 0), batch_size=6, verbose=0)
+
+
+def test_short_passes_that_are_not_divided_are_not_told(rng):
+    parallel = make_parallel(mlp(), 4)
+    parallel.compile("sgd", "mse")
+    x, y = rng.normal(size=(46, 6)), rng.normal(size=(46, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        validation = (x[32:], y[32:])  # 14 rows, in one batch
+        parallel.fit(x[:32], y[:32], 16, epochs=12, validation_data=validation, verbose=0)
+        for _ in range(12):
+            parallel.predict(x[:1], verbose=0)
+    whole = make_parallel(parallel.template, 4)
+    whole.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="of 46 rows. Give batches of a multiple of 4 rows: 44, f"):
+        whole.fit(x, y, batch_size=64, epochs=10, verbose=0)
+
+
+def test_a_step_takes_tables_and_other_libraries_arrays(rng):
+    pandas = pytest.importorskip("pandas")
+    step = make_parallel(mlp(), 2).function(lambda x: 2 * x)
+    x = rng.normal(size=(4, 6)).astype("float32")
+    assert difference(step(pandas.DataFrame(x)), 2 * x) == 0
 
 
 @pytest.fixture

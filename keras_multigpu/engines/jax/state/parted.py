@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -30,15 +31,29 @@ def put(variable: keras.Variable, wanted: NamedSharding) -> None:
         variable.assign(jax.device_put(variable._value, wanted))
 
 
-def release(variables: Iterable[keras.Variable], mesh: Mesh) -> None:
-    """Unties variables from other devices than a mesh's, over which another model spread them."""
-    here = set(mesh.devices.flat)
+def release(variables: Iterable[keras.Variable], mesh: Mesh | None = None) -> None:
+    """Unties variables from other devices than a mesh's, to which another model has tied them."""
+    here = set() if mesh is None else set(mesh.devices.flat)
     for variable in variables:
         value = variable._value
         if value is None or value.is_deleted() or not value.committed:
             continue
         if value.sharding.device_set != here:
             variable.assign(on_one_device(value))
+
+
+@contextlib.contextmanager
+def kept_in_place(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Scope on whose exit variables are spread as they were, or on one device."""
+    before = [one._value.sharding if is_spread(one) else None for one in variables]
+    try:
+        yield
+    finally:
+        for variable, sharding in zip(variables, before):
+            if sharding is not None:
+                put(variable, sharding)
+            elif is_spread(variable):
+                release([variable])
 
 
 class PartedVariable(keras.Variable):

@@ -10,6 +10,7 @@ import jax
 import keras
 from jax.sharding import NamedSharding
 
+from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.values import Tensor
 
 
@@ -94,3 +95,9 @@ def as_one(variables: Sequence[keras.Variable]) -> Iterator[None]:
 
 def _first_row(shard: jax.Shard) -> int:
     return shard.index[0].start or 0
+
+
+def state_of(model: keras.Model) -> list[keras.Variable]:
+    """The weights and other state of a step, without the metrics' variables."""
+    in_metrics = {id(variable) for variable in model.metrics_variables}
+    return [v for v in unique(model.variables) if id(v) not in in_metrics]
