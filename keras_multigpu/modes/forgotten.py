@@ -70,12 +70,13 @@ def watch_kept(model: Any) -> Iterator[None]:
 def compilations(parallel: Any) -> list[Any]:
     """How a template and its parallel model are compiled: Keras makes a new object each time.
 
-    And the learning rate of the template.
+    And the learning rate of the template, after how many steps.
     """
-    optimizer = parallel.template.optimizer
-    settings = getattr(optimizer, "inner_optimizer", optimizer).get_config() if optimizer else {}
+    optimizer: Any = getattr(parallel.template, "optimizer", None)
+    given = (getattr(optimizer, name, None) for name in ("learning_rate", "iterations"))
+    numbers = [None if one is None else float(keras.ops.convert_to_tensor(one)) for one in given]
     both = [getattr(one, "_compile_config", None) for one in (parallel.template, parallel)]
-    return [*both, settings.get("learning_rate")]
+    return [*both, *numbers]
 
 
 def check_compiled(parallel: Any, method: str) -> None:
@@ -89,14 +90,16 @@ def check_compiled(parallel: Any, method: str) -> None:
         )
     before = parallel._parallel_compilations
     now = before and compilations(parallel)
-    if now and now[1] is before[1] and now != before:
+    is_compiled = now and now[0] is not before[0]
+    is_set = now and now[2] != before[2] and now[3] == before[3]  # not by a schedule
+    if now and now[1] is before[1] and (is_compiled or is_set):
         parallel._parallel_compilations = None
         told = (
             "The template was compiled again after `make_parallel`; the parallel model "
             f"{parallel.name!r} goes on as it was compiled."
         )
         cure = "Call `parallel.compile(...)` too"
-        if now[0] is before[0]:
+        if not is_compiled:
             told = (
                 "The learning rate of the template's optimizer was set after `make_parallel`; the "
                 f"parallel model {parallel.name!r} has an optimizer of its own."

@@ -249,7 +249,7 @@ def test_batches_that_are_never_divided_are_told(rng):
     x, y = rng.normal(size=(42, 6)), rng.normal(size=(42, 2))
     parallel.fit(x, y, batch_size=8, epochs=11, verbose=0)  # the last of each epoch has 2 rows
     with pytest.warns(UserWarning, match=r"The 4 devices do not divide.*10 batches.*of 6 rows"):
-        make_parallel(parallel.template, 4).predict(x[:30].repeat(2, 0), batch_size=6, verbose=0)
+        make_parallel(parallel.template, 4).predict(x[:33].repeat(2, 0), batch_size=6, verbose=0)
 
 
 def test_short_passes_that_are_not_divided_are_not_told(rng):

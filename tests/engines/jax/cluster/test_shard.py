@@ -135,7 +135,7 @@ def test_a_killed_process_and_a_backup_for_any_number(tmp_path, monkeypatch):
         run.processes[1].kill()
         status, output = run.end(0)[0]
     assert status == 1, output
-    assert f"(process 1, pid {run.processes[1].pid}): It has given no sign of life for" in output
+    assert f"(process 1, pid {run.processes[1].pid}): It has ended without a word" in output
     assert (tmp_path / "backup").exists()
     shutil.copytree(tmp_path / "backup", tmp_path / "copy")
     with running("train_backed_up", tmp_path, path=PATH) as run:
