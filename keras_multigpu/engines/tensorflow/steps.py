@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.cluster import joint
@@ -84,7 +83,10 @@ class TensorFlowSteps(Steps):
 
     def _note_rows(self, inputs: list[Any]) -> None:
         """Warns if the first single steps all have fewer rows than there are devices."""
-        self._singles.append(max((one.shape[0] for one in inputs if np.ndim(one)), default=0))
+        if len(self._singles) == _SAID_AFTER:
+            return
+        shapes = [tuple(getattr(one, "shape", ())) for one in inputs]
+        self._singles.append(max((shape[0] or 0 for shape in shapes if shape), default=0))
         if len(self._singles) == _SAID_AFTER and isinstance(self._partition, Partition):
             self._partition.warn_of_few_rows({"batch_size": max(self._singles)})
 
