@@ -56,7 +56,7 @@ class ModelParallel(PlacedModel):
                 "Give some layers another number.",
                 stacklevel=5,
             )
-        elif used < count and placement is None:
+        elif 0 < used < count and placement is None:
             warnings.warn(
                 f"{count - used} of {count} devices get no layer in mode 'model'. Received: "
                 f"{self.template.name!r}, whose layers make {used} "
