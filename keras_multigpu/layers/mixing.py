@@ -143,6 +143,8 @@ def check_keeps_rows(mix: keras.layers.Lambda, outputs: Any, replicas: int) -> N
     def with_rows(leaf: Any) -> Any:
         return keras.KerasTensor((leaf.shape[0] or replicas + 1, *leaf.shape[1:]), leaf.dtype)
 
+    if not all(leaf.shape for leaf in keras.tree.flatten(outputs)):
+        return  # a replica returns a number, not rows
     given = keras.tree.map_structure(with_rows, outputs)
     rows = {leaf.shape[0] for leaf in keras.tree.flatten(given)}
     mixed = keras.tree.flatten(mix.compute_output_spec([given] * replicas))

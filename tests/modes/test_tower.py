@@ -962,6 +962,14 @@ def test_a_mix_that_loses_the_rows_is_refused(mix, shape):
         _committee(mix=mix)
 
 
+def test_replicas_may_return_a_number(rng):
+    inputs = keras.Input((6,))
+    template = keras.Model(inputs, ops.mean(layers.Dense(2)(inputs)))
+    x, _ = _data(rng)
+    parallel = make_parallel(template, 2, mode="tower")
+    assert difference(parallel(x), template(x)) < 1e-6
+
+
 def test_gaussian_losses_of_raw_columns_are_told():
     committee = _committee()
     with pytest.warns(
