@@ -44,6 +44,7 @@ def make_parallel(
     devices: Sequence[str] | None = None,
     wire_dtype: Literal["bfloat16", "float16"] | None = None,
     shard: Literal["optimizer", "weights"] | None = None,
+    model_devices: int = 1,
 ) -> DataParallel: ...
 
 
@@ -131,6 +132,10 @@ def make_parallel(
             - `shard`: what is spread over the devices, so that each keeps a part of it: the same
               maths in less memory. `"optimizer"` spreads the optimizer's slots, `"weights"` the
               weights too. `None` spreads nothing.
+            - `model_devices`: how many devices compute a slice of the batch together. Each of them
+              has a part of the weights of large layers, as with `placement="spread"`. With 8
+              devices and `model_devices=2`, a batch has four slices, and each device half of a
+              large layer. It divides the number of devices.
 
             Mode `"tower"`:
 

@@ -122,6 +122,7 @@ class DataRunner(PlacingRunner):
 
     `wire_dtype` is the type in which weights and gradients cross.
     `shard` says what is spread over the devices: `"optimizer"` (slots), `"weights"` (both), `None`.
+    `model_devices` is the number of devices that have a large layer together.
     """
 
     @abc.abstractmethod
@@ -132,12 +133,13 @@ class DataRunner(PlacingRunner):
         *,
         wire_dtype: str | None = None,
         shard: str | None = None,
+        model_devices: int = 1,
     ): ...
 
     @classmethod
     def moves_weights(cls, devices: Sequence[str], options: Mapping[str, Any]) -> bool:
-        """With `shard` they are."""
-        return options.get("shard") is not None
+        """With `shard` or `model_devices` they are."""
+        return options.get("shard") is not None or options.get("model_devices", 1) > 1
 
     @classmethod
     @abc.abstractmethod

@@ -1,12 +1,15 @@
-"""Tensor parallelism: which weights model mode spreads over all devices, and along which axis."""
+"""Tensor parallelism: which weights are spread over several devices, and along which axis."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 from collections.abc import Sequence
 
 import keras
+
+from keras_multigpu.engines.values import Request
 
 SPREAD = "spread"
 """The placement of large layers on all devices."""
@@ -47,13 +50,45 @@ def find_wide(model: keras.Model, count: int) -> dict[str, int]:
     if not found:
         shapes = ", ".join(f"{kernel.path} {tuple(kernel.shape)}" for _, kernel in large)
         raise ValueError(
-            "Model mode can spread the weights of large `Dense`, `EinsumDense`, `Embedding` and "
-            f"attention layers over the devices. Received: the model {model.name!r} and {count} "
+            "What is spread over several devices are the weights of large `Dense`, `EinsumDense`, "
+            f"`Embedding` and attention layers. Received: the model {model.name!r} and {count} "
             f"devices, with no such weight of which an axis can be divided by {count} "
             f"({shapes or 'there is no such layer'}). Choose another number of devices, or use "
-            "`mode='data'`."
+            "`mode='data'` without `model_devices`."
         )
     return found
+
+
+def check_mesh(request: Request, is_joined: bool) -> None:
+    """Refuses `model_devices` that don't fit the devices, the model, or another option."""
+    width, count = request.options.get("model_devices", 1), len(request.devices)
+    if width == 1:
+        return
+    if count % width:
+        raise ValueError(
+            "`model_devices` must divide the number of devices: each group of so many computes a "
+            f"slice of the batch. Received: model_devices={width} and {count} devices. Take "
+            f"{count - count % width or width} devices, or another `model_devices`."
+        )
+    if request.options.get("shard") is not None:
+        raise ValueError(
+            "`shard` and `model_devices` both say where weights are. Received: "
+            f"shard={request.options['shard']!r} and model_devices={width}. Leave one of them out."
+        )
+    if is_joined:
+        raise ValueError(
+            "`model_devices` needs devices of one process. Received: "
+            f"model_devices={width} in one of several joined processes. Use `shard='weights'`."
+        )
+    if request.template.built:
+        find_wide(request.template, width)
+
+
+def adapt_mesh(request: Request) -> Request:
+    """On fewer devices, groups of as many as divide them."""
+    width = request.options.get("model_devices", 1)
+    fewer = math.gcd(width, len(request.devices))
+    return dataclasses.replace(request, options={**request.options, "model_devices": fewer})
 
 
 def usable(model: keras.Model, devices: tuple[str, ...]) -> tuple[str, ...]:

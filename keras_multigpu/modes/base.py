@@ -19,7 +19,7 @@ from keras_multigpu.modes.symbolic import CalledOutputs, is_read_by_keras
 _OF_TOWERS = ("predict_replicas", "disagreement", "replicas", "clones", "mix", "loss_of")
 
 _OPTIONS = {
-    "data": ("wire_dtype", "shard"),
+    "data": ("wire_dtype", "shard", "model_devices"),
     "tower": ("replicas", "mix", "num_replicas", "loss_of"),
     "model": ("placement",),
 }

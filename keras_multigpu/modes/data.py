@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_choice
+from keras_multigpu.arguments import check_choice, positive_integer
 from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.modes.losses import add_losses
 from keras_multigpu.modes.parts import Parts
@@ -31,6 +31,8 @@ class DataParallel(PlacedModel):
             compiler chooses what crosses; files saved with another value load there with a warning.
         shard: what is spread over the devices, so that each keeps a part: `None` (nothing),
             `"optimizer"` (the optimizer's slots) or `"weights"` (weights and slots).
+        model_devices: how many devices compute a slice of the batch together: each has a part of
+            the weights of large layers, as in mode `"model"`.
     """
 
     mode = "data"
@@ -45,8 +47,10 @@ class DataParallel(PlacedModel):
         *,
         wire_dtype: str | None = None,
         shard: str | None = None,
+        model_devices: int = 1,
     ):
         options: dict[str, Any] = {"wire_dtype": wire_dtype, "shard": shard}
+        options["model_devices"] = int(model_devices)
         super().__init__(template, devices, options)
         runner = engines.current().data_runner(template, devices, **options)
         self._parallel_run_on(runner)
@@ -60,6 +64,7 @@ class DataParallel(PlacedModel):
     def _parallel_check(cls, options: Mapping[str, Any]) -> None:
         check_choice("wire_dtype", options.get("wire_dtype"), None, "bfloat16", "float16")
         check_choice("shard", options.get("shard"), None, "optimizer", "weights")
+        positive_integer("model_devices", options.get("model_devices", 1))
 
     @classmethod
     def _parallel_adapt(cls, request: engines.Request) -> engines.Request:
@@ -77,7 +82,8 @@ class DataParallel(PlacedModel):
     def placement(self) -> dict[str, tuple[int, ...]]:
         """How many elements each device keeps of a weight, by the weight's path.
 
-        With `shard="optimizer"`: of each of the weight's slots. Empty without `shard`.
+        With `shard="optimizer"`: of each of the weight's slots. Empty without `shard` and
+        `model_devices`.
         """
         return self._parallel_runner.placement
 
@@ -90,7 +96,12 @@ class DataParallel(PlacedModel):
         return self._parallel_runner.explain()
 
     def _parallel_least_bytes(self, rows: int) -> int | None:
-        """As in every mode, but tables whose rows are spread over the devices need not cross."""
+        """As in every mode, but tables whose rows are spread over the devices need not cross.
+
+        Not known with `model_devices`: parts of outputs cross, too.
+        """
+        if self._parallel_options["model_devices"] > 1:
+            return None
         kept = self.placement
         tables = [
             one
@@ -103,8 +114,10 @@ class DataParallel(PlacedModel):
         return whole and whole - 2 * variables_bytes(tables) * (len(self.devices) - 1)
 
     def _parallel_describe(self) -> str:
-        count = len(self.devices)
-        return f"{super()._parallel_describe()}: {count} replica{'s' if count > 1 else ''}"
+        width = self._parallel_options["model_devices"]
+        count = len(self.devices) // width
+        text = f"{super()._parallel_describe()}: {count} replica{'s' if count > 1 else ''}"
+        return text if width == 1 else f"{text}, each on {width} devices"
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._parallel_parts.at_rest():

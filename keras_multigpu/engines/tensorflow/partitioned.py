@@ -42,6 +42,7 @@ class Partition:
         wire_dtype: the type in which weights and gradients cross; `None` for their own.
         homes: where the devices keep parts of weights and slots; `None` for whole ones.
         splits_rows: whether the rows are split; without, only what meets a weight in parts is.
+        width: how many devices have the parts of the weights, if these are not spread over all.
 
     Attributes:
         homes: the argument.
@@ -57,9 +58,11 @@ class Partition:
         homes: Homes | None = None,
         *,
         splits_rows: bool = True,
+        width: int = 1,
     ):
         self._template, self._names, self._devices = template, list(names), list(devices)
         self._wire_dtype, self.homes, self._splits_rows = wire_dtype, homes, splits_rows
+        self._width = width
         self.is_one_device = len(names) == 1 and is_default(names[0])
         self._told: set[str] = set()
         self._records: dict[str, list[Record]] = {}  # by the name of the step
@@ -87,16 +90,17 @@ class Partition:
         `more`: see `partition.step.spread`.
         """
         records: list[Record] = []
+        if self._width > 1:
+            more["step"], more["width"] = self._by_row(step, more), self._width
+        else:
+            more |= {"step": step, "has_shards": self.homes is not None, "home": self._home}
         result = spread(
-            step,
-            args,
-            self._devices,
+            args=args,
+            devices=self._devices,
             compiled=compiled,
             wire_dtype=self._wire_dtype,
             records=records,
-            has_shards=self.homes is not None,
             splits_rows=self._splits_rows,
-            home=self._home,
             **more,
         )
         self._records[name] = records
@@ -104,6 +108,13 @@ class Partition:
         if self._splits_rows:
             self._warn(name, warning_of(records, self._layers(), self._template.name, title))
         return result
+
+    def _by_row(self, step: Callable[..., Any], more: dict[str, Any]) -> Callable[..., Any]:
+        """A step as the first row of a mesh computes it, which has the large layers in parts."""
+        devices = self._devices[: self._width]
+        own = {name: more.pop(name) for name in ("autograph", "are_known") if name in more}
+        shared = {"has_shards": True, "splits_rows": False, "home": devices[0]}
+        return lambda *args: spread(step, args, devices, **shared, **own)
 
     @property
     def _home(self) -> str:
@@ -224,16 +235,18 @@ class Partition:
             self._warn_of_eager_calls(call)
             with one_device():
                 return Result(self._template(*args, **kwargs))
-        noted, order = _Noted(self._template), self.order(call)
+        noted, order, is_mesh = _Noted(self._template), self.order(call), self._width > 1
+        if is_mesh and order:
+            self._warn("calls", self._of_first_devices())
         try:
             found = call_spread(
                 noted.call,
                 call,
-                self._devices,
+                self._devices[: self._width] if is_mesh else self._devices,
                 order=order,
                 home=self._home,
                 wire_dtype=self._wire_dtype,
-                splits_rows=self._splits_rows,
+                splits_rows=self._splits_rows and not is_mesh,
             )
         except (ConnectedError, OpaqueError, NeedsOthers) as error:
             why = str(error) or "a loop in it holds the rows of all devices together"
@@ -243,6 +256,13 @@ class Partition:
             with one_device():
                 return Result(self._template(*args, **kwargs))
         return noted.result(*found)
+
+    def _of_first_devices(self) -> str:
+        return (
+            f"{self._template.name!r} is called under a tape, and so runs on {self._width} of its "
+            f"{len(self._devices)} devices, which have its large layers: with `model_devices` only "
+            "a step can be spread over all. Put it into a function: `parallel.function(step)`."
+        )
 
     def order(self, call: Call) -> int:
         """The highest derivative that active tapes may take of a call."""

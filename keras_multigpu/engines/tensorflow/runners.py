@@ -41,7 +41,9 @@ from keras_multigpu.engines.tensorflow.weights.placing import (
     leave_to_one_device,
     place_updates,
 )
+from keras_multigpu.engines.tensorflow.wide import wide_homes
 from keras_multigpu.engines.values import Call, Kept, Request, Result, Tensor
+from keras_multigpu.engines.wide import adapt_mesh, check_mesh
 
 _EACH_HAS_ALL = (
     "each of several processes has all weights, in parts on its own devices: all have the same "
@@ -76,6 +78,7 @@ class PartitionRunner(DataRunner):
         *,
         wire_dtype: str | None = None,
         shard: str | None = None,
+        model_devices: int = 1,
     ):
         self.template = template
         self.is_one_device = len(devices) == 1 and is_default(devices[0])
@@ -83,9 +86,12 @@ class PartitionRunner(DataRunner):
         self.batches = None if self.peers is None else batches_of(self.peers)
         own = devices if self.peers is None else self.peers.pick(devices)
         self._devices = list(map(full_name, own))
+        self._width = model_devices
         is_sharded = shard is not None and len(own) > 1
         self._homes = Homes(tuple(self._devices)) if is_sharded else None
-        self.partition = Partition(template, devices, self._devices, wire_dtype, self._homes)
+        self.partition = Partition(
+            template, devices, self._devices, wire_dtype, self._homes, width=model_devices
+        )
 
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
@@ -110,6 +116,7 @@ class PartitionRunner(DataRunner):
 
     @classmethod
     def check(cls, request: Request) -> None:
+        check_mesh(request, peers_of(request.devices) is not None)
         if request.options.get("shard") and not _have_all_parts(request.devices):
             raise ValueError(
                 f"With `shard`, {_EACH_HAS_ALL} Received: shard={request.options['shard']!r} and "
@@ -119,7 +126,7 @@ class PartitionRunner(DataRunner):
 
     @classmethod
     def adapt(cls, request: Request) -> Request:
-        shard = request.options.get("shard")
+        request, shard = adapt_mesh(request), request.options.get("shard")
         if not shard or _have_all_parts(request.devices):
             return request
         warnings.warn(
@@ -135,6 +142,9 @@ class PartitionRunner(DataRunner):
         return Kept(share, share, tables_by_rows(template.weights, count))
 
     def lay_out(self) -> None:
+        if self._width > 1:
+            self._homes = wide_homes(self.template, self._devices[: self._width])
+            self.partition.homes = self._homes
         in_fresh_thread(self._place)
 
     def _place(self) -> None:

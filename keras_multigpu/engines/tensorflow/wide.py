@@ -26,6 +26,18 @@ from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.engines.wide import find_wide, names_of
 
 
+def wide_homes(template: keras.Model, devices: Sequence[str]) -> Homes:
+    """Where a model's variables are if large layers are spread over devices."""
+    axes: dict[tuple[int, ...], int] = {}
+    if len(devices) > 1:
+        found, names = find_wide(template, len(devices)), names_of(template)
+        for variable in template.variables:
+            if names[id(variable)] in found:
+                # Slots are known by their shapes: equal ones are cut alike.
+                axes.setdefault(tuple(variable.shape), found[names[id(variable)]])
+    return Homes(tuple(devices), axes)
+
+
 class WideRunner(ModelRunner):
     """Calls the template as it is, with the weights of large layers spread over the devices."""
 
@@ -48,14 +60,7 @@ class WideRunner(ModelRunner):
             find_wide(request.template, len(request.devices))
 
     def lay_out(self) -> None:
-        axes: dict[tuple[int, ...], int] = {}
-        if len(self._devices) > 1:
-            found, names = find_wide(self._template, len(self._devices)), names_of(self._template)
-            for variable in self._template.variables:
-                if names[id(variable)] in found:
-                    # Slots are known by their shapes: equal ones are cut alike.
-                    axes.setdefault(tuple(variable.shape), found[names[id(variable)]])
-        self.partition.homes = Homes(self._devices, axes)
+        self.partition.homes = wide_homes(self._template, self._devices)
         in_fresh_thread(self._place)
 
     def _place(self) -> None:

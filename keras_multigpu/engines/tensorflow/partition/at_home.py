@@ -42,25 +42,23 @@ def _is_no_number(dtype: tf.DType) -> bool:
 def blocks(nodes: Sequence[Node]) -> list[tuple[bool, list[Node]]]:
     """Nodes that one device computes, and crossings of a level, in an order to write them.
 
-    `True` with those that XLA is to compile together, `False` with others. What uses the same
-    variable keeps its order.
+    `True` with those that XLA is to compile together, on one device, `False` with others. What uses
+    the same variable keeps its order.
     """
-    found: dict[tuple[int, bool], list[Node]] = collections.defaultdict(list)
-    keys: dict[int, tuple[int, bool]] = {}  # by the `id` of a node, or of a variable's item
+    found: dict[tuple[int, int, bool], list[Node]] = collections.defaultdict(list)
+    keys: dict[int, tuple[int, int, bool]] = {}  # by the `id` of a node, or of a variable's item
     for node in nodes:
         if _is_constant(node):
-            found[-1, False].append(node)
+            found[-1, 0, False].append(node)
             continue
         variables = [id(_variable(one)) for one in node.inputs if one.dtype == tf.resource]
         known = [keys.get(one) for one in (*(id(one.node) for one in node.needs), *variables)]
-        numbers = [one[0] + (one[1] != node.is_plain) for one in known if one is not None]
-        key = max(numbers, default=0), node.is_plain
+        kind = node.column if node.is_plain else 0, node.is_plain
+        numbers = [one[0] + (one[1:] != kind) for one in known if one is not None]
+        key = (max(numbers, default=0), *kind)
         found[key].append(node)
         keys.update(dict.fromkeys((id(node), *variables), key))
-    return [
-        (plain and len(found[number, plain]) > _FEW, found[number, plain])
-        for number, plain in sorted(found)
-    ]
+    return [(key[-1] and len(found[key]) > _FEW, found[key]) for key in sorted(found)]
 
 
 def _is_constant(node: Node) -> bool:

@@ -55,7 +55,10 @@ class Writer:
         self._program, self._devices = program, devices
         self._known: dict[int, Any] = dict(zip(map(id, program.inputs), given))
         self._written: set[int] = set()
-        self._hubs = hubs_of(program.nodes, devices.names, devices.home)
+        self._hubs: dict[int, Any] = {}
+        for number, column in enumerate(devices.columns):
+            nodes = [node for node in program.nodes if node.column == number]
+            self._hubs.update(hubs_of(nodes, column.names, column.home))
 
     def fork(self) -> Writer:
         """One that goes on from here, and leaves this one as it is."""
@@ -83,14 +86,16 @@ class Writer:
                 alone = self._reduce(alone)
             for is_plain, block in blocks(alone) if devices.is_compiled else [(False, alone)]:
                 if is_plain:
-                    write_compiled(block, devices.whole, self._known, self._program)
+                    local = devices.columns[block[0].column].whole
+                    write_compiled(block, local, self._known, self._program)
                 else:
                     for node in block:
                         self._write_alone([node])
-            region = [node for node in now if node.place == EACH]
-            if region:
-                made = _Region(region, self._program.nodes, self._program.outputs)
-                made.write(devices, self._known)
+            for number, column in enumerate(devices.columns):
+                region = [node for node in now if node.place == EACH and node.column == number]
+                if region:
+                    made = _Region(region, self._program.nodes, self._program.outputs)
+                    made.write(column, self._known)
         return [self._known[id(item)] for item in outputs]
 
     def _reduce(self, nodes: Sequence[Node]) -> list[Node]:
@@ -107,7 +112,8 @@ class Writer:
 
     def _write_alone(self, nodes: Sequence[Node]) -> None:
         """Writes a node that no region has, or several that reduce likewise."""
-        devices, first = self._devices, nodes[0]
+        first = nodes[0]
+        devices = self._devices.columns[first.column]
         made = [_emit(node, devices, self._known, self._hubs.get(id(node))) for node in nodes]
         if first.reduces:
             wire = wire_of(devices, first.outputs[0].dtype, first.crossing)

@@ -150,6 +150,7 @@ class Devices:
         whole: that of a device which computes the whole batch.
         is_compiled: whether XLA compiles what the devices compute.
         wire_dtype: the type in which weights and gradients cross; `None` for their own.
+        columns: of a mesh, the devices of each of its columns; these are of the first.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class Devices:
             for i in range(count)
         ]
         self.whole = Local(batch, batch, 0, 0, is_compiled=is_compiled, home=self.home)
+        self.columns: tuple[Devices, ...] = (self,)
 
     is_joined = False
     """Whether there are other processes, with more devices."""
@@ -192,12 +194,20 @@ class Devices:
         made = copy.copy(self)
         made.locals = [one.inner() for one in self.locals]
         made.whole = self.whole.inner()
+        made.columns = (made,)
         return made
 
     def set_size(self, name: str, value: Any) -> None:
         """Sets the value of a symbol."""
         for local in [*self.locals, self.whole]:
             local.sizes.setdefault(name, value)
+
+    @classmethod
+    def mesh(cls, names: Sequence[str], width: int, batch: Any, **options: Any) -> Devices:
+        """Devices in rows of `width`; rows of the batch are split over those of a column."""
+        made = [cls(names[column::width], batch, **options) for column in range(width)]
+        made[0].columns = tuple(made)
+        return made[0]
 
 
 def even(batch: Any, count: int) -> tuple[Any, Any]:

@@ -62,6 +62,7 @@ class Planner(Operations):
         self.trained: set[int] = set()  # the `id`s of the values of trained variables' resources
         self.cache: dict[Any, Any] = {}
         self.versions: dict[int, int] = {}  # how often a resource was changed, by its value's id
+        self.columns: Mapping[str, int] = {}  # of a mesh, by a device's name
 
     def run_call(self, op: tf.Operation, graph: Any, values: Sequence[Value]) -> list[Value]:
         """Plans a function that an operation calls as if its operations stood there."""
@@ -82,11 +83,13 @@ class Planner(Operations):
 
         `known` has the values of the graph's inputs, by the `id` of their tensors.
         """
+        column = self.program.column
         for op in needed(graph, outputs, part):
             if id(op) in known or (op.outputs and all(id(one) in known for one in op.outputs)):
                 continue
             values = [known[id(tensor)] for tensor in op.inputs]
             before = len(self.program.nodes)
+            self.program.column = self.columns.get(op.device, column)
             made, how = self._one(op, values)
             assert len(made) == len(op.outputs), op.type
             if any(v.is_state for v in values) and all(map(_may_be_of_state, values)):
@@ -104,6 +107,7 @@ class Planner(Operations):
             if how:
                 work = work_of(op, values, made)
                 self.records.append(Record(op.type, op.name, how, work))
+        self.program.column = column
         return [known[id(tensor)] for tensor in outputs]
 
     def _one(self, op: tf.Operation, values: Sequence[Value]) -> tuple[list[Value], str]:

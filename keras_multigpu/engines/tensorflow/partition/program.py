@@ -67,6 +67,7 @@ class Node:
         place: a device's number, `EACH` or `ALL`.
         name: of the traced operation, for people.
         sizes: for each symbol of dimensions that it uses: an item, and the axis of that size.
+        column: of the devices, if they are a mesh: the devices of this column compute it.
         level: how many crossings lie before it.
         crossing: what crosses, for crossings that may go through hubs.
         reduces: how it brings addends together, which other processes may have more of.
@@ -80,6 +81,7 @@ class Node:
     place: int
     name: str
     sizes: Mapping[str, tuple[Item, int]]
+    column: int = 0
     level: int = 0
     is_free: bool = False
     is_plain: bool = False
@@ -103,6 +105,7 @@ class Program:
         outputs: the items that the caller gets.
         symbols: where the size of a symbol is found: an item and its axis.
         unbound: symbols that are found outside.
+        column: of the nodes that are added next.
     """
 
     nodes: list[Node] = dataclasses.field(default_factory=list)
@@ -110,6 +113,7 @@ class Program:
     outputs: list[Item] = dataclasses.field(default_factory=list)
     symbols: dict[str, tuple[Item, int]] = dataclasses.field(default_factory=dict)
     unbound: set[str] = dataclasses.field(default_factory=set)
+    column: int = 0
 
     def add(
         self,
@@ -133,16 +137,25 @@ class Program:
         """
         sizes = {one: self.symbols[one] for one in symbols if one in self.symbols}
         self.unbound.update(one for one in symbols if one not in self.symbols)
-        node = Node(emit, inputs, place, name, sizes)
+        node = Node(emit, inputs, place, name, sizes, self.column)
         node.is_free = is_cheap and place == EACH and all(map(_is_free, node.needs))
         node.is_plain = is_plain and not sizes
         assert place == ALL or all(one.is_each == (place == EACH) for one in inputs), name
-        wait = 0 if place == EACH else 1
-        node.level = max([after, *(one.level + wait * one.is_local for one in node.needs)])
+        node.level = max([after, *(_level_after(one, node) for one in node.needs)])
         where = place if gives is None else gives
         node.outputs = [Item(one, where, node.level, node, i) for i, one in enumerate(types)]
         self.nodes.append(node)
         return node.outputs
+
+
+def _level_after(item: Item, node: Node) -> int:
+    """The level of a node that needs an item: what a region computes, others get after it."""
+    is_inside = node.place == EACH and (_is_free(item) or _column(item) == node.column)
+    return item.level + (item.is_local and not is_inside)
+
+
+def _column(item: Item) -> int | None:
+    return None if item.node is None else item.node.column
 
 
 def _is_free(item: Item) -> bool:

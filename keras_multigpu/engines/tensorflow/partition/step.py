@@ -34,6 +34,7 @@ def spread(
     together: Together | None = None,
     has_shards: bool = False,
     splits_rows: bool = True,
+    width: int = 1,
     home: str | None = None,
     are_known: Callable[[Sequence[tf.Variable]], bool] = lambda made: False,
 ) -> Any:
@@ -55,6 +56,8 @@ def spread(
         together: joined processes that make the step together; these are this one's devices.
         has_shards: whether the devices have weights in parts.
         splits_rows: whether the rows are split; without, only what meets a weight in parts is.
+        width: of a mesh: the devices are in rows of this length, and a slice of the batch is
+            computed by those of a row, where the step says which of the first row does what.
         home: the name of the device that has whole variables; by default the first.
         are_known: whether the step does the same once variables exist that its trace has made;
             otherwise it is traced again.
@@ -84,7 +87,8 @@ def spread(
     )
     if together is not None:
         together.note(traced.graph)
-    planner = Planner(RULES, len(devices), traced.batch, records)
+    planner = Planner(RULES, len(devices) // width, traced.batch, records)
+    planner.columns = {name: number for number, name in enumerate(devices[:width])}
     planner.is_joined = together is not None
     try:
         known = traced.inputs(planner, devices)
@@ -96,12 +100,15 @@ def spread(
     except NeedsOthers:  # a loop that holds slices of rows needs them whole
         records[:] = [Record("step", "the step/", "gathered", _ALL)]
         return _on_one_device(step, args, autograph, together)
-    options: dict[str, Any] = {"home": home, "is_compiled": compiled, "wire_dtype": wire_dtype}
-    if together is None:
-        scope = Devices(devices, traced.count(), **options)
+    options: dict[str, Any] = {"is_compiled": compiled, "wire_dtype": wire_dtype}
+    if together is None and width > 1:
+        scope = Devices.mesh(devices, width, traced.count(), **options)
+        made = write(planner.program, scope, traced.given())
+    elif together is None:
+        scope = Devices(devices, traced.count(), home=home, **options)
         made = write(planner.program, scope, traced.given())
     else:
-        made = together.write(planner.program, traced, devices, options)
+        made = together.write(planner.program, traced, devices, {"home": home, **options})
     return packed(traced.structure, made, together)
 
 

@@ -138,7 +138,8 @@ class Traced:
     def inputs(self, planner: Planner, devices: Sequence[str]) -> dict[int, Any]:
         """The values of the graph's inputs, by their tensors' `id`s."""
         known: dict[int, Any] = {}
-        trained = {id(one.handle) for one in self.graph.trainable_variables}
+        handles = [one.handle for one in self.graph.trainable_variables]
+        trained = {id(one) for handle in handles for one in (handle, *_parts_of(handle))}
         for tensor, one in self._inputs():
             variable = divided_of(one.tensor)
             if one.has_rows and self._are_parts:
@@ -203,8 +204,13 @@ def _shards(planner: Planner, division: Division, devices: Sequence[str]) -> Val
 
 def _parts(tensor: Any) -> Any:
     """A tensor, or what each device has of a variable."""
+    return _parts_of(tensor) or tensor
+
+
+def _parts_of(tensor: Any) -> list[Any]:
+    """What each device has of a variable; nothing, of another tensor."""
     variable = divided_of(tensor)
-    return tensor if variable is None else [part.handle for part in variable.parts]
+    return [] if variable is None else [part.handle for part in variable.parts]
 
 
 def _arguments(

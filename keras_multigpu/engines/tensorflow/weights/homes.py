@@ -73,7 +73,8 @@ def elements_of(variable: keras.Variable, count: int) -> tuple[int, ...]:
 def _elements(shape: Sequence[int], division: Division | str | None, count: int) -> tuple[int, ...]:
     if not isinstance(division, Division):
         return (math.prod(shape), *[0] * (count - 1))
-    return tuple(math.prod(division.shape_of(number)) for number in range(count))
+    found = [math.prod(division.shape_of(number)) for number in range(len(division.sizes))]
+    return (*found, *[0] * (count - len(found)))
 
 
 def fullest_home(weights: Iterable[keras.Variable], count: int) -> float:
