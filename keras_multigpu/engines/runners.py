@@ -137,6 +137,13 @@ class DataRunner(PlacingRunner):
     ): ...
 
     @classmethod
+    def make(
+        cls, template: keras.Model, devices: Sequence[str], options: Mapping[str, Any]
+    ) -> DataRunner:
+        """The runner for the options."""
+        return cls(template, devices, **options)
+
+    @classmethod
     def moves_weights(cls, devices: Sequence[str], options: Mapping[str, Any]) -> bool:
         """With `shard` or `model_devices` they are."""
         return options.get("shard") is not None or options.get("model_devices", 1) > 1

@@ -52,7 +52,7 @@ class DataParallel(PlacedModel):
         options: dict[str, Any] = {"wire_dtype": wire_dtype, "shard": shard}
         options["model_devices"] = int(model_devices)
         super().__init__(template, devices, options)
-        runner = engines.current().data_runner(template, devices, **options)
+        runner = engines.current().data_runner.make(template, devices, options)
         self._parallel_run_on(runner)
         self._parallel_parts = Parts(self, runner)
 

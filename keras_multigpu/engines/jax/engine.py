@@ -20,8 +20,8 @@ from keras_multigpu.engines.jax.checks import check_no_distribution
 from keras_multigpu.engines.jax.cluster import joint, processes
 from keras_multigpu.engines.jax.counting.memory import find_memory
 from keras_multigpu.engines.jax.counting.transfers import count_collectives, count_inputs
+from keras_multigpu.engines.jax.mesh import MeshRunner
 from keras_multigpu.engines.jax.replicas import CommitteeRunner
-from keras_multigpu.engines.jax.runners import RowsRunner
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.stages import ShardsRunner
 from keras_multigpu.engines.jax.state.parted import kept_in_place
@@ -46,7 +46,7 @@ class JaxEngine(Engine):
     title = "JAX"
     partitions = True
     remote = Remote("jax")
-    data_runner = RowsRunner
+    data_runner = MeshRunner
     tower_runner = CommitteeRunner
     model_runner = ShardsRunner
     steps = JaxSteps

@@ -31,9 +31,9 @@ def current() -> Placement | None:
 
 
 @functools.cache
-def placement_on(names: tuple[str, ...], spread_rows: bool = True) -> Placement:
+def placement_on(names: tuple[str, ...], spread_rows: bool = True, width: int = 1) -> Placement:
     """The placement on the named devices."""
-    return Placement(names, spread_rows)
+    return Placement(names, spread_rows, width)
 
 
 class Placement:
@@ -47,14 +47,17 @@ class Placement:
     Args:
         names: the devices' names.
         spread: whether to spread the rows of a batch; otherwise each device gets all.
+        width: how many devices have large layers together, and the same rows.
 
     Attributes:
         mesh: the devices, with an axis for each prime factor of their number. All that a step gets
             is on it: JAX describes a result that XLA has spread by the mesh of the first argument,
             and fails if XLA has spread it over a part of an axis.
         factors: the lengths of the mesh's axes.
-        axes: the mesh's axes; all devices, in a sharding or in a sum over them.
-        count: how many devices there are.
+        axes: the mesh's axes of which a sharding, or a sum, is over all devices; with a `width`,
+            over those that have other rows.
+        wide_axes: those over which large layers are spread: the others, or all.
+        count: how many parts of the rows there are.
         is_of_rows: whether the rows of a batch are spread.
         replicated: a copy on each device.
         sharded: a part of the first axis on each device.
@@ -62,14 +65,16 @@ class Placement:
         copies: the copies on each device of weights that a step reads.
     """
 
-    def __init__(self, names: tuple[str, ...], spread: bool):
-        self.factors = prime_factors(len(names))
-        self.axes = tuple(f"part{number}" for number in range(len(self.factors)))
+    def __init__(self, names: tuple[str, ...], spread: bool, width: int = 1):
+        self.count = len(names) // width
+        of_rows, wide = prime_factors(self.count), prime_factors(width) if width > 1 else []
+        self.factors = of_rows + wide
+        axes = tuple(f"part{number}" for number in range(len(self.factors)))
+        self.axes, self.wide_axes = axes[: len(of_rows)], axes[len(of_rows) :] or axes
         found = np.array([devices.find(name) for name in names]).reshape(self.factors)
-        self.mesh = Mesh(found, self.axes)
+        self.mesh = Mesh(found, axes)
         own = [device for device in self.mesh.local_devices if device.platform == "cpu"]
         threads.warn_of_few_threads(len(own))
-        self.count = len(names)
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec(self.axes))
         self.is_of_rows = spread
@@ -93,6 +98,11 @@ class Placement:
         parts = jax.lax.all_to_all(value, self.axes, axis, axis, tiled=True)
         shape = (*parts.shape[:axis], self.count, -1, *parts.shape[axis + 1 :])
         return parts.reshape(shape).sum(axis)
+
+    @property
+    def is_mesh(self) -> bool:
+        """Whether several devices have the same rows, and large layers together."""
+        return self.wide_axes != self.axes
 
     def of_rows(self, tensor: Any) -> NamedSharding:
         """The sharding of a tensor of a batch: its first axis is the rows.
@@ -152,7 +162,7 @@ class Placement:
         """
         if self.group is not None:
             leaves = enumerate(jax.tree.leaves(state))
-            new = [one for one in leaves if not self._is_on_all(one[1]) or id(one[1]) in assigned]
+            new = [one for one in leaves if not self.is_on_all(one[1]) or id(one[1]) in assigned]
             if new:
                 names, places = dict(enumerate(paths())), [place for place, _ in new]
                 named = ((names.get(place, f"array {place}"), leaf) for place, leaf in new)
@@ -168,13 +178,14 @@ class Placement:
 
         return jax.tree.map(put, state)
 
-    def _is_on_all(self, value: Any) -> bool:
+    def is_on_all(self, value: Any) -> bool:
+        """Whether a value is on all devices, whole or in parts."""
         sharding = getattr(value, "sharding", None)
         is_there = sharding is not None and sharding.device_set == self.replicated.device_set
-        return is_there and not (self.count == 1 and sharding != self.replicated)
+        return is_there and not (self.mesh.size == 1 and sharding != self.replicated)
 
     def _put_on_all(self, value: Any) -> Any:
-        if self._is_on_all(value):
+        if self.is_on_all(value):
             return value
         put = jax.device_put if self.group is None else joint.put
         return put(value, self.replicated)

@@ -68,13 +68,14 @@ class RowsRunner(DataRunner):
         *,
         wire_dtype: str | None = None,
         shard: str | None = None,
+        model_devices: int = 1,
     ):
         assert wire_dtype is None
         self._template = template
         self._devices = tuple(devices)
         self._shard = shard
         self._parts = StateShards(devices, shard) if shard is not None else None
-        self.where = placement_on(tuple(devices))
+        self.where = placement_on(tuple(devices), width=model_devices)
 
     @classmethod
     def check(cls, request: Request) -> None:
@@ -128,6 +129,8 @@ class RowsRunner(DataRunner):
                     return leaf
                 if hasattr(leaf, "__array__") and not isinstance(leaf, jax.Array):
                     leaf = np.asarray(leaf)  # of pandas, or TensorFlow
+                if not has_rows and where.is_on_all(leaf):
+                    return leaf  # whole, or in parts
                 return jax.device_put(leaf, where.of_rows(leaf) if has_rows else where.replicated)
 
             args, kwargs = keras.tree.map_structure(put, (args, kwargs), marks)

@@ -66,7 +66,7 @@ def spread(
         traced = jax.make_jaxpr(flat_step)(*leaves)
         look(traced, rows)
         if is_needed:
-            # If only the state is spread, XLA must not compute grouped convolutions with its parts.
+            # If only the state is spread, XLA must not divide convolutions as its parts are.
             spreader = _Spreader(place, rows, scatters) if rows else _Whole(place, 0, False)
             traced = traced.replace(jaxpr=spreader.spread(traced.jaxpr))
         return structure[0].unflatten(core.jaxpr_as_fun(traced)(*leaves))
@@ -126,12 +126,15 @@ class _Spreader:
         params = equation.params
         lhs, rhs, out = params["dimension_numbers"]
         shape = equation.invars[0].aval.shape
-        if params["feature_group_count"] > 1 and self._counts_rows(shape[lhs[0]]):
+        groups = params["feature_group_count"], params["batch_group_count"]
+        if groups == (1, 1) and not self._place.is_mesh:
+            return equation
+        if groups[1] == 1 and self._counts_rows(shape[lhs[0]]):
             return self._mapped(equation, [lhs[0], None], [out[0]])
-        # The gradient of grouped kernels, which sums over the rows.
-        if params["batch_group_count"] > 1 and self._counts_rows(shape[lhs[1]]):
+        # The gradient of kernels, which sums over the rows.
+        if groups[0] == 1 and self._counts_rows(shape[lhs[1]]):
             return self._mapped(equation, [lhs[1], rhs[1]], [None], is_sum=True)
-        return equation
+        return self._mapped(equation, [None, None], [None]) if self._place.is_mesh else equation
 
     def _summed(self, equation: Any, axis: int) -> Any:
         """A sum over the rows of which each device needs a part of an axis, and gets only that.
@@ -220,16 +223,14 @@ class _Spreader:
 
 
 class _Whole(_Spreader):
-    """Wraps grouped convolutions, and their gradients, so that each device computes all of them.
+    """Wraps convolutions, and their gradients, so that each device computes all of them.
 
-    XLA's partitioner would divide their channels as those of layers before them are, and ends the
-    process, or gets wrong numbers.
+    XLA's partitioner would divide them as layers before or after them are, by channels or places,
+    and ends the process, or gets wrong numbers.
     """
 
     def _convolution(self, equation: Any) -> Any:
-        params = equation.params
-        is_grouped = max(params["feature_group_count"], params["batch_group_count"]) > 1
-        return self._mapped(equation, [None, None], [None]) if is_grouped else equation
+        return self._mapped(equation, [None, None], [None])
 
 
 def find_scattered(jaxpr: Any) -> dict[int, int]:

@@ -61,7 +61,7 @@ class ShardsRunner(ModelRunner):
 
     def lay_out(self) -> None:
         self._axes = find_wide(self._template, len(self._devices))
-        in_fresh_thread(lambda: shard(self._template, self._axes, self._devices))
+        in_fresh_thread(lambda: shard(self._template, self._axes, self.where))
 
     def place(self) -> None:
         """Nothing: each loop spreads the weights when it begins."""
@@ -104,7 +104,7 @@ class ShardsRunner(ModelRunner):
 
     def spread(self, optimizer: Any) -> None:
         if self._axes:
-            shard(self._template, self._axes, self._devices)
+            shard(self._template, self._axes, self.where)
             if optimizer is not None:
                 spread_slots(optimizer)
 

@@ -91,7 +91,7 @@ class Partition:
         """
         records: list[Record] = []
         if self._width > 1:
-            more["step"], more["width"] = self._by_row(step, more), self._width
+            more["step"], more["width"] = self._by_row(step, compiled, more), self._width
         else:
             more |= {"step": step, "has_shards": self.homes is not None, "home": self._home}
         result = spread(
@@ -109,12 +109,15 @@ class Partition:
             self._warn(name, warning_of(records, self._layers(), self._template.name, title))
         return result
 
-    def _by_row(self, step: Callable[..., Any], more: dict[str, Any]) -> Callable[..., Any]:
+    def _by_row(
+        self, step: Callable[..., Any], compiled: bool, more: dict[str, Any]
+    ) -> Callable[..., Any]:
         """A step as the first row of a mesh computes it, which has the large layers in parts."""
         devices = self._devices[: self._width]
-        own = {name: more.pop(name) for name in ("autograph", "are_known") if name in more}
-        shared = {"has_shards": True, "splits_rows": False, "home": devices[0]}
-        return lambda *args: spread(step, args, devices, **shared, **own)
+        names = [name for name in ("autograph", "are_known") if name in more]
+        own: dict[str, Any] = {name: more.pop(name) for name in names}
+        own |= {"has_shards": True, "splits_rows": False, "is_part": True, "home": devices[0]}
+        return lambda *args: spread(step, args, devices, compiled=compiled, **own)
 
     @property
     def _home(self) -> str:

@@ -20,7 +20,7 @@ from keras_multigpu.engines.values import Tensor
 _PART = re.compile(r"(?:^|/)at_place_(\d+)(?:_\d+)?(?=/|$)")
 
 _LOSS = "compile_loss"  # in which Keras computes the losses of `compile`
-_LOOPS = ("While", "StatelessWhile")
+LOOPS = ("While", "StatelessWhile")
 _OF_VARIABLES = re.compile("(ReadVariable|Assign|Resource|VarIsInitialized|VariableShape)")
 
 
@@ -86,7 +86,7 @@ class Places:
     def _outside(self, handle: Tensor) -> Tensor:
         """The variable's own handle, for what a function has captured, and a loop has passed on."""
         while not hasattr(handle, "numpy"):
-            if handle.op.type in _LOOPS:
+            if handle.op.type in LOOPS:
                 handle = handle.op.inputs[handle.value_index]
                 continue
             graph = handle.graph

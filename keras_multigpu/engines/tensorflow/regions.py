@@ -17,7 +17,7 @@ from keras_multigpu.engines.tensorflow.partition.operations import operation
 from keras_multigpu.engines.tensorflow.partition.order import needed
 from keras_multigpu.engines.tensorflow.partition.step import packed
 from keras_multigpu.engines.tensorflow.partition.traced import Traced
-from keras_multigpu.engines.tensorflow.places import Places
+from keras_multigpu.engines.tensorflow.places import LOOPS, Places
 from keras_multigpu.engines.values import Tensor
 
 _FEW = 3  # operations that are not worth a function
@@ -39,7 +39,7 @@ def compiled(
     regions = _regions(graph, places)
     for number, (_, operations) in enumerate(regions):
         for op in operations:
-            for tensor in op.inputs:
+            for tensor in _taken(op):
                 users[id(tensor)].add(number)
     for tensor in graph.outputs:
         users[id(tensor)].add(len(regions))
@@ -74,6 +74,20 @@ def _may_compile(op: tf.Operation) -> bool:
     return not {one.dtype for one in (*op.inputs, *op.outputs)} & {tf.variant, tf.string}
 
 
+def _taken(op: tf.Operation) -> list[Tensor]:
+    """What an operation takes; of a variable that a loop has passed on, the variable itself.
+
+    XLA takes no variable twice.
+    """
+    return [_before_loops(one) for one in op.inputs]
+
+
+def _before_loops(tensor: Tensor) -> Tensor:
+    while tensor.dtype == tf.resource and tensor.op.type in LOOPS:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
 def _call(
     operations: Sequence[tf.Operation], outputs: Sequence[Tensor], known: dict[int, Any]
 ) -> dict[int, Any]:
@@ -96,5 +110,5 @@ def _write(
     local = Local(0, 0, 0, 0)
     for op in operations:
         with tf.device((op.device or None) if are_placed else None):
-            made = operation(op, {}, None)(local, *[known[id(one)] for one in op.inputs])
+            made = operation(op, {}, None)(local, *[known[id(one)] for one in _taken(op)])
         known.update(zip(map(id, op.outputs), made))

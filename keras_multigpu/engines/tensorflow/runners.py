@@ -32,6 +32,7 @@ from keras_multigpu.engines.tensorflow.weights.homes import (
     fullest_home,
     make_whole,
     tables_by_rows,
+    wide_homes,
 )
 from keras_multigpu.engines.tensorflow.weights.placing import (
     add_uses,
@@ -41,7 +42,6 @@ from keras_multigpu.engines.tensorflow.weights.placing import (
     leave_to_one_device,
     place_updates,
 )
-from keras_multigpu.engines.tensorflow.wide import wide_homes
 from keras_multigpu.engines.values import Call, Kept, Request, Result, Tensor
 from keras_multigpu.engines.wide import adapt_mesh, check_mesh
 

@@ -16,7 +16,7 @@ from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.partitioned import Partition
 from keras_multigpu.engines.tensorflow.weights.divided import division_of
-from keras_multigpu.engines.tensorflow.weights.homes import Homes
+from keras_multigpu.engines.tensorflow.weights.homes import Homes, wide_homes
 from keras_multigpu.engines.tensorflow.weights.placing import (
     drop_functions,
     following,
@@ -24,18 +24,6 @@ from keras_multigpu.engines.tensorflow.weights.placing import (
 )
 from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.engines.wide import find_wide, names_of
-
-
-def wide_homes(template: keras.Model, devices: Sequence[str]) -> Homes:
-    """Where a model's variables are if large layers are spread over devices."""
-    axes: dict[tuple[int, ...], int] = {}
-    if len(devices) > 1:
-        found, names = find_wide(template, len(devices)), names_of(template)
-        for variable in template.variables:
-            if names[id(variable)] in found:
-                # Slots are known by their shapes: equal ones are cut alike.
-                axes.setdefault(tuple(variable.shape), found[names[id(variable)]])
-    return Homes(tuple(devices), axes)
 
 
 class WideRunner(ModelRunner):

@@ -52,6 +52,33 @@ def test_trains_like_one_device(case, rng, tmp_path):
     assert difference(plain.get_weights(), parallel.get_weights()) == 0
 
 
+@pytest.mark.parametrize("options", [{"mode": "model"}, {"model_devices": 2}], ids=str)
+@pytest.mark.parametrize("layer", ["Conv2D", "DepthwiseConv2D", "Conv2DTranspose"])
+def test_a_convolution_of_noise_before_a_wide_layer(layer, options, rng):
+    """XLA divides it as the layer's kernel is, and computes wrong gradients: plain JAX, too."""
+    x, y = rng.normal(size=(16, 8, 8, 3)), rng.normal(size=(16, 3))
+    found = []
+    for count in (None, 4):
+        keras.utils.set_random_seed(2)
+        size = {} if layer == "DepthwiseConv2D" else {"filters": 4}
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 3)),
+                layers.GaussianNoise(0.1, seed=3),
+                getattr(layers, layer)(kernel_size=3, **size),
+                layers.MaxPooling2D(),
+                layers.Flatten(),
+                layers.Dense(64, "relu"),
+                layers.Dense(3),
+            ]
+        )
+        model = make_parallel(model, count, **options) if count else model
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    assert difference(*found) < 1e-6
+
+
 def _transformer():
     x = inputs = keras.Input((12,), dtype="int32")
     x = layers.Embedding(100, 32, name="words")(x)

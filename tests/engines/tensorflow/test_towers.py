@@ -179,6 +179,23 @@ def test_a_loop_that_xla_compiles_around(options, rng):
     assert difference(*results) < 1e-5
 
 
+def test_a_recurrent_layer_that_is_called_twice_is_compiled(rng):
+    """Its masked loops hand on their weights: XLA takes no variable twice."""
+    x, y = rng.integers(0, 9, (6, 4)), rng.normal(size=(6, 2))
+    results = []
+    for is_parallel in (False, True):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((4,), dtype="int32")
+        embedded = layers.Embedding(9, 4, mask_zero=True)(inputs)
+        layer = layers.GRU(6)
+        model = keras.Model(inputs, layers.Dense(2)(layer(embedded) + layer(2 * embedded)))
+        model = make_parallel(model, 3, mode="tower") if is_parallel else model
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+        history = model.fit(x, y, 3, epochs=2, shuffle=False, verbose=0).history
+        results.append([history["loss"], model.get_weights()])
+    assert difference(*results) < 1e-5
+
+
 @pytest.mark.parametrize("options", [{"mode": "tower"}, {"mode": "model"}], ids=str)
 def test_convolutions_that_keras_compiles_with_xla(options, rng):
     """In groups: Keras calls a compiled function, which reads the kernel."""

@@ -1,30 +1,28 @@
-"""Tensor parallelism for model mode: the weights of large layers are spread over the devices.
+"""Tensor parallelism: the weights of large layers are spread over devices.
 
 XLA then partitions the matrix products and inserts the communication.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
-from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.placement import Placement
 from keras_multigpu.engines.jax.state.parted import is_spread, put, release
 from keras_multigpu.engines.wide import names_of
 
 
-def shard(model: keras.Model, axes: dict[str, int], names: Sequence[str]) -> None:
+def shard(model: keras.Model, axes: dict[str, int], place: Placement) -> None:
     """Spreads a built model's weights over devices, along the axes from `find_wide`."""
-    place = placement_on(tuple(names))
     weights = names_of(model)
     for variable in model.variables:
         axis = axes.get(weights[id(variable)])
         if axis is not None:
-            wanted = NamedSharding(place.mesh, PartitionSpec(*[None] * axis, place.axes))
+            wanted = NamedSharding(place.mesh, PartitionSpec(*[None] * axis, place.wide_axes))
             put(variable, wanted)
         else:
             release([variable], place.mesh)

@@ -30,7 +30,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Whole,
 )
 from keras_multigpu.engines.tensorflow.partition.operations import Shaped, operation, own_shapes
-from keras_multigpu.engines.tensorflow.partition.order import is_from_outside
+from keras_multigpu.engines.tensorflow.partition.order import has_effect, is_from_outside
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.signatures import (
     Choice,
@@ -141,6 +141,7 @@ class Operations(Forms):
             after=0 if place == EACH else self.after(op, place),
             is_cheap=all(value.is_free for value in values) and op.type in _CHEAP,
             is_plain=is_plain(op),
+            has_effect=has_effect(op),
         )
 
     def after(self, op: tf.Operation, place: int) -> int:

@@ -129,7 +129,8 @@ def _used(nodes: Sequence[Node], outputs: Sequence[Item]) -> list[Node]:
     wanted = set(map(id, outputs))
     used = []
     for node in reversed(nodes):
-        if node.place >= 0 or not node.outputs or any(id(one) in wanted for one in node.outputs):
+        is_kept = node.has_effect or node.place >= 0 or not node.outputs
+        if is_kept or any(id(one) in wanted for one in node.outputs):
             used.append(node)
             wanted.update(id(item) for item in node.needs)
     return used[::-1]
@@ -199,7 +200,7 @@ class _Region:
         for name, (item, axis) in self.sizes.items():
             _set_size(devices, name, known[id(item)], axis)
         given = [known[id(item)] for item in self.inputs]
-        is_function = devices.is_compiled or len(self.nodes) > _FEW
+        is_function = devices.is_compiled or (devices.has_functions and len(self.nodes) > _FEW)
         call = self._function(devices, given) if is_function else self._write_one
         results = []
         for number, name in enumerate(devices.names):

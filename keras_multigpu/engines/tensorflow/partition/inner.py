@@ -27,6 +27,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Value,
     Whole,
 )
+from keras_multigpu.engines.tensorflow.partition.order import has_effect
 from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Item
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
@@ -192,6 +193,7 @@ class Inner(Planner):
             name=op.name,
             symbols=self.program.unbound,
             after=0 if place == EACH else self.outer.after(op, place),
+            has_effect=has_effect(op),
         )
         self.outer.records.extend(self.records)
         return [

@@ -150,6 +150,7 @@ class Devices:
         whole: that of a device which computes the whole batch.
         is_compiled: whether XLA compiles what the devices compute.
         wire_dtype: the type in which weights and gradients cross; `None` for their own.
+        has_functions: whether what each device computes between two crossings is a function.
         columns: of a mesh, the devices of each of its columns; these are of the first.
     """
 
@@ -161,8 +162,10 @@ class Devices:
         home: str | None = None,
         is_compiled: bool = False,
         wire_dtype: Any = None,
+        has_functions: bool = True,
     ):
         self.names, self.is_compiled, self.wire_dtype = list(names), is_compiled, wire_dtype
+        self.has_functions = has_functions
         self.home = names[0] if home is None else home
         count = len(self.names)
         rows, begins = even(batch, count)

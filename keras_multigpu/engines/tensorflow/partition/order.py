@@ -13,7 +13,7 @@ def needed(graph: Any, outputs: Sequence[tf.Tensor], part: slice) -> list[tf.Ope
     operations = graph.get_operations()
     inputs = {id(tensor) for tensor in graph.inputs}
     roots = [tensor.op for tensor in outputs if id(tensor) not in inputs]
-    roots += [op for op in operations[part] if _has_effect(op)]
+    roots += [op for op in operations[part] if has_effect(op)]
     order: list[tf.Operation] = []
     place = {id(op): number for number, op in enumerate(operations)}
     done: set[int] = set()
@@ -40,7 +40,8 @@ _SEEDS = frozenset({"seed", "seed2"})
 _WITHOUT_EFFECT = frozenset({"Placeholder", "ReadVariableOp", "VarIsInitializedOp"})
 
 
-def _has_effect(op: tf.Operation) -> bool:
+def has_effect(op: tf.Operation) -> bool:
+    """Whether an operation is computed even if nobody takes its outputs."""
     if op.type in CHECKS:
         return True
     return op.op_def.is_stateful and op.type not in _WITHOUT_EFFECT

@@ -73,6 +73,7 @@ class Node:
         reduces: how it brings addends together, which other processes may have more of.
         is_free: whether it takes nothing and costs little: each region that uses it computes it.
         is_plain: whether XLA may compile it with others around it.
+        has_effect: whether it is computed even if nobody takes its outputs.
         outputs: the items it gives.
     """
 
@@ -87,6 +88,7 @@ class Node:
     is_plain: bool = False
     crossing: Crossing | None = None
     reduces: str | None = None
+    has_effect: bool = False
     outputs: list[Item] = dataclasses.field(default_factory=list)
 
     @property
@@ -128,18 +130,22 @@ class Program:
         after: int = 0,
         is_cheap: bool = False,
         is_plain: bool = False,
+        has_effect: bool = False,
     ) -> list[Item]:
         """Adds a node and returns its outputs, of these types.
 
         `gives`: where a crossing puts its outputs. `symbols`: of the dimensions that it uses.
         `after`: a level that it must not be before. `is_cheap`: whether it may be computed twice.
-        `is_plain`: whether XLA may compile it with others around it.
+        `is_plain`: whether XLA may compile it with others around it. `has_effect`: whether it is
+        computed even if nobody takes its outputs.
         """
         sizes = {one: self.symbols[one] for one in symbols if one in self.symbols}
         self.unbound.update(one for one in symbols if one not in self.symbols)
-        node = Node(emit, inputs, place, name, sizes, self.column)
+        # What crosses is sent from where it is made.
+        made = inputs[0].node if place == ALL and len(inputs) == 1 else None
+        node = Node(emit, inputs, place, name, sizes, made.column if made else self.column)
         node.is_free = is_cheap and place == EACH and all(map(_is_free, node.needs))
-        node.is_plain = is_plain and not sizes
+        node.is_plain, node.has_effect = is_plain and not sizes, has_effect
         assert place == ALL or all(one.is_each == (place == EACH) for one in inputs), name
         node.level = max([after, *(_level_after(one, node) for one in node.needs)])
         where = place if gives is None else gives

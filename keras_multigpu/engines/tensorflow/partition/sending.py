@@ -82,12 +82,11 @@ def copy_by_hubs(devices: Any, whole: Any, parts: Sequence[Part], what: Crossing
             passed.append(tf.identity(piece))
     arrived = []
     for name in devices.names:
-        if name == devices.home:
-            own = whole if wire == whole.dtype else tf.cast(tf.cast(whole, wire), whole.dtype)
-            arrived.append(own)
-            continue
         with tf.device(name):
-            joined = passed[0] if len(parts) == 1 else tf.reshape(tf.concat(passed, 0), what.shape)
+            joined = tf.cast(whole, wire)
+            if name != devices.home:
+                joined = passed[0] if len(parts) == 1 else tf.concat(passed, 0)
+                joined = joined if len(parts) == 1 else tf.reshape(joined, what.shape)
             arrived.append(tf.cast(joined, whole.dtype))
     return arrived
 

@@ -35,6 +35,7 @@ def spread(
     has_shards: bool = False,
     splits_rows: bool = True,
     width: int = 1,
+    is_part: bool = False,
     home: str | None = None,
     are_known: Callable[[Sequence[tf.Variable]], bool] = lambda made: False,
 ) -> Any:
@@ -58,6 +59,7 @@ def spread(
         splits_rows: whether the rows are split; without, only what meets a weight in parts is.
         width: of a mesh: the devices are in rows of this length, and a slice of the batch is
             computed by those of a row, where the step says which of the first row does what.
+        is_part: whether what is written is spread again, as the step of a mesh's first row.
         home: the name of the device that has whole variables; by default the first.
         are_known: whether the step does the same once variables exist that its trace has made;
             otherwise it is traced again.
@@ -100,12 +102,12 @@ def spread(
     except NeedsOthers:  # a loop that holds slices of rows needs them whole
         records[:] = [Record("step", "the step/", "gathered", _ALL)]
         return _on_one_device(step, args, autograph, together)
-    options: dict[str, Any] = {"is_compiled": compiled, "wire_dtype": wire_dtype}
+    options: dict[str, Any] = {"is_compiled": compiled and not is_part, "wire_dtype": wire_dtype}
     if together is None and width > 1:
         scope = Devices.mesh(devices, width, traced.count(), **options)
         made = write(planner.program, scope, traced.given())
     elif together is None:
-        scope = Devices(devices, traced.count(), home=home, **options)
+        scope = Devices(devices, traced.count(), home=home, has_functions=not is_part, **options)
         made = write(planner.program, scope, traced.given())
     else:
         made = together.write(planner.program, traced, devices, {"home": home, **options})

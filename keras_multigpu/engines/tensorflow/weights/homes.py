@@ -16,6 +16,7 @@ from keras_multigpu.engines.shared import unique
 from keras_multigpu.engines.tensorflow.weights.divided import division_of
 from keras_multigpu.engines.tensorflow.weights.division import Division
 from keras_multigpu.engines.tensorflow.weights.placing import move_variable
+from keras_multigpu.engines.wide import find_wide, names_of
 
 LEAST = 1024  # elements of a variable that is cut; smaller ones are on the first device
 
@@ -48,6 +49,18 @@ class Homes:
         """Moves variables to where they are kept; returns whether one was elsewhere."""
         moved = [move_variable(one, self.of(one.shape)) for one in unique(list(variables))]
         return any(moved)
+
+
+def wide_homes(template: keras.Model, devices: Sequence[str]) -> Homes:
+    """Where a model's variables are if large layers are spread over devices."""
+    axes: dict[tuple[int, ...], int] = {}
+    if len(devices) > 1:
+        found, names = find_wide(template, len(devices)), names_of(template)
+        for variable in template.variables:
+            if names[id(variable)] in found:
+                # Slots are known by their shapes: equal ones are cut alike.
+                axes.setdefault(tuple(variable.shape), found[names[id(variable)]])
+    return Homes(tuple(devices), axes)
 
 
 def _of_numbers(count: int) -> Homes:
