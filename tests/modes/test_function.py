@@ -245,3 +245,27 @@ def test_a_class_with_a_method_of_the_same_name_is_refused():
 
     with pytest.raises(ValueError, match="of the same names: function. Rename them in Named"):
         make_parallel(Named([keras.Input((6,)), keras.layers.Dense(2)]), 2)
+
+
+@pytest.mark.skipif(IS_TENSORFLOW, reason="functions of JAX's")
+def test_a_step_within_another_function_is_spread(rng):
+    import jax
+
+    parallel, seen = make_parallel(mlp(), 4), []
+
+    @parallel.function
+    def step(x):
+        outputs = parallel(x)
+        jax.debug.inspect_array_sharding(outputs, callback=seen.append)
+        return outputs.sum()
+
+    x, _ = _data(rng, 8)
+    values = [
+        step(x),
+        jax.jit(step)(x),
+        jax.jit(lambda x: jax.value_and_grad(step)(x)[0])(x),
+        jax.jit(lambda x: jax.lax.fori_loop(0, 1, lambda _, total: total + step(x), 0.0))(x),
+    ]
+    assert np.allclose(values, np.asarray(parallel.template(x)).sum(), rtol=1e-5)
+    assert len(seen) == len(values)
+    assert all(one.shard_shape((8, 2)) == (2, 2) for one in seen)

@@ -298,8 +298,9 @@ def test_weights_cross_in_another_type():
         model = _made("perceptron", 4, wire_dtype=wire_dtype)
         model.compile("sgd", "mse")
         found.append(reports.transfers(model, (x, y)).bytes("training"))
-    for kind in ("weights", "gradients"):
-        assert found[1][kind] < 0.7 * found[0][kind]
+    assert found[1]["weights"] < 0.6 * found[0]["weights"]
+    # Within a group sums cross in their own type: they are no gradients of weights.
+    assert found[1]["gradients"] < 0.8 * found[0]["gradients"]
 
 
 @pytest.mark.parametrize(

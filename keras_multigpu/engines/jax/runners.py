@@ -125,6 +125,8 @@ class RowsRunner(DataRunner):
                         "On JAX a step takes arrays, and gives new ones back. Received: the "
                         f"variable {leaf.path!r}. Give its value: `variable.value`."
                     )
+                if isinstance(leaf, jax.core.Tracer):  # within another function of JAX's
+                    return where.constrain(leaf) if has_rows else leaf
                 if not hasattr(leaf, "shape"):
                     return leaf
                 if hasattr(leaf, "__array__") and not isinstance(leaf, jax.Array):

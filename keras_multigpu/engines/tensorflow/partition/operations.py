@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Split, Value
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
-from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, elements_of, symbols_of
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, SAMPLE, elements_of, symbols_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,28 +113,36 @@ _NO_WORK = frozenset(
 )
 
 
-def work_of(op: tf.Operation, inputs: Sequence[Value], outputs: Sequence[Value]) -> float:
-    """A rough number of floating-point operations."""
+def work_of(
+    op: tf.Operation, inputs: Sequence[Value], outputs: Sequence[Value], batch: Any
+) -> float:
+    """A rough number of floating-point operations; what isn't known counts as the batch's rows."""
+    size = functools.partial(elements_of, sample=batch if isinstance(batch, int) else SAMPLE)
     if op.type in _NO_WORK or not outputs:
         return 0.0
-    of_result = sum(elements_of(one.dims) for one in outputs)
-    sizes = [elements_of(one.dims) for one in inputs if one.dtype not in (tf.resource, tf.variant)]
+    of_result = sum(size(one.dims) for one in outputs)
+    sizes = [size(one.dims) for one in inputs if one.dtype not in (tf.resource, tf.variant)]
     if op.type in ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum") and len(sizes) == 2:
         return 2 * math.sqrt(max(1.0, sizes[0] * sizes[1] * of_result))  # exact for (m, k) x (k, n)
     if op.type.startswith("CudnnRNN"):  # its parameters, for each step of each sequence
-        return 2 * sizes[3] * elements_of((inputs[0].dims or ())[:2])
+        return 2 * sizes[3] * size((inputs[0].dims or ())[:2])
     if op.type.startswith(("Conv", "Depthwise")) and inputs[0].dims is not None:
-        return _convolution(op, inputs, outputs)
+        return _convolution(op, inputs, outputs, size)
     return max([of_result, *sizes])
 
 
-def _convolution(op: tf.Operation, inputs: Sequence[Value], outputs: Sequence[Value]) -> float:
+def _convolution(
+    op: tf.Operation,
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    size: Callable[[Any], float],
+) -> float:
     is_of_filter = "BackpropFilter" in op.type
     kernel = outputs[0] if is_of_filter else inputs[1]
     result = inputs[2] if "Backprop" in op.type else outputs[0]
     if not kernel.dims or not result.dims:
         return 0.0
-    of_one = elements_of(kernel.dims) / max(1.0, elements_of(kernel.dims[-1:]))
+    of_one = size(kernel.dims) / max(1.0, size(kernel.dims[-1:]))
     if "Depthwise" in op.type:
-        of_one = elements_of(kernel.dims[:-2])
-    return 2 * of_one * elements_of(result.dims)
+        of_one = size(kernel.dims[:-2])
+    return 2 * of_one * size(result.dims)

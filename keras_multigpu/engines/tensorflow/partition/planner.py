@@ -105,7 +105,7 @@ class Planner(Operations):
             if how == "whole" and any(_has_unknown_size(value) for value in values):
                 how = "lost"
             if how:
-                work = work_of(op, values, made)
+                work = work_of(op, values, made, self.batch)
                 self.records.append(Record(op.type, op.name, how, work))
         self.program.column = column
         return [known[id(tensor)] for tensor in outputs]

@@ -195,11 +195,11 @@ def broadcast(*shapes: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(result)
 
 
-def elements_of(dims: Any) -> float:
-    """A rough number of elements."""
+def elements_of(dims: Any, sample: int = SAMPLE) -> float:
+    """A rough number of elements: an axis that isn't known counts as `sample`."""
     result = 1.0
     for dim in dims or ():
         if isinstance(dim, Dim):
-            dim = sum(factor * SAMPLE ** len(key) for key, factor in dim.terms.items())
+            dim = sum(factor * sample ** len(key) for key, factor in dim.terms.items())
         result *= max(0, dim or 0)
     return result

@@ -2,6 +2,7 @@
 
 import warnings
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -110,3 +111,48 @@ def test_sums_of_every_second_entry_of_sparse_rows(rng):
     x[[0, 0, 4], [0, 1, 3]] = rng.uniform(1.0, 2.0, 3)
     parallel = make_parallel(mlp(), 3)
     np.testing.assert_allclose(parallel.function(sums)(tf.constant(x)), sums(tf.constant(x)))
+
+
+class Outside(keras.layers.Layer):
+    """Computes on the host: how many rows come back is not known."""
+
+    def call(self, x):
+        return tf.ensure_shape(
+            tf.numpy_function(lambda a: a, [x], tf.float32), [None, *x.shape[1:]]
+        )
+
+
+class Chosen(keras.layers.Layer):
+    """The rows with a positive first column."""
+
+    def call(self, x):
+        return tf.boolean_mask(x, x[:, 0] > 0)
+
+
+def _share_spread(model, *shapes):
+    """The share of a prediction's work that is spread, as `explain` tells it."""
+    parallel = make_parallel(model, 4)
+    parallel.function(lambda *tensors: parallel([*tensors]))(*map(tf.ones, shapes))
+    return float(parallel.explain().partition("% of the work")[0].rpartition(" ")[2])
+
+
+@pytest.mark.filterwarnings("ignore:.*on one device, on the rows of all")
+def test_the_work_of_a_loop_is_that_of_all_its_rounds():
+    shares = []
+    for steps in (2, 50):
+        series, rows = keras.Input((steps, 8)), keras.Input((64,))
+        one = keras.layers.LSTM(32)(Outside()(series))
+        other = keras.layers.Dense(256)(rows)
+        model = keras.Model([series, rows], keras.layers.Concatenate()([one, other]))
+        shares.append(_share_spread(model, (32, steps, 8), (32, 64)))
+    assert shares[0] > 70
+    assert shares[1] < 20
+
+
+@pytest.mark.filterwarnings("ignore:.*on one device, on the rows of all")
+@pytest.mark.parametrize("rows", [32, 1024])
+def test_the_work_on_chosen_rows_grows_with_the_batch(rows):
+    first, other = keras.Input((64,)), keras.Input((64,))
+    chosen = keras.layers.Dense(64)(Chosen()(first))
+    model = keras.Model([first, other], [chosen, keras.layers.Dense(64)(other)])
+    assert _share_spread(model, (rows, 64), (rows, 64)) < 60

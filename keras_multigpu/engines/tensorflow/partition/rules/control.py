@@ -7,9 +7,11 @@ crosses, all devices run together. What has no rows, one device runs.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.forms import (
@@ -23,6 +25,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Partial, 
 from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table
 from keras_multigpu.engines.tensorflow.partition.rules.tables import FUNCTIONS
+from keras_multigpu.engines.tensorflow.partition.sizes import is_known
 from keras_multigpu.engines.tensorflow.partition.states import State, joined, state_of
 
 RULES = Table()
@@ -194,11 +197,27 @@ def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         )
         check, (decision,) = _once(planner, way, test, values, states)
         check.give([decision], [WHOLE])
+        rounds = _rounds(test, values)
+        inner.records = [dataclasses.replace(one, work=one.work * rounds) for one in inner.records]
         return _loop_node(planner, op, way, values, states, inner, check)
 
     made = first_possible(planner, values, plan)
     _changed(planner, values)
     return made
+
+
+def _rounds(test: Any, values: Sequence[Value]) -> int:
+    """How often a loop runs, by the bounds in its test; 1 if they aren't known."""
+    given = dict(zip(map(id, test.inputs), values))
+    bounds = []
+    for op in test.get_operations():
+        if op.type == "Less":
+            source = _origin(op.inputs[1])
+            value = given.get(id(source))
+            bound = tf.get_static_value(source) if value is None else value.const
+            if bound is not None and np.size(bound) == 1 and is_known([np.ravel(bound)[0]]):
+                bounds.append(int(np.ravel(bound)[0]))
+    return max(1, min(bounds, default=1))
 
 
 def _origin(tensor: tf.Tensor) -> tf.Tensor:
