@@ -145,7 +145,7 @@ def test_the_work_of_a_loop_is_that_of_all_its_rounds():
         other = keras.layers.Dense(256)(rows)
         model = keras.Model([series, rows], keras.layers.Concatenate()([one, other]))
         shares.append(_share_spread(model, (32, steps, 8), (32, 64)))
-    assert shares[0] > 70
+    assert shares[0] > 50
     assert shares[1] < 20
 
 
