@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_multigpu import engines
 from keras_multigpu.modes import watch_kept
 
 Batch = tuple[Any, Any, Any]
@@ -18,23 +19,17 @@ Batch = tuple[Any, Any, Any]
 
 
 class Snapshot:
-    """Copies of variables' values in host memory."""
+    """Copies, in host memory, of all values that training changes in a model."""
 
-    def __init__(self, variables: Iterable[keras.Variable]):
-        self._values: dict[int, tuple[keras.Variable, np.ndarray]] = {}
-        self.add(variables)
-
-    def add(self, variables: Iterable[keras.Variable]) -> None:
-        """Copies further variables; the values of known ones are kept."""
-        for variable in variables:
-            if id(variable) not in self._values:
-                # np.array copies: the backend may return the variable's own memory.
-                value = np.array(keras.ops.convert_to_numpy(variable.value))
-                self._values[id(variable)] = (variable, value)
+    def __init__(self, model: keras.Model):
+        # np.array copies: the backend may return the variable's own memory.
+        self._values = [
+            (one, np.array(keras.ops.convert_to_numpy(one.value))) for one in state_of(model)
+        ]
 
     def restore(self) -> None:
         """Assigns the copied values."""
-        for variable, value in self._values.values():
+        for variable, value in self._values:
             variable.assign(value)
 
 
@@ -49,6 +44,22 @@ def build_optimizer(model: keras.Model) -> None:
     """Makes the optimizer's state, if a model has an optimizer, so that it can be kept."""
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+
+
+@contextlib.contextmanager
+def model_kept(model: keras.Model) -> Iterator[None]:
+    """Scope in which parallel versions of a model are trained; then all is as it was before."""
+    before = Snapshot(model)
+    with (
+        engines.current().places_kept(model),
+        random_state_kept(),
+        traced_anew(),
+        watch_kept(model),
+    ):
+        try:
+            yield
+        finally:
+            before.restore()
 
 
 @contextlib.contextmanager
@@ -116,26 +127,24 @@ def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[
 
     All that the first step would make exists already: weights, slots, metrics.
     """
-    if not model.built:
-        with traced_anew(), watch_kept(model):
+    with traced_anew(), watch_kept(model):
+        if not model.built:
             model.predict_on_batch(batch[0])
-    before = Snapshot(state_of(model))
-    functions = model.train_function, model.predict_function
-    try:
-        with traced_anew(), watch_kept(model):
+        if training:
+            build_optimizer(model)
+        before, functions = Snapshot(model), (model.train_function, model.predict_function)
+        try:
             if training:
-                build_optimizer(model)
-                before.add(model.optimizer.variables)
                 model.test_on_batch(*batch)
                 model.reset_metrics()
             yield
-    finally:
-        model.train_function, model.predict_function = functions
-        model.reset_metrics()
-        steps = getattr(model, "_parallel_steps", None)
-        # Spread state is not whole on one device in between.
-        with steps.using_weights() if steps is not None else contextlib.nullcontext():
-            before.restore()
+        finally:
+            model.train_function, model.predict_function = functions
+            model.reset_metrics()
+            steps = getattr(model, "_parallel_steps", None)
+            # Spread state is not whole on one device in between.
+            with steps.using_weights() if steps is not None else contextlib.nullcontext():
+                before.restore()
 
 
 def is_endless(data: Any) -> bool:

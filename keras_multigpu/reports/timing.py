@@ -12,15 +12,9 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
-from keras_multigpu.modes import ParallelModel, watch_kept
+from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import make_parallel
-from keras_multigpu.reports.models import (
-    Snapshot,
-    build_optimizer,
-    random_state_kept,
-    state_of,
-    traced_anew,
-)
+from keras_multigpu.reports.models import Snapshot, build_optimizer, model_kept
 from keras_multigpu.reports.workload import StepTime
 
 ROUNDS = 5
@@ -152,30 +146,26 @@ def measure_steps(
     options = {"committee": {"replicas": "independent"}, "model": {"placement": placement}}
 
     def train(mode: str, devices: int, rows: int) -> Steps:
+        # A placement names further devices, so that one device has none.
+        own = options.get(mode, {}) if devices > 1 else {}
         name: Any = "tower" if mode == "committee" else mode
-        own = options.get(mode, {}) if devices > 1 else {}  # a placement names further devices
-        parallel = make_parallel(model, devices, name, **own)
-        return Steps(parallel, (take_rows(batch[0], rows), take_rows(batch[1], rows)))
+        return Steps(make_parallel(model, devices, name, **own), take_rows(batch, rows))
 
     times: dict[tuple[str, int], Timing] = {}
     small = None
-    before = Snapshot(state_of(model))
-    with random_state_kept(), traced_anew(), watch_kept(model):
-        try:
-            # One device is timed once, and again beside what else is timed of a mode.
-            for mode in ("data", *(one for one in here if here[one] and one != "data")):
-                counts = (1, *here.get(mode, ()))
-                with engines.current().places_kept(model):
-                    # In mode "model" the weights move back to one device for its turn.
-                    alone = train("model" if mode == "model" else "data", 1, rows)
-                    several = [alone, *(train(mode, count, rows) for count in counts[1:])]
-                    if mode == "data" and fewer < rows:
-                        several.append(train("data", 1, fewer))
-                    found = time_in_turn(several, steps)
-                times |= {(mode, count): one for count, one in zip(counts, found)}
-                small = small or (found[-1] if len(found) > len(counts) else None)
-        finally:
-            before.restore()
+    with model_kept(model):
+        # One device is timed once, and again beside what else is timed of a mode.
+        for mode in ("data", *(one for one in here if here[one] and one != "data")):
+            counts = (1, *here.get(mode, ()))
+            with engines.current().places_kept(model):
+                # In mode "model" the weights move back to one device for its turn.
+                alone = train("model" if mode == "model" else "data", 1, rows)
+                several = [alone, *(train(mode, count, rows) for count in counts[1:])]
+                if mode == "data" and fewer < rows:
+                    several.append(train("data", 1, fewer))
+                found = time_in_turn(several, steps)
+            times |= {(mode, count): one for count, one in zip(counts, found)}
+            small = small or (found[-1] if len(found) > len(counts) else None)
     return Measured(rows, fewer, times, small)
 
 
@@ -217,7 +207,7 @@ class Training:
         build_optimizer(parallel)
         self.model = parallel
         # Copies: on JAX a step takes over the arrays that it is given.
-        self._start = Snapshot(state_of(parallel))
+        self._start = Snapshot(parallel)
 
     def fit(self, x: Any, **given: Any) -> tuple[keras.callbacks.History, Stopwatch]:
         """Trains on the rows in order; returns the history and the times."""
@@ -230,11 +220,9 @@ class Steps:
     """Steps of a parallel model on one batch."""
 
     def __init__(self, parallel: ParallelModel, batch: tuple[Any, Any]):
-        self._batch = compile_for(parallel, batch)
+        given = compile_for(parallel, batch)
+        self._batch = keras.tree.map_structure(keras.ops.convert_to_numpy, given)
         self._training = Training(parallel)
-        arrays = [np.asarray(part) for part in keras.tree.flatten(self._batch)]
-        self._rows = len(arrays[0])
-        self._most = _MOST_BYTES // max(sum(part.nbytes for part in arrays), 1)  # batches in memory
 
     def warm_up(self, least: int) -> int:
         """Traces and compiles; returns how many steps a round takes, `least` or more."""
@@ -245,13 +233,13 @@ class Steps:
     def time(self, steps: int) -> tuple[float, float]:
         """The mean step of a `fit` in seconds, and the processor's seconds in it."""
         self._training.model._parallel_place()
+        arrays = keras.tree.flatten(self._batch)
+        most = _MOST_BYTES // max(sum(part.nbytes for part in arrays), 1)  # batches in memory
         first = self._training.model.steps_per_execution  # of an epoch: these are not timed
-        batches = max(min(steps + first, self._most), first + 1)
-        x, y = keras.tree.map_structure(
-            lambda part: np.concatenate([keras.ops.convert_to_numpy(part)] * batches), self._batch
-        )
+        batches = max(min(steps + first, most), first + 1)
         epochs = -(-steps // (batches - first))
-        _, watch = self._training.fit(x, y=y, batch_size=self._rows, epochs=epochs)
+        x, y = keras.tree.map_structure(lambda part: np.concatenate([part] * batches), self._batch)
+        _, watch = self._training.fit(x, y=y, batch_size=len(arrays[0]), epochs=epochs)
         assert watch.step_seconds is not None
         assert watch.step_cpu_seconds is not None
         return watch.step_seconds, watch.step_cpu_seconds

@@ -9,19 +9,11 @@ from typing import Any
 
 import keras
 
-from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, device_counts, positive_integer
-from keras_multigpu.modes import ParallelModel, watch_kept
+from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import Mode, make_parallel
 from keras_multigpu.reports.forms import are_virtual, describe_environment
-from keras_multigpu.reports.models import (
-    Snapshot,
-    check_data,
-    is_endless,
-    random_state_kept,
-    state_of,
-    traced_anew,
-)
+from keras_multigpu.reports.models import check_data, is_endless, model_kept
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
 from keras_multigpu.reports.timing import Stopwatch, Training
 
@@ -109,18 +101,9 @@ def scaling(
     schedule = Schedule(data, batch_size, epochs, steps, warm_up, repeats, weak, moves)
     check_model(model, built=True)
     _check_compiled(model, compile_with)
-    before = Snapshot(state_of(model))
-    with (
-        engines.current().places_kept(model),
-        random_state_kept(),
-        traced_anew(),
-        watch_kept(model),
-    ):
+    with model_kept(model):
         models = [make_parallel(model, count, mode, **options) for count in counts]
-        try:
-            runs = schedule.run([_prepare(one, compile_with) for one in models], verbose)
-        finally:
-            before.restore()
+        runs = schedule.run([_prepare(one, compile_with) for one in models], verbose)
     used = max((one.devices for one in models), key=len)
     settings = {"model": model.name, "mode": mode, **options, **schedule.describe()}
     settings |= describe_environment(used)
