@@ -78,26 +78,3 @@ def _find_ranges(model: keras.Model) -> Iterator[int]:
             if isinstance(valid, int):
                 yield valid
                 break
-
-
-def check_given(model: keras.Model, inputs: Any, targets: Any, batch_size: int) -> None:
-    """Raises a `ValueError` if there are too few rows, or no loss for the targets."""
-    for name, arrays in {"inputs": inputs, "targets": targets}.items():
-        if arrays is not None:
-            _check_rows(name, arrays, batch_size)
-    if targets is not None and not model.compiled:
-        raise ValueError(
-            "`targets` are compared by the loss that a model is compiled with. Received: "
-            f"`targets`, and model={model.name!r}, which is not compiled. Compile it, or leave "
-            "`targets` out: then it is trained by the mean squared error."
-        )
-
-
-def _check_rows(name: str, arrays: Any, batch_size: int) -> None:
-    """Raises a `ValueError` if an array has fewer rows than a batch."""
-    shapes = [tuple(np.shape(part)) for part in keras.tree.flatten(arrays)]
-    if not shapes or any(not shape or shape[0] < batch_size for shape in shapes):
-        raise ValueError(
-            f"`{name}` must have at least batch_size={batch_size} rows, to time a step on a whole "
-            f"batch. Received: {name} of the shapes {shapes}. Give {batch_size} rows or more."
-        )

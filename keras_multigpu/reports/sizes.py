@@ -22,21 +22,14 @@ from keras_multigpu.reports.workload import Cut, Sizes
 
 
 def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:
-    """The bytes of a built model, given its outputs and inputs for one row.
-
-    For a model that is not compiled, the optimizer is taken to be Adam. The activations are not
-    counted.
-    """
-    trainable = model.trainable_variables
+    """The bytes of a built model, given its outputs and inputs for one row; no memory of a step."""
     graph = read_graph(model) if is_graph(model) else Graph((), (), ())
     tables, looked_up = _find_tables(graph)
     return Sizes(
         weights=variables_bytes(model.variables),
-        gradients=variables_bytes(trainable),
+        gradients=variables_bytes(model.trainable_variables),
         tensors=len(model.variables),
-        slots=_count_slots(model) * variables_bytes(trainable),
         outputs=sum(map(row_bytes, keras.tree.flatten(outputs))),
-        activations=None,
         inputs=sum(map(row_bytes, keras.tree.flatten(inputs))),
         tables=tables,
         looked_up=looked_up,
@@ -52,16 +45,6 @@ def _find_tables(graph: Graph) -> tuple[int, int]:
     sizes = {one: variables_bytes(one.trainable_variables) for one in named}
     large = [one for one, size in sizes.items() if size > engines.LARGE_BATCH * named[one]]
     return sum(sizes[one] for one in large), sum(named[one] for one in large)
-
-
-def _count_slots(model: keras.Model) -> int:
-    """The number of values that the optimizer keeps for each trained value."""
-    optimizer: Any = getattr(model, "optimizer", None) or keras.optimizers.Adam()
-    copy = type(optimizer).from_config(optimizer.get_config())
-    before = len(copy.variables)
-    copy.build([keras.Variable([[0.0]], name="one")])
-    # Counters are scalars: those of loss scaling come after the build, too.
-    return sum(len(one.shape) == 2 for one in copy.variables[before:])
 
 
 def find_cut(
@@ -87,24 +70,27 @@ def find_cut(
     check_placement(placement, devices)
     graph = read_graph(model)
     numbers = place_by_names(graph, placement) if placement else choose_placement(graph, devices)
-    is_counted = sizes.activations is not None
     between = [one for one in find_crossings(*with_loss(graph, numbers)) if one.maker is not None]
     return Cut(
         size=batch_size * sum(one.row_bytes for one in between),
         copies=len(between),
         share=find_share(graph, numbers),
-        memory=_find_fullest(graph, numbers, batch_size, sizes) if is_counted else None,
+        memory=_find_fullest(graph, numbers, batch_size, sizes),
     )
 
 
-def _find_fullest(graph: Graph, numbers: Sequence[int], batch_size: int, sizes: Sizes) -> int:
-    """The bytes of the device that keeps most: its layers' variables and outputs.
+def _find_fullest(
+    graph: Graph, numbers: Sequence[int], batch_size: int, sizes: Sizes
+) -> int | None:
+    """The bytes of the device that keeps most: its layers' variables and outputs; if counted.
 
     Each weight has a gradient and optimizer slots beside it.
     """
+    if sizes.working is None:
+        return None
     outputs = sum(row_bytes(one) for call in graph.calls for one in call.outputs)
-    kept_rows = (sizes.activations or 0) - sizes.passing
-    factor = 1 + (sizes.work + sizes.slots) / max(sizes.weights, 1)
+    kept_rows = sizes.activations - sizes.passing
+    factor = 1 + (sizes.working + sizes.slots) / max(sizes.weights, 1)
     kept: dict[int, int] = collections.defaultdict(int)
     counted: set[int] = set()
     for call, number in zip(graph.calls, numbers):

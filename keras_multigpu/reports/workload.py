@@ -39,32 +39,28 @@ class StepTime:
 class Sizes:
     """The bytes of a model, and the number of its variables (`tensors`).
 
-    `weights` counts all variables, `gradients` the trainable ones, `slots` the optimizer's state.
-    `outputs`, `activations` (all that a step keeps; `None` if not counted) and `inputs` are per
-    row. `working` is what a step needs besides, however many rows there are: `None` if not counted.
-    `passing` is the part of `activations` that is not kept: a device needs it
-    even for a part of the layers. `unknown` tensors of unknown size are left out. `tables` are the
-    bytes of large tables that stay on one device without a compiler; `looked_up` those of the rows
-    of them that an example names.
+    `weights` counts all variables, `gradients` the trainable ones. `outputs` and `inputs` are per
+    row. `tables` are the bytes of large tables that stay on one device without a compiler;
+    `looked_up` those of the rows of them that an example names.
+
+    The others are counted for `plan` only. `slots` is the optimizer's state, `activations` all that
+    a step keeps per row, `working` what it needs besides, however many rows there are: `None` if
+    not counted. `passing` is the part of `activations` that is not kept: a device needs it even for
+    a part of the layers. `unknown` tensors of unknown size are left out.
     """
 
     weights: int
     gradients: int
     tensors: int
-    slots: int
-    outputs: int
-    activations: int | None
+    outputs: int = 0
     inputs: int = 0
+    tables: int = 0
+    looked_up: int = 0
+    slots: int = 0
+    activations: int = 0
     working: int | None = None
     passing: int = 0
     unknown: int = 0
-    tables: int = 0
-    looked_up: int = 0
-
-    @property
-    def work(self) -> int:
-        """What a step needs beside weights, slots and what depends on the rows."""
-        return self.gradients if self.working is None else self.working
 
     def memory(
         self, rows: int, weights: float = 1.0, slots: float = 1.0, updating: int = 0
@@ -73,10 +69,10 @@ class Sizes:
 
         An update needs `updating` bytes beside them: a step needs as much at least.
         """
-        if self.activations is None:
+        if self.working is None:
             return None
         state = weights * self.weights + slots * self.slots
-        step = max(self.work + rows * self.activations, updating + rows * self.inputs)
+        step = max(self.working + rows * self.activations, updating + rows * self.inputs)
         return round(state) + step
 
 
@@ -133,12 +129,11 @@ class Shard:
         the gradients lies beside all of them until the update.
         """
         updating = round((1 + self.slots) * sizes.gradients) if self.weights == 1 else 0
-        backward = dataclasses.replace(sizes, working=min(sizes.work, sizes.gradients))
+        working = sizes.working and min(sizes.working, sizes.gradients)
+        backward = dataclasses.replace(sizes, working=working)
         kept = backward.memory(rows, self.weights, self.slots, updating)
-        if kept is None:
-            return None
         gathered = sizes.weights - self.tables - self.table_gradients
-        return kept + round((1 - self.weights) * gathered)
+        return kept and kept + round((1 - self.weights) * gathered)
 
 
 @dataclasses.dataclass(frozen=True)

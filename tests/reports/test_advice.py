@@ -44,12 +44,7 @@ def test_sizes():
     model = dense(optimizer="adam", loss="mse")
     count = 6 * 8 + 8 + 8 * 2 + 2
     assert find_sizes(model, model.outputs) == Sizes(
-        weights=4 * count,
-        gradients=4 * count,
-        tensors=4,
-        slots=2 * 4 * count,
-        outputs=8,
-        activations=None,
+        weights=4 * count, gradients=4 * count, tensors=4, outputs=8
     )
 
 
@@ -62,23 +57,6 @@ def test_tables_that_stay():
     large = keras.layers.Embedding(9000, 4)
     sizes = find_sizes(keras.Model(words, [large(words), large(words[:, :1])]), known)
     assert (sizes.tables, sizes.looked_up) == (4 * 9000 * 4, 4 * 4 * 4)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "slots"),
-    [
-        ("sgd", 0),
-        (keras.optimizers.SGD(0.1, momentum=0.9), 1),
-        ("rmsprop", 1),
-        ("adam", 2),
-        (keras.optimizers.Adam(amsgrad=True), 3),
-        (keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), 2),
-    ],
-)
-def test_slots(optimizer, slots):
-    model = dense(optimizer=optimizer, loss="mse")
-    sizes = find_sizes(model, model.outputs)
-    assert sizes.slots == slots * sizes.weights
 
 
 def test_sizes_of_half_precision_frozen_and_nested():
@@ -95,7 +73,7 @@ def test_sizes_of_half_precision_frozen_and_nested():
 def test_sizes_of_a_subclassed_model():
     model = Subclassed()
     outputs = model({"x": np.ones((1, 3), "float32")})
-    assert find_sizes(model, outputs).activations is None
+    assert find_sizes(model, outputs).working is None
     assert find_sizes(model, outputs).outputs == 8
 
 

@@ -14,7 +14,7 @@ from keras_multigpu.reports.workload import Sizes, StepTime, Workload
 
 pytestmark = pytest.mark.backend_free
 
-SIZES = Sizes(weights=1000, gradients=800, tensors=10, slots=1600, outputs=4, activations=20)
+SIZES = Sizes(1000, 800, 10, outputs=4, slots=1600, activations=20, working=800)
 WORK = Workload(StepTime(1.0, 0.5), 16, SIZES)
 ON_JAX = dataclasses.replace(WORK, by_compiler=True)
 
@@ -108,7 +108,7 @@ def test_model_mode():
 
 
 def test_memory_that_is_not_known():
-    sizes = dataclasses.replace(SIZES, activations=None)
+    sizes = dataclasses.replace(SIZES, working=None)
     assert find_load("data", dataclasses.replace(WORK, sizes=sizes), 2).memory is None
 
 
