@@ -161,11 +161,11 @@ def _count_traffic(counted: Any, batch_size: int) -> dict[tuple[str, int], Traff
 def _with_times(one: Prediction, measured: Measured) -> Prediction:
     """A prediction with the times that were measured for it, if any."""
     # On one device mode "model" is the model alone, as in mode "data".
-    times = {("model", 1): measured.times["data", 1], **measured.times}
-    timing = times.get((one.mode, one.devices))
+    times = {("model", 1, measured.rows): measured.alone, **measured.times}
+    timing = times.get((one.mode, one.devices, measured.rows))
     if timing is None:
         return one
-    alone = times.get((one.mode, 1)) or times["data", 1]
+    alone = times.get((one.mode, 1, measured.rows), measured.alone)
     # Towers are compared with as many on one device.
     work = one.devices if one.mode in ("tower", "committee") else 1
     return one.with_times(timing.rounds, [work * seconds for seconds in alone.rounds])

@@ -1,4 +1,4 @@
-"""Inputs to run a model with."""
+"""What a model is run with: inputs that are made, and the checks of those that are given."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import numpy as np
 
 from keras_multigpu import engines
 from keras_multigpu.graphs.graph import is_graph, read_graph
+
+Batch = tuple[Any, Any, Any]
+"""Inputs, targets and sample weights, `None` where absent."""
 
 # Layers and operations that take indices, and the attribute with the number of valid ones.
 _INDEX_TAKERS = {
@@ -78,3 +81,78 @@ def _find_ranges(model: keras.Model) -> Iterator[int]:
             if isinstance(valid, int):
                 yield valid
                 break
+
+
+def check_batch(batch: Any, *, with_targets: bool) -> Batch:
+    """The parts of a batch: inputs, or a tuple of inputs, targets and sample weights.
+
+    Raises:
+        ValueError: if targets are needed, and there are none, or the numbers of rows differ.
+    """
+    given = batch if isinstance(batch, tuple) else (batch,)
+    if with_targets and not 2 <= len(given) <= 3:
+        length = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
+        raise ValueError(
+            "`batch` must be a tuple of inputs, targets and, optionally, sample weights, because "
+            f"the model is compiled. Received: {type(batch).__name__}{length}. Give `(x, y)`."
+        )
+    check_rows(given)
+    inputs, targets, weights = [*given, None, None][:3]
+    return inputs, targets, weights
+
+
+def check_rows(given: Any) -> None:
+    """Raises a `ValueError` if arrays have no rows, or differ in their number."""
+    leaves = [one for one in keras.tree.flatten(given) if one is not None]
+    shapes = [tuple(getattr(one, "shape", None) or ()) for one in leaves]
+    if not shapes or {one[:1] for one in shapes} != {shapes[0][:1]} or not sum(shapes[0][:1]):
+        found = [shape or type(one).__name__ for one, shape in zip(leaves, shapes)]
+        raise ValueError(
+            "Inputs, targets and sample weights must be arrays with the same number of rows, at "
+            f"least one. Received, as shapes: {found}. Give `(x[:32], y[:32])`, for example."
+        )
+
+
+def _is_endless(data: Any) -> bool:
+    """Whether a `tf.data.Dataset`, or a `keras.utils.PyDataset`, says that it has no end."""
+    if hasattr(data, "cardinality"):
+        return int(data.cardinality()) == -1  # `tf.data.INFINITE_CARDINALITY`
+    return isinstance(data, keras.utils.PyDataset) and data.num_batches is None
+
+
+def check_data(data: Any, batch_size: int | None, steps: int | None, weak: bool) -> None:
+    """Arrays in a tuple, or a source of batches that every run can read from its start."""
+    if isinstance(data, Iterator):
+        raise TypeError(
+            "`data` must be something that every run can read from its start: arrays, a "
+            f"`tf.data.Dataset` or a `keras.utils.PyDataset`. Received: data={data!r}, "
+            "which can be read only once. Make a Dataset or a PyDataset from it."
+        )
+    expected = "`data` must be a tuple of inputs, targets and weights, or a source of batches."
+    if isinstance(data, tuple) and not 1 <= len(data) <= 3:
+        raise ValueError(
+            f"{expected} Received: a tuple of {len(data)}. Put several inputs into a list: "
+            "`([a, b], y)`."
+        )
+    if isinstance(data, tuple):
+        check_rows(data)
+        if len(data) == 1:
+            raise ValueError(f"{expected} Received: a tuple of inputs only. Give `(x, y)`.")
+    if data is None or isinstance(data, (list, dict)) or hasattr(data, "shape"):
+        raise ValueError(f"{expected} Received: data of type {type(data).__name__}. Give `(x, y)`.")
+    if weak and batch_size is None:
+        raise ValueError(
+            "`weak=True` needs the rows of each device. Received: batch_size=None. Give "
+            "`batch_size`, and arrays as `data`."
+        )
+    kind = type(data).__name__
+    if batch_size is not None and not isinstance(data, tuple):
+        raise ValueError(
+            f"`batch_size` is for arrays. Received: batch_size={batch_size!r}, and data that come "
+            f"in batches: {kind}. Leave `batch_size` out."
+        )
+    if steps is None and _is_endless(data):
+        raise ValueError(
+            "`steps` must say how many batches an epoch has if the data are endless. Received: "
+            f"steps=None, and data of type {kind} without an end. Give `steps=100`, for example."
+        )

@@ -7,17 +7,14 @@ import base64
 import dataclasses
 import html
 import importlib.util
-import io
 import json
 import numbers
-import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from keras_multigpu.extras import how_to_install
-from keras_multigpu.reports.forms import new_figure
+from keras_multigpu.reports.forms import import_extra, new_figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +133,9 @@ class Report(abc.ABC):
         Raises:
             ImportError: if pandas or matplotlib is not installed.
         """
-        buffer = io.BytesIO()
-        self.plot().savefig(buffer, format="png")
-        data = base64.b64encode(buffer.getvalue()).decode()
+        picture = base64.b64encode(self.plot()._repr_png_()).decode()
         title = html.escape(self.title, quote=True)
-        return self._html(f'<img alt="{title}" src="data:image/png;base64,{data}">')
+        return self._html(f'<img alt="{title}" src="data:image/png;base64,{picture}">')
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows, or `None` for the text; `plot` adds the picture."""
@@ -219,32 +214,26 @@ class Report(abc.ABC):
             ValueError: if the name has another ending.
             ImportError: if pandas or matplotlib is needed, and not installed.
         """
-        given, path = path, pathlib.Path(path if isinstance(path, os.PathLike) else str(path))
-        suffix = path.suffix.lower()
+        file = pathlib.Path(str(path))
+        suffix = file.suffix.lower()
         texts = dict(zip(_TEXTS, (self.__str__, self.to_markdown, self.to_html, self.to_json)))
-        if suffix not in (*_TEXTS, *_PLOTS):
+        if suffix in texts:
+            file.write_text(texts[suffix]() + "\n", encoding="utf-8")
+        elif suffix in _PLOTS:
+            self.plot().savefig(file)
+        else:
             raise ValueError(
                 f"`path` must end in one of {', '.join([*_TEXTS, *_PLOTS])}. Received: "
-                f"path={given!r}. Choose the ending of the form that you want."
+                f"path={path!r}. Choose the ending of the form that you want."
             )
-        if suffix in texts:
-            path.write_text(texts[suffix]() + "\n", encoding="utf-8")
-        else:
-            self.plot().savefig(path)
 
 
 _TEXTS, _PLOTS = (".txt", ".md", ".html", ".json"), (".png", ".svg", ".pdf")
 
 
 def _pandas() -> Any:
-    try:
-        import pandas
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "A pandas or HTML table needs pandas, which is not installed. Install the extra "
-            f"`reports`: {how_to_install('reports')}. Or print the report, or use `to_json()`."
-        ) from error
-    return pandas
+    missing = "A pandas or HTML table needs pandas, which is not installed."
+    return import_extra("pandas", missing, "to_json")
 
 
 def _one_line(text: str) -> str:

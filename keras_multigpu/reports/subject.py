@@ -124,7 +124,7 @@ class Subject:
             load = dataclasses.replace(load, traffic=traffic)
         used = (self._used_link, self.processors, self.overlap, self.host_link)
         found = predict(mode, devices, load, *used)
-        return found.widened(self.measured.times["data", 1].rounds) if self.measured else found
+        return found.widened(self.measured.alone.rounds) if self.measured else found
 
     def count(
         self, model: keras.Model, rows: int, devices: int = 1, parts: int = 1, **options: Any
@@ -154,7 +154,7 @@ class Subject:
         assert self.step is not None
         source, timed = "given", 1  # the most devices that were timed
         if self.measured:
-            source, timed = "measured here", max(count for _, count in self.measured.times)
+            source, timed = "measured here", max(count for _, count, _ in self.measured.times)
             source += f" (with the speed {self.speed:g})" if self.speed != 1 else ""
         number, hosts = f"{self.processors or 0:.3g}", f"{self.devices_per_host} devices each"
         found = {

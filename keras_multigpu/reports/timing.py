@@ -31,13 +31,15 @@ class Stopwatch(keras.callbacks.Callback):
     epoch's own time. The clock stops at the end of the last epoch: TensorFlow may take seconds
     after that to take down a data pipeline.
 
-    `seconds` and `batches` are those of the whole `fit`. A step is all that `fit` does for a batch:
-    Keras's loop and the batch's way to the device, too.
+    `seconds`, `batches` and `epochs` are those of the whole `fit`, and `loss` is that of its last
+    epoch. A step is all that `fit` does for a batch: Keras's loop and the batch's way to the
+    device, too.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.seconds, self.batches = 0.0, 0
+        self.seconds, self.batches, self.epochs = 0.0, 0, 0
+        self.loss: float | None = None
         self._timed = np.zeros(3)  # steps after the first of an epoch, and both clocks
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -55,13 +57,13 @@ class Stopwatch(keras.callbacks.Callback):
             self._first = np.array([batch + 1, time.perf_counter(), time.process_time()])
         self._done = batch + 1
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
         """Adds up the steps of the epoch; the logs are numbers, so they are done."""
         # The last execution may have fewer steps.
         done = min(self._done, (self.params or {}).get("steps") or self._done)
         now = np.array([done, time.perf_counter(), time.process_time()])
         self.seconds = now[1] - self._begin
-        self.batches += done
+        self.batches, self.epochs, self.loss = self.batches + done, epoch + 1, logs.get("loss")
         if done > self._first[0]:
             self._timed += now - self._first
 
@@ -96,30 +98,33 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """The timed steps of a model.
+    """The timed steps of a model, by mode, number of devices and rows of the batch.
 
-    `times` are those on the whole batch (of `rows`), by mode and number of devices; `small` those
-    on `fewer` rows on one device, `None` if these are as many.
+    The whole batch has `rows`; one device was also timed on `fewer`, if these are not as many.
     """
 
     rows: int
     fewer: int
-    times: Mapping[tuple[str, int], Timing]
-    small: Timing | None
+    times: Mapping[tuple[str, int, int], Timing]
+
+    @property
+    def alone(self) -> Timing:
+        """The steps on the whole batch, on one device."""
+        return self.times["data", 1, self.rows]
 
     @property
     def step(self) -> StepTime:
         """The time of a step on one device, by the rows."""
-        whole = self.times["data", 1].seconds
-        if self.small is None:
+        whole = self.alone.seconds
+        if self.fewer == self.rows:
             return StepTime(0.0, whole / self.rows)
-        return StepTime.through(self.rows, whole, self.fewer, self.small.seconds)
+        small = self.times["data", 1, self.fewer].seconds
+        return StepTime.through(self.rows, whole, self.fewer, small)
 
     @property
     def cores(self) -> float:
         """The processor cores that one device keeps busy."""
-        alone = self.times["data", 1]
-        return alone.cpu_seconds / alone.seconds
+        return self.alone.cpu_seconds / self.alone.seconds
 
 
 def take_rows(arrays: Any, rows: int) -> Any:
@@ -151,22 +156,18 @@ def measure_steps(
         name: Any = "tower" if mode == "committee" else mode
         return Steps(make_parallel(model, devices, name, **own), take_rows(batch, rows))
 
-    times: dict[tuple[str, int], Timing] = {}
-    small = None
+    times: dict[tuple[str, int, int], Timing] = {}
     with model_kept(model):
         # One device is timed once, and again beside what else is timed of a mode.
-        for mode in ("data", *(one for one in here if here[one] and one != "data")):
-            counts = (1, *here.get(mode, ()))
+        for mode in dict.fromkeys(("data", *(one for one in here if here[one]))):
+            # In mode "model" the weights move back to one device for its turn.
+            asked = [("model" if mode == "model" else "data", 1, rows)]
+            asked += [(mode, count, rows) for count in here.get(mode, ())]
+            asked += [("data", 1, fewer)] if mode == "data" and fewer < rows else []
             with engines.current().places_kept(model):
-                # In mode "model" the weights move back to one device for its turn.
-                alone = train("model" if mode == "model" else "data", 1, rows)
-                several = [alone, *(train(mode, count, rows) for count in counts[1:])]
-                if mode == "data" and fewer < rows:
-                    several.append(train("data", 1, fewer))
-                found = time_in_turn(several, steps)
-            times |= {(mode, count): one for count, one in zip(counts, found)}
-            small = small or (found[-1] if len(found) > len(counts) else None)
-    return Measured(rows, fewer, times, small)
+                found = time_in_turn([train(*one) for one in asked], steps)
+            times |= {(mode, *one[1:]): timing for one, timing in zip(asked, found)}
+    return Measured(rows, fewer, times)
 
 
 def time_in_turn(several: Sequence[Steps], steps: int) -> list[Timing]:
@@ -209,11 +210,12 @@ class Training:
         # Copies: on JAX a step takes over the arrays that it is given.
         self._start = Snapshot(parallel)
 
-    def fit(self, x: Any, **given: Any) -> tuple[keras.callbacks.History, Stopwatch]:
-        """Trains on the rows in order; returns the history and the times."""
+    def fit(self, **given: Any) -> Stopwatch:
+        """Trains on the rows in order, and times it."""
         self._start.restore()
         watch = Stopwatch()
-        return self.model.fit(x, **given, shuffle=False, callbacks=[watch], verbose=0), watch
+        self.model.fit(**given, shuffle=False, callbacks=[watch], verbose=0)
+        return watch
 
 
 class Steps:
@@ -239,7 +241,7 @@ class Steps:
         batches = max(min(steps + first, most), first + 1)
         epochs = -(-steps // (batches - first))
         x, y = keras.tree.map_structure(lambda part: np.concatenate([part] * batches), self._batch)
-        _, watch = self._training.fit(x, y=y, batch_size=len(arrays[0]), epochs=epochs)
+        watch = self._training.fit(x=x, y=y, batch_size=len(arrays[0]), epochs=epochs)
         assert watch.step_seconds is not None
         assert watch.step_cpu_seconds is not None
         return watch.step_seconds, watch.step_cpu_seconds

@@ -14,7 +14,8 @@ from keras_multigpu.arguments import check_choice
 from keras_multigpu.engines import Transfer
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.reports.forms import describe_environment, show_bytes
-from keras_multigpu.reports.models import check_batch, step_prepared
+from keras_multigpu.reports.inputs import check_batch
+from keras_multigpu.reports.models import step_prepared
 from keras_multigpu.reports.report import Column, Report
 
 _STEPS = ("training", "prediction")

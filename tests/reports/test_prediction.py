@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from keras_multigpu.reports import Cut, Link
-from keras_multigpu.reports.advice_report import Advice, decide, describe
+from keras_multigpu.reports import Advice, Cut, Link
+from keras_multigpu.reports.advice_report import describe
 from keras_multigpu.reports.forms import show_bytes, show_seconds
 from keras_multigpu.reports.loads import find_busiest, find_load
 from keras_multigpu.reports.prediction import Load, Traffic, predict
@@ -32,6 +32,12 @@ def test_step_time(times, fixed_s, row_s):
     step = StepTime.through(*times)
     assert step == StepTime(fixed_s, row_s)
     assert step.seconds(times[0]) == times[1]
+
+
+def decide(predictions):
+    """The verdict on predictions of one mode."""
+    (verdict,) = Advice(predictions).verdicts.values()
+    return verdict
 
 
 def test_data_mode_over_hubs():

@@ -13,7 +13,6 @@ from keras_multigpu.reports import Run, ScalingReport
 from keras_multigpu.reports.models import state_of
 from keras_multigpu.reports.scaling_report import find_speedup
 from keras_multigpu.reports.timing import Training
-from keras_multigpu.reports.trainings import Schedule
 from keras_multigpu.sparse import HashedDataset, HashEncoder
 
 PUBLISHED = ((1, 2, 3, 4), (857.7, 562.5, 384.4, 263.6), (0.0281, 0.0283, 0.0262, 0.0258))
@@ -64,9 +63,9 @@ def test_moving_the_weights_and_tracing_again_is_not_timed(options, data, monkey
     """Models of other numbers of devices have moved them in between."""
     traced, fit = [], Training.fit
 
-    def watched(training, x, **given):
+    def watched(training, **given):
         before = len(traced)
-        found = fit(training, x, **given)
+        found = fit(training, **given)
         if given["steps_per_epoch"] is None:
             timed.append(len(traced) - before)
         return found
@@ -241,14 +240,19 @@ def test_steps_that_the_data_have(data):
 
 
 def test_steps_do_not_change_the_size_of_a_batch(data):
-    report = reports.scaling(small(), data, (1,), steps=1, repeats=1, verbose=0)
+    """Keras would divide the rows of arrays into so many steps."""
     sizes = []
-    model = small()
-    training = Training(make_parallel(model, 1))
-    training.model.compile("sgd", "mse", run_eagerly=True)
-    own = training.model.train_step
-    training.model.train_step = lambda *args: (sizes.append(len(args[-1][0])), own(*args))[1]
-    Schedule(data, steps=1).fit(training, 1)
+
+    def loss(y_true, y_pred):
+        sizes.append(len(y_pred))
+        return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+    def compile_with(parallel):
+        parallel.compile("sgd", loss, run_eagerly=True)
+
+    report = reports.scaling(
+        small(), data, (1,), steps=1, warm_up=0, repeats=1, compile_with=compile_with, verbose=0
+    )
     assert set(sizes) == {report.runs[0].batch_size} == {32}
 
 
@@ -297,7 +301,7 @@ def test_an_epoch_of_one_batch(data):
 
 def test_random_numbers_go_on_as_before_after_an_error(data, monkeypatch):
     model = small()
-    monkeypatch.setattr(Schedule, "fit", lambda *_: 1 / 0)
+    monkeypatch.setattr(Training, "fit", lambda *_, **__: 1 / 0)
     before = random_states()
     with pytest.raises(ZeroDivisionError):
         reports.scaling(model, data, (1, 2), "tower", replicas="independent", repeats=1, verbose=0)
@@ -347,16 +351,16 @@ def test_interrupted(data, error, monkeypatch):
     model = small()
     model.fit(*data, verbose=0)
     before, fits = values_of(model), []
-    fit = Schedule.fit
+    fit = Training.fit
 
-    def interrupted(schedule, training, epochs):
-        result = fit(schedule, training, epochs)
+    def interrupted(training, **given):
+        result = fit(training, **given)
         fits.append(same(before, values_of(model)))
         if len(fits) == 3:
             raise error("stop")
         return result
 
-    monkeypatch.setattr(Schedule, "fit", interrupted)
+    monkeypatch.setattr(Training, "fit", interrupted)
     with pytest.raises(error, match="stop"):
         reports.scaling(model, data, (1, 2), batch_size=20, verbose=0)
     assert fits == [False, False, False]  # the weights had been trained when it happened
