@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_multigpu.arguments import finite_number, positive_integer, quantity
 from keras_multigpu.reports.interconnect import Link, find_link
-from keras_multigpu.reports.loads import check_mode
+from keras_multigpu.reports.loads import LOADS
 from keras_multigpu.reports.workload import Cut, StepTime
 
 _NOISE = 1.1  # by as much may two measurements of one time differ
@@ -24,7 +24,11 @@ def check_modes(modes: Sequence[str], counts: Sequence[int], batch_size: int) ->
             f"`modes=({modes or 'data'!r},)`."
         )
     for mode in modes:
-        check_mode(mode)
+        if mode not in LOADS:
+            raise ValueError(
+                f"`modes` must be of {', '.join(map(repr, LOADS))}. Received: mode={mode!r}. A "
+                "'committee' is mode 'tower' with `replicas='independent'`."
+            )
     if "data" in modes and max(counts) > batch_size:
         raise ValueError(
             f"In mode 'data' `n_gpus` must not exceed the batch_size={batch_size} rows of a batch: "

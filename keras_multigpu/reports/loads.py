@@ -14,18 +14,8 @@ from keras_multigpu.reports.prediction import Load, Traffic
 from keras_multigpu.reports.workload import Shard, Sizes, Workload
 
 
-def check_mode(mode: str) -> None:
-    """Raises a `ValueError` for an unknown mode."""
-    if mode not in LOADS:
-        raise ValueError(
-            f"`modes` must be of {', '.join(map(repr, LOADS))}. Received: mode={mode!r}. A "
-            "'committee' is mode 'tower' with `replicas='independent'`."
-        )
-
-
 def find_load(mode: str, work: Workload, devices: int) -> Load:
-    """What a mode makes of a workload on a number of devices."""
-    check_mode(mode)
+    """What a mode (of `LOADS`) makes of a workload on a number of devices."""
     if mode != "data" and work.hosts(devices) > 1:
         raise ValueError(
             f"Only mode 'data' is predicted for several hosts. Received: mode={mode!r} on "
@@ -45,7 +35,7 @@ def find_load(mode: str, work: Workload, devices: int) -> Load:
 
 def _load(work: Workload, rows: float, total: float, **others: Any) -> Load:
     """The load of the rows of the busiest device, and of all devices; they keep the whole batch."""
-    step, memory = work.step, work.sizes.memory(work.batch_size)
+    step, memory = work.step, _memory(work, work.batch_size, 1)
     alone_s, fixed_s = step.seconds(work.batch_size), step.fixed_s
     load = Load(rows * step.row_s, total * step.row_s, alone_s, Traffic(), memory, fixed_s=fixed_s)
     return dataclasses.replace(load, **others)
@@ -70,15 +60,29 @@ def _load_data(work: Workload, devices: int) -> Load:
 
 
 def _memory(work: Workload, rows: int, devices: int) -> int | None:
-    """The bytes of the fullest device in mode `"data"`."""
-    sizes = work.sizes
-    if work.shard is not None:
-        return work.shard.memory(sizes, rows)
-    if work.by_compiler:  # all gradients wait for their sums, so that none is updated in between
-        return sizes.memory(rows, updating=2 * sizes.gradients)
-    memory = sizes.memory(rows)
-    # The first device has the weights, so the parts that it sends and the sums; and the batch.
-    return memory and memory + sizes.gradients + (devices - 1) * rows * sizes.inputs
+    """The bytes of the fullest device in mode `"data"`; `None` if nothing was counted."""
+    sizes, shard = work.sizes, work.shard
+    if sizes.working is None:
+        return None
+    kept, working = sizes.weights + sizes.slots, sizes.working
+    updating = 0  # what an update needs beside these: a step needs as much at least
+    besides = 0  # what is there all the time
+    if devices > 1 and shard is not None:
+        kept = round(shard.weights * sizes.weights + shard.slots * sizes.slots)
+        # A step gathers the other weights, which go as gradients come.
+        working = min(working, sizes.gradients)
+        gathered = sizes.weights - shard.tables - shard.table_gradients
+        besides = round((1 - shard.weights) * gathered)
+        # Beside weights that are whole a device's part of the gradients lies until the update.
+        updating = round((1 + shard.slots) * sizes.gradients) if shard.weights == 1 else 0
+    elif devices > 1 and work.by_compiler:
+        # All gradients wait for their sums, so that none is updated in between.
+        updating = 2 * sizes.gradients
+    elif devices > 1:
+        # The first device has the weights, so the parts that it sends and the sums; and the batch.
+        besides = sizes.gradients + (devices - 1) * rows * sizes.inputs
+    step = max(working + rows * sizes.activations, updating + rows * sizes.inputs)
+    return kept + step + besides
 
 
 def _load_towers(work: Workload, devices: int, traffic: Traffic) -> Load:

@@ -62,19 +62,6 @@ class Sizes:
     passing: int = 0
     unknown: int = 0
 
-    def memory(
-        self, rows: int, weights: float = 1.0, slots: float = 1.0, updating: int = 0
-    ) -> int | None:
-        """The bytes of a device with so many rows, and these shares of the weights and slots.
-
-        An update needs `updating` bytes beside them: a step needs as much at least.
-        """
-        if self.working is None:
-            return None
-        state = weights * self.weights + slots * self.slots
-        step = max(self.working + rows * self.activations, updating + rows * self.inputs)
-        return round(state) + step
-
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
@@ -121,19 +108,6 @@ class Shard:
     tables: int = 0
     table_gradients: int = 0
     sums: int = 0
-
-    def memory(self, sizes: Sizes, rows: int) -> int | None:
-        """The bytes of the fullest device in a step, which gathers the other weights.
-
-        Gathered weights go as gradients come. Where weights are not in parts, a device's part of
-        the gradients lies beside all of them until the update.
-        """
-        updating = round((1 + self.slots) * sizes.gradients) if self.weights == 1 else 0
-        working = sizes.working and min(sizes.working, sizes.gradients)
-        backward = dataclasses.replace(sizes, working=working)
-        kept = backward.memory(rows, self.weights, self.slots, updating)
-        gathered = sizes.weights - self.tables - self.table_gradients
-        return kept and kept + round((1 - self.weights) * gathered)
 
 
 @dataclasses.dataclass(frozen=True)

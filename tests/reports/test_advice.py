@@ -411,7 +411,10 @@ def test_the_link_of_this_machine(monkeypatch):
         ({"batch_size": np.ones((8, 3))}, r"Received: batch_size=an array of shape \(8, 3\)"),
         ({"cuts": reports.Cut(1, 1)}, r"`cuts` must be a dict from .*Received: cuts=Cut\("),
         ({"placement": {"dense": 0}}, r"`placement` is for mode 'model'.*modes=\('data',\)"),
-        ({"modes": ("fast",)}, r"`modes` must be of 'data'.*Received: mode='fast'"),
+        (
+            {"modes": ("fast",)},
+            r"`modes` must be of 'data', .*Received: mode='fast'. A 'committee' is",
+        ),
         ({"link": "isdn"}, r"`link` must be one of.*Received: link='isdn'"),
         ({"step_seconds": 0}, r"`step_seconds` must be a finite number, above 0.*step_seconds=0"),
         (

@@ -380,16 +380,7 @@ def test_how_quantities_are_shown():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("mode", "match"),
-    [
-        ("fast", r"`modes` must be of 'data', .*. Received: mode='fast'. A 'committee' is"),
-        (
-            "model",
-            r"how the model is divided. Received: cuts={}, without 2 devices. Give `cuts={2:",
-        ),
-    ],
-)
-def test_refused(mode, match):
+def test_a_model_whose_division_is_not_known():
+    match = r"how the model is divided. Received: cuts={}, without 2 devices. Give `cuts={2:"
     with pytest.raises(ValueError, match=match):
-        find_load(mode, WORK, 2)
+        find_load("model", WORK, 2)
