@@ -10,16 +10,9 @@ from keras_multigpu.arguments import positive_integer
 from keras_multigpu.graphs.costs import find_crossings, variables_bytes, with_loss
 from keras_multigpu.graphs.graph import Graph, LayerCall
 from keras_multigpu.modes import ModelParallel
+from keras_multigpu.reports import layout
 from keras_multigpu.reports.forms import new_figure, show_bytes
-from keras_multigpu.reports.layout import (
-    HEIGHT,
-    WIDTH,
-    Line,
-    Point,
-    arrange,
-    block_name,
-    find_blocks,
-)
+from keras_multigpu.reports.layout import HEIGHT, WIDTH, Line, Point
 
 _MOST_BLOCKS = 23
 _LEAST_WIDTH = 5.8  # inches, for the title and the legend
@@ -64,9 +57,9 @@ def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
             "JAX, every layer is on all devices."
         )
     graph, numbers = with_loss(stages.graph, stages.numbers)
-    blocks = find_blocks(graph, numbers, _MOST_BLOCKS)
+    blocks = layout.find_blocks(graph, numbers, _MOST_BLOCKS)
     lines, sent = _connect(graph, numbers, blocks, rows)
-    centers, paths, (width, height) = arrange(len(blocks) + 1, lines)
+    centers, paths, (width, height) = layout.arrange(len(blocks) + 1, lines)
     used = {number: parallel.devices[number] for number in sorted(set(numbers))}
     count = len(parallel.devices)
     title = f"{parallel.name} on {count} device{'s' * (count > 1)}"
@@ -78,7 +71,7 @@ def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
     for box, (block, center) in enumerate(zip(blocks, centers[1:]), 1):
         is_loss = block.stop == len(graph.calls)
         details = "" if is_loss else _details([graph.calls[place] for place in block], counted)
-        own, name = [numbers[place] for place in block], block_name(graph, block)
+        own, name = [numbers[place] for place in block], layout.block_name(graph, block)
         _draw_box(axes, center, own, name, details, sent.get(box, 0))
     return axes.figure
 

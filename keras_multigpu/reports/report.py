@@ -143,12 +143,12 @@ class Report(abc.ABC):
 
     def _html(self, picture: str) -> str:
         headings, *rows = self._cells()
-        table = _pandas().DataFrame(rows, columns=headings).to_html(index=False, border=0)
+        frame = import_extra(*_PANDAS).DataFrame(rows, columns=headings)
         notes = "".join(f"<p>{_html_text(note)}</p>" for note in self.notes)
         lines = "".join(f"<li>{_html_text(line)}</li>" for line in self._settings())
         folded = f"<details><summary>Settings</summary><ul>{lines}</ul></details>" if lines else ""
-        title = f"<p><strong>{html.escape(self.title)}</strong></p>"
-        return f"<div>{title}{notes}{picture}{table}{folded}</div>"
+        title, table = html.escape(self.title), frame.to_html(index=False, border=0)
+        return f"<div><p><strong>{title}</strong></p>{notes}{picture}{table}{folded}</div>"
 
     def _cells(self) -> list[list[str]]:
         """The headings and the rows as text."""
@@ -157,9 +157,8 @@ class Report(abc.ABC):
 
     def _are_numbers(self) -> list[bool]:
         """Whether a column has numbers only, which are aligned to the right."""
-        columns = zip(*self.rows) if self.rows else ([] for _ in self.columns)
-        kinds = (type(None), numbers.Number)
-        return [all(isinstance(value, kinds) for value in values) for values in columns]
+        columns = list(zip(*self.rows)) or [()] * len(self.columns)
+        return [all(isinstance(one, numbers.Number | None) for one in values) for values in columns]
 
     def _settings(self) -> list[str]:
         return [_one_line(f"{name}: {value}") for name, value in self.settings.items()]
@@ -173,9 +172,9 @@ class Report(abc.ABC):
             ImportError: if pandas is not installed.
         """
         units = {column.name: column.unit for column in self.columns}
-        frame = _pandas().DataFrame(self.rows, columns=list(units))
-        settings, notes = dict(self.settings), list(self.notes)
-        frame.attrs.update(title=self.title, units=units, settings=settings, notes=notes)
+        frame = import_extra(*_PANDAS).DataFrame(self.rows, columns=list(units))
+        frame.attrs |= {"title": self.title, "units": units}
+        frame.attrs |= {"settings": dict(self.settings), "notes": list(self.notes)}
         return frame
 
     def to_json(self) -> str:
@@ -229,11 +228,7 @@ class Report(abc.ABC):
 
 
 _TEXTS, _PLOTS = (".txt", ".md", ".html", ".json"), (".png", ".svg", ".pdf")
-
-
-def _pandas() -> Any:
-    missing = "A pandas or HTML table needs pandas, which is not installed."
-    return import_extra("pandas", missing, "to_json")
+_PANDAS = ("pandas", "A pandas or HTML table needs pandas, which is not installed.", "to_json")
 
 
 def _one_line(text: str) -> str:

@@ -13,27 +13,13 @@ from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, positive_integer, quantity
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.parallel import make_parallel
-from keras_multigpu.reports import checks
-from keras_multigpu.reports.forms import (
-    are_virtual,
-    count_cores,
-    describe_environment,
-    show_bytes,
-    show_seconds,
-)
+from keras_multigpu.reports import checks, forms, timing
 from keras_multigpu.reports.inputs import make_inputs
 from keras_multigpu.reports.interconnect import Link, default_link, find_link
 from keras_multigpu.reports.loads import find_load
 from keras_multigpu.reports.memory_report import MemoryReport, memory
 from keras_multigpu.reports.prediction import Prediction, Traffic, predict
 from keras_multigpu.reports.sizes import find_cut, find_sizes
-from keras_multigpu.reports.timing import (
-    Measured,
-    accumulate,
-    compile_for,
-    measure_steps,
-    take_rows,
-)
 from keras_multigpu.reports.workload import Cut, Sizes, Workload
 
 
@@ -62,7 +48,7 @@ class Subject:
     devices_per_host: int | None = None
     host_link: Any = None
     processors: float | None = None
-    measured: Measured | None = None
+    measured: timing.Measured | None = None
 
     def __post_init__(self) -> None:
         self.link = find_link(self.link)
@@ -82,7 +68,7 @@ class Subject:
         if self.inputs is None:
             self.inputs = make_inputs(self.model, self.batch_size)
         checks.check_given(self.model, self.inputs, self.targets, self.batch_size)
-        one_row = take_rows(self.inputs, 1)
+        one_row = timing.take_rows(self.inputs, 1)
         self.sizes = find_sizes(self.model, self.model(one_row), one_row)
         for count in self.n_gpus if "model" in self.modes else ():
             if count > 1 and count not in self.cuts:
@@ -102,10 +88,14 @@ class Subject:
         """Times steps on `rows` rows and on fewer, on devices that are `here`, if it has to."""
         if self.step is None:
             batch, asked = (self.inputs, self.targets), ((rows, fewer), self.steps, here)
-            self.measured = measure_steps(self.model, batch, *asked, self.placement)
+            self.measured = timing.measure_steps(self.model, batch, *asked, self.placement)
             self.step = self.measured.step.sped_up(self.speed)
-            if self.processors is None and self.is_here and are_virtual(choose_devices(None, None)):
-                cores = count_cores()
+            if (
+                self.processors is None
+                and self.is_here
+                and forms.are_virtual(choose_devices(None, None))
+            ):
+                cores = forms.count_cores()
                 self.processors = min(max(cores / self.measured.cores, 1.0), cores)
 
     def find_cut(self, devices: int, rows: int, sizes: Sizes) -> Cut:
@@ -132,10 +122,10 @@ class Subject:
         """The memory of a copy of the model, made parallel, on one of some parts of a batch."""
         with engines.current().places_kept(model):
             parallel = make_parallel(model, devices, **options)
-            batch = compile_for(parallel, (self.inputs, self.targets))
+            batch = timing.compile_for(parallel, (self.inputs, self.targets))
             if parts > 1:
-                accumulate(parallel, parts)
-            return memory(parallel, take_rows(batch, rows))
+                timing.accumulate(parallel, parts)
+            return memory(parallel, timing.take_rows(batch, rows))
 
     @property
     def doubts(self) -> list[str]:
@@ -159,9 +149,9 @@ class Subject:
         number, hosts = f"{self.processors or 0:.3g}", f"{self.devices_per_host} devices each"
         found = {
             "model": self.model.name,
-            "weights": f"{show_bytes(self.sizes.weights)} in {self.sizes.tensors} variables",
+            "weights": f"{forms.show_bytes(self.sizes.weights)} in {self.sizes.tensors} variables",
             "batch size": self.batch_size,
-            f"step on one device, {source}": f"{show_seconds(self.step.fixed_s)} + "
+            f"step on one device, {source}": f"{forms.show_seconds(self.step.fixed_s)} + "
             f"{self.batch_size} rows x {1e6 * self.step.row_s:.4g} us",
             "link": str(self._used_link),
             "speed": self.speed != 1 and f"{self.speed:g} times that of the device here",
@@ -169,6 +159,6 @@ class Subject:
             and f"they keep {number} device{'' if number == '1' else 's'} busy",
             "overlap": self.overlap and f"{self.overlap:.0%} of the copies hidden",
             "hosts": self.host_link and f"{hosts}, linked by {self.host_link}",
-            **describe_environment(choose_devices(None, None)[:timed]),
+            **forms.describe_environment(choose_devices(None, None)[:timed]),
         }
         return {name: value for name, value in found.items() if value}

@@ -103,7 +103,6 @@ def scaling(
             positive_integer(name, value)
     if isinstance(warm_up, bool) or warm_up != 0:
         positive_integer("warm_up", warm_up, expected=" or 0")
-    check_model(model, built=True)
     _check_compiled(model, compile_with)
     rows = (batch_size or _KERAS_BATCH_SIZE) if isinstance(data, tuple) else None
     sizes = [rows * count if rows and weak else rows for count in counts]
@@ -113,8 +112,7 @@ def scaling(
         models = [make_parallel(model, count, mode, **options) for count in counts]
         trainings = [_prepare(one, compile_with) for one in models]
         watches = _train_in_turn(trainings, data, sizes, rounds, steps, moves, verbose)
-    timed = [found[-repeats:] for found in watches]
-    runs = [_summarize(*one) for one in zip(counts, sizes, timed)]
+    runs = [_summarize(*one, repeats) for one in zip(counts, sizes, watches)]
     used = max((one.devices for one in models), key=len)
     settings = {
         "model": model.name,
@@ -125,15 +123,16 @@ def scaling(
         "steps of an epoch": steps or "all",
         "warm-up": f"{warm_up} epoch{'' if warm_up == 1 else 's'}",
         "repeats": f"{repeats}, in turn",
+        **({"scaling": "weak, the batch size is per device"} if weak else {}),
+        **describe_environment(used),
     }
-    settings |= {"scaling": "weak, the batch size is per device"} if weak else {}
-    settings |= describe_environment(used)
     notes = [*([_VIRTUAL] if are_virtual(used) else []), *_doubt(runs, steps, epochs)]
     members = mode == "tower" and options.get("num_replicas") is None
     return ScalingReport(runs, weak=weak, members=members, notes=notes, settings=settings)
 
 
 def _check_compiled(model: keras.Model, compile_with: Any) -> None:
+    check_model(model, built=True)
     if compile_with is not None and not callable(compile_with):
         raise ValueError(
             "`compile_with` must be a function that compiles a parallel model, or None. Received: "
@@ -199,16 +198,18 @@ def _rewinder(data: Any) -> Callable[[], Any]:
     return lambda: None
 
 
-def _summarize(devices: int, batch_size: int | None, watches: Sequence[Stopwatch]) -> Run:
-    """The timed trainings of a model as a run."""
-    last = watches[-1]
+def _summarize(
+    devices: int, batch_size: int | None, watches: Sequence[Stopwatch], repeats: int
+) -> Run:
+    """The timed trainings of a model, after those that warm up, as a run."""
+    timed, last = watches[-repeats:], watches[-1]
     return Run(
         devices,
-        seconds=tuple(one.seconds for one in watches),
+        seconds=tuple(one.seconds for one in timed),
         loss=last.loss,
         batch_size=batch_size,
         steps=last.batches,
-        step_times=tuple(one.step_seconds for one in watches if one.step_seconds is not None),
+        step_times=tuple(one.step_seconds for one in timed if one.step_seconds is not None),
         epochs=last.epochs,
     )
 

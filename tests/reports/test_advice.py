@@ -297,7 +297,7 @@ def test_several_steps_in_an_execution():
     [(0.016, 0.0, 0.001), ({16: 0.016, 8: 0.012}, 0.008, 0.0005)],
 )
 def test_step_times_that_are_given(given, fixed_s, row_s, monkeypatch):
-    monkeypatch.setattr("keras_multigpu.reports.subject.measure_steps", None)
+    monkeypatch.setattr("keras_multigpu.reports.timing.measure_steps", None)
     advice = reports.advise(dense(), 16, (1, 2, 16), link=LINK, step_seconds=given)
     rows = [rows * row_s for rows in (16, 8, 1)]
     for found, counts in (
