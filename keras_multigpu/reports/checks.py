@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.arguments import finite_number, positive_integer, quantity
+from keras_multigpu.arguments import positive_integer, quantity
 from keras_multigpu.reports.interconnect import Link, find_link
 from keras_multigpu.reports.loads import LOADS
 from keras_multigpu.reports.workload import Cut, StepTime
@@ -98,13 +98,6 @@ def check_step(given: Any, batch_size: int) -> StepTime | None:
             f"step_seconds={given!r}. Give {{rows: seconds}}."
         )
     return StepTime.through(batch_size, times[batch_size], others[0], times[others[0]])
-
-
-def check_overlap(overlap: Any) -> None:
-    """A share."""
-    hint = "Give 0 if copies and computations take turns."
-    share = "a share, from 0 to 1"
-    finite_number("overlap", overlap, share, lambda one: 0 <= one <= 1, hint)
 
 
 def check_given(model: keras.Model, inputs: Any, targets: Any, batch_size: int) -> None:

@@ -9,6 +9,7 @@ import html
 import importlib.util
 import json
 import numbers
+import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -213,7 +214,7 @@ class Report(abc.ABC):
             ValueError: if the name has another ending.
             ImportError: if pandas or matplotlib is needed, and not installed.
         """
-        file = pathlib.Path(str(path))
+        file = pathlib.Path(path if isinstance(path, os.PathLike) else str(path))
         suffix = file.suffix.lower()
         texts = dict(zip(_TEXTS, (self.__str__, self.to_markdown, self.to_html, self.to_json)))
         if suffix in texts:

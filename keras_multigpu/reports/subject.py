@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_model, positive_integer, quantity
+from keras_multigpu.arguments import check_model, finite_number, positive_integer, quantity
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports import checks, forms, timing
@@ -57,7 +57,8 @@ class Subject:
         checks.check_modes(self.modes, self.n_gpus, self.batch_size)
         positive_integer("steps", self.steps)
         quantity("speed", self.speed)
-        checks.check_overlap(self.overlap)
+        share, hint = "a share, from 0 to 1", "Give 0 if copies and computations take turns."
+        finite_number("overlap", self.overlap, share, lambda one: 0 <= one <= 1, hint)
         if self.processors is not None:
             quantity("processors", self.processors)
         known = checks.check_step(self.step_seconds, self.batch_size)

@@ -57,13 +57,14 @@ class Stopwatch(keras.callbacks.Callback):
             self._first = np.array([batch + 1, time.perf_counter(), time.process_time()])
         self._done = batch + 1
 
-    def on_epoch_end(self, epoch: int, logs: Any) -> None:
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds up the steps of the epoch; the logs are numbers, so they are done."""
         # The last execution may have fewer steps.
         done = min(self._done, (self.params or {}).get("steps") or self._done)
         now = np.array([done, time.perf_counter(), time.process_time()])
         self.seconds = now[1] - self._begin
-        self.batches, self.epochs, self.loss = self.batches + done, epoch + 1, logs.get("loss")
+        self.batches, self.epochs = self.batches + done, epoch + 1
+        self.loss = (logs or {}).get("loss")
         if done > self._first[0]:
             self._timed += now - self._first
 
