@@ -19,8 +19,7 @@ from keras_multigpu.reports.interconnect import Link, default_link, find_link
 from keras_multigpu.reports.loads import find_load
 from keras_multigpu.reports.memory_report import MemoryReport, memory
 from keras_multigpu.reports.prediction import Prediction, Traffic, predict
-from keras_multigpu.reports.sizes import find_cut, find_sizes
-from keras_multigpu.reports.workload import Cut, Sizes, Workload
+from keras_multigpu.reports.workload import Cut, Sizes, Workload, find_cut, find_sizes
 
 
 @dataclasses.dataclass

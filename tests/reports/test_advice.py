@@ -11,8 +11,7 @@ from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.reports import Cut, Link
 from keras_multigpu.reports.inputs import make_inputs
 from keras_multigpu.reports.models import state_of
-from keras_multigpu.reports.sizes import find_sizes
-from keras_multigpu.reports.workload import Sizes
+from keras_multigpu.reports.workload import Sizes, find_sizes
 
 ON_JAX = keras.backend.backend() == "jax"
 LINK = Link("link", 1e6, 1e-3)
