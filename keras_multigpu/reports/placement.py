@@ -14,15 +14,16 @@ from keras_multigpu.reports import layout
 from keras_multigpu.reports.forms import new_figure, show_bytes
 from keras_multigpu.reports.layout import HEIGHT, WIDTH, Line, Point
 
-_MOST_BLOCKS = 23
+_MOST_BLOCKS, _MOST_COLUMNS = 23, 4
 _LEAST_WIDTH = 5.8  # inches, for the title and the legend
 
 
 def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
     """Draws which device each layer is on, and what crosses between the devices.
 
-    Each layer has a box, with the bytes of its weights. Models with more than 22 layers are drawn
-    by blocks of consecutive layers on a device. The inputs and the loss are on the first device.
+    Each layer has a box in its device's column, with the bytes of its weights. Models with more
+    than 22 layers are drawn by blocks of consecutive layers on a device. The inputs and the loss
+    are on the first device. Of more than four devices some share a column.
 
     Red lines are tensors that cross. A red number in a box is the bytes that cross from there in a
     training step, with the gradients that come back. A tensor counts once for each device that it
@@ -59,8 +60,10 @@ def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
     graph, numbers = with_loss(stages.graph, stages.numbers)
     blocks = layout.find_blocks(graph, numbers, _MOST_BLOCKS)
     lines, sent = _connect(graph, numbers, blocks, rows)
-    centers, paths, (width, height) = layout.arrange(len(blocks) + 1, lines)
     used = {number: parallel.devices[number] for number in sorted(set(numbers))}
+    places = {number: place % _MOST_COLUMNS for place, number in enumerate(used)}
+    columns = [0, *(places[numbers[block[0]]] for block in blocks)]
+    centers, paths, (width, height) = layout.arrange(columns, lines)
     count = len(parallel.devices)
     title = f"{parallel.name} on {count} device{'s' * (count > 1)}"
     axes = _new_axes(width, height, title, used, rows if sent else 0)

@@ -133,6 +133,13 @@ def test_plots_fit_a_screen_and_lines_avoid_boxes(build, devices, placement):
         assert not any(extent.overlaps(other) for other in extents[:place])
 
 
+def test_each_device_has_a_column():
+    _, axes = _plot(_wide(), 4)
+    bars = [one for one in axes.patches if isinstance(one, Rectangle)]
+    places = {(bar.get_facecolor(), round(bar.get_x(), 6)) for bar in bars}
+    assert len(places) == len({color for color, _ in places}) == len({x for _, x in places}) == 4
+
+
 def _overlap(first, second):
     """How far two boxes reach into each other, in the direction in which they do so less."""
     return min(np.minimum(first.max, second.max) - np.maximum(first.min, second.min))
