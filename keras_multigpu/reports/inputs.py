@@ -44,29 +44,25 @@ def make_inputs(model: keras.Model, rows: int) -> Any:
             f"`inputs=x[:{rows}]`, some rows of your data."
         )
     random, valid = np.random.default_rng(0), min(_find_ranges(model), default=None)
-    are_floats = [keras.backend.is_float_dtype(one.dtype) for one in tensors]
-    made = []
-    for one, is_float in zip(tensors, are_floats):
-        shape = (rows, *one.shape[1:])
-        if is_float and (valid is None or not all(are_floats)):
-            made.append(random.normal(size=shape).astype("float32"))
-        else:
-            made.append(_make_integers(model, one, shape, valid, random))
+    are_indices = all(keras.backend.is_float_dtype(one.dtype) for one in tensors)  # floats, too
+    made = [_make_rows(model, one, rows, valid, are_indices, random) for one in tensors]
     return keras.tree.pack_sequence_as(structure, made)
 
 
-def _make_integers(
-    model: keras.Model, tensor: Any, shape: Any, valid: int | None, random: Any
+def _make_rows(
+    model: keras.Model, tensor: Any, rows: int, valid: int | None, are_indices: bool, random: Any
 ) -> np.ndarray:
     """Rows of one input; `valid` is the number of valid integers, if a layer tells."""
-    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    shape, dtype = (rows, *tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype)
     if keras.backend.is_float_dtype(dtype):
-        return random.integers(0, valid, shape).astype("float32")
+        is_index = valid is not None and are_indices
+        made = random.integers(0, valid, shape) if is_index else random.normal(size=shape)
+        return made.astype("float32")
     if valid is None and dtype not in ("bool", "uint8"):  # flags, and pixels
         raise ValueError(
             "`inputs` must be given if the valid integers of an input are unknown. "
             f"Received: model={model.name!r}, with the input {tensor.name!r} of {dtype}. Give "
-            f"`inputs=x[:{shape[0]}]`, some rows of your data."
+            f"`inputs=x[:{rows}]`, some rows of your data."
         )
     top = 2 if dtype == "bool" else min(valid or 256, np.iinfo(dtype).max + 1)
     return random.integers(0, top, shape).astype(dtype)
