@@ -50,7 +50,7 @@ class Case:
     def work(self, devices: int, per_host: int) -> Workload:
         """The work with the same number of rows on each device."""
         size = self.values * _FLOAT
-        sizes = Sizes(size, size, self.tensors, 0, self.outputs, None, self.inputs)
+        sizes = Sizes(size, size, self.tensors, self.outputs, self.inputs)
         step = StepTime(0.0, 1 / self.rows_per_s)
         return Workload(step, devices * self.rows, sizes, by_compiler=True, per_host=per_host)
 

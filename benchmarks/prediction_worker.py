@@ -54,14 +54,14 @@ def compare(model: str, devices: list[int], steps: int, scaling: bool) -> dict[s
         processors=processors,
         step_seconds={rows: step.seconds(rows), fewer: step.seconds(fewer)},
     )
-    alone = measured.times["data", 1].rounds
+    alone = measured.alone.rounds
     found = [one.widened(alone) for one in advice.predictions]
     result = {
         "batch_size": rows,
         "processors": processors,
         "alone": list(alone),
         "predicted": [[one.least_s, one.step_s, one.most_s] for one in found],
-        "timed": [list(measured.times["data", n].rounds) for n in devices],
+        "timed": [list(measured.times["data", n, rows].rounds) for n in devices],
         "paid": [_paid(measured, n) for n in devices],
         "verdict": advice.verdicts["data"].split(":")[0],
         "seconds": time.perf_counter() - begin,
@@ -75,10 +75,12 @@ def compare(model: str, devices: list[int], steps: int, scaling: bool) -> dict[s
 
 def _paid(measured: Measured, devices: int) -> float | None:
     """How often the devices pay the part that doesn't depend on the rows, by processor time."""
-    whole, several = (measured.times["data", n].cpu_seconds for n in (1, devices))
-    if measured.small is None:
+    rows, fewer = measured.rows, measured.fewer
+    if fewer == rows:
         return None
-    by_rows = (whole - measured.small.cpu_seconds) / (1 - measured.fewer / measured.rows)
+    asked = (("data", 1, rows), ("data", devices, rows), ("data", 1, fewer))
+    whole, several, small = (measured.times[one].cpu_seconds for one in asked)
+    by_rows = (whole - small) / (1 - fewer / rows)
     fixed = whole - by_rows
     return (several - by_rows) / fixed if fixed > 0 else None
 

@@ -56,7 +56,7 @@ def _epoch(size: int, copies: int, share: float) -> float:
     return steps * predict("model", 2, find_load("model", work, 2), _LINK).step_s
 
 
-_NO_SIZES = Sizes(0, 0, 0, 0, 0, None)
+_NO_SIZES = Sizes(0, 0, 0)
 _LINK = PRESETS["pcie3"]
 _DEEPCONN = f"""\
 DeepCoNN on two GPUs, one epoch. Published: the layers, the times of an epoch, and the share of the

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import device_counts, positive_integer, quantity
+from keras_multigpu.arguments import device_counts
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.reports.advice_report import Advice
-from keras_multigpu.reports.interconnect import Link, find_link
+from keras_multigpu.reports.interconnect import Link
 from keras_multigpu.reports.loads import find_busiest
 from keras_multigpu.reports.prediction import Prediction, Traffic
 from keras_multigpu.reports.subject import Subject
@@ -117,43 +117,29 @@ def advise(
         'Stay on one device'
     """
     counts = device_counts("n_gpus", n_gpus)
-    between = _check_hosts(devices_per_host, host_link, counts)
-    processors = None if processors is None else quantity("processors", processors)
     subject = Subject(
-        model, batch_size, counts, modes, find_link(link), step_seconds, speed, inputs, targets,
-        {} if cuts is None else cuts, overlap, steps, placement, devices_per_host, between,
+        model, batch_size, counts, modes, link=link, step_seconds=step_seconds, speed=speed,
+        inputs=inputs, targets=targets, cuts=cuts, overlap=overlap, steps=steps,
+        placement=placement, processors=processors, devices_per_host=devices_per_host,
+        host_link=host_link,
     )  # fmt: skip
-    _check_counted(counted, batch_size)
-    subject.processors = processors
+    traffic = _count_traffic(counted, batch_size)
     most = len(choose_devices(None, None))
     here = [one for one in counts if subject.is_here and 1 < one <= most]
     subject.measure(batch_size, max(batch_size // max(counts), 1), dict.fromkeys(modes, here))
-    traffic = {(one.mode, len(one.devices)): _counted_traffic(one) for one in counted}
     asked = [(mode, count) for mode in modes for count in counts]
     found = [subject.predict(*one, traffic=traffic.get(one)) for one in asked]
-    if subject.measured:
-        found = [_with_times(one, subject.measured, speed) for one in found]
+    if subject.measured and speed == 1:
+        found = [_with_times(one, subject.measured) for one in found]
     notes = [*([_ONE_TIME] if isinstance(step_seconds, numbers.Real) else []), *subject.doubts]
     return Advice(found, settings=subject.describe(), notes=notes)
 
 
-def _check_hosts(per_host: Any, host_link: Any, counts: Sequence[int]) -> Link | None:
-    """The link between hosts, `None` if there is one host."""
-    if per_host is not None:
-        per_host = positive_integer("devices_per_host", per_host)
-    several = per_host is not None and max(counts) > per_host
-    if several != (host_link is not None):
-        raise ValueError(
-            "`devices_per_host` and `host_link` must be given together, and only if there are more "
-            f"devices than a host has. Received: devices_per_host={per_host!r}, "
-            f"host_link={host_link!r} and n_gpus={tuple(counts)!r}. Give devices_per_host=8, "
-            "host_link='ethernet25', for example."
-        )
-    return find_link(host_link)
+def _count_traffic(counted: Any, batch_size: int) -> dict[tuple[str, int], Traffic]:
+    """What was counted on the busiest device, without the way of the inputs, by mode and devices.
 
-
-def _check_counted(counted: Any, batch_size: int) -> None:
-    """Only reports for batches of this size can be used."""
+    Only reports for batches of this size can be used.
+    """
     reports = counted if isinstance(counted, Sequence) else (counted,)
     fits = [isinstance(one, TransfersReport) and one.batch_size == batch_size for one in reports]
     if not isinstance(counted, Sequence) or not all(fits):
@@ -163,23 +149,23 @@ def _check_counted(counted: Any, batch_size: int) -> None:
             f"batch_size={batch_size} rows. Received: {given}. Give "
             "`[transfers(parallel, batch), ...]` with batches of that size."
         )
+    found = {}
+    for one in counted:
+        sent = [each for each in one.training if each.source in one.devices]
+        moved = (each for each in sent if each.kind != "inputs")
+        busiest = find_busiest(moved, duplex=engines.current().partitions)
+        found[one.mode, len(one.devices)] = busiest
+    return found
 
 
-def _with_times(one: Prediction, measured: Measured, speed: float) -> Prediction:
+def _with_times(one: Prediction, measured: Measured) -> Prediction:
     """A prediction with the times that were measured for it, if any."""
     # On one device mode "model" is the model alone, as in mode "data".
-    times = {("model", 1): measured.times["data", 1], **measured.times}
-    timing = times.get((one.mode, one.devices)) if speed == 1 else None
+    times = {("model", 1, measured.rows): measured.alone, **measured.times}
+    timing = times.get((one.mode, one.devices, measured.rows))
     if timing is None:
         return one
-    alone = times.get((one.mode, 1)) or times["data", 1]
+    alone = times.get((one.mode, 1, measured.rows), measured.alone)
     # Towers are compared with as many on one device.
     work = one.devices if one.mode in ("tower", "committee") else 1
     return one.with_times(timing.rounds, [work * seconds for seconds in alone.rounds])
-
-
-def _counted_traffic(report: TransfersReport) -> Traffic:
-    """What was counted on the busiest device, without the way of the inputs."""
-    sent = [one for one in report.training if one.source in report.devices]
-    duplex = engines.current().partitions
-    return find_busiest((one for one in sent if one.kind != "inputs"), duplex=duplex)

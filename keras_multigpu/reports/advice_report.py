@@ -53,10 +53,8 @@ class Advice(Report):
         **options: Any,
     ):
         self.predictions = tuple(predictions)
-        by_mode: dict[str, list[Prediction]] = {}
-        for one in self.predictions:
-            by_mode.setdefault(one.mode, []).append(one)
-        best = {mode: _find_best(found) for mode, found in by_mode.items()}
+        modes = dict.fromkeys(one.mode for one in self.predictions)
+        best = {mode: _find_best(self._of(mode)) for mode in modes}
         rivals = [one for mode, one in best.items() if mode in _ALTERNATIVES and _is_sure(one)]
         first = max(rivals, key=lambda one: one.speedup, default=None)
         self.verdicts = {mode: _say(one, first) for mode, one in best.items()}
@@ -66,6 +64,9 @@ class Advice(Report):
         rows = [[find(one) for find in _TABLE.values()] for one in self.predictions]
         notes = [*self.verdicts.values(), *others, *ranges, *notes]
         super().__init__(title, list(_TABLE), rows, notes, **options)
+
+    def _of(self, mode: str) -> list[Prediction]:
+        return [one for one in self.predictions if one.mode == mode]
 
     def draw(self, figure: Any) -> None:
         """Draws what a step consists of, and the speed-up, by the number of devices."""
@@ -79,7 +80,7 @@ class Advice(Report):
         draw_bars(left, labels, parts, xlabel="step (ms)")
         left.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
         for mode in self.verdicts:
-            own = [one for one in self.predictions if one.mode == mode]
+            own = self._of(mode)
             points = sorted((one.devices, one.speedup, *one.speedup_range) for one in own)
             places, speedups, *ends = zip(*points)
             right.plot(places, speedups, marker="o", label=mode)
@@ -92,12 +93,6 @@ class Advice(Report):
             axes.grid(alpha=0.3)
 
 
-def decide(predictions: Sequence[Prediction]) -> str:
-    """The verdict on the predictions of one mode, in words."""
-    best = _find_best(predictions)
-    return _say(best, best)
-
-
 def _find_best(predictions: Sequence[Prediction]) -> Prediction:
     """The fastest number of devices that is surely worth it; else that may be; else of several."""
     several = [one for one in predictions if one.devices > 1]
@@ -107,17 +102,17 @@ def _find_best(predictions: Sequence[Prediction]) -> Prediction:
     return max(several or predictions, key=lambda one: one.speedup)
 
 
-def _gains(one: Prediction, speedup: float) -> bool:
-    return one.devices > 1 and speedup >= _GAIN and speedup / one.devices >= _EFFICIENCY
-
-
 def _is_sure(one: Prediction) -> bool:
     """Whether several devices are worth it, at the slow end too if the range is wide."""
-    return _gains(one, one.speedup_range[0] if one.is_wide else one.speedup)
+    return _gains(one, one.sure_speedup)
 
 
 def _may_be_worth_it(one: Prediction) -> bool:
     return one.is_wide and not one.is_undivided and _gains(one, one.speedup_range[1])
+
+
+def _gains(one: Prediction, speedup: float) -> bool:
+    return one.devices > 1 and speedup >= _GAIN and speedup / one.devices >= _EFFICIENCY
 
 
 def _say(one: Prediction, first: Prediction | None) -> str:
@@ -132,8 +127,7 @@ def _say(one: Prediction, first: Prediction | None) -> str:
         return f"{take} {one.devices} devices in mode {one.mode!r}: {_facts(one)}."
     if not _may_be_worth_it(one):
         half = f"Faster, but {one.devices} devices do less than half of what they could: {text}"
-        speedup = one.speedup_range[0] if one.is_wide else one.speedup
-        return half if speedup >= _GAIN else f"Stay on one device: {text}"
+        return half if one.sure_speedup >= _GAIN else f"Stay on one device: {text}"
     if one.is_measured:
         return (
             f"Measure it again: {text} Rounds differ, because other programs use this machine, or "

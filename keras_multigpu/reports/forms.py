@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import datetime
+import importlib
 import io
 import math
 import numbers
@@ -61,21 +62,27 @@ def read_bytes(name: str, size: Any) -> int:
     return int(size)
 
 
+def import_extra(module: str, missing: str, instead: str) -> Any:
+    """A module of the extra `reports`; without it an error says what is missing, and what to do."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"{missing} Install the extra `reports`: {how_to_install('reports')}. Or print the "
+            f"report, or use `{instead}()`."
+        ) from error
+
+
 def new_figure(width: float = 9.0, height: float = 4.0) -> Any:
     """An empty matplotlib figure, `width` x `height` inches, that notebooks show.
 
     It doesn't use `pyplot`, so it needs no display and leaves the user's figures and settings
     alone. Notebooks show a plain `Figure` only after `pyplot` was imported, hence the subclass.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "A plot needs matplotlib, which is not installed. Install the extra `reports`: "
-            f"{how_to_install('reports')}. Or print the report, or use `to_markdown()`."
-        ) from error
+    missing = "A plot needs matplotlib, which is not installed."
+    plain: Any = import_extra("matplotlib.figure", missing, "to_markdown").Figure
 
-    class NotebookFigure(Figure):
+    class NotebookFigure(plain):
         def _repr_png_(self) -> bytes:
             data = io.BytesIO()
             self.savefig(data, format="png")
@@ -131,6 +138,6 @@ def count_cores() -> int:
 
 def are_virtual(devices: Sequence[str]) -> bool:
     """Whether devices are parts of one processor: then their times say nothing about GPUs."""
-    hosts = collections.Counter(name.rpartition("/")[0] for name in devices)
-    is_one = len(devices) > 1 and len(hosts) == 1
-    return is_one and all(name.rpartition("/")[2].startswith("cpu") for name in devices)
+    hosts, _, names = zip(*(name.rpartition("/") for name in devices))
+    is_one = len(devices) > 1 and len(set(hosts)) == 1
+    return is_one and all(name.startswith("cpu") for name in names)

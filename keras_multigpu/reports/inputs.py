@@ -1,4 +1,4 @@
-"""Inputs to run a model with."""
+"""What a model is run with: inputs that are made, and the checks of those that are given."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import numpy as np
 
 from keras_multigpu import engines
 from keras_multigpu.graphs.graph import is_graph, read_graph
+
+Batch = tuple[Any, Any, Any]
+"""Inputs, targets and sample weights, `None` where absent."""
 
 # Layers and operations that take indices, and the attribute with the number of valid ones.
 _INDEX_TAKERS = {
@@ -41,29 +44,25 @@ def make_inputs(model: keras.Model, rows: int) -> Any:
             f"`inputs=x[:{rows}]`, some rows of your data."
         )
     random, valid = np.random.default_rng(0), min(_find_ranges(model), default=None)
-    are_floats = [keras.backend.is_float_dtype(one.dtype) for one in tensors]
-    made = []
-    for one, is_float in zip(tensors, are_floats):
-        shape = (rows, *one.shape[1:])
-        if is_float and (valid is None or not all(are_floats)):
-            made.append(random.normal(size=shape).astype("float32"))
-        else:
-            made.append(_make_integers(model, one, shape, valid, random))
+    are_indices = all(keras.backend.is_float_dtype(one.dtype) for one in tensors)  # floats, too
+    made = [_make_rows(model, one, rows, valid, are_indices, random) for one in tensors]
     return keras.tree.pack_sequence_as(structure, made)
 
 
-def _make_integers(
-    model: keras.Model, tensor: Any, shape: Any, valid: int | None, random: Any
+def _make_rows(
+    model: keras.Model, tensor: Any, rows: int, valid: int | None, are_indices: bool, random: Any
 ) -> np.ndarray:
     """Rows of one input; `valid` is the number of valid integers, if a layer tells."""
-    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    shape, dtype = (rows, *tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype)
     if keras.backend.is_float_dtype(dtype):
-        return random.integers(0, valid, shape).astype("float32")
+        is_index = valid is not None and are_indices
+        made = random.integers(0, valid, shape) if is_index else random.normal(size=shape)
+        return made.astype("float32")
     if valid is None and dtype not in ("bool", "uint8"):  # flags, and pixels
         raise ValueError(
             "`inputs` must be given if the valid integers of an input are unknown. "
             f"Received: model={model.name!r}, with the input {tensor.name!r} of {dtype}. Give "
-            f"`inputs=x[:{shape[0]}]`, some rows of your data."
+            f"`inputs=x[:{rows}]`, some rows of your data."
         )
     top = 2 if dtype == "bool" else min(valid or 256, np.iinfo(dtype).max + 1)
     return random.integers(0, top, shape).astype(dtype)
@@ -80,24 +79,76 @@ def _find_ranges(model: keras.Model) -> Iterator[int]:
                 break
 
 
-def check_given(model: keras.Model, inputs: Any, targets: Any, batch_size: int) -> None:
-    """Raises a `ValueError` if there are too few rows, or no loss for the targets."""
-    for name, arrays in {"inputs": inputs, "targets": targets}.items():
-        if arrays is not None:
-            _check_rows(name, arrays, batch_size)
-    if targets is not None and not model.compiled:
+def check_batch(batch: Any, *, with_targets: bool) -> Batch:
+    """The parts of a batch: inputs, or a tuple of inputs, targets and sample weights.
+
+    Raises:
+        ValueError: if targets are needed, and there are none, or the numbers of rows differ.
+    """
+    given = batch if isinstance(batch, tuple) else (batch,)
+    if with_targets and not 2 <= len(given) <= 3:
+        length = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
         raise ValueError(
-            "`targets` are compared by the loss that a model is compiled with. Received: "
-            f"`targets`, and model={model.name!r}, which is not compiled. Compile it, or leave "
-            "`targets` out: then it is trained by the mean squared error."
+            "`batch` must be a tuple of inputs, targets and, optionally, sample weights, because "
+            f"the model is compiled. Received: {type(batch).__name__}{length}. Give `(x, y)`."
+        )
+    check_rows(given)
+    inputs, targets, weights = [*given, None, None][:3]
+    return inputs, targets, weights
+
+
+def check_rows(given: Any) -> None:
+    """Raises a `ValueError` if arrays have no rows, or differ in their number."""
+    leaves = [one for one in keras.tree.flatten(given) if one is not None]
+    shapes = [tuple(getattr(one, "shape", None) or ()) for one in leaves]
+    if not shapes or {one[:1] for one in shapes} != {shapes[0][:1]} or not sum(shapes[0][:1]):
+        found = [shape or type(one).__name__ for one, shape in zip(leaves, shapes)]
+        raise ValueError(
+            "Inputs, targets and sample weights must be arrays with the same number of rows, at "
+            f"least one. Received, as shapes: {found}. Give `(x[:32], y[:32])`, for example."
         )
 
 
-def _check_rows(name: str, arrays: Any, batch_size: int) -> None:
-    """Raises a `ValueError` if an array has fewer rows than a batch."""
-    shapes = [tuple(np.shape(part)) for part in keras.tree.flatten(arrays)]
-    if not shapes or any(not shape or shape[0] < batch_size for shape in shapes):
+def _is_endless(data: Any) -> bool:
+    """Whether a `tf.data.Dataset`, or a `keras.utils.PyDataset`, says that it has no end."""
+    if hasattr(data, "cardinality"):
+        return int(data.cardinality()) == -1  # `tf.data.INFINITE_CARDINALITY`
+    return isinstance(data, keras.utils.PyDataset) and data.num_batches is None
+
+
+def check_data(data: Any, batch_size: int | None, steps: int | None, weak: bool) -> None:
+    """Arrays in a tuple, or a source of batches that every run can read from its start."""
+    if isinstance(data, Iterator):
+        raise TypeError(
+            "`data` must be something that every run can read from its start: arrays, a "
+            f"`tf.data.Dataset` or a `keras.utils.PyDataset`. Received: data={data!r}, "
+            "which can be read only once. Make a Dataset or a PyDataset from it."
+        )
+    expected = "`data` must be a tuple of inputs, targets and weights, or a source of batches."
+    if isinstance(data, tuple) and not 1 <= len(data) <= 3:
         raise ValueError(
-            f"`{name}` must have at least batch_size={batch_size} rows, to time a step on a whole "
-            f"batch. Received: {name} of the shapes {shapes}. Give {batch_size} rows or more."
+            f"{expected} Received: a tuple of {len(data)}. Put several inputs into a list: "
+            "`([a, b], y)`."
+        )
+    if isinstance(data, tuple):
+        check_rows(data)
+        if len(data) == 1:
+            raise ValueError(f"{expected} Received: a tuple of inputs only. Give `(x, y)`.")
+    if data is None or isinstance(data, (list, dict)) or hasattr(data, "shape"):
+        raise ValueError(f"{expected} Received: data of type {type(data).__name__}. Give `(x, y)`.")
+    if weak and batch_size is None:
+        raise ValueError(
+            "`weak=True` needs the rows of each device. Received: batch_size=None. Give "
+            "`batch_size`, and arrays as `data`."
+        )
+    kind = type(data).__name__
+    if batch_size is not None and not isinstance(data, tuple):
+        raise ValueError(
+            f"`batch_size` is for arrays. Received: batch_size={batch_size!r}, and data that come "
+            f"in batches: {kind}. Leave `batch_size` out."
+        )
+    if steps is None and _is_endless(data):
+        raise ValueError(
+            "`steps` must say how many batches an epoch has if the data are endless. Received: "
+            f"steps=None, and data of type {kind} without an end. Give `steps=100`, for example."
         )

@@ -1,4 +1,4 @@
-"""Lays out the plot of a placement: calls as blocks, blocks as boxes in rows, lines between them.
+"""Lays out the plot of a placement: calls as blocks, blocks as boxes in columns, and lines.
 
 All lengths are in inches.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import collections
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from keras_multigpu.graphs.graph import Graph
 
 WIDTH, HEIGHT = 2.2, 0.4  # of a box
-_MOST_IN_ROW = 4
 _GAP, _LANE = 0.15, 0.1  # between boxes; between the lines that pass beside them
-_BETWEEN = 0.2  # two rows: at least
+_BETWEEN = 0.26  # two rows
 
 Point = tuple[float, float]
 Line = tuple[int, int, bool]  # from a box to another; whether it crosses to another device
@@ -86,67 +85,39 @@ def _shorten(name: str, most: int) -> str:
 
 
 def arrange(
-    boxes: int, lines: Collection[Line]
+    columns: Sequence[int], lines: Collection[Line]
 ) -> tuple[list[Point], dict[Line, list[Point]], Point]:
     """The boxes' centers, the points that each line goes through, and the size of the picture.
 
-    Boxes come in an order in which each is after those that it takes from. A box is in a row below
-    these. A line that passes a row goes straight down there, in a lane between the boxes, so that
-    no line crosses a box (Sugiyama, Tagawa and Toda, 1981).
+    Boxes have their columns. They come in an order in which each is after those that it takes from,
+    and is in a row below these. A line that passes a row goes straight down there, in a lane beside
+    the column that it comes from, so that no line crosses a box.
     """
-    rows = _rows(boxes, lines)
-    ways = {line: list(_way(line, rows)) for line in lines}
-    above: dict[tuple, set[int]] = {(rows[box], box): set() for box in range(boxes)}
-    for (maker, _, _), way in ways.items():
-        for slot in way[1:]:
-            above.setdefault(slot, set()).add(maker)
-    places: dict[tuple, float] = {}
-    heights, height = {}, 0.0
-    for row in range(max(rows) + 1):
-        slots = [one for one in above if one[0] == row]
-        makers = {one: [places[rows[box], box] for box in above[one]] for one in slots}
-        places |= _place(slots, makers)
-        height += _BETWEEN + min(0.03 * (len(slots) - 1), 0.4) if row else 0.0
-        heights[row], height = height + HEIGHT / 2, height + HEIGHT
-    left = min(x - _width(one) / 2 for one, x in places.items())
-    right = max(x + _width(one) / 2 for one, x in places.items())
-    points = {one: (x - left, heights[one[0]]) for one, x in places.items()}
-    centers = [points[row, box] for box, row in enumerate(rows)]
-    paths = {line: [points[slot] for slot in way] for line, way in ways.items()}
-    return centers, paths, (right - left, height)
-
-
-def _rows(boxes: int, lines: Collection[Line]) -> list[int]:
-    """The row of each box: the first one below those that it takes from that has room."""
-    found: list[int] = []
-    for box in range(boxes):
-        row = max((found[maker] + 1 for maker, taker, _ in lines if taker == box), default=0)
-        while found.count(row) >= _MOST_IN_ROW:
+    rows: list[int] = []
+    for box, column in enumerate(columns):
+        row = max((rows[maker] + 1 for maker, taker, _ in lines if taker == box), default=0)
+        while (row, column) in zip(rows, columns):
             row += 1
-        found.append(row)
-    return found
-
-
-def _way(line: Line, rows: Sequence[int]) -> Iterator[tuple]:
-    """The slots that a line goes through; lines from one box share their lanes."""
-    maker, taker, crosses = line
-    yield rows[maker], maker
-    yield from ((row, maker, crosses) for row in range(rows[maker] + 1, rows[taker]))
-    yield rows[taker], taker
-
-
-def _width(slot: tuple) -> float:
-    return WIDTH + _GAP if len(slot) == 2 else _LANE
-
-
-def _place(slots: Sequence[tuple], makers: Mapping[tuple, Sequence[float]]) -> dict[tuple, float]:
-    """Places the slots of a row side by side, each near the middle of its makers."""
-    wanted = {one: sum(xs) / len(xs) if xs else 0.0 for one, xs in makers.items()}
-    found: dict[tuple, float] = {}
-    end = -float("inf")
-    for one in sorted(slots, key=lambda one: (wanted[one], len(one))):
-        found[one] = max(wanted[one], end + _width(one) / 2)
-        end = found[one] + _width(one) / 2
-    moved = [wanted[one] - x for one, x in found.items() if len(one) == 2]
-    shift = sum(moved) / max(len(moved), 1)
-    return {one: x + shift for one, x in found.items()}
+        rows.append(row)
+    ways = {line: range(rows[line[0]] + 1, rows[line[1]]) for line in lines}
+    # Lines from one box share a lane.
+    lanes = dict.fromkeys((maker, crosses) for (maker, _, crosses), way in ways.items() if way)
+    beside, right = {}, 0.0
+    middles = []
+    for column in range(max(columns) + 1):
+        middles.append(right + (WIDTH + _GAP) / 2)
+        right += WIDTH + _GAP
+        for lane in (one for one in lanes if columns[one[0]] == column):
+            beside[lane] = right + _LANE / 2
+            right += _LANE
+    heights = [row * (HEIGHT + _BETWEEN) + HEIGHT / 2 for row in range(max(rows) + 1)]
+    centers = [(middles[column], heights[row]) for row, column in zip(rows, columns)]
+    paths = {
+        (maker, taker, crosses): [
+            centers[maker],
+            *((beside[maker, crosses], heights[row]) for row in way),
+            centers[taker],
+        ]
+        for (maker, taker, crosses), way in ways.items()
+    }
+    return centers, paths, (right, heights[-1] + HEIGHT / 2)

@@ -11,23 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_multigpu.reports.prediction import Load, Traffic
-from keras_multigpu.reports.workload import Shard, Workload
-
-_NONE = Traffic()
-
-
-def check_mode(mode: str) -> None:
-    """Raises a `ValueError` for an unknown mode."""
-    if mode not in LOADS:
-        raise ValueError(
-            f"`modes` must be of {', '.join(map(repr, LOADS))}. Received: mode={mode!r}. A "
-            "'committee' is mode 'tower' with `replicas='independent'`."
-        )
+from keras_multigpu.reports.workload import Shard, Sizes, Workload
 
 
 def find_load(mode: str, work: Workload, devices: int) -> Load:
-    """What a mode makes of a workload on a number of devices."""
-    check_mode(mode)
+    """What a mode (of `LOADS`) makes of a workload on a number of devices."""
     if mode != "data" and work.hosts(devices) > 1:
         raise ValueError(
             f"Only mode 'data' is predicted for several hosts. Received: mode={mode!r} on "
@@ -47,24 +35,23 @@ def find_load(mode: str, work: Workload, devices: int) -> Load:
 
 def _load(work: Workload, rows: float, total: float, **others: Any) -> Load:
     """The load of the rows of the busiest device, and of all devices; they keep the whole batch."""
-    step, memory = work.step, work.sizes.memory(work.batch_size)
+    step, memory = work.step, _memory(work, work.batch_size, 1)
     alone_s, fixed_s = step.seconds(work.batch_size), step.fixed_s
-    load = Load(rows * step.row_s, total * step.row_s, alone_s, _NONE, memory, fixed_s=fixed_s)
+    load = Load(rows * step.row_s, total * step.row_s, alone_s, Traffic(), memory, fixed_s=fixed_s)
     return dataclasses.replace(load, **others)
 
 
 def _load_data(work: Workload, devices: int) -> Load:
     """A slice of the batch for each device."""
-    shard = work.shard
     rows, total = math.ceil(work.batch_size / devices), work.batch_size
     if work.by_compiler and work.batch_size % devices:  # each device computes the whole batch
         rows, total = work.batch_size, devices * work.batch_size
-        if shard is None:
+        if work.shard is None:
             return _load(work, rows, total)  # and needs nothing else
-    if shard is not None:
-        traffic = _shards(work, shard, devices)
+    if work.shard is not None:
+        traffic = _shards(work, work.shard, devices)
     elif work.by_compiler or work.hosts(devices) > 1:
-        traffic = _weights(work, devices)
+        traffic = weights_inside(work, devices)
     else:
         traffic = _hubs_beside_tables(work, devices)
     between = ring_between(work, devices)
@@ -73,17 +60,29 @@ def _load_data(work: Workload, devices: int) -> Load:
 
 
 def _memory(work: Workload, rows: int, devices: int) -> int | None:
-    """The bytes of the fullest device in mode `"data"`."""
-    sizes = work.sizes
-    if work.shard is not None:
-        return work.shard.memory(sizes, rows)
-    if work.by_compiler:  # all gradients wait for their sums, so that none is updated in between
-        return sizes.memory(rows, updating=2 * sizes.gradients)
-    memory = sizes.memory(rows)
-    if memory is None:
+    """The bytes of the fullest device in mode `"data"`; `None` if nothing was counted."""
+    sizes, shard = work.sizes, work.shard
+    if sizes.working is None:
         return None
-    # The first device has the weights, so the parts that it sends and the sums; and the batch.
-    return memory + sizes.gradients + (devices - 1) * rows * sizes.inputs
+    kept, working = sizes.weights + sizes.slots, sizes.working
+    updating = 0  # what an update needs beside these: a step needs as much at least
+    besides = 0  # what is there all the time
+    if devices > 1 and shard is not None:
+        kept = round(shard.weights * sizes.weights + shard.slots * sizes.slots)
+        # A step gathers the other weights, which go as gradients come.
+        working = min(working, sizes.gradients)
+        gathered = sizes.weights - shard.tables - shard.table_gradients
+        besides = round((1 - shard.weights) * gathered)
+        # Beside weights that are whole a device's part of the gradients lies until the update.
+        updating = round((1 + shard.slots) * sizes.gradients) if shard.weights == 1 else 0
+    elif devices > 1 and work.by_compiler:
+        # All gradients wait for their sums, so that none is updated in between.
+        updating = 2 * sizes.gradients
+    elif devices > 1:
+        # The first device has the weights, so the parts that it sends and the sums; and the batch.
+        besides = sizes.gradients + (devices - 1) * rows * sizes.inputs
+    step = max(working + rows * sizes.activations, updating + rows * sizes.inputs)
+    return kept + step + besides
 
 
 def _load_towers(work: Workload, devices: int, traffic: Traffic) -> Load:
@@ -107,8 +106,8 @@ def _load_model(work: Workload, devices: int) -> Load:
 
 LOADS: dict[str, Callable[[Workload, int], Load]] = {
     "data": _load_data,
-    "tower": lambda work, n: _load_towers(work, n, _weights(work, n)),
-    "committee": lambda work, n: _load_towers(work, n, _NONE),  # with independent replicas
+    "tower": lambda work, n: _load_towers(work, n, weights_inside(work, n)),
+    "committee": lambda work, n: _load_towers(work, n, Traffic()),  # with independent replicas
     "model": _load_model,
 }
 
@@ -126,9 +125,15 @@ def _shards(work: Workload, shard: Shard, devices: int) -> Traffic:
     return Traffic(size, size, copies, duplex=work.by_compiler)
 
 
-def _weights(work: Workload, devices: int) -> Traffic:
-    """Weights and gradients within a host."""
-    return (ring_inside if work.by_compiler else _hubs_inside)(work, devices)
+def weights_inside(work: Workload, devices: int) -> Traffic:
+    """A device's traffic of weights and gradients within a host: in a ring, or through hubs."""
+    count = work.in_host(devices)
+    return _ring(work.sizes.gradients, count) if work.by_compiler else _hubs(work.sizes, count)
+
+
+def ring_between(work: Workload, devices: int) -> Traffic:
+    """A host's traffic in a ring of hosts, which sums the gradients."""
+    return _ring(work.sizes.gradients, work.hosts(devices))
 
 
 def _ring(size: float, count: int) -> Traffic:
@@ -141,23 +146,12 @@ def _ring(size: float, count: int) -> Traffic:
     return Traffic(sent, sent, 2 * (count - 1), duplex=True)
 
 
-def ring_inside(work: Workload, devices: int) -> Traffic:
-    """A device's traffic where the devices of a host sum the gradients in a ring."""
-    return _ring(work.sizes.gradients, work.in_host(devices))
-
-
-def ring_between(work: Workload, devices: int) -> Traffic:
-    """A host's traffic in a ring of hosts, which sums the gradients."""
-    return _ring(work.sizes.gradients, work.hosts(devices))
-
-
-def _hubs_inside(work: Workload, devices: int) -> Traffic:
-    """A device's traffic where weights go out through hubs and gradients come back to them.
+def _hubs(sizes: Sizes, count: int) -> Traffic:
+    """Weights go out through hubs, and gradients come back to them.
 
     The weights' device sends all of them once. It receives P (2n - 3) / (n - 1) bytes of gradients
     (`docs/decisions/2026-11-hubs.md`).
     """
-    count, sizes = work.in_host(devices), work.sizes
     if count == 1:
         return Traffic()
     back = (2 * count - 3) / (count - 1)
@@ -174,8 +168,7 @@ def _hubs_beside_tables(work: Workload, devices: int) -> Traffic:
     weights, gradients = sizes.weights - sizes.tables, sizes.gradients - sizes.tables
     others = dataclasses.replace(sizes, weights=weights, gradients=gradients)
     rows = work.batch_size * sizes.looked_up * (devices - 1) / devices
-    hubs = _hubs_inside(dataclasses.replace(work, sizes=others), devices)
-    return hubs + Traffic(rows, 2 * rows)
+    return _hubs(others, devices) + Traffic(rows, 2 * rows)
 
 
 def find_busiest(transfers: Iterable[Any], *, duplex: bool = False) -> Traffic:

@@ -11,7 +11,8 @@ from keras_multigpu import engines
 from keras_multigpu.arguments import check_flag, check_model
 from keras_multigpu.engines import Holding
 from keras_multigpu.reports.forms import describe_environment, draw_bars, show_bytes
-from keras_multigpu.reports.models import check_batch, step_prepared
+from keras_multigpu.reports.inputs import check_batch
+from keras_multigpu.reports.models import step_prepared
 from keras_multigpu.reports.report import Column, Report
 
 KINDS = ("weights", "slots", "batch", "copies", "gradients", "activations", "temporaries", "other")

@@ -10,26 +10,20 @@ from keras_multigpu.arguments import positive_integer
 from keras_multigpu.graphs.costs import find_crossings, variables_bytes, with_loss
 from keras_multigpu.graphs.graph import Graph, LayerCall
 from keras_multigpu.modes import ModelParallel
+from keras_multigpu.reports import layout
 from keras_multigpu.reports.forms import new_figure, show_bytes
-from keras_multigpu.reports.layout import (
-    HEIGHT,
-    WIDTH,
-    Line,
-    Point,
-    arrange,
-    block_name,
-    find_blocks,
-)
+from keras_multigpu.reports.layout import HEIGHT, WIDTH, Line, Point
 
-_MOST_BLOCKS = 23
+_MOST_BLOCKS, _MOST_COLUMNS = 23, 4
 _LEAST_WIDTH = 5.8  # inches, for the title and the legend
 
 
 def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
     """Draws which device each layer is on, and what crosses between the devices.
 
-    Each layer has a box, with the bytes of its weights. Models with more than 22 layers are drawn
-    by blocks of consecutive layers on a device. The inputs and the loss are on the first device.
+    Each layer has a box in its device's column, with the bytes of its weights. Models with more
+    than 22 layers are drawn by blocks of consecutive layers on a device. The inputs and the loss
+    are on the first device. Of more than four devices some share a column.
 
     Red lines are tensors that cross. A red number in a box is the bytes that cross from there in a
     training step, with the gradients that come back. A tensor counts once for each device that it
@@ -64,10 +58,12 @@ def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
             "JAX, every layer is on all devices."
         )
     graph, numbers = with_loss(stages.graph, stages.numbers)
-    blocks = find_blocks(graph, numbers, _MOST_BLOCKS)
+    blocks = layout.find_blocks(graph, numbers, _MOST_BLOCKS)
     lines, sent = _connect(graph, numbers, blocks, rows)
-    centers, paths, (width, height) = arrange(len(blocks) + 1, lines)
     used = {number: parallel.devices[number] for number in sorted(set(numbers))}
+    places = {number: place % _MOST_COLUMNS for place, number in enumerate(used)}
+    columns = [0, *(places[numbers[block[0]]] for block in blocks)]
+    centers, paths, (width, height) = layout.arrange(columns, lines)
     count = len(parallel.devices)
     title = f"{parallel.name} on {count} device{'s' * (count > 1)}"
     axes = _new_axes(width, height, title, used, rows if sent else 0)
@@ -78,7 +74,7 @@ def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
     for box, (block, center) in enumerate(zip(blocks, centers[1:]), 1):
         is_loss = block.stop == len(graph.calls)
         details = "" if is_loss else _details([graph.calls[place] for place in block], counted)
-        own, name = [numbers[place] for place in block], block_name(graph, block)
+        own, name = [numbers[place] for place in block], layout.block_name(graph, block)
         _draw_box(axes, center, own, name, details, sent.get(box, 0))
     return axes.figure
 

@@ -15,7 +15,7 @@ from keras_multigpu.devices import choose_devices
 from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.graphs.graph import is_graph
 from keras_multigpu.reports.forms import read_bytes, show_bytes
-from keras_multigpu.reports.interconnect import Link, find_link
+from keras_multigpu.reports.interconnect import Link
 from keras_multigpu.reports.models import random_state_kept
 from keras_multigpu.reports.plan_report import PlanReport
 from keras_multigpu.reports.search import Search
@@ -89,16 +89,15 @@ def plan(
     """
     count, limit = positive_integer("n_gpus", n_gpus), read_bytes("memory", memory)
     subject = Subject(
-        model, batch_size, (count,), ("data",), find_link(link), step_seconds, speed, inputs,
-        targets, {} if cuts is None else cuts, overlap, steps,
+        model, batch_size, (count,), ("data",), link=link, step_seconds=step_seconds, speed=speed,
+        inputs=inputs, targets=targets, cuts=cuts, overlap=overlap, steps=steps,
     )  # fmt: skip
     shards, notes = _find_shards(model, count)
     search = Search(subject, count, shards, limit)
     subject.measure(search.rows, max(search.rows // 2, 1), {})
     plain = search.count(model)
-    copy, recomputed, why_not = _count_recomputed(search, plain)
-    ways = [*search.find(model, plain), *search.find(copy, recomputed, remat=True)]
-    choices = search.choose(ways)
+    recomputed, why_not = _count_recomputed(search, plain)
+    choices = search.choose([*search.find(plain), *search.find(recomputed, remat=True)])
     notes += [*why_not, *subject.doubts]
     unknown = plain[search.rows].unknown
     if unknown:
@@ -142,30 +141,27 @@ def _shard_of(name: str, kept: engines.Kept) -> Shard:
 
 def _count_recomputed(
     search: Search, plain: Mapping[int, Sizes]
-) -> tuple[keras.Model, Mapping[int, Sizes], list[str]]:
-    """A copy with layers made in a `keras.RematScope`, its sizes, and why it is left out."""
+) -> tuple[Mapping[int, Sizes], list[str]]:
+    """The sizes of a copy with layers made in a `keras.RematScope`, or why it is left out."""
     model, rows = search.subject.model, search.rows
     if not is_graph(model):
-        return (
-            model,
-            {},
-            ["Recomputing is left out: only functional and Sequential models are copied."],
-        )
+        return {}, ["Recomputing is left out: only functional and Sequential models are copied."]
     with random_state_kept():
         copy = keras.models.clone_model(model, clone_function=_recomputing)
     if model.compiled:
         optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
         copy.compile(optimizer, model.loss, jit_compile=model.jit_compile)
+    search.recomputing = copy
     try:
         found = search.count(copy)
     except Exception as error:  # of many types: the same steps were counted without it before
-        return copy, {}, [_why_not_recomputed(model, error)]
+        return {}, [_why_not_recomputed(model, error)]
     reduced, whole = (
-        sizes[rows].work + rows * (sizes[rows].activations or 0) for sizes in (found, plain)
+        (sizes[rows].working or 0) + rows * sizes[rows].activations for sizes in (found, plain)
     )
     if reduced > _WORTH_IT * whole:
-        return copy, {}, ["Recomputing activations (`keras.RematScope`) saves hardly any memory."]
-    return copy, found, []
+        return {}, ["Recomputing activations (`keras.RematScope`) saves hardly any memory."]
+    return found, []
 
 
 def _why_not_recomputed(model: keras.Model, error: Exception) -> str:

@@ -114,6 +114,11 @@ class Prediction:
         low, high = self.speedup_range
         return high > 1.3 * low
 
+    @property
+    def sure_speedup(self) -> float:
+        """The speed-up to decide by: that of the slow end if the range is wide."""
+        return self.speedup_range[0] if self.is_wide else self.speedup
+
     def with_times(self, rounds: Sequence[float], alone: Sequence[float]) -> Prediction:
         """The same with timed steps of each round, and the same work on one device in each."""
         step, alone_s = statistics.median(rounds), statistics.median(alone)

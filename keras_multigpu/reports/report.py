@@ -7,7 +7,6 @@ import base64
 import dataclasses
 import html
 import importlib.util
-import io
 import json
 import numbers
 import os
@@ -16,8 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from keras_multigpu.extras import how_to_install
-from keras_multigpu.reports.forms import new_figure
+from keras_multigpu.reports.forms import import_extra, new_figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +134,9 @@ class Report(abc.ABC):
         Raises:
             ImportError: if pandas or matplotlib is not installed.
         """
-        buffer = io.BytesIO()
-        self.plot().savefig(buffer, format="png")
-        data = base64.b64encode(buffer.getvalue()).decode()
+        picture = base64.b64encode(self.plot()._repr_png_()).decode()
         title = html.escape(self.title, quote=True)
-        return self._html(f'<img alt="{title}" src="data:image/png;base64,{data}">')
+        return self._html(f'<img alt="{title}" src="data:image/png;base64,{picture}">')
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows, or `None` for the text; `plot` adds the picture."""
@@ -148,12 +144,12 @@ class Report(abc.ABC):
 
     def _html(self, picture: str) -> str:
         headings, *rows = self._cells()
-        table = _pandas().DataFrame(rows, columns=headings).to_html(index=False, border=0)
+        frame = import_extra(*_PANDAS).DataFrame(rows, columns=headings)
         notes = "".join(f"<p>{_html_text(note)}</p>" for note in self.notes)
         lines = "".join(f"<li>{_html_text(line)}</li>" for line in self._settings())
         folded = f"<details><summary>Settings</summary><ul>{lines}</ul></details>" if lines else ""
-        title = f"<p><strong>{html.escape(self.title)}</strong></p>"
-        return f"<div>{title}{notes}{picture}{table}{folded}</div>"
+        title, table = html.escape(self.title), frame.to_html(index=False, border=0)
+        return f"<div><p><strong>{title}</strong></p>{notes}{picture}{table}{folded}</div>"
 
     def _cells(self) -> list[list[str]]:
         """The headings and the rows as text."""
@@ -162,9 +158,8 @@ class Report(abc.ABC):
 
     def _are_numbers(self) -> list[bool]:
         """Whether a column has numbers only, which are aligned to the right."""
-        columns = zip(*self.rows) if self.rows else ([] for _ in self.columns)
-        kinds = (type(None), numbers.Number)
-        return [all(isinstance(value, kinds) for value in values) for values in columns]
+        columns = list(zip(*self.rows)) or [()] * len(self.columns)
+        return [all(isinstance(one, numbers.Number | None) for one in values) for values in columns]
 
     def _settings(self) -> list[str]:
         return [_one_line(f"{name}: {value}") for name, value in self.settings.items()]
@@ -178,9 +173,9 @@ class Report(abc.ABC):
             ImportError: if pandas is not installed.
         """
         units = {column.name: column.unit for column in self.columns}
-        frame = _pandas().DataFrame(self.rows, columns=list(units))
-        settings, notes = dict(self.settings), list(self.notes)
-        frame.attrs.update(title=self.title, units=units, settings=settings, notes=notes)
+        frame = import_extra(*_PANDAS).DataFrame(self.rows, columns=list(units))
+        frame.attrs |= {"title": self.title, "units": units}
+        frame.attrs |= {"settings": dict(self.settings), "notes": list(self.notes)}
         return frame
 
     def to_json(self) -> str:
@@ -219,32 +214,22 @@ class Report(abc.ABC):
             ValueError: if the name has another ending.
             ImportError: if pandas or matplotlib is needed, and not installed.
         """
-        given, path = path, pathlib.Path(path if isinstance(path, os.PathLike) else str(path))
-        suffix = path.suffix.lower()
+        file = pathlib.Path(path if isinstance(path, os.PathLike) else str(path))
+        suffix = file.suffix.lower()
         texts = dict(zip(_TEXTS, (self.__str__, self.to_markdown, self.to_html, self.to_json)))
-        if suffix not in (*_TEXTS, *_PLOTS):
+        if suffix in texts:
+            file.write_text(texts[suffix]() + "\n", encoding="utf-8")
+        elif suffix in _PLOTS:
+            self.plot().savefig(file)
+        else:
             raise ValueError(
                 f"`path` must end in one of {', '.join([*_TEXTS, *_PLOTS])}. Received: "
-                f"path={given!r}. Choose the ending of the form that you want."
+                f"path={path!r}. Choose the ending of the form that you want."
             )
-        if suffix in texts:
-            path.write_text(texts[suffix]() + "\n", encoding="utf-8")
-        else:
-            self.plot().savefig(path)
 
 
 _TEXTS, _PLOTS = (".txt", ".md", ".html", ".json"), (".png", ".svg", ".pdf")
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "A pandas or HTML table needs pandas, which is not installed. Install the extra "
-            f"`reports`: {how_to_install('reports')}. Or print the report, or use `to_json()`."
-        ) from error
-    return pandas
+_PANDAS = ("pandas", "A pandas or HTML table needs pandas, which is not installed.", "to_json")
 
 
 def _one_line(text: str) -> str:

@@ -12,15 +12,9 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
-from keras_multigpu.modes import ParallelModel, watch_kept
+from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import make_parallel
-from keras_multigpu.reports.models import (
-    Snapshot,
-    build_optimizer,
-    random_state_kept,
-    state_of,
-    traced_anew,
-)
+from keras_multigpu.reports.models import Snapshot, build_optimizer, model_kept
 from keras_multigpu.reports.workload import StepTime
 
 ROUNDS = 5
@@ -37,13 +31,15 @@ class Stopwatch(keras.callbacks.Callback):
     epoch's own time. The clock stops at the end of the last epoch: TensorFlow may take seconds
     after that to take down a data pipeline.
 
-    `seconds` and `batches` are those of the whole `fit`. A step is all that `fit` does for a batch:
-    Keras's loop and the batch's way to the device, too.
+    `seconds`, `batches` and `epochs` are those of the whole `fit`, and `loss` is that of its last
+    epoch. A step is all that `fit` does for a batch: Keras's loop and the batch's way to the
+    device, too.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.seconds, self.batches = 0.0, 0
+        self.seconds, self.batches, self.epochs = 0.0, 0, 0
+        self.loss: float | None = None
         self._timed = np.zeros(3)  # steps after the first of an epoch, and both clocks
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -67,7 +63,8 @@ class Stopwatch(keras.callbacks.Callback):
         done = min(self._done, (self.params or {}).get("steps") or self._done)
         now = np.array([done, time.perf_counter(), time.process_time()])
         self.seconds = now[1] - self._begin
-        self.batches += done
+        self.batches, self.epochs = self.batches + done, epoch + 1
+        self.loss = (logs or {}).get("loss")
         if done > self._first[0]:
             self._timed += now - self._first
 
@@ -102,30 +99,33 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """The timed steps of a model.
+    """The timed steps of a model, by mode, number of devices and rows of the batch.
 
-    `times` are those on the whole batch (of `rows`), by mode and number of devices; `small` those
-    on `fewer` rows on one device, `None` if these are as many.
+    The whole batch has `rows`; one device was also timed on `fewer`, if these are not as many.
     """
 
     rows: int
     fewer: int
-    times: Mapping[tuple[str, int], Timing]
-    small: Timing | None
+    times: Mapping[tuple[str, int, int], Timing]
+
+    @property
+    def alone(self) -> Timing:
+        """The steps on the whole batch, on one device."""
+        return self.times["data", 1, self.rows]
 
     @property
     def step(self) -> StepTime:
         """The time of a step on one device, by the rows."""
-        whole = self.times["data", 1].seconds
-        if self.small is None:
+        whole = self.alone.seconds
+        if self.fewer == self.rows:
             return StepTime(0.0, whole / self.rows)
-        return StepTime.through(self.rows, whole, self.fewer, self.small.seconds)
+        small = self.times["data", 1, self.fewer].seconds
+        return StepTime.through(self.rows, whole, self.fewer, small)
 
     @property
     def cores(self) -> float:
         """The processor cores that one device keeps busy."""
-        alone = self.times["data", 1]
-        return alone.cpu_seconds / alone.seconds
+        return self.alone.cpu_seconds / self.alone.seconds
 
 
 def take_rows(arrays: Any, rows: int) -> Any:
@@ -152,31 +152,23 @@ def measure_steps(
     options = {"committee": {"replicas": "independent"}, "model": {"placement": placement}}
 
     def train(mode: str, devices: int, rows: int) -> Steps:
+        # A placement names further devices, so that one device has none.
+        own = options.get(mode, {}) if devices > 1 else {}
         name: Any = "tower" if mode == "committee" else mode
-        own = options.get(mode, {}) if devices > 1 else {}  # a placement names further devices
-        parallel = make_parallel(model, devices, name, **own)
-        return Steps(parallel, (take_rows(batch[0], rows), take_rows(batch[1], rows)))
+        return Steps(make_parallel(model, devices, name, **own), take_rows(batch, rows))
 
-    times: dict[tuple[str, int], Timing] = {}
-    small = None
-    before = Snapshot(state_of(model))
-    with random_state_kept(), traced_anew(), watch_kept(model):
-        try:
-            # One device is timed once, and again beside what else is timed of a mode.
-            for mode in ("data", *(one for one in here if here[one] and one != "data")):
-                counts = (1, *here.get(mode, ()))
-                with engines.current().places_kept(model):
-                    # In mode "model" the weights move back to one device for its turn.
-                    alone = train("model" if mode == "model" else "data", 1, rows)
-                    several = [alone, *(train(mode, count, rows) for count in counts[1:])]
-                    if mode == "data" and fewer < rows:
-                        several.append(train("data", 1, fewer))
-                    found = time_in_turn(several, steps)
-                times |= {(mode, count): one for count, one in zip(counts, found)}
-                small = small or (found[-1] if len(found) > len(counts) else None)
-        finally:
-            before.restore()
-    return Measured(rows, fewer, times, small)
+    times: dict[tuple[str, int, int], Timing] = {}
+    with model_kept(model):
+        # One device is timed once, and again beside what else is timed of a mode.
+        for mode in dict.fromkeys(("data", *(one for one in here if here[one]))):
+            # In mode "model" the weights move back to one device for its turn.
+            asked = [("model" if mode == "model" else "data", 1, rows)]
+            asked += [(mode, count, rows) for count in here.get(mode, ())]
+            asked += [("data", 1, fewer)] if mode == "data" and fewer < rows else []
+            with engines.current().places_kept(model):
+                found = time_in_turn([train(*one) for one in asked], steps)
+            times |= {(mode, *one[1:]): timing for one, timing in zip(asked, found)}
+    return Measured(rows, fewer, times)
 
 
 def time_in_turn(several: Sequence[Steps], steps: int) -> list[Timing]:
@@ -217,24 +209,23 @@ class Training:
         build_optimizer(parallel)
         self.model = parallel
         # Copies: on JAX a step takes over the arrays that it is given.
-        self._start = Snapshot(state_of(parallel))
+        self._start = Snapshot(parallel)
 
-    def fit(self, x: Any, **given: Any) -> tuple[keras.callbacks.History, Stopwatch]:
-        """Trains on the rows in order; returns the history and the times."""
+    def fit(self, **given: Any) -> Stopwatch:
+        """Trains on the rows in order, and times it."""
         self._start.restore()
         watch = Stopwatch()
-        return self.model.fit(x, **given, shuffle=False, callbacks=[watch], verbose=0), watch
+        self.model.fit(**given, shuffle=False, callbacks=[watch], verbose=0)
+        return watch
 
 
 class Steps:
     """Steps of a parallel model on one batch."""
 
     def __init__(self, parallel: ParallelModel, batch: tuple[Any, Any]):
-        self._batch = compile_for(parallel, batch)
+        given = compile_for(parallel, batch)
+        self._batch = keras.tree.map_structure(keras.ops.convert_to_numpy, given)
         self._training = Training(parallel)
-        arrays = [np.asarray(part) for part in keras.tree.flatten(self._batch)]
-        self._rows = len(arrays[0])
-        self._most = _MOST_BYTES // max(sum(part.nbytes for part in arrays), 1)  # batches in memory
 
     def warm_up(self, least: int) -> int:
         """Traces and compiles; returns how many steps a round takes, `least` or more."""
@@ -245,13 +236,13 @@ class Steps:
     def time(self, steps: int) -> tuple[float, float]:
         """The mean step of a `fit` in seconds, and the processor's seconds in it."""
         self._training.model._parallel_place()
+        arrays = keras.tree.flatten(self._batch)
+        most = _MOST_BYTES // max(sum(part.nbytes for part in arrays), 1)  # batches in memory
         first = self._training.model.steps_per_execution  # of an epoch: these are not timed
-        batches = max(min(steps + first, self._most), first + 1)
-        x, y = keras.tree.map_structure(
-            lambda part: np.concatenate([keras.ops.convert_to_numpy(part)] * batches), self._batch
-        )
+        batches = max(min(steps + first, most), first + 1)
         epochs = -(-steps // (batches - first))
-        _, watch = self._training.fit(x, y=y, batch_size=self._rows, epochs=epochs)
+        x, y = keras.tree.map_structure(lambda part: np.concatenate([part] * batches), self._batch)
+        watch = self._training.fit(x=x, y=y, batch_size=len(arrays[0]), epochs=epochs)
         assert watch.step_seconds is not None
         assert watch.step_cpu_seconds is not None
         return watch.step_seconds, watch.step_cpu_seconds

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
-from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, device_counts, positive_integer
-from keras_multigpu.modes import ParallelModel, watch_kept
+from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import Mode, make_parallel
 from keras_multigpu.reports.forms import are_virtual, describe_environment
-from keras_multigpu.reports.models import (
-    Snapshot,
-    check_data,
-    is_endless,
-    random_state_kept,
-    state_of,
-    traced_anew,
-)
+from keras_multigpu.reports.inputs import check_data
+from keras_multigpu.reports.models import model_kept
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
 from keras_multigpu.reports.timing import Stopwatch, Training
 
@@ -105,31 +96,43 @@ def scaling(
             "`scaling(model, (x, y))`."
         )
     counts = device_counts("n_gpus", n_gpus)
-    moves = mode == "model" or options.get("shard") is not None
-    schedule = Schedule(data, batch_size, epochs, steps, warm_up, repeats, weak, moves)
-    check_model(model, built=True)
+    check_data(data, batch_size, steps, weak)
+    numbers = {"batch_size": batch_size, "epochs": epochs, "steps": steps, "repeats": repeats}
+    for name, value in numbers.items():
+        if value is not None:
+            positive_integer(name, value)
+    if isinstance(warm_up, bool) or warm_up != 0:
+        positive_integer("warm_up", warm_up, expected=" or 0")
     _check_compiled(model, compile_with)
-    before = Snapshot(state_of(model))
-    with (
-        engines.current().places_kept(model),
-        random_state_kept(),
-        traced_anew(),
-        watch_kept(model),
-    ):
+    rows = (batch_size or _KERAS_BATCH_SIZE) if isinstance(data, tuple) else None
+    sizes = [rows * count if rows and weak else rows for count in counts]
+    rounds = [warm_up] * (warm_up > 0) + [epochs] * repeats
+    moves = mode == "model" or options.get("shard") is not None
+    with model_kept(model):
         models = [make_parallel(model, count, mode, **options) for count in counts]
-        try:
-            runs = schedule.run([_prepare(one, compile_with) for one in models], verbose)
-        finally:
-            before.restore()
+        trainings = [_prepare(one, compile_with) for one in models]
+        watches = _train_in_turn(trainings, data, sizes, rounds, steps, moves, verbose)
+    runs = [_summarize(*one, repeats) for one in zip(counts, sizes, watches)]
     used = max((one.devices for one in models), key=len)
-    settings = {"model": model.name, "mode": mode, **options, **schedule.describe()}
-    settings |= describe_environment(used)
-    notes = [*([_VIRTUAL] if are_virtual(used) else []), *schedule.notes(runs)]
+    settings = {
+        "model": model.name,
+        "mode": mode,
+        **options,
+        "batch size": rows or "the data's own",
+        "epochs": epochs,
+        "steps of an epoch": steps or "all",
+        "warm-up": f"{warm_up} epoch{'' if warm_up == 1 else 's'}",
+        "repeats": f"{repeats}, in turn",
+        **({"scaling": "weak, the batch size is per device"} if weak else {}),
+        **describe_environment(used),
+    }
+    notes = [*([_VIRTUAL] if are_virtual(used) else []), *_doubt(runs, steps, epochs)]
     members = mode == "tower" and options.get("num_replicas") is None
     return ScalingReport(runs, weak=weak, members=members, notes=notes, settings=settings)
 
 
 def _check_compiled(model: keras.Model, compile_with: Any) -> None:
+    check_model(model, built=True)
     if compile_with is not None and not callable(compile_with):
         raise ValueError(
             "`compile_with` must be a function that compiles a parallel model, or None. Received: "
@@ -155,128 +158,74 @@ def _prepare(model: ParallelModel, compile_with: Callable[[keras.Model], Any] | 
     return Training(model)
 
 
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """How each run trains; the arguments are those of `scaling`, and checked here.
+def _train_in_turn(
+    trainings: Sequence[Training],
+    data: Any,
+    sizes: Sequence[int | None],
+    rounds: Sequence[int],
+    steps: int | None,
+    moves: bool,
+    verbose: int,
+) -> list[list[Stopwatch]]:
+    """Trains the models in turn, each from the same start; each round has so many epochs.
 
     `moves` says whether the weights move to a model's devices when its turn comes.
     """
+    # Without a size of batches Keras would divide the rows into `steps`.
+    names = ("x", "y", "sample_weight") if isinstance(data, tuple) else ("x",)
+    arrays = dict(zip(names, data if isinstance(data, tuple) else (data,)))
+    rewind = _rewinder(data)
+    progress = keras.utils.Progbar(len(trainings) * len(rounds), verbose=verbose, unit_name="run")
+    watches: list[list[Stopwatch]] = [[] for _ in trainings]
+    for epochs in rounds:
+        for training, size, found in zip(trainings, sizes, watches):
+            given = arrays | ({"batch_size": size} if size else {})
+            if moves:  # and then the step is traced again, on TensorFlow: not in the timed run
+                rewind()
+                training.fit(**given, epochs=1, steps_per_epoch=1)
+            rewind()
+            found.append(training.fit(**given, epochs=epochs, steps_per_epoch=steps))
+            progress.add(1)
+    rewind()
+    return watches
 
-    data: Any
-    batch_size: int | None = None
-    epochs: int = 1
-    steps: int | None = None
-    warm_up: int = 1
-    repeats: int = 3
-    weak: bool = False
-    moves: bool = False
 
-    def __post_init__(self) -> None:
-        check_data(self.data)
-        if self.weak and self.batch_size is None:
-            raise ValueError(
-                "`weak=True` needs the rows of each device. Received: batch_size=None. Give "
-                "`batch_size`, and arrays as `data`."
-            )
-        if self.batch_size is not None and not isinstance(self.data, tuple):
-            raise ValueError(
-                "`batch_size` is for arrays. Received: "
-                f"batch_size={self.batch_size!r}, and data that come in batches: "
-                f"{type(self.data).__name__}. Leave `batch_size` out."
-            )
-        if self.steps is None and is_endless(self.data):
-            raise ValueError(
-                "`steps` must say how many batches an epoch has if the data are endless. Received: "
-                f"steps=None, and data of type {type(self.data).__name__} without an end. Give "
-                "`steps=100`, for example."
-            )
-        for name in ("batch_size", "epochs", "steps", "repeats"):
-            if getattr(self, name) is not None:
-                positive_integer(name, getattr(self, name))
-        if isinstance(self.warm_up, bool) or self.warm_up != 0:
-            positive_integer("warm_up", self.warm_up, expected=" or 0")
+def _rewinder(data: Any) -> Callable[[], Any]:
+    """Brings data that shuffle themselves back to the epoch that they are in now."""
+    epoch, resume = getattr(data, "epoch", None), getattr(data, "resume", None)
+    if callable(resume) and isinstance(epoch, int):
+        return lambda: resume(epoch)
+    return lambda: None
 
-    @functools.cached_property
-    def begins(self) -> int | None:
-        """The epoch from which each run reads data that shuffle themselves; `None` for others."""
-        epoch = getattr(self.data, "epoch", None)
-        can_resume = callable(getattr(self.data, "resume", None)) and isinstance(epoch, int)
-        return epoch if can_resume else None
 
-    def batch_size_on(self, devices: int) -> int | None:
-        """Rows of a batch on a number of devices; `None` if the data decide."""
-        size = self.batch_size
-        if size is None and isinstance(self.data, tuple):
-            size = _KERAS_BATCH_SIZE
-        return size * devices if self.weak and size else size
+def _summarize(
+    devices: int, batch_size: int | None, watches: Sequence[Stopwatch], repeats: int
+) -> Run:
+    """The timed trainings of a model, after those that warm up, as a run."""
+    timed, last = watches[-repeats:], watches[-1]
+    return Run(
+        devices,
+        seconds=tuple(one.seconds for one in timed),
+        loss=last.loss,
+        batch_size=batch_size,
+        steps=last.batches,
+        step_times=tuple(one.step_seconds for one in timed if one.step_seconds is not None),
+        epochs=last.epochs,
+    )
 
-    def run(self, trainings: Sequence[Training], verbose: int) -> list[Run]:
-        """Trains the models in turn, each from the same start, and times it."""
-        fits: list[list[tuple[Any, Stopwatch]]] = [[] for _ in trainings]
-        rounds = [self.warm_up] * (self.warm_up > 0) + [self.epochs] * self.repeats
-        total = len(trainings) * len(rounds)
-        progress = keras.utils.Progbar(total, verbose=verbose, unit_name="run")
-        for epochs in rounds:
-            for training, found in zip(trainings, fits):
-                found.append(self.fit(training, epochs))
-                progress.add(1)
-        if self.begins is not None:
-            self.data.resume(self.begins)
-        pairs = zip(trainings, fits)
-        return [self._summarize(len(one.model.devices), found) for one, found in pairs]
 
-    def fit(self, training: Training, epochs: int) -> tuple[keras.callbacks.History, Stopwatch]:
-        """Trains a parallel model; returns the history and the times."""
-        x, *others = self.data if isinstance(self.data, tuple) else (self.data,)
-        given = dict(zip(("y", "sample_weight"), others))
-        if isinstance(self.data, tuple):  # Keras would divide the rows into `steps`
-            given["batch_size"] = self.batch_size_on(len(training.model.devices))
-        if self.begins is not None:
-            self.data.resume(self.begins)
-        given = {name: value for name, value in given.items() if value is not None}
-        if self.moves:  # and then the step is traced again, on TensorFlow: not in the timed run
-            training.fit(x, **given, epochs=1, steps_per_epoch=1)
-        return training.fit(x, **given, epochs=epochs, steps_per_epoch=self.steps)
-
-    def _summarize(self, devices: int, fits: Sequence[tuple[Any, Stopwatch]]) -> Run:
-        """The timed fits of a model as a run."""
-        timed = [watch for _, watch in fits[-self.repeats :]]
-        history = fits[-1][0]
-        steps = [one.step_seconds for one in timed if one.step_seconds is not None]
-        return Run(
-            devices,
-            tuple(one.seconds for one in timed),
-            history.history["loss"][-1],
-            self.batch_size_on(devices),
-            timed[-1].batches,
-            tuple(steps),
-            len(history.epoch),
+def _doubt(runs: Sequence[Run], steps: int | None, epochs: int) -> list[str]:
+    """What a reader of the figures must beware of."""
+    notes = []
+    if steps is not None and any(run.steps != steps * epochs for run in runs):
+        made = " or ".join(map(str, sorted({run.steps or 0 for run in runs})))
+        notes.append(
+            f"The data ended early: you asked for steps={steps} in each of {epochs} epochs, and "
+            f"the runs had {made} batches. The times are of these batches."
         )
-
-    def describe(self) -> dict[str, Any]:
-        """The settings that a reader of the figures must know."""
-        weak = {"scaling": "weak, the batch size is per device"} if self.weak else {}
-        return {
-            "batch size": self.batch_size_on(1) or "the data's own",
-            "epochs": self.epochs,
-            "steps of an epoch": self.steps or "all",
-            "warm-up": f"{self.warm_up} epoch{'' if self.warm_up == 1 else 's'}",
-            "repeats": f"{self.repeats}, in turn",
-            **weak,
-        }
-
-    def notes(self, runs: Sequence[Run]) -> list[str]:
-        """What a reader of the figures must beware of."""
-        notes = []
-        if self.steps is not None and any(run.steps != self.steps * self.epochs for run in runs):
-            made = " or ".join(map(str, sorted({run.steps or 0 for run in runs})))
-            notes.append(
-                f"The data ended early: you asked for steps={self.steps} in each of {self.epochs} "
-                f"epochs, and the runs had {made} batches. The times are of these batches."
-            )
-        if not all(run.step_times for run in runs):
-            notes.append(
-                "An epoch has a single batch, so its time includes the overhead of an epoch. Give "
-                "more batches to separate the two."
-            )
-        return notes
+    if not all(run.step_times for run in runs):
+        notes.append(
+            "An epoch has a single batch, so its time includes the overhead of an epoch. Give "
+            "more batches to separate the two."
+        )
+    return notes

@@ -14,13 +14,13 @@ from keras_multigpu.arguments import check_choice
 from keras_multigpu.engines import Transfer
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.reports.forms import describe_environment, show_bytes
-from keras_multigpu.reports.models import check_batch, step_prepared
+from keras_multigpu.reports.inputs import check_batch
+from keras_multigpu.reports.models import step_prepared
 from keras_multigpu.reports.report import Column, Report
 
 _STEPS = ("training", "prediction")
 _NEEDED = ("weights", "activations", "gradients")
 _MUCH = 1.5  # times the least: worth a note
-_COLUMNS = [Column(name) for name in ("step", "from", "to", "kind", "copies")]
 
 
 def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
@@ -133,7 +133,8 @@ class TransfersReport(Report):
         self.mode, self.batch_size, self.hosts = mode, batch_size, dict(hosts or {})
         named = {"mode": mode, "batch size": batch_size, **(settings or {})}
         known = {name: value for name, value in named.items() if value is not None}
-        columns = [*_COLUMNS, Column("bytes", "", show_bytes)]
+        columns = [Column(name) for name in ("step", "from", "to", "kind", "copies")]
+        columns.append(Column("bytes", "", show_bytes))
         notes = [*self._conclude(), *notes]
         super().__init__("Transfers between devices", columns, self._rows(), notes, known)
 
@@ -182,15 +183,15 @@ class TransfersReport(Report):
         return self.training if step == "training" else self.prediction
 
     def _rows(self) -> list[tuple[Any, ...]]:
-        copies: collections.Counter[tuple[str, ...]] = collections.Counter()
-        sizes = copies.copy()
+        found: dict[tuple[str, ...], list[Transfer]] = collections.defaultdict(list)
         for step in _STEPS:
             for one in self._transfers(step):
-                key = (step, one.source, one.target, one.kind)
-                copies[key] += one.copies
-                sizes[key] += one.bytes or 0
-        keys = sorted(copies, key=lambda key: (_STEPS.index(key[0]), *key))
-        return [(*key, copies[key], sizes[key]) for key in keys]
+                found[step, one.source, one.target, one.kind].append(one)
+        order = sorted(found.items(), key=lambda pair: (_STEPS.index(pair[0][0]), *pair[0]))
+        return [
+            (*key, sum(one.copies for one in alike), sum(one.bytes or 0 for one in alike))
+            for key, alike in order
+        ]
 
     def _conclude(self) -> list[str]:
         notes = [] if self.training or self.prediction else ["Nothing crosses between devices."]

@@ -11,8 +11,7 @@ from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.reports import Cut, Link
 from keras_multigpu.reports.inputs import make_inputs
 from keras_multigpu.reports.models import state_of
-from keras_multigpu.reports.sizes import find_sizes
-from keras_multigpu.reports.workload import Sizes
+from keras_multigpu.reports.workload import Sizes, find_sizes
 
 ON_JAX = keras.backend.backend() == "jax"
 LINK = Link("link", 1e6, 1e-3)
@@ -44,12 +43,7 @@ def test_sizes():
     model = dense(optimizer="adam", loss="mse")
     count = 6 * 8 + 8 + 8 * 2 + 2
     assert find_sizes(model, model.outputs) == Sizes(
-        weights=4 * count,
-        gradients=4 * count,
-        tensors=4,
-        slots=2 * 4 * count,
-        outputs=8,
-        activations=None,
+        weights=4 * count, gradients=4 * count, tensors=4, outputs=8
     )
 
 
@@ -62,23 +56,6 @@ def test_tables_that_stay():
     large = keras.layers.Embedding(9000, 4)
     sizes = find_sizes(keras.Model(words, [large(words), large(words[:, :1])]), known)
     assert (sizes.tables, sizes.looked_up) == (4 * 9000 * 4, 4 * 4 * 4)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "slots"),
-    [
-        ("sgd", 0),
-        (keras.optimizers.SGD(0.1, momentum=0.9), 1),
-        ("rmsprop", 1),
-        ("adam", 2),
-        (keras.optimizers.Adam(amsgrad=True), 3),
-        (keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), 2),
-    ],
-)
-def test_slots(optimizer, slots):
-    model = dense(optimizer=optimizer, loss="mse")
-    sizes = find_sizes(model, model.outputs)
-    assert sizes.slots == slots * sizes.weights
 
 
 def test_sizes_of_half_precision_frozen_and_nested():
@@ -95,7 +72,7 @@ def test_sizes_of_half_precision_frozen_and_nested():
 def test_sizes_of_a_subclassed_model():
     model = Subclassed()
     outputs = model({"x": np.ones((1, 3), "float32")})
-    assert find_sizes(model, outputs).activations is None
+    assert find_sizes(model, outputs).working is None
     assert find_sizes(model, outputs).outputs == 8
 
 
@@ -319,7 +296,7 @@ def test_several_steps_in_an_execution():
     [(0.016, 0.0, 0.001), ({16: 0.016, 8: 0.012}, 0.008, 0.0005)],
 )
 def test_step_times_that_are_given(given, fixed_s, row_s, monkeypatch):
-    monkeypatch.setattr("keras_multigpu.reports.subject.measure_steps", None)
+    monkeypatch.setattr("keras_multigpu.reports.timing.measure_steps", None)
     advice = reports.advise(dense(), 16, (1, 2, 16), link=LINK, step_seconds=given)
     rows = [rows * row_s for rows in (16, 8, 1)]
     for found, counts in (
@@ -433,7 +410,10 @@ def test_the_link_of_this_machine(monkeypatch):
         ({"batch_size": np.ones((8, 3))}, r"Received: batch_size=an array of shape \(8, 3\)"),
         ({"cuts": reports.Cut(1, 1)}, r"`cuts` must be a dict from .*Received: cuts=Cut\("),
         ({"placement": {"dense": 0}}, r"`placement` is for mode 'model'.*modes=\('data',\)"),
-        ({"modes": ("fast",)}, r"`modes` must be of 'data'.*Received: mode='fast'"),
+        (
+            {"modes": ("fast",)},
+            r"`modes` must be of 'data', .*Received: mode='fast'. A 'committee' is",
+        ),
         ({"link": "isdn"}, r"`link` must be one of.*Received: link='isdn'"),
         ({"step_seconds": 0}, r"`step_seconds` must be a finite number, above 0.*step_seconds=0"),
         (

@@ -8,15 +8,11 @@ import pytest
 
 from keras_multigpu import engines
 from keras_multigpu.reports import Link, advise
-from keras_multigpu.reports.loads import (
-    find_load,
-    ring_between,
-    ring_inside,
-)
+from keras_multigpu.reports.loads import find_load, ring_between, weights_inside
 from keras_multigpu.reports.prediction import Traffic, predict
 from keras_multigpu.reports.workload import Sizes, StepTime, Workload
 
-SIZES = Sizes(400, 400, 5, 0, 8, None, 100)
+SIZES = Sizes(400, 400, 5, outputs=8, inputs=100)
 FAST, SLOW = Link("inside", 100.0, 0.0), Link("between", 10.0, 0.0)
 
 
@@ -39,7 +35,7 @@ def test_hosts_are_counted():
 
 
 def test_a_ring_of_hosts_in_closed_form():
-    assert ring_inside(work(), 8) == Traffic(600, 600, 6, duplex=True)  # 2 P 3/4
+    assert weights_inside(work(by_compiler=True), 8) == Traffic(600, 600, 6, duplex=True)  # 2 P 3/4
     for one in (work(), work(by_compiler=True)):
         assert ring_between(one, 8) == Traffic(400, 400, 2, duplex=True)  # 2 P 1/2
     assert ring_between(work(), 4) == Traffic(0, 0, 0, duplex=True)

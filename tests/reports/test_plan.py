@@ -11,6 +11,7 @@ import pytest
 from keras import layers
 
 from keras_multigpu import engines, make_parallel, reports
+from keras_multigpu.engines import Holding
 from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.reports import Cut, Link
 from keras_multigpu.reports.forms import read_bytes
@@ -172,7 +173,7 @@ def test_the_model_is_as_before(model):
 
 @pytest.mark.backend_free
 def test_parts_of_the_state():
-    sizes = Sizes(1000, 800, 10, 1600, outputs=4, activations=20, inputs=3, working=500)
+    sizes = Sizes(1000, 800, 10, outputs=4, inputs=3, slots=1600, activations=20, working=500)
     work = Workload(StepTime(0.0, 1.0), 64, sizes, by_compiler=True)
     shards = {"optimizer": Shard("optimizer", 1.0, 0.25), "weights": Shard("weights", 0.25, 0.25)}
     loads = {
@@ -203,11 +204,23 @@ def test_what_is_counted_decides(model, roomy, monkeypatch):
     """The fastest way must fit as counted, whatever was estimated."""
     assert [one.is_counted for one in roomy.choices if one.devices == 2].count(True) == 1
     fastest = roomy.choices[0]
-    monkeypatch.setattr(Subject, "count_memory", lambda *_, **__: 10**10)
+    count = Subject.count
+
+    def counted_as(memory):
+        """The memory of several devices; one device's is counted."""
+
+        def several(subject, model, rows, devices=1, *rest, **options):
+            if devices == 1:
+                return count(subject, model, rows, devices, *rest, **options)
+            return reports.MemoryReport([Holding("gpu:0", "activations", memory, True)])
+
+        monkeypatch.setattr(Subject, "count", several)
+
+    counted_as(10**10)
     other = _plan(model, "1 GB")
     assert other.choices[0].devices == 1  # its memory was counted before
     assert other.choices[0].fits
-    monkeypatch.setattr(Subject, "count_memory", lambda *_, **__: fastest.memory)
+    counted_as(fastest.memory)
     assert _plan(model, fastest.memory).best == roomy.best
 
 

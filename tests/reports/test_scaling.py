@@ -13,7 +13,6 @@ from keras_multigpu.reports import Run, ScalingReport
 from keras_multigpu.reports.models import state_of
 from keras_multigpu.reports.scaling_report import find_speedup
 from keras_multigpu.reports.timing import Training
-from keras_multigpu.reports.trainings import Schedule
 from keras_multigpu.sparse import HashedDataset, HashEncoder
 
 PUBLISHED = ((1, 2, 3, 4), (857.7, 562.5, 384.4, 263.6), (0.0281, 0.0283, 0.0262, 0.0258))
@@ -64,9 +63,9 @@ def test_moving_the_weights_and_tracing_again_is_not_timed(options, data, monkey
     """Models of other numbers of devices have moved them in between."""
     traced, fit = [], Training.fit
 
-    def watched(training, x, **given):
+    def watched(training, **given):
         before = len(traced)
-        found = fit(training, x, **given)
+        found = fit(training, **given)
         if given["steps_per_epoch"] is None:
             timed.append(len(traced) - before)
         return found
@@ -232,23 +231,20 @@ def test_data_that_end_early(data, epochs):
     assert f"steps=1000 in each of {epochs} epochs, and the runs had {made} batches" in found[0]
 
 
-def test_steps_that_the_data_have(data):
-    report = reports.scaling(
-        small(), data, (1,), batch_size=10, steps=2, epochs=2, repeats=1, verbose=0
-    )
-    assert [one.steps for one in report.runs] == [4]
-    assert not any("ended early" in note for note in report.notes)
-
-
 def test_steps_do_not_change_the_size_of_a_batch(data):
-    report = reports.scaling(small(), data, (1,), steps=1, repeats=1, verbose=0)
+    """Keras would divide the rows of arrays into so many steps."""
     sizes = []
-    model = small()
-    training = Training(make_parallel(model, 1))
-    training.model.compile("sgd", "mse", run_eagerly=True)
-    own = training.model.train_step
-    training.model.train_step = lambda *args: (sizes.append(len(args[-1][0])), own(*args))[1]
-    Schedule(data, steps=1).fit(training, 1)
+
+    def loss(y_true, y_pred):
+        sizes.append(len(y_pred))
+        return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+    def compile_with(parallel):
+        parallel.compile("sgd", loss, run_eagerly=True)
+
+    report = reports.scaling(
+        small(), data, (1,), steps=1, warm_up=0, repeats=1, compile_with=compile_with, verbose=0
+    )
     assert set(sizes) == {report.runs[0].batch_size} == {32}
 
 
@@ -281,35 +277,13 @@ def test_data_that_shuffle_themselves_begin_alike(tmp_path):
     assert data.epoch == 0  # as before
 
 
-def test_steps_that_are_executed_together(data):
-    model = small(steps_per_execution=2)
-    report = reports.scaling(model, data, (1,), batch_size=8, repeats=1, verbose=0)
-    assert report.runs[0].steps == 5
-    assert 0 < report.runs[0].step_seconds < report.runs[0].seconds[0]
-
-
-def test_an_epoch_of_one_batch(data):
-    report = reports.scaling(small(), data, (1,), batch_size=40, repeats=1, verbose=0)
-    assert [(one.steps, one.step_times) for one in report.runs] == [(1, ())]
-    assert report.runs[0].step_seconds == report.runs[0].seconds[0]
-    assert any("An epoch has a single batch" in note for note in report.notes)
-
-
 def test_random_numbers_go_on_as_before_after_an_error(data, monkeypatch):
     model = small()
-    monkeypatch.setattr(Schedule, "fit", lambda *_: 1 / 0)
+    monkeypatch.setattr(Training, "fit", lambda *_, **__: 1 / 0)
     before = random_states()
     with pytest.raises(ZeroDivisionError):
         reports.scaling(model, data, (1, 2), "tower", replicas="independent", repeats=1, verbose=0)
     assert random_states() == before
-
-
-def test_weak_scaling(data):
-    report = reports.scaling(small(), data, (1, 2), batch_size=8, weak=True, repeats=1, verbose=0)
-    assert [(one.batch_size, one.steps) for one in report.runs] == [(8, 5), (16, 3)]
-    base, run = report.runs
-    assert report.speedups[1] == pytest.approx(2 * base.step_seconds / run.step_seconds)
-    assert report.settings["scaling"] == "weak, the batch size is per device"
 
 
 class Batches(keras.utils.PyDataset):
@@ -325,10 +299,38 @@ class Batches(keras.utils.PyDataset):
         return self.x[rows], self.y[rows]
 
 
-def test_sources_of_batches(data):
-    report = reports.scaling(small(), Batches(*data), (2,), repeats=1, verbose=0)
-    assert [one.steps for one in report.runs] == [4]
-    assert report.settings["batch size"] == "the data's own"
+@pytest.mark.parametrize(
+    ("source", "options", "found"),
+    [
+        (tuple, {"batch_size": 10, "steps": 2, "epochs": 2}, [(10, 4)]),
+        (tuple, {"batch_size": 8, "weak": True, "n_gpus": (1, 2)}, [(8, 5), (16, 3)]),
+        (tuple, {"batch_size": 40}, [(40, 1)]),
+        (lambda data: Batches(*data), {"n_gpus": (2,)}, [(None, 4)]),
+    ],
+)
+def test_the_batches_of_a_run(data, source, options, found):
+    given = {"n_gpus": (1,), "repeats": 1, "verbose": 0} | options
+    report = reports.scaling(small(), source(data), **given)
+    assert [(one.batch_size, one.steps) for one in report.runs] == found
+    assert report.settings["batch size"] == (found[0][0] or "the data's own")
+    assert report.settings.get("scaling") == (
+        "weak, the batch size is per device" if options.get("weak") else None
+    )
+    base, run = report.runs[0], report.runs[-1]
+    speedup = (2 if options.get("weak") else 1) * base.step_seconds / run.step_seconds
+    assert report.speedups[-1] == pytest.approx(speedup)
+    is_single = found[0][1] == 1
+    assert (base.step_times == ()) == is_single
+    assert (base.step_seconds == base.seconds[0]) == is_single
+    assert any("An epoch has a single batch" in note for note in report.notes) == is_single
+    assert not any("ended early" in note for note in report.notes)
+
+
+def test_steps_that_are_executed_together(data):
+    model = small(steps_per_execution=2)
+    report = reports.scaling(model, data, (1,), batch_size=8, repeats=1, verbose=0)
+    assert report.runs[0].steps == 5
+    assert 0 < report.runs[0].step_seconds < report.runs[0].seconds[0]
 
 
 def test_sample_weights(data):
@@ -347,16 +349,16 @@ def test_interrupted(data, error, monkeypatch):
     model = small()
     model.fit(*data, verbose=0)
     before, fits = values_of(model), []
-    fit = Schedule.fit
+    fit = Training.fit
 
-    def interrupted(schedule, training, epochs):
-        result = fit(schedule, training, epochs)
+    def interrupted(training, **given):
+        result = fit(training, **given)
         fits.append(same(before, values_of(model)))
         if len(fits) == 3:
             raise error("stop")
         return result
 
-    monkeypatch.setattr(Schedule, "fit", interrupted)
+    monkeypatch.setattr(Training, "fit", interrupted)
     with pytest.raises(error, match="stop"):
         reports.scaling(model, data, (1, 2), batch_size=20, verbose=0)
     assert fits == [False, False, False]  # the weights had been trained when it happened
@@ -399,57 +401,47 @@ def test_outputs_that_the_mode_changes(data):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "match"),
+    ("changes", "match"),
     [
-        (
-            {"n_gpus": np.ones((8, 1))},
-            ValueError,
-            r"an array of shape \(8, 1\).*\(model, \(x, y\)\)",
-        ),
-        ({"n_gpus": ()}, ValueError, r"`n_gpus` must be a sequence.*Received: n_gpus=\(\)"),
-        ({"n_gpus": 4}, ValueError, r"different positive integers.*Received: n_gpus=4. Give"),
-        ({"n_gpus": (1, 1)}, ValueError, r"Received: n_gpus=\(1, 1\). Give \(1, 2, 4\), for"),
-        ({"n_gpus": (0, 1)}, ValueError, r"Received: n_gpus=\(0, 1\)"),
-        ({"n_gpus": (1, 99)}, ValueError, r"must not exceed.*Received: n_gpus=99"),
-        ({"mode": "fast"}, ValueError, r"`mode` must be one of.*Received: mode='fast'"),
-        ({"epochs": 0}, ValueError, r"`epochs` must be a positive integer. Received: epochs=0"),
-        (
-            {"steps": 1.5},
-            ValueError,
-            r"`steps` must be a positive integer.*steps=1.5 \(of type float\)",
-        ),
-        ({"warm_up": -1}, ValueError, r"`warm_up` must be a positive integer or 0.*warm_up=-1"),
-        (
-            {"repeats": True},
-            ValueError,
-            r"`repeats` must be a positive integer.*Received: repeats=True",
-        ),
-        ({"batch_size": 0}, ValueError, r"`batch_size` must be a positive integer.*batch_size=0"),
+        ({"n_gpus": np.ones((8, 1))}, r"an array of shape \(8, 1\).*\(model, \(x, y\)\)"),
+        ({"n_gpus": ()}, r"`n_gpus` must be a sequence.*Received: n_gpus=\(\)"),
+        ({"n_gpus": 4}, r"different positive integers.*Received: n_gpus=4. Give"),
+        ({"n_gpus": (1, 1)}, r"Received: n_gpus=\(1, 1\). Give \(1, 2, 4\), for"),
+        ({"n_gpus": (0, 1)}, r"Received: n_gpus=\(0, 1\)"),
+        ({"n_gpus": (1, 99)}, r"must not exceed.*Received: n_gpus=99"),
+        ({"mode": "fast"}, r"`mode` must be one of.*Received: mode='fast'"),
+        ({"epochs": 0}, r"`epochs` must be a positive integer. Received: epochs=0"),
+        ({"steps": 1.5}, r"`steps` must be a positive integer.*steps=1.5 \(of type float\)"),
+        ({"warm_up": -1}, r"`warm_up` must be a positive integer or 0.*warm_up=-1"),
+        ({"repeats": True}, r"`repeats` must be a positive integer.*Received: repeats=True"),
+        ({"batch_size": 0}, r"`batch_size` must be a positive integer.*batch_size=0"),
         (
             {"data": Batches(None, None), "batch_size": 8},
-            ValueError,
             r"`batch_size` is for arrays. Received: batch_size=8, .*Batches. Leave",
         ),
-        ({"weak": True}, ValueError, r"`weak=True` needs the rows.*Received: batch_size=None"),
-        ({"data": iter([1])}, TypeError, r"read from its start.*Received: data=<list_iterator"),
-        ({"data": (1, 2, 3, 4)}, ValueError, r"`data` must be a tuple.*Received: a tuple of 4"),
+        ({"weak": True}, r"`weak=True` needs the rows.*Received: batch_size=None"),
+        ({"data": (1, 2, 3, 4)}, r"`data` must be a tuple.*Received: a tuple of 4"),
         (
             {"data": (np.ones((0, 6)), np.ones((0, 1)))},
-            ValueError,
             r"at least one. Received, as shapes: \[\(0, 6\), \(0, 1\)\]",
         ),
-        ({"data": (np.ones((8, 6)),)}, ValueError, r"a tuple of inputs only. Give `\(x, y\)`"),
-        ({"data": [1, 2]}, ValueError, r"Received: data of type list. Give `\(x, y\)`"),
-        ({"data": np.ones((4, 6))}, ValueError, r"Received: data of type ndarray"),
-        ({"data": None}, ValueError, r"Received: data of type NoneType"),
-        ({"compile_with": 3}, ValueError, r"`compile_with` must be a function.*compile_with=3"),
-        ({"model": None}, ValueError, r"`model` must be a Keras 3 model.*Received: model=None"),
+        ({"data": (np.ones((8, 6)),)}, r"a tuple of inputs only. Give `\(x, y\)`"),
+        ({"data": [1, 2]}, r"Received: data of type list. Give `\(x, y\)`"),
+        ({"data": np.ones((4, 6))}, r"Received: data of type ndarray"),
+        ({"data": None}, r"Received: data of type NoneType"),
+        ({"compile_with": 3}, r"`compile_with` must be a function.*compile_with=3"),
+        ({"model": None}, r"`model` must be a Keras 3 model.*Received: model=None"),
     ],
 )
-def test_refused(data, changes, error, match):
+def test_refused(data, changes, match):
     given = {"model": small(), "data": data, "n_gpus": (1, 2), "verbose": 0} | changes
-    with pytest.raises(error, match=match):
+    with pytest.raises(ValueError, match=match):
         reports.scaling(given.pop("model"), given.pop("data"), **given)
+
+
+def test_data_that_can_be_read_only_once():
+    with pytest.raises(TypeError, match="read from its start.*Received: data=<list_iterator"):
+        reports.scaling(small(), iter([1]))
 
 
 def test_a_model_that_is_not_ready(data):

@@ -12,7 +12,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.graphs.costs import find_crossings, with_loss
 from keras_multigpu.reports.layout import find_blocks
-from keras_multigpu.reports.sizes import find_cut, find_sizes
+from keras_multigpu.reports.workload import find_cut, find_sizes
 
 
 @pytest.mark.thin(3)
@@ -131,6 +131,13 @@ def test_plots_fit_a_screen_and_lines_avoid_boxes(build, devices, placement):
     for place, extent in enumerate(extents):
         assert 0 <= extent.x0 < extent.x1 <= figure.dpi * width
         assert not any(extent.overlaps(other) for other in extents[:place])
+
+
+def test_each_device_has_a_column():
+    _, axes = _plot(_wide(), 4)
+    bars = [one for one in axes.patches if isinstance(one, Rectangle)]
+    places = {(bar.get_facecolor(), round(bar.get_x(), 6)) for bar in bars}
+    assert len(places) == len({color for color, _ in places}) == len({x for _, x in places}) == 4
 
 
 def _overlap(first, second):
