@@ -88,6 +88,8 @@ def adapt_mesh(request: Request) -> Request:
     """On fewer devices, groups of as many as divide them."""
     width = request.options.get("model_devices", 1)
     fewer = math.gcd(width, len(request.devices))
+    if fewer == width:
+        return request
     return dataclasses.replace(request, options={**request.options, "model_devices": fewer})
 
 

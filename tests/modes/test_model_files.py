@@ -401,7 +401,7 @@ def test_files_with_an_option_for_the_statistics_of_slices(rng, tmp_path):
     with pytest.warns(UserWarning, match=told) as warned:
         again = keras.saving.load_model(tmp_path / "old.keras")
     assert len(warned) == 1
-    assert again._parallel_options == {"wire_dtype": None, "shard": None}
+    assert again._parallel_options == {"wire_dtype": None, "shard": None, "model_devices": 1}
     again.compile("sgd", "mse")
     x = rng.normal(size=(7, 6)).astype("float32")
     again.train_on_batch(x, x)

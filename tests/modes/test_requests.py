@@ -121,7 +121,9 @@ def test_unknown_modes_and_options():
         match="one of 'data', 'tower', 'model'. Received: mode='dta'. Did you mean 'data'",
     ):
         make_parallel(_model(), 2, "dta")
-    with pytest.raises(TypeError, match="options wire_dtype, shard. Received: wire='bf"):
+    with pytest.raises(
+        TypeError, match="options wire_dtype, shard, model_devices. Received: wire='bf"
+    ):
         make_parallel(_model(), 2, wire="bfloat16")
     with pytest.raises(ValueError, match="`wire_dtype` must be None.*wire_dtype='int8'"):
         make_parallel(_model(), 2, wire_dtype="int8")
