@@ -30,9 +30,13 @@ def current() -> Placement | None:
     return _current.get()
 
 
-@functools.cache
 def placement_on(names: tuple[str, ...], spread_rows: bool = True, width: int = 1) -> Placement:
-    """The placement on the named devices."""
+    """The placement on the named devices: one for all callers."""
+    return _placement(names, spread_rows, width)
+
+
+@functools.cache
+def _placement(names: tuple[str, ...], spread_rows: bool, width: int) -> Placement:
     return Placement(names, spread_rows, width)
 
 
