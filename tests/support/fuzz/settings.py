@@ -35,7 +35,7 @@ def draw_training(rng: random.Random, case: Case) -> Case:
     found["n"] = rng.choice([2, 2, 2, 3, 4])
     found["rows"], found["batch"] = rng.choice(_SIZES)
     found["settings"] = _settings(rng)
-    found["options"] = _options(rng, case.mode)
+    found["options"] = _options(rng, case.mode, found["n"])
     found["feeding"], found["fit"] = _feeding(rng, case)
     actions = [rng.choice(["fit", "train"])]
     if found["feeding"] != "arrays":
@@ -48,9 +48,11 @@ def draw_training(rng: random.Random, case: Case) -> Case:
     return case.having(trials=_trials(rng, case))
 
 
-def _options(rng: random.Random, mode: str) -> tuple[tuple[str, str], ...]:
+def _options(rng: random.Random, mode: str, count: int) -> tuple[tuple[str, str], ...]:
     if mode != "data" or rng.random() < 0.7:
         return ()
+    if count % 2 == 0 and rng.random() < 0.5:
+        return (("model_devices", "2"),)
     return (("shard", repr(rng.choice(["optimizer", "weights"]))),)
 
 
@@ -67,7 +69,7 @@ def sides(case: Case, modes: tuple[str, ...]) -> list[Case]:
         if mode == "tower" and is_eager_on_jax:
             continue
         n = rng.choice([2, 2, 3, 4])
-        found.append(case.having(mode=mode, n=n, options=_options(rng, mode)))
+        found.append(case.having(mode=mode, n=n, options=_options(rng, mode, n)))
     return found
 
 

@@ -37,7 +37,7 @@ def prepare(optimizes_graphs: bool = True) -> None:
 
         from keras_multigpu.engines.tensorflow.weights import homes
 
-        homes._LEAST_DIVIDED = 256  # `shard` divides small weights too
+        homes.LEAST = 16  # `shard` divides small weights too
         tf.config.threading.set_intra_op_parallelism_threads(1)
         if not optimizes_graphs:
             tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
