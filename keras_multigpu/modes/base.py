@@ -129,7 +129,7 @@ class ParallelModel(SteppedModel):
 
         The step may call any number of models, use tapes or `jax.grad`, and apply optimizers. On
         TensorFlow it is traced as a `tf.function` is, and again if the model's weights have moved;
-        on JAX the result is a `jax.jit` function.
+        on JAX it is compiled as by `jax.jit`.
 
         Args:
             step: a function of structures of tensors. Without it, but with an option, the
