@@ -89,7 +89,7 @@ def test_saved_and_loaded_in_safe_mode(build, rng, tmp_path):
     assert (loaded.devices, loaded.mode, loaded._parallel_options) == (
         parallel.devices,
         "data",
-        {"wire_dtype": WIRE, "shard": None},
+        {"wire_dtype": WIRE, "shard": None, "model_devices": 1},
     )
     assert difference(variables(parallel), variables(loaded)) == 0
     for model in (parallel, loaded):
