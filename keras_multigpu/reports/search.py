@@ -32,7 +32,7 @@ class Search:
 
     def __init__(self, subject: Subject, devices: int, shards: list[Shard | None], limit: int):
         self.subject, self._limit = subject, limit
-        self.recomputing: keras.Model = None
+        self.recomputing: keras.Model | None = None
         self.rows = math.ceil(subject.batch_size / devices)
         self._are_here = devices <= len(choose_devices(None, None))
         self._kinds: list[tuple[str, Shard | None, int]] = [("data", None, 1)]

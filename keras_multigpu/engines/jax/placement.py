@@ -61,6 +61,7 @@ class Placement:
         axes: the mesh's axes of which a sharding, or a sum, is over all devices; with a `width`,
             over those that have other rows.
         wide_axes: those over which large layers are spread: the others, or all.
+        width: over how many devices they are.
         count: how many parts of the rows there are.
         is_of_rows: whether the rows of a batch are spread.
         replicated: a copy on each device.
@@ -75,6 +76,7 @@ class Placement:
         self.factors = of_rows + wide
         axes = tuple(f"part{number}" for number in range(len(self.factors)))
         self.axes, self.wide_axes = axes[: len(of_rows)], axes[len(of_rows) :] or axes
+        self.width = width if width > 1 else len(names)
         found = np.array([devices.find(name) for name in names]).reshape(self.factors)
         self.mesh = Mesh(found, axes)
         own = [device for device in self.mesh.local_devices if device.platform == "cpu"]

@@ -12,16 +12,14 @@ import keras
 
 from keras_multigpu.engines.jax.placement import placement_on
 from keras_multigpu.engines.jax.pure import pure
-from keras_multigpu.engines.jax.scopes import in_fresh_thread
-from keras_multigpu.engines.jax.state.shards import shard, shard_alike, spread_ids
-from keras_multigpu.engines.jax.state.slots import prepare, spread_slots
+from keras_multigpu.engines.jax.state.shards import WideLayers
 from keras_multigpu.engines.runners import ModelRunner
 from keras_multigpu.engines.templates import forget_losses
 from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.engines.wide import SPREAD, find_wide, usable
 
 
-class ShardsRunner(ModelRunner):
+class ShardsRunner(WideLayers, ModelRunner):
     """Calls the template as it is, with the weights of large layers spread over the devices."""
 
     def __init__(
@@ -34,7 +32,6 @@ class ShardsRunner(ModelRunner):
         assert placement in (None, SPREAD)
         self._template = template
         self._devices = tuple(devices)
-        self._axes: dict[str, int] = {}
         self.where = placement_on(self._devices, spread_rows=False)
 
     @classmethod
@@ -55,14 +52,6 @@ class ShardsRunner(ModelRunner):
         """Uses as many devices as the weights can be spread over."""
         return dataclasses.replace(request, devices=usable(request.template, request.devices))
 
-    @property
-    def spreads_state(self) -> bool:
-        return True
-
-    def lay_out(self) -> None:
-        self._axes = find_wide(self._template, len(self._devices))
-        in_fresh_thread(lambda: shard(self._template, self._axes, self.where))
-
     def place(self) -> None:
         """Nothing: each loop spreads the weights when it begins."""
 
@@ -78,9 +67,6 @@ class ShardsRunner(ModelRunner):
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         forget_losses(self._template)
         return self._template.stateless_call(*args, **kwargs)
-
-    def place_updates(self, optimizer: keras.Optimizer) -> None:
-        prepare(optimizer, shard_alike)
 
     @property
     def placement(self) -> dict[str, int]:
@@ -101,12 +87,3 @@ class ShardsRunner(ModelRunner):
 
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         return variables
-
-    def spread(self, optimizer: Any) -> None:
-        if self._axes:
-            shard(self._template, self._axes, self.where)
-            if optimizer is not None:
-                spread_slots(optimizer)
-
-    def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
-        return spread_ids(variables, optimizer)

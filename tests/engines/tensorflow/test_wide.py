@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from support.models import recurrent_beside_wide, wide_perceptron, wide_transformer
 from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
@@ -24,32 +25,11 @@ class Subclassed(keras.Model):
         return self.out(self.hidden(inputs))
 
 
-def _perceptron():
-    wide = [layers.Dense(64, "relu"), layers.Dense(64, "tanh")]
-    rest = [layers.BatchNormalization(), layers.Dropout(0.3, seed=1), layers.Dense(3)]
-    return keras.Sequential([keras.Input((20,)), *wide, *rest])
-
-
-def _transformer():
-    tokens = keras.Input((9,), dtype="int32")
-    x = layers.Embedding(200, 32)(tokens)
-    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, 8)(x, x))
-    wide = layers.Dense(128, "gelu")(x)
-    x = layers.LayerNormalization()(x + layers.Dense(32)(wide))
-    return keras.Model(tokens, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
-
-
-def _recurrent_beside_wide():
-    inputs = keras.Input((5, 4))
-    x = layers.LSTM(8)(layers.Dense(32, "tanh")(inputs))
-    return keras.Model(inputs, layers.Dense(3)(layers.Dense(64, "relu")(x)))
-
-
 MODELS = {
-    "perceptron": (_perceptron, lambda rng: rng.normal(size=(23, 20))),
+    "perceptron": (wide_perceptron, lambda rng: rng.normal(size=(23, 20))),
     "subclassed": (Subclassed, lambda rng: rng.normal(size=(23, 20))),
-    "transformer": (_transformer, lambda rng: rng.integers(0, 200, (23, 9))),
-    "recurrent": (_recurrent_beside_wide, lambda rng: rng.normal(size=(23, 5, 4))),
+    "transformer": (wide_transformer, lambda rng: rng.integers(0, 200, (23, 9))),
+    "recurrent": (recurrent_beside_wide, lambda rng: rng.normal(size=(23, 5, 4))),
 }
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(global_clipnorm=0.1, use_ema=True),
@@ -88,7 +68,7 @@ def test_trains_like_one_device(name, optimizer, jit_compile, rng):
 
 
 def test_attention_is_spread_by_heads_and_a_narrowing_layer_by_inputs(rng):
-    parallel = _spread(_transformer())
+    parallel = _spread(wide_transformer())
     axes = {name.rpartition("/")[0].rpartition("/")[2]: axis for name, axis in _axes(parallel)}
     assert {axes[name] for name in ("query", "key", "value")} == {1}
     assert axes["attention_output"] == 0
@@ -142,7 +122,7 @@ def test_files_and_other_numbers_of_devices(rng, tmp_path):
 
 
 def test_on_fewer_devices_it_uses_those_that_divide_its_layers(rng, tmp_path, monkeypatch):
-    parallel, x = _spread(_transformer()), MODELS["transformer"][1](rng)
+    parallel, x = _spread(wide_transformer()), MODELS["transformer"][1](rng)
     parallel.save(tmp_path / "model.keras")
     fewer = ("cpu:0", "cpu:1", "cpu:2")
     monkeypatch.setattr("keras_multigpu.modes.saving.choose_again", lambda *_: fewer)

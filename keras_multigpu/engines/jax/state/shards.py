@@ -5,6 +5,7 @@ XLA then partitions the matrix products and inserts the communication.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,20 +13,57 @@ import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax.placement import Placement
+from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.parted import is_spread, put, release
-from keras_multigpu.engines.wide import names_of
+from keras_multigpu.engines.jax.state.slots import prepare
+from keras_multigpu.engines.wide import find_wide, names_of
 
 
-def shard(model: keras.Model, axes: dict[str, int], place: Placement) -> None:
-    """Spreads a built model's weights over devices, along the axes from `find_wide`."""
-    weights = names_of(model)
-    for variable in model.variables:
-        axis = axes.get(weights[id(variable)])
-        if axis is not None:
-            wanted = NamedSharding(place.mesh, PartitionSpec(*[None] * axis, place.wide_axes))
-            put(variable, wanted)
-        else:
-            release([variable], place.mesh)
+class WideLayers:
+    """What runners have in common that spread the weights of large layers.
+
+    Attributes:
+        where: the placement, whose `wide_axes` have the layers.
+    """
+
+    where: Placement
+    _template: keras.Model
+    _axes: Mapping[str, int] = {}  # of each weight that is spread
+
+    @property
+    def spreads_state(self) -> bool:
+        """Whether a device keeps only a part of the state, also between loops."""
+        return True
+
+    def lay_out(self) -> None:
+        """Chooses what is spread, and spreads the weights."""
+        self._axes = find_wide(self._template, self.where.width)
+        in_fresh_thread(lambda: self.spread(None))
+
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        """Has an optimizer spread each slot as its variable is."""
+        prepare(optimizer, shard_alike)
+
+    def spread(self, optimizer: Any) -> None:
+        """Spreads weights and slots again that were assigned since."""
+        if not self._axes:
+            return
+        names = names_of(self._template)
+        for variable in self._template.variables:
+            axis = self._axes.get(names[id(variable)])
+            if axis is None:
+                release([variable], self.where.mesh)
+            else:
+                spec = PartitionSpec(*[None] * axis, self.where.wide_axes)
+                put(variable, NamedSharding(self.where.mesh, spec))
+        references = getattr(optimizer, "references", {})
+        for slot in optimizer.variables if optimizer is not None else ():
+            if id(slot) in references:
+                shard_alike(slot, references[id(slot)])
+
+    def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
+        """The `id`s of the variables that stay on the devices between two loops."""
+        return spread_ids(variables, optimizer)
 
 
 def shard_alike(slot: keras.Variable, reference: keras.Variable) -> None:

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 
 from keras_multigpu.engines.jax.state.members import Members
-from keras_multigpu.engines.jax.state.shards import shard_alike
 from keras_multigpu.engines.jax.state.stacked import StackedVariable
 from keras_multigpu.engines.optimizers import claim, inner_optimizers
 
@@ -94,14 +93,6 @@ def _refuse_unprepared(optimizer: keras.Optimizer) -> None:
                 )
 
     optimizer.build = build_prepared
-
-
-def spread_slots(optimizer: keras.Optimizer) -> None:
-    """Spreads the slots of spread variables."""
-    references = getattr(optimizer, "references", {})
-    for slot in optimizer.variables:
-        if id(slot) in references:
-            shard_alike(slot, references[id(slot)])
 
 
 @dataclasses.dataclass(frozen=True)

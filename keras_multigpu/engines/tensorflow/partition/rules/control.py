@@ -211,7 +211,7 @@ def _rounds(test: Any, values: Sequence[Value]) -> int:
     given = dict(zip(map(id, test.inputs), values))
     bounds = []
     for op in test.get_operations():
-        if op.type == "Less":
+        if op.type == "Less" and op.inputs[1].dtype.is_integer:
             source = _origin(op.inputs[1])
             value = given.get(id(source))
             bound = tf.get_static_value(source) if value is None else value.const
