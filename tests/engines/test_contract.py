@@ -78,14 +78,15 @@ def called(monkeypatch):
 
     for abstract, concrete in CONTRACT.items():
         for name in abstract.__abstractmethods__:
-            kept, key = inspect.getattr_static(concrete, name), (abstract.__name__, name)
-            if isinstance(kept, property):
-                changed = property(noted(kept.fget, key))
-            elif isinstance(kept, classmethod):
-                changed = classmethod(noted(kept.__func__, key))
-            else:
-                changed = noted(kept, key)
-            monkeypatch.setattr(concrete, name, changed)
+            key = (abstract.__name__, name)
+            for owner in concrete.__mro__[: concrete.__mro__.index(abstract)]:
+                kept = vars(owner).get(name)
+                if isinstance(kept, property):
+                    monkeypatch.setattr(owner, name, property(noted(kept.fget, key)))
+                elif isinstance(kept, classmethod):
+                    monkeypatch.setattr(owner, name, classmethod(noted(kept.__func__, key)))
+                elif kept is not None:
+                    monkeypatch.setattr(owner, name, noted(kept, key))
     return seen
 
 
