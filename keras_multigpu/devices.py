@@ -243,7 +243,7 @@ def _find_meant(n_gpus: Any) -> str:
     if text.isdigit() or (isinstance(n_gpus, float) and n_gpus.is_integer()):
         return f"Write `n_gpus={int(n_gpus)}`." if int(n_gpus) > 0 else ""
     if text and engines.current().find_device(text) is None:
-        return ""
+        return f"Name devices in a list: `devices=[{text!r}]`." if ":" in text else ""
     return "" if isinstance(n_gpus, (bool, int)) else _find_cure(n_gpus).strip()
 
 

@@ -137,6 +137,8 @@ def _known(shape: Any) -> list[int]:
 
 
 def _size(dtype: Any) -> int:
-    """The bytes of an element; 1 for a string, whose length is unknown."""
+    """The bytes of an element; 1 for a text, whose length is unknown."""
+    if getattr(dtype, "kind", "") in ("O", "S", "U"):  # NumPy's texts
+        return 1
     digits = re.match(r"[a-z]+(\d+)", keras.backend.standardize_dtype(dtype))
     return max(int(digits[1]) // 8, 1) if digits else 1

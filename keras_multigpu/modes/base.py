@@ -17,6 +17,10 @@ from keras_multigpu.modes.stepped import SteppedModel
 from keras_multigpu.modes.symbolic import CalledOutputs, is_read_by_keras
 
 _OF_TOWERS = ("predict_replicas", "disagreement", "replicas", "clones", "mix", "loss_of")
+_NOT_OF_TOWERS = {
+    "explain": "tells what one device computes alone in mode 'data'",
+    "placement": "tells which devices have which weights in the modes 'data' and 'model'",
+}
 
 _OPTIONS = {
     "data": ("wire_dtype", "shard", "model_devices"),
@@ -169,7 +173,7 @@ class ParallelModel(SteppedModel):
         if rows is not None and (isinstance(rows, str) or not isinstance(rows, Collection)):
             raise ValueError(
                 f"`rows` must be a tuple of arguments' numbers or names. Received: rows={rows!r}. "
-                f"Write `rows=({rows!r},)`."
+                f"Write `rows=({0 if isinstance(rows, bool) else repr(rows)},)`."
             )
         return self._parallel_runner.function(step, jit_compile, rows)
 
@@ -234,10 +238,10 @@ class ParallelModel(SteppedModel):
                 f"{self.name!r}, in mode {self.mode!r}. Make a committee: `make_parallel(model, "
                 "mode='tower', replicas='independent')`."
             )
-        if name == "explain":
+        if name in _NOT_OF_TOWERS:
             raise AttributeError(
-                "`explain` tells what one device computes alone in mode 'data'. Received: "
-                f"{self.name!r}, in mode {self.mode!r}. Read `summary()`."
+                f"`{name}` {_NOT_OF_TOWERS[name]}. Received: {self.name!r}, in mode "
+                f"{self.mode!r}. Read `summary()`."
             )
         return super().__getattribute__(name)  # raises the error of this attribute, again
 

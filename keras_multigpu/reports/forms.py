@@ -21,7 +21,7 @@ from keras_multigpu import engines
 from keras_multigpu.extras import how_to_install
 from keras_multigpu.version import __version__
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B", re.IGNORECASE)
 _UNITS = ("kB", "MB", "GB", "TB")
 
 
@@ -51,7 +51,7 @@ def read_bytes(name: str, size: Any) -> int:
     """
     found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     if found:
-        power = " kMGT".index(found[2].replace("K", "k") or " ")
+        power = " KMGT".index(found[2].upper() or " ")
         size = float(found[1]) * (1024 if found[3] else 1000) ** power
     is_number = isinstance(size, numbers.Real) and not isinstance(size, bool)
     if not is_number or not (1 if found else 1000) <= size < math.inf:

@@ -79,18 +79,25 @@ def _find_ranges(model: keras.Model) -> Iterator[int]:
                 break
 
 
-def check_batch(batch: Any, *, with_targets: bool) -> Batch:
+def needs_targets(model: keras.Model) -> bool:
+    """Whether a model is compiled with a loss, which its class does not replace by a step."""
+    own = engines.own_steps(getattr(model, "template", model))
+    return getattr(model, "loss", None) is not None and not {"train_step", "compute_loss"} & {*own}
+
+
+def check_batch(batch: Any, model: keras.Model, *, training: bool = True) -> Batch:
     """The parts of a batch: inputs, or a tuple of inputs, targets and sample weights.
 
     Raises:
-        ValueError: if targets are needed, and there are none, or the numbers of rows differ.
+        ValueError: if training needs targets, and there are none, or the numbers of rows differ.
     """
     given = batch if isinstance(batch, tuple) else (batch,)
-    if with_targets and not 2 <= len(given) <= 3:
+    if len(given) > 3 or (training and len(given) < 2 and needs_targets(model)):
         length = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
         raise ValueError(
             "`batch` must be a tuple of inputs, targets and, optionally, sample weights, because "
-            f"the model is compiled. Received: {type(batch).__name__}{length}. Give `(x, y)`."
+            f"the model is compiled with a loss. Received: {type(batch).__name__}{length}. Give "
+            "`(x, y)`."
         )
     check_rows(given)
     inputs, targets, weights = [*given, None, None][:3]
@@ -116,7 +123,9 @@ def _is_endless(data: Any) -> bool:
     return isinstance(data, keras.utils.PyDataset) and data.num_batches is None
 
 
-def check_data(data: Any, batch_size: int | None, steps: int | None, weak: bool) -> None:
+def check_data(
+    data: Any, batch_size: int | None, steps: int | None, weak: bool, *, with_targets: bool
+) -> None:
     """Arrays in a tuple, or a source of batches that every run can read from its start."""
     if isinstance(data, Iterator):
         raise TypeError(
@@ -132,10 +141,11 @@ def check_data(data: Any, batch_size: int | None, steps: int | None, weak: bool)
         )
     if isinstance(data, tuple):
         check_rows(data)
-        if len(data) == 1:
+        if len(data) == 1 and with_targets:
             raise ValueError(f"{expected} Received: a tuple of inputs only. Give `(x, y)`.")
     if data is None or isinstance(data, (list, dict)) or hasattr(data, "shape"):
-        raise ValueError(f"{expected} Received: data of type {type(data).__name__}. Give `(x, y)`.")
+        cure = "Give `(x, y)`." if with_targets else "Give `(x,)`."
+        raise ValueError(f"{expected} Received: data of type {type(data).__name__}. {cure}")
     if weak and batch_size is None:
         raise ValueError(
             "`weak=True` needs the rows of each device. Received: batch_size=None. Give "

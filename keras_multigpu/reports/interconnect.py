@@ -88,8 +88,9 @@ def find_link(link: str | Link | None) -> Link | None:
     """The preset of a name (`"nvlink"` is the latest); a `Link` or `None` comes back unchanged."""
     if link is None or isinstance(link, Link):
         return link
-    name = "nvlink4" if link == "nvlink" else link
-    if not isinstance(name, str) or name not in PRESETS:
+    name = link.lower() if isinstance(link, str) else None
+    name = "nvlink4" if name == "nvlink" else name
+    if name is None or name not in PRESETS:
         raise ValueError(
             f"`link` must be one of {', '.join(map(repr, PRESETS))}, 'nvlink', or a `Link`. "
             f"Received: link={link!r}. For other links give `Link(name, bytes_per_s, latency_s)`."

@@ -47,7 +47,8 @@ def memory(model: keras.Model, batch: Any, training: bool = True) -> MemoryRepor
         A report with a row for each device: the bytes of each kind when it holds most.
 
     Raises:
-        ValueError: if the model is not compiled, or the batch has no targets, for a training step.
+        ValueError: if the model is not compiled, or its loss needs targets, and there are none, for
+            a training step.
 
     Example:
         >>> import numpy as np
@@ -65,7 +66,7 @@ def memory(model: keras.Model, batch: Any, training: bool = True) -> MemoryRepor
             f"Received: model={model.name!r}, which is not compiled. Call `model.compile(...)`, or "
             "give `training=False`."
         )
-    given = check_batch(batch, with_targets=training)
+    given = check_batch(batch, model, training=training)
     with step_prepared(model, given, training):
         held = engines.current().find_memory(model, given, training)
     by_compiler = engines.current().partitions
@@ -110,7 +111,17 @@ class MemoryReport(Report):
         super().__init__("Memory of each device", columns, rows, notes, **options)
 
     def bytes(self, device: str | None = None, kind: str | None = None) -> int:
-        """The bytes of a device and a kind, `None` for all of them."""
+        """The bytes of a device and a kind, `None` for all of them.
+
+        Raises:
+            ValueError: if there is no such device or kind.
+        """
+        for name, value, known in (("device", device, self.devices), ("kind", kind, KINDS)):
+            if value is not None and value not in known:
+                raise ValueError(
+                    f"`{name}` must be one of {', '.join(map(repr, known))}, or None. Received: "
+                    f"{name}={value!r}."
+                )
         ours = [one for one in self.held if device in (None, one.device)]
         return sum(one.bytes for one in ours if kind in (None, one.kind))
 

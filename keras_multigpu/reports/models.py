@@ -6,7 +6,6 @@ import contextlib
 import logging
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import numpy as np
@@ -33,8 +32,8 @@ class Snapshot:
 
 def state_of(model: keras.Model) -> list[keras.Variable]:
     """All that training changes in a built model: weights, seeds, metrics, optimizer state."""
-    optimizer: Any = getattr(model, "optimizer", None)
-    slots = [] if optimizer is None else optimizer.variables
+    optimizers = [getattr(model, "optimizer", None), *_further_optimizers(model).values()]
+    slots = [variable for one in optimizers if one is not None for variable in one.variables]
     return list({id(v): v for v in [*model.variables, *model.metrics_variables, *slots]}.values())
 
 
@@ -52,12 +51,32 @@ def model_kept(model: keras.Model) -> Iterator[None]:
         engines.current().places_kept(model),
         random_state_kept(),
         traced_anew(),
+        _further_optimizers_copied(model),
         watch_kept(model),
     ):
         try:
             yield
         finally:
             before.restore()
+
+
+def _further_optimizers(model: keras.Model) -> dict[str, keras.Optimizer]:
+    """The optimizers that a class with a step of its own has beside Keras's one, by attribute."""
+    found = {name: one for name, one in vars(model).items() if isinstance(one, keras.Optimizer)}
+    return {name: one for name, one in found.items() if name != "optimizer"}
+
+
+@contextlib.contextmanager
+def _further_optimizers_copied(model: keras.Model) -> Iterator[None]:
+    """Scope in which optimizers that only a step of the model's own can build have copies."""
+    unbuilt = {name: one for name, one in _further_optimizers(model).items() if not one.built}
+    for name, one in unbuilt.items():
+        setattr(model, name, type(one).from_config(one.get_config()))
+    try:
+        yield
+    finally:
+        for name, one in unbuilt.items():
+            setattr(model, name, one)
 
 
 @contextlib.contextmanager
@@ -95,7 +114,7 @@ def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[
 
     All that the first step would make exists already: weights, slots, metrics.
     """
-    with traced_anew(), watch_kept(model):
+    with traced_anew(), watch_kept(model), _further_optimizers_copied(model):
         if not model.built:
             model.predict_on_batch(batch[0])
         if training:
@@ -103,7 +122,9 @@ def step_prepared(model: keras.Model, batch: Batch, training: bool) -> Iterator[
         before, functions = Snapshot(model), (model.train_function, model.predict_function)
         try:
             if training:
-                model.test_on_batch(*batch)
+                # Not each model with a step of its own for training has one for tests.
+                is_own = "train_step" in engines.own_steps(getattr(model, "template", model))
+                (model.train_on_batch if is_own else model.test_on_batch)(*batch)
                 model.reset_metrics()
             yield
         finally:

@@ -222,7 +222,7 @@ def _doubt(several: Choice, alone: Choice) -> str:
     """Says so if either may be faster, as far as a prediction tells."""
     ratio, step = alone.update_s / several.update_s, several.prediction
     low, high = (ratio * end / step.speedup for end in step.speedup_range)
-    if not low <= 1 <= high:
+    if not low <= 1 <= high or high - low < 0.01:
         return ""
     return (
         f" It may be otherwise: {several.devices} devices are {low:.2f} to {high:.2f} times as "

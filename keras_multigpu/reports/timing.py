@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ import numpy as np
 from keras_multigpu import engines
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import make_parallel
+from keras_multigpu.reports.inputs import needs_targets
 from keras_multigpu.reports.models import Snapshot, build_optimizer, model_kept
 from keras_multigpu.reports.workload import StepTime
 
@@ -130,7 +131,12 @@ class Measured:
 
 def take_rows(arrays: Any, rows: int) -> Any:
     """The first rows of arrays in any structure; `None` stays `None`."""
-    return keras.tree.map_structure(lambda part: None if part is None else part[:rows], arrays)
+    return _map_arrays(lambda part: part[:rows], arrays)
+
+
+def _map_arrays(function: Callable[[Any], Any], arrays: Any) -> Any:
+    """What a function makes of each array in any structure; `None` stays `None`."""
+    return keras.tree.map_structure(lambda one: None if one is None else function(one), arrays)
 
 
 def measure_steps(
@@ -181,11 +187,12 @@ def time_in_turn(several: Sequence[Steps], steps: int) -> list[Timing]:
 def compile_for(parallel: ParallelModel, batch: tuple[Any, Any]) -> tuple[Any, Any]:
     """Makes a parallel model ready to be trained on inputs and targets; returns these.
 
-    Without targets: towards zeros by the mean squared error, with the model's own optimizer, or
-    Adam. The cost of the model's own loss is left out then.
+    Without targets, a model that is compiled, and whose loss needs none, is trained as it is; other
+    models towards zeros by the mean squared error, with their own optimizer, or Adam. The cost of
+    their own loss is left out then.
     """
     inputs, targets = batch
-    if targets is not None:
+    if targets is not None or (parallel.compiled and not needs_targets(parallel)):
         return batch
     own = parallel.optimizer if parallel.compiled else "adam"
     parallel.compile(own, "mse", jit_compile=parallel.jit_compile if parallel.compiled else "auto")
@@ -224,7 +231,7 @@ class Steps:
 
     def __init__(self, parallel: ParallelModel, batch: tuple[Any, Any]):
         given = compile_for(parallel, batch)
-        self._batch = keras.tree.map_structure(keras.ops.convert_to_numpy, given)
+        self._batch = _map_arrays(keras.ops.convert_to_numpy, given)
         self._training = Training(parallel)
 
     def warm_up(self, least: int) -> int:
@@ -236,12 +243,12 @@ class Steps:
     def time(self, steps: int) -> tuple[float, float]:
         """The mean step of a `fit` in seconds, and the processor's seconds in it."""
         self._training.model._parallel_place()
-        arrays = keras.tree.flatten(self._batch)
+        arrays = [one for one in keras.tree.flatten(self._batch) if one is not None]
         most = _MOST_BYTES // max(sum(part.nbytes for part in arrays), 1)  # batches in memory
         first = self._training.model.steps_per_execution  # of an epoch: these are not timed
         batches = max(min(steps + first, most), first + 1)
         epochs = -(-steps // (batches - first))
-        x, y = keras.tree.map_structure(lambda part: np.concatenate([part] * batches), self._batch)
+        x, y = _map_arrays(lambda part: np.concatenate([part] * batches), self._batch)
         watch = self._training.fit(x=x, y=y, batch_size=len(arrays[0]), epochs=epochs)
         assert watch.step_seconds is not None
         assert watch.step_cpu_seconds is not None

@@ -11,7 +11,7 @@ from keras_multigpu.arguments import check_model, device_counts, positive_intege
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import Mode, make_parallel
 from keras_multigpu.reports.forms import are_virtual, describe_environment
-from keras_multigpu.reports.inputs import check_data
+from keras_multigpu.reports.inputs import check_data, needs_targets
 from keras_multigpu.reports.models import model_kept
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
 from keras_multigpu.reports.timing import Stopwatch, Training
@@ -47,10 +47,11 @@ def scaling(
     Args:
         model: a built and compiled Keras model. It is compiled in the same way for every number of
             devices; each of these keeps a separate optimizer in memory.
-        data: a tuple of inputs, targets and, optionally, sample weights; or a source that can be
-            read several times: a `tf.data.Dataset` or a `keras.utils.PyDataset`. Rows are not
-            shuffled; a source that shuffles gives each run another order, unless it is a
-            `HashedDataset`, which each run reads from the same epoch.
+        data: a tuple of inputs, targets and, optionally, sample weights (`(x,)` for a model that
+            has a loss or a step of its own); or a source that can be read several times: a
+            `tf.data.Dataset` or a `keras.utils.PyDataset`. Rows are not shuffled; a source that
+            shuffles gives each run another order, unless it is a `HashedDataset`, which each run
+            reads from the same epoch.
         n_gpus: the numbers of devices, as for `make_parallel`.
         mode: the mode of `make_parallel`. With more devices a committee of towers gets more
             members, unless `num_replicas` is given: the speed-up is of members per second. The
@@ -96,7 +97,7 @@ def scaling(
             "`scaling(model, (x, y))`."
         )
     counts = device_counts("n_gpus", n_gpus)
-    check_data(data, batch_size, steps, weak)
+    check_data(data, batch_size, steps, weak, with_targets=needs_targets(model))
     numbers = {"batch_size": batch_size, "epochs": epochs, "steps": steps, "repeats": repeats}
     for name, value in numbers.items():
         if value is not None:

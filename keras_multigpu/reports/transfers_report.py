@@ -43,7 +43,7 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
         `"activations"`, `"gradients"`, `"other"`.
 
     Raises:
-        ValueError: if the model is not parallel, or the batch has no targets.
+        ValueError: if the model is not parallel, or its loss needs targets, and there are none.
 
     Example:
         >>> import numpy as np
@@ -60,14 +60,15 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
             "`parallel` must be a model from `make_parallel`. Received: "
             f"parallel={parallel!r}. Make it parallel first: `make_parallel(model, n_gpus)`."
         )
-    engine, given = engines.current(), check_batch(batch, with_targets=parallel.compiled)
+    engine, given = engines.current(), check_batch(batch, parallel)
     found: dict[bool, list[Transfer]] = {True: [], False: []}
     for training in (False, True) if parallel.compiled else (False,):
         with step_prepared(parallel, given, training):
             found[training] = engine.count_transfers(parallel, given, training)
     rows, count = len(keras.tree.flatten(given[0])[0]), len(parallel.devices)
     least, notes = parallel._parallel_least_bytes(rows), []
-    if parallel.mode == "data" and engine.partitions and rows % count:
+    is_mesh = parallel._parallel_options.get("model_devices", 1) > 1
+    if parallel.mode == "data" and engine.partitions and rows % count and not is_mesh:
         least = sum(_by_kind(one for one in found[True] if one.kind in _NEEDED).values())
         notes = [
             f"{count} devices don't divide {rows} rows: each computes the whole batch, so nothing "

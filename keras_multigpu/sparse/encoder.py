@@ -6,7 +6,7 @@ import dataclasses
 import numbers
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,7 +134,8 @@ class HashEncoder:
             y: ignored.
         """
         self.__post_init__()
-        for table in [tables] if is_table(tables) else tables:
+        is_stream = isinstance(tables, Iterable) and not isinstance(tables, (str, bytes))
+        for table in tables if is_stream and not is_table(tables) else [tables]:
             self.partial_fit(table)
         self.layout_  # noqa: B018  refuses an iterable without tables
         return self

@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_multigpu.arguments import check_choice, positive_integer, positive_integers, quantity
 from keras_multigpu.zoo.rating_errors import ObservedError, RatingMAE, RatingRMSE
-from keras_multigpu.zoo.ratings import Ratings
+from keras_multigpu.zoo.ratings import Ratings, check_ratings
 
 _SHRINK = 5.0  # a row's or a column's bias counts as if it had this many more ratings of the mean
 _GAIN = 3.0
@@ -128,11 +128,8 @@ def autorec(
         >>> model.input_shape
         (None, 30)
     """
-    if not isinstance(ratings, Ratings):
-        raise TypeError(
-            f"`ratings` must be `Ratings`, as `read_ratings` returns. Received: {ratings!r}. For "
-            "the model of sigmoid layers for a number of items, use `historic_autorec`."
-        )
+    hint = "For the model of sigmoid layers for a number of items, use `historic_autorec`."
+    check_ratings("ratings", ratings, hint)
     check_choice("by", by, "item", "user")
     sizes = positive_integers("hidden", hidden if isinstance(hidden, Sequence) else [hidden])
     l2 = quantity("l2", l2, zero=True)

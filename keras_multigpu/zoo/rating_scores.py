@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 
 from keras_multigpu.arguments import finite_number, positive_integer
-from keras_multigpu.zoo.ratings import Ratings
+from keras_multigpu.zoo.ratings import Ratings, check_ratings
 from keras_multigpu.zoo.recommending import BestItems, check_predicts, predict_blocks
 
 
@@ -97,6 +97,8 @@ def evaluate_ratings(
         (22, 3)
     """
     check_predicts(model)
+    check_ratings("known", known)
+    check_ratings("held_out", held_out)
     k = positive_integer("k", k)
     limit = 0.8 * known.highest if relevant is None else relevant
     limit = finite_number("relevant", limit, "a number above 0", lambda one: one > 0)

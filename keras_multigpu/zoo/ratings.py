@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import scipy.sparse
 
-from keras_multigpu.arguments import check_choice, finite_number
+from keras_multigpu.arguments import check_choice, finite_number, short
 from keras_multigpu.sparse.lines import check_file, read_lines
 from keras_multigpu.sparse.sources import BadDataError
 from keras_multigpu.zoo.batches import RatingBatches, split_folds, split_share
@@ -202,6 +202,15 @@ class Ratings:
                     f"`split` have. Received: {len(others)} {name} instead of {len(mine)}, or "
                     "others. For another file, use `evaluate_ratings`."
                 )
+
+
+def check_ratings(name: str, value: Any, hint: str = "") -> None:
+    """Raises a `TypeError` if an argument is no `Ratings`."""
+    if not isinstance(value, Ratings):
+        raise TypeError(
+            f"`{name}` must be `Ratings`, as `read_ratings` returns. Received: {short(value)}."
+            + (f" {hint}" if hint else "")
+        )
 
 
 def _gather(parts: list[Columns], highest: float | None) -> Ratings:

@@ -230,6 +230,8 @@ def test_what_runs_whole_is_explained():
     text = make_parallel(mlp(), 2).explain()
     start = "No step has run as a graph yet" if IS_TENSORFLOW else "XLA partitions every step"
     assert start in text
+    if IS_TENSORFLOW:
+        assert "one device: it computes all" in make_parallel(mlp(), 1).explain()
 
 
 def test_an_attribute_of_the_same_name_stays_the_models(rng):

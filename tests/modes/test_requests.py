@@ -170,6 +170,10 @@ def test_the_overloads_have_each_modes_options():
 def test_what_only_data_mode_has():
     with pytest.raises(AttributeError, match="`explain` tells .* in mode 'tower'. Read"):
         make_parallel(_model(), 2, "tower").explain()
+    with pytest.raises(AttributeError, match="`placement` tells .* in mode 'tower'. Read"):
+        make_parallel(_model(), 2, "tower").placement  # noqa: B018
+    with pytest.raises(ValueError, match=r"in a list: `devices=\['gpu:0'\]`"):
+        make_parallel(_model(), "gpu:0")
 
 
 def test_what_only_towers_have():

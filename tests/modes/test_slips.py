@@ -64,6 +64,10 @@ def test_batches_of_fewer_rows_than_devices():
     (text,) = _fit(parallel, 6, batch_size=2)
     assert text == "Batches of 2 rows leave 2 of 4 devices without work. Give at least 4 rows."
     assert not _fit(parallel, 6, batch_size=2)  # once
+    parallel = make_parallel(mlp(), 4)
+    with pytest.warns(UserWarning, match="Batches of 1 row leave 3 of 4 devices"):
+        parallel.predict(np.ones((3, 6)), batch_size=1, verbose=0)
+    parallel.predict(np.ones((3, 6)), verbose=0)
     import tensorflow as tf
 
     parallel = make_parallel(mlp(), 4)

@@ -36,6 +36,7 @@ def test_presets():
     assert all(0 < link.latency_s < 1e-3 for link in PRESETS.values())
     assert find_link("ethernet10") is PRESETS["ethernet10"]
     assert find_link("nvlink") is PRESETS["nvlink4"]
+    assert find_link("NVLink4") is PRESETS["nvlink4"]
 
 
 def test_a_link_is_itself():

@@ -233,6 +233,11 @@ def test_wrong_arguments(rng):
         reports.memory(_model(), x)
     with pytest.raises(ValueError, match="`training` must be True or False. Received: training='"):
         reports.memory(_model(), (x, y), training="no")
+    report = reports.memory(_model(), (x, y))
+    with pytest.raises(ValueError, match="`kind` must be .*'slots'.* Received: kind='slot'"):
+        report.bytes(kind="slot")
+    with pytest.raises(ValueError, match="`device` must be .* Received: device='gpu:7'"):
+        report.bytes("gpu:7")
     with pytest.raises(ValueError, match=r"tuple of inputs, targets .* list of 2. Give"):
         reports.memory(_model(), [x, y])
     for batch in ((x[:0], y[:0]), (x, y[:3]), (x, 3.0)):

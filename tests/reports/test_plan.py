@@ -370,7 +370,13 @@ def test_another_reason_not_to_compute_again():
 @pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("size", "found"),
-    [("24 GB", 24 * 10**9), ("1.5GiB", 1.5 * 2**30), ("80 kB", 80_000), (2e6, 2_000_000)],
+    [
+        ("24 GB", 24 * 10**9),
+        ("24gb", 24 * 10**9),
+        ("1.5GiB", 1.5 * 2**30),
+        ("80 kB", 80_000),
+        (2e6, 2_000_000),
+    ],
 )
 def test_sizes(size, found):
     assert read_bytes("memory", size) == found

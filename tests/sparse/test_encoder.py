@@ -314,6 +314,7 @@ def test_too_wide():
         ([1, 2], TypeError, r"A table must be.*table=\[1, 2\] \(of type builtins.list\)"),
         (pl.LazyFrame({"x": [1]}), TypeError, "A table must be.*Call `collect\\(\\)` on"),
         (None, TypeError, "table=None"),
+        ("c.csv", TypeError, "table='c.csv'"),
         ({"x": [[1], [2]]}, TypeError, r"column 'x' of type list<item: int64>.*strings first"),
         (pl.DataFrame({"x": [[1]]}), TypeError, "column 'x' of type large_list"),
         ({"x": np.ones((2, 2))}, TypeError, r"one axis.*'x' of shape \(2, 2\)"),

@@ -176,6 +176,8 @@ def test_what_was_seen_is_not_held_out(ratings):
     empty = made(np.zeros(train.matrix.shape), train.users, train.items)
     with pytest.raises(ValueError, match="`held_out` must have at least one rating"):
         evaluate_ratings(model, train, empty, by="user")
+    with pytest.raises(TypeError, match="`held_out` must be `Ratings`.* Received: None"):
+        evaluate_ratings(model, train, None)
     with pytest.raises(ValueError, match=r"`k` must be .* Received: k=0"):
         evaluate_ratings(model, train, test, by="user", k=0)
     with pytest.raises(ValueError, match=r"`relevant` must be .* Received: relevant=0"):

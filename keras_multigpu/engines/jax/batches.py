@@ -24,7 +24,7 @@ class Undivided:
     def __init__(self, counts_last: bool = True) -> None:
         self._counts_last = counts_last
         self._is_over = False  # warned already, or a batch was spread
-        self._seen = 0
+        self._seen, self._rows = 0, 0  # batches, and the rows of the longest
 
     def see(self, batch: Any, place: Placement, position: int = 0) -> None:
         """Notes a batch, by its position in a pass.
@@ -36,16 +36,18 @@ class Undivided:
             return
         shapes = [np.shape(part) for part in jax.tree.leaves(batch, is_leaf=is_sparse)]
         rows = next((shape[0] for shape in shapes if shape), 0)
+        self._rows = max(rows, self._rows)
         self._is_over = not rows % place.count
         self._seen += self._counts_last or position > 0  # the one before was not the last
         if self._seen < _SAID_AFTER or self._is_over:
             return
         self._is_over = True
-        example = max(rows // place.count, 1) * place.count
+        example = max(self._rows // place.count, 1) * place.count
+        kind = "groups of devices" if place.is_mesh else "devices"
         warnings.warn(
-            f"The {place.count} devices do not divide the batches, so that each of them computes "
+            f"The {place.count} {kind} do not divide the batches, so that each of them computes "
             f"whole batches: right, and no faster than one device. Received: {self._seen} batches, "
-            f"the last of {rows} rows. Give batches of a multiple of {place.count} rows: "
+            f"the longest of {self._rows} rows. Give batches of a multiple of {place.count} rows: "
             f"{example}, for example.",
             stacklevel=2,
         )

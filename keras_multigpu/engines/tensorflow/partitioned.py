@@ -146,6 +146,8 @@ class Partition:
 
     def explain(self) -> str:
         """What of each step that has run is computed by one device alone."""
+        if len(self._names) == 1:
+            return "There is one device: it computes all of each step."
         if not self._records:
             return (
                 "No step has run as a graph yet: call `fit`, or what `parallel.function(step)` "
@@ -187,18 +189,19 @@ class Partition:
         )
 
     def warn_of_few_rows(self, given: Mapping[str, Any]) -> None:
-        """Warns if batches of a `fit` have fewer rows than there are devices."""
+        """Warns if a loop is asked for batches of fewer rows than there are devices."""
         rows, data = given.get("batch_size"), given.get("x")
         if isinstance(data, tf.data.Dataset):
             specs = tf.nest.flatten(data.element_spec)
             shape: Any = getattr(specs[0], "shape", None) if specs else None
             rows = shape[0] if getattr(shape, "rank", None) else None
-        count = len(self._names)
+        count = len(self._names) // self._width
         if self._splits_rows and isinstance(rows, int) and 0 < rows < count:
+            kind = "devices" if self._width == 1 else "groups of devices"
             self._warn(
                 "few rows",
                 f"Batches of {rows} row{'s' if rows > 1 else ''} leave {count - rows} of "
-                f"{count} devices without work. Give at least {count} rows.",
+                f"{count} {kind} without work. Give at least {count} rows.",
             )
 
     def _build_optimizer(self, model: TrainedModel) -> None:

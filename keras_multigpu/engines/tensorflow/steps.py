@@ -55,9 +55,7 @@ class TensorFlowSteps(Steps):
     def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._watched.scope():
             if self.group is None:
-                if getattr(loop, "__name__", "") == "fit" and isinstance(
-                    self._partition, Partition
-                ):
+                if isinstance(self._partition, Partition):
                     self._partition.warn_of_few_rows(arguments(loop, args, kwargs))
                 return loop(*args, **kwargs)
             if self.is_running:  # a nested loop: evaluation within `fit`

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 from jax.experimental import sparse
 from keras import layers, ops
-from support.models import mlp
+from support.models import mlp, wide_perceptron
 from support.parity import difference, variables
 from support.precision import double_precision
 from support.scripts import run_python
@@ -250,6 +250,11 @@ def test_batches_that_are_never_divided_are_told(rng):
     parallel.fit(x, y, batch_size=8, epochs=11, verbose=0)  # the last of each epoch has 2 rows
     with pytest.warns(UserWarning, match=r"The 4 devices do not divide.*10 batches.*of 6 rows"):
         make_parallel(parallel.template, 4).predict(x[:33].repeat(2, 0), batch_size=6, verbose=0)
+    mesh = make_parallel(wide_perceptron(), 4, model_devices=2)
+    mesh.compile("sgd", "mse")
+    told = "The 2 groups of devices do not divide.*longest of 5 rows.*multiple of 2 rows: 4, for"
+    with pytest.warns(UserWarning, match=told):  # the tenth batch has 3 rows
+        mesh.fit(np.ones((48, 20)), np.ones((48, 3)), batch_size=5, verbose=0)
 
 
 def test_short_passes_that_are_not_divided_are_not_told(rng):
