@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_multigpu.engines.tensorflow.partition.local import Local
 from keras_multigpu.engines.tensorflow.partition.operations import operation
 from keras_multigpu.engines.tensorflow.partition.order import needed
+from keras_multigpu.engines.tensorflow.partition.rules.control import graph_of
 from keras_multigpu.engines.tensorflow.partition.step import packed
 from keras_multigpu.engines.tensorflow.partition.traced import Traced
 from keras_multigpu.engines.tensorflow.places import LOOPS, Places
@@ -103,12 +104,29 @@ def _call(
     return dict(zip(map(id, outputs), made))
 
 
+def _branch(op: tf.Operation, given: Sequence[Tensor]) -> list[Any]:
+    """A branch, what is in it written anew: traced for XLA, it would be of one device."""
+
+    def written(attribute: str) -> Callable[[], list[Any]]:
+        def body() -> list[Any]:
+            graph = graph_of(op, attribute)
+            known = dict(zip(map(id, graph.inputs), given[1:]))
+            _write(needed(graph, graph.outputs, slice(None)), known)
+            return [known[id(one)] for one in graph.outputs]
+
+        return body
+
+    return list(tf.cond(given[0], written("then_branch"), written("else_branch")))
+
+
 def _write(
     operations: Sequence[tf.Operation], known: dict[int, Any], *, are_placed: bool = True
 ) -> None:
     """Writes operations into the graph that is being built."""
     local = Local(0, 0, 0, 0)
     for op in operations:
+        given = [known[id(one)] for one in _taken(op)]
         with tf.device((op.device or None) if are_placed else None):
-            made = operation(op, {}, None)(local, *[known[id(one)] for one in _taken(op)])
+            is_branch = are_placed and op.type in ("If", "StatelessIf")
+            made = _branch(op, given) if is_branch else operation(op, {}, None)(local, *given)
         known.update(zip(map(id, op.outputs), made))

@@ -210,6 +210,23 @@ def test_compiled_stages_and_mixed_precision(compiled, rng):
     assert difference(*results) < 2e-2
 
 
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_compiled_updates_that_are_not_made_in_each_step(is_scaled, rng):
+    """Branches, also within branches, that assign weights of both devices."""
+    x, y = rng.normal(size=(16, 4)), rng.normal(size=(16, 2))
+    keras.utils.set_random_seed(1)
+    template = _mlp()
+    models = keras.models.clone_model(template), make_parallel(template, 2, "model")
+    models[0].set_weights(template.get_weights())
+    for model in models:
+        optimizer = keras.optimizers.Adam(gradient_accumulation_steps=2)
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer) if is_scaled else optimizer
+        model.compile(optimizer, "mse", jit_compile=True)
+        model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    assert len({*models[1].placement.values()}) == 2
+    assert difference(*map(variables, models)) < 1e-6
+
+
 def test_losses_and_state_of_layers(rng):
     class Penalized(layers.Layer):
         def call(self, inputs):
