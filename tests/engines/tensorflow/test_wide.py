@@ -8,7 +8,7 @@ from keras import layers, ops
 from support.models import recurrent_beside_wide, wide_perceptron, wide_transformer
 from support.parity import difference, variables
 
-from keras_multigpu import make_parallel
+from keras_multigpu import make_parallel, reports
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -81,6 +81,29 @@ def test_attention_is_spread_by_heads_and_a_narrowing_layer_by_inputs(rng):
         parts = getattr(one.value, "parts", None)
         if np.prod(one.shape) >= 1024:  # slots, too
             assert [np.prod(part.shape) for part in parts] == [np.prod(one.shape) / 4] * 4
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_no_weight_and_no_gradient_of_one_crosses(activation, rng):
+    """Square kernels too, whose inputs and outputs are both spread."""
+    keras.utils.set_random_seed(2)
+    wide = [layers.Dense(128, activation) for _ in range(3)]
+    parallel = _spread(keras.Sequential([keras.Input((64,)), *wide, layers.Dense(2)]), 2)
+    parallel.compile("adam", "mse")
+    batch = rng.normal(size=(8, 64)), rng.normal(size=(8, 2))
+    sent = reports.transfers(parallel, batch).bytes("training")
+    assert sent.get("weights", 0) == 0
+    assert (
+        max(one.bytes for one in reports.transfers(parallel, batch).training) <= 8 * 128 * 8
+    )  # an activation
+
+
+def test_gradients_of_heads_stay_where_their_kernels_are(rng):
+    parallel = _spread(wide_transformer(), 2)
+    parallel.compile("adam", "mse")
+    batch = MODELS["transformer"][1](rng)[:4], rng.normal(size=(4, 3))
+    sent = reports.transfers(parallel, batch).bytes("training")
+    assert sent.get("weights", 0) < 1000  # small ones only
 
 
 def _axes(parallel):

@@ -35,6 +35,7 @@ from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.signatures import (
     Choice,
     Signature,
+    homes_of,
     output_dims,
     sharded_label,
     static_dims,
@@ -175,7 +176,8 @@ class Operations(Forms):
         if label is not None:
             return self._spread(op, values, signature, label, dims), "spread"
         if self.shards and self.way == ALL_DEVICES:
-            found = sharded_label(values, signature, dims, self.shard_of, self.count)
+            homes = homes_of(op, signature, dims, self.shards)
+            found = sharded_label(values, signature, dims, self.shard_of, self.count, homes)
             if found is not None:
                 return self._spread(op, values, signature, found[0], dims, found[1]), "spread"
         return self.fallback(op, values, dims, signature)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import Owned, Sharded, Value
+from keras_multigpu.engines.tensorflow.partition.layouts import SUM, Owned, Sharded, Value
 from keras_multigpu.engines.tensorflow.partition.sizes import Dims, elements_of, is_known
 
 Labels = Sequence[Any]
@@ -81,14 +82,19 @@ def sharded_label(
     dims: Sequence[Dims | None],
     shard_of: Callable[[Value], Sharded | Owned | None],
     count: int,
+    homes: Set[Any],
 ) -> tuple[Any, type[Sharded] | type[Owned]] | None:
-    """The label along which devices have their parts, and how; `None` if it can't be split so."""
+    """The label along which devices have their parts, and how; `None` if it can't be split so.
+
+    The best are the `homes`: see `homes_of`.
+    """
     sizes: dict[Any, set[Any]] = collections.defaultdict(set)
     weights: dict[Any, float] = collections.defaultdict(float)
     owned: dict[Any, set[bool]] = collections.defaultdict(set)
     given = {*range(len(values))} - {*signature.shapes, *signature.constants}
     if any(values[number].axis is not None for number in given):
         return None  # rows are split
+    has_parts = any(shard_of(values[n]) or values[n].layout == SUM for n in given)
     for number in given:
         value, labels = values[number], signature.inputs[number]
         shard = shard_of(value)
@@ -98,6 +104,8 @@ def sharded_label(
             owned[label].add(is_part and isinstance(shard, Owned))
             if is_part:
                 weights[label] += elements_of(value.dims)
+            elif shard is None and label in homes and has_parts:
+                weights[label] += 0  # each device gets its part, or sums it
     for labels, shape in zip(signature.outputs, dims):
         for label, dim in zip(labels, shape or ()):
             sizes[label].add(dim)
@@ -118,8 +126,42 @@ def sharded_label(
     ]
     if not possible:
         return None
-    best = max(possible, key=lambda one: (is_kept[one], weights[one]))
+    best = max(possible, key=lambda one: (is_kept[one], one in homes, weights[one]))
     return best, Owned if owned[best] == {True} else Sharded
+
+
+def homes_of(
+    op: tf.Operation, signature: Signature, dims: Sequence[Any], shards: Mapping[Any, int]
+) -> Set[Any]:
+    """The labels along which sums are sharded as variables of their shape: gradients of weights.
+
+    `shards` has the axis of each shape. A gradient may get its shape from the next operations.
+    """
+    found: set[Any] = set()
+    for tensor, labels, shape in zip(op.outputs, signature.outputs, dims):
+        if signature.partial and shape and is_known(shape):
+            for left, sizes, other in _followed(tensor, labels, shape, shape):
+                if other in shards:
+                    before = math.prod(other[: shards[other]])
+                    ends = [math.prod(sizes[:axis]) for axis in range(len(sizes))]
+                    found.update(one for one, size in zip(left, ends) if size == before)
+    return found
+
+
+def _followed(
+    tensor: tf.Tensor, labels: Labels, sizes: Any, shape: Any
+) -> Iterator[tuple[Labels, Any, Any]]:
+    """The shapes that a tensor gets next, also when its first axes are summed.
+
+    With each the labels and the sizes of the axes that are left.
+    """
+    yield labels, sizes, shape
+    for op in tensor.consumers():
+        after = static_dims(op.outputs[0]) if op.type in ("Reshape", "Sum") else None
+        if after and op.type == "Reshape":
+            yield from _followed(op.outputs[0], labels, sizes, after)
+        elif after and shape == sizes and tuple(shape[-len(after) :]) == after:
+            yield from _followed(op.outputs[0], labels[-len(after) :], after, after)
 
 
 def _are_even(sizes: set[Any], count: int) -> bool:
