@@ -91,6 +91,7 @@ def sharded_label(
     sizes: dict[Any, set[Any]] = collections.defaultdict(set)
     weights: dict[Any, float] = collections.defaultdict(float)
     owned: dict[Any, set[bool]] = collections.defaultdict(set)
+    whole: set[Any] = set()  # the labels of inputs that are no parts along them
     given = {*range(len(values))} - {*signature.shapes, *signature.constants}
     if any(values[number].axis is not None for number in given):
         return None  # rows are split
@@ -104,7 +105,9 @@ def sharded_label(
             owned[label].add(is_part and isinstance(shard, Owned))
             if is_part:
                 weights[label] += elements_of(value.dims)
-            elif shard is None and label in homes and has_parts:
+                continue
+            whole.add(label)
+            if shard is None and label in homes and has_parts:
                 weights[label] += 0  # each device gets its part, or sums it
     for labels, shape in zip(signature.outputs, dims):
         for label, dim in zip(labels, shape or ()):
@@ -127,7 +130,11 @@ def sharded_label(
     if not possible:
         return None
     best = max(possible, key=lambda one: (is_kept[one], one in homes, weights[one]))
-    return best, Owned if owned[best] == {True} else Sharded
+    if owned[best] == {True}:
+        return best, Owned
+    if not is_kept[best] and best in whole and sum(map(elements_of, dims)) >= weights[best]:
+        return None  # less crosses if the parts are gathered than if addends are summed
+    return best, Sharded
 
 
 def homes_of(
