@@ -204,6 +204,7 @@ def _check(
         raise ValueError(
             f"`mode` must be one of {', '.join(map(repr, _MODES))}. Received: mode={mode!r}."
             + (f" Did you mean {meant[0]!r}?" if meant else "")
+            + (" Give `mode='tower', replicas='independent'`." if mode == "committee" else "")
         )
     known = _options_of(mode)
     for name, value in options.items():

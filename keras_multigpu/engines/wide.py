@@ -5,17 +5,21 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 
 import keras
 
 from keras_multigpu.engines.values import Request
+from keras_multigpu.graphs.costs import flops
+from keras_multigpu.graphs.graph import is_graph, read_graph
 
 SPREAD = "spread"
 """The placement of large layers on all devices."""
 
 # A weight with a smaller share of the model than this is not spread.
 _LEAST_SHARE = 0.01
+_LEAST_WORK = 0.1  # of which a warning says that it is little
 # Where the heads are in the kernels of an attention layer.
 _HEADS = {"query": 1, "key": 1, "value": 1, "attention_output": 0}
 
@@ -59,6 +63,28 @@ def find_wide(model: keras.Model, count: int) -> dict[str, int]:
     return found
 
 
+def check_wide(model: keras.Model, count: int) -> None:
+    """Refuses a model without layers to spread.
+
+    Warns:
+        UserWarning: if these do a small part of the work.
+    """
+    axes, names = find_wide(model, count), names_of(model)
+    if not is_graph(model):
+        return
+    work = {True: 0.0, False: 0.0}
+    for call in read_graph(model).calls:
+        work[any(names.get(id(one)) in axes for one in call.variables)] += flops(call)
+    share = work[True] / max(sum(work.values()), 1.0)
+    if share < _LEAST_WORK:
+        warnings.warn(
+            f"Large layers, which are spread over {count} devices, do about {share:.0%} of the "
+            f"work of {model.name!r}. One of the devices does the rest, or each: this saves memory "
+            "and hardly time. To save time use `mode='data'` without `model_devices`.",
+            stacklevel=6,
+        )
+
+
 def check_mesh(request: Request, is_joined: bool) -> None:
     """Refuses `model_devices` that don't fit the devices, the model, or another option."""
     width, count = request.options.get("model_devices", 1), len(request.devices)
@@ -81,7 +107,7 @@ def check_mesh(request: Request, is_joined: bool) -> None:
             f"model_devices={width} in one of several joined processes. Use `shard='weights'`."
         )
     if request.template.built:
-        find_wide(request.template, width)
+        check_wide(request.template, width)
 
 
 def adapt_mesh(request: Request) -> Request:

@@ -307,5 +307,16 @@ def test_a_model_without_large_layers_is_told():
         make_parallel(small, 4, model_devices=2)
 
 
+@pytest.mark.parametrize(
+    "options", [{"model_devices": 2}, {"mode": "model", "placement": "spread"}]
+)
+def test_a_model_whose_work_is_in_other_layers_is_told(options):
+    convolutions = [layers.Conv2D(8, 3), layers.Conv2D(16, 3), layers.GlobalMaxPooling2D()]
+    model = keras.Sequential([keras.Input((32, 32, 3)), *convolutions, layers.Dense(16)])
+    told = "spread over 2 devices, do about 0% of the work of .*use `mode='data'` without"
+    with pytest.warns(UserWarning, match=told):
+        make_parallel(model, 2, **options)
+
+
 def test_its_text_says_what_the_devices_do():
     assert "2 replicas, each on 2 devices" in repr(_made("perceptron", 4))

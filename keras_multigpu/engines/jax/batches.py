@@ -16,39 +16,41 @@ _SAID_AFTER = 10  # batches, so that a few incomplete last ones don't count
 
 
 class Undivided:
-    """Warns once if no batch is ever spread, because the devices don't divide the rows.
+    """Warns once if most batches are not spread, because the devices don't divide their rows.
 
     Without `counts_last` the last batch of a pass doesn't count, which is as long as it is.
     """
 
     def __init__(self, counts_last: bool = True) -> None:
         self._counts_last = counts_last
-        self._is_over = False  # warned already, or a batch was spread
-        self._seen, self._rows = 0, 0  # batches, and the rows of the longest
+        self._is_over = False  # warned already
+        self._seen, self._rows = 0, 0  # undivided batches, less the others; rows of the longest
 
     def see(self, batch: Any, place: Placement, position: int = 0) -> None:
         """Notes a batch, by its position in a pass.
 
         Warns:
-            UserWarning: if none of the first batches could be spread.
+            UserWarning: if ten more batches could not be spread than could.
         """
         if self._is_over or place.count == 1 or not place.is_of_rows:
             return
         shapes = [np.shape(part) for part in jax.tree.leaves(batch, is_leaf=is_sparse)]
         rows = next((shape[0] for shape in shapes if shape), 0)
+        if not rows % place.count:
+            self._seen = max(self._seen - 1, 0)
+            return
         self._rows = max(rows, self._rows)
-        self._is_over = not rows % place.count
         self._seen += self._counts_last or position > 0  # the one before was not the last
-        if self._seen < _SAID_AFTER or self._is_over:
+        if self._seen < _SAID_AFTER:
             return
         self._is_over = True
         example = max(self._rows // place.count, 1) * place.count
         kind = "groups of devices" if place.is_mesh else "devices"
         warnings.warn(
             f"The {place.count} {kind} do not divide the batches, so that each of them computes "
-            f"whole batches: right, and no faster than one device. Received: {self._seen} batches, "
-            f"the longest of {self._rows} rows. Give batches of a multiple of {place.count} rows: "
-            f"{example}, for example.",
+            f"whole batches: right, and no faster than one device. Received: {self._seen} such "
+            f"batches, the longest of {self._rows} rows. Give batches of a multiple of "
+            f"{place.count} rows: {example}, for example.",
             stacklevel=2,
         )
 

@@ -16,7 +16,7 @@ from keras_multigpu.engines.jax.state.shards import WideLayers
 from keras_multigpu.engines.runners import ModelRunner
 from keras_multigpu.engines.templates import forget_losses
 from keras_multigpu.engines.values import Call, Request, Result
-from keras_multigpu.engines.wide import SPREAD, find_wide, usable
+from keras_multigpu.engines.wide import SPREAD, check_wide, usable
 
 
 class ShardsRunner(WideLayers, ModelRunner):
@@ -45,7 +45,7 @@ class ShardsRunner(WideLayers, ModelRunner):
                 "TensorFlow."
             )
         if request.template.built:
-            find_wide(request.template, len(request.devices))
+            check_wide(request.template, len(request.devices))
 
     @classmethod
     def adapt(cls, request: Request) -> Request:

@@ -23,7 +23,7 @@ from keras_multigpu.engines.tensorflow.weights.placing import (
     leave_to_one_device,
 )
 from keras_multigpu.engines.values import Call, Request, Result
-from keras_multigpu.engines.wide import find_wide, names_of
+from keras_multigpu.engines.wide import check_wide, names_of
 
 
 class WideRunner(ModelRunner):
@@ -45,7 +45,7 @@ class WideRunner(ModelRunner):
     @classmethod
     def check(cls, request: Request) -> None:
         if request.template.built and len(request.devices) > 1:
-            find_wide(request.template, len(request.devices))
+            check_wide(request.template, len(request.devices))
 
     def lay_out(self) -> None:
         self.partition.homes = wide_homes(self._template, self._devices)

@@ -248,13 +248,24 @@ def test_batches_that_are_never_divided_are_told(rng):
     parallel.compile("sgd", "mse")
     x, y = rng.normal(size=(42, 6)), rng.normal(size=(42, 2))
     parallel.fit(x, y, batch_size=8, epochs=11, verbose=0)  # the last of each epoch has 2 rows
-    with pytest.warns(UserWarning, match=r"The 4 devices do not divide.*10 batches.*of 6 rows"):
+    with pytest.warns(
+        UserWarning, match=r"The 4 devices do not divide.*10 such batches.*of 6 rows"
+    ):
         make_parallel(parallel.template, 4).predict(x[:33].repeat(2, 0), batch_size=6, verbose=0)
     mesh = make_parallel(wide_perceptron(), 4, model_devices=2)
     mesh.compile("sgd", "mse")
     told = "The 2 groups of devices do not divide.*longest of 5 rows.*multiple of 2 rows: 4, for"
     with pytest.warns(UserWarning, match=told):  # the tenth batch has 3 rows
         mesh.fit(np.ones((48, 20)), np.ones((48, 3)), batch_size=5, verbose=0)
+
+
+def test_batches_of_which_few_are_divided_are_told(rng):
+    parallel = make_parallel(mlp(), 4)
+    parallel.compile("sgd", "mse")
+    x, y = rng.normal(size=(22, 6)), rng.normal(size=(22, 2))
+    parallel.fit(x[:8], y[:8], batch_size=8, verbose=0)  # divided
+    with pytest.warns(UserWarning, match="10 such batches, the longest of 6 rows"):
+        parallel.fit(x, y, batch_size=6, epochs=5, verbose=0)  # the last of each epoch is divided
 
 
 def test_short_passes_that_are_not_divided_are_not_told(rng):
