@@ -97,6 +97,7 @@ def scaling(
             "`scaling(model, (x, y))`."
         )
     counts = device_counts("n_gpus", n_gpus)
+    check_model(model)
     check_data(data, batch_size, steps, weak, with_targets=needs_targets(model))
     numbers = {"batch_size": batch_size, "epochs": epochs, "steps": steps, "repeats": repeats}
     for name, value in numbers.items():
