@@ -39,6 +39,15 @@ _grouped = tf.function(
     lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"), autograph=False, jit_compile=True
 )
 _add("Conv2D", _grouped, "B 4 4 4", "3 3 2 2", **_DEEP)
+for kind in ("SpaceToBatchND", "BatchToSpaceND"):
+    _add(
+        kind,
+        lambda x, w: tf.nn.convolution(x, w, dilations=[2, 1], padding="SAME"),
+        "B 6 6 2",
+        "3 3 2 2",
+        **_DEEP,
+    )
+    _add(kind, lambda x, w: tf.nn.convolution(x, w, dilations=2), "B 9 2", "3 2 3", **_DEEP)
 _add(
     "Conv3D",
     lambda x, w: tf.nn.conv3d(x, w, _3D["strides"], "SAME"),

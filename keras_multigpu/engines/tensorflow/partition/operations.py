@@ -60,8 +60,9 @@ def operation(
 
     `own`: the shapes of a device's outputs, if its kernel may not be trusted with no rows.
     """
-    attributes, kind = attributes_of(op), op.type
+    attributes, kind, write = attributes_of(op), op.type, create
     if signature is not None:
+        write = signature.write or create
         kind = signature.kind or kind
         attributes = {**attributes, **signature.attributes}
         attributes = {name: one for name, one in attributes.items() if one is not None}
@@ -81,10 +82,10 @@ def operation(
             )
             return list(drawn(*inputs))
         if not own:
-            return create(kind, inputs, attributes, name)
+            return write(kind, inputs, attributes, name)
         sizes = [one.tensor(local) for one in own]
         return local.unless_empty(
-            lambda: create(kind, inputs, attributes, name), list(zip(sizes, types))
+            lambda: write(kind, inputs, attributes, name), list(zip(sizes, types))
         )
 
     return emit

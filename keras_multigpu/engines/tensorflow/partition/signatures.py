@@ -36,6 +36,7 @@ class Signature:
         zero_if_empty: labels along which a kernel fails, or gives garbage, if there is nothing: a
             device without rows gives zeros of `dims`.
         regroups: whether a label's axis may have another multiple of the rows in the outputs.
+        write: adds it to a graph, as `operations.create` does, if it is more than one operation.
     """
 
     inputs: Sequence[Labels]
@@ -48,6 +49,7 @@ class Signature:
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     zero_if_empty: Sequence[Any] = ()
     regroups: bool = False
+    write: Callable[..., list[Any]] | None = None
 
 
 def output_dims(op: tf.Operation, values: Sequence[Value], signature: Signature) -> list[Any]:

@@ -50,6 +50,19 @@ def _large_conv():
     return keras.Sequential([keras.Input((8, 8, 3)), *hidden, layers.Dense(4, "softmax")])
 
 
+def _dilated():
+    inputs = x = keras.Input((16, 3))
+    for number in range(2):
+        dilation = {"padding": "causal", "dilation_rate": 2 ** (number + 1)}
+        x = layers.Conv1D(4, 3, activation="relu", **dilation)(x)
+        x = layers.BatchNormalization()(layers.SpatialDropout1D(0.2, seed=number)(x))
+    return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+
+
+def _signals(rng, rows):
+    return rng.normal(size=(rows, 16, 3)), rng.normal(size=(rows, 2))
+
+
 def _conv():
     return keras.Sequential(
         [
@@ -160,6 +173,7 @@ CASES = {
     "convolutions": (_conv, _images, {}),
     "large_convolutions": (_large_conv, _images, {}),
     "transformer": (_transformer, _texts, {}),
+    "dilated": (_dilated, _signals, {}),
     "recurrent": (_recurrent, _series, {}),
     "sample_weights": (lambda: _dense(layers.Dense(3)), _weighted, {"weighted_metrics": ["mae"]}),
     "add_loss": (lambda: _dense(layers.Dense(4, kernel_regularizer="l2"), _Penalties()), _flat, {}),

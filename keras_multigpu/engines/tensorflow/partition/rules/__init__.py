@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_multigpu.engines.tensorflow.partition.rules import (
+    blocks,
     contractions,
     control,
     elementwise,
@@ -33,6 +34,7 @@ for _room in (
     elementwise,
     contractions,
     rows,
+    blocks,
     matrices,
     reductions,
     shapes,
