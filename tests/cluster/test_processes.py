@@ -101,7 +101,8 @@ def test_other_data_are_noticed(together):
         ("other_weights", "Its weights and those of process 0 differ at step"),
         (
             "other_options",
-            f"[('model_devices', 1), ('shard', {'optimizer' if _ON_JAX else None!r}), ('wire",
+            "Its set of options is [('model_devices', 1), "
+            f"('shard', {'optimizer' if _ON_JAX else None!r}), ('wire",
         ),
         ("other_end", "Its weights and those of process 0 differ at step"),
         ("other_length", "It is at the end of `fit`, after 2 steps, and process 0 is at step 3"),

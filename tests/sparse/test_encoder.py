@@ -338,6 +338,12 @@ def test_bad_tables(bad, error, message):
             HashEncoder(["x"]).fit(bad)
 
 
+@pytest.mark.parametrize("given", [3, "c.csv"])
+def test_what_is_neither_a_table_nor_a_stream_of_them(given):
+    with pytest.raises(TypeError, match=f"A table must be.*table={given!r} "):
+        HashEncoder({"x": None}).fit(given)
+
+
 def test_columns_of_different_length():
     with pytest.raises(ValueError, match=r"same number of rows. Received: \{'x': 1, 'y': 2\}"):
         HashEncoder({"x": 10, "y": 10}).transform({"x": [1], "y": [1, 2]})
