@@ -50,10 +50,12 @@ class ModelParallel(PlacedModel):
     def _parallel_warn_of_idle(self, placement: Any) -> None:
         """Says that devices get no layer, where that can't be meant."""
         count, used = len(self.devices), len(self.devices) - self._parallel_idle
-        if used == 1 < count and isinstance(placement, Mapping):
+        if 0 < used < count and isinstance(placement, Mapping):
+            where = "one" if used == 1 else f"{used}"
             warnings.warn(
-                f"All layers are on one of {count} devices. Received: placement={placement!r}. "
-                "Give some layers another number.",
+                f"All layers are on {where} of {count} devices. Received: "
+                f"placement={placement!r}. Give some layers another number"
+                f"{'' if used == 1 else f', or `n_gpus={used}`'}.",
                 stacklevel=5,
             )
         elif 0 < used < count and placement is None:

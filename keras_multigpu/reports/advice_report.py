@@ -156,8 +156,13 @@ def _facts(one: Prediction) -> str:
 def _blame(one: Prediction) -> str:
     """The largest loss: to copies, shared processors, waiting, or the part without rows."""
     step, lost = show_seconds(one.step_s), one.compute_s - one.alone_s / one.devices
+    cure = (
+        "the devices don't divide the batch: each computes all of it. Give a multiple of "
+        f"{one.devices} rows"
+    )
     if one.is_measured:
-        return f"a step took {step}, on one device {show_seconds(one.alone_s)}"
+        times = f"a step took {step}, on one device {show_seconds(one.alone_s)}"
+        return f"{times}; {cure}" if one.is_undivided else times
     if one.transfer_s >= lost:
         traffic, moved = one.load.traffic, _MOVED[one.mode]
         if traffic.duplex:
@@ -166,15 +171,12 @@ def _blame(one: Prediction) -> str:
         return f"{show_seconds(one.transfer_s)} of {step} go into moving {size} of {moved}"
     fixed_s, part = one.compute_s - one.rows_s, f"{show_seconds(lost)} of {step}"
     if one.is_undivided and one.alone_s - one.load.fixed_s > fixed_s:
-        return (
-            f"{part} are lost because the devices don't divide the batch: each computes all of "
-            f"it. Give a multiple of {one.devices} rows"
-        )
+        return f"{part} are lost because {cure}"
     if one.rows_s - one.load.rows_s > fixed_s:
         return f"{part} are lost because the devices share processors"
     if one.mode == "model" and one.rows_s > fixed_s:
         return f"{part} are lost while devices wait for each other"
-    return f"{part} don't shrink with fewer rows per device"
+    return f"{part} are lost because a part of the step doesn't shrink with the rows per device"
 
 
 _TABLE: dict[Column, Callable[[Prediction], Any]] = {

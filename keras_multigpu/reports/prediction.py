@@ -104,9 +104,10 @@ class Prediction:
 
     @property
     def is_undivided(self) -> bool:
-        """Whether each device is taken to compute all rows: the devices don't divide them."""
-        whole = self.load.rows_s >= 0.999 * (self.alone_s - self.load.fixed_s) > 0
-        return self.mode == "data" and self.devices > 1 and whole and not self.is_measured
+        """Whether each device computes all rows, because the devices don't divide them."""
+        load = self.load
+        whole = load.rows_s >= 0.999 * (load.alone_s - load.fixed_s) > 0
+        return self.mode == "data" and self.devices > 1 and whole
 
     @property
     def is_wide(self) -> bool:

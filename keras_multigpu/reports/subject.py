@@ -130,7 +130,14 @@ class Subject:
     @property
     def doubts(self) -> list[str]:
         """What a reader of the predictions must beware of."""
-        here = choose_devices(None, None)[0]
+        here, *others = choose_devices(None, None)
+        is_shared = self.is_here and forms.are_virtual([here, *others])
+        if is_shared and self.processors is None:
+            return [
+                "The devices here are virtual: they share one processor, and the prediction takes "
+                "each for a processor of its own. Give `processors`, or the `link` of the devices "
+                "that you ask about."
+            ]
         if self.measured and self.link and self.speed == 1 and here.startswith("cpu:"):
             return [
                 f"The step was timed on {here!r}, and the link is one of other devices: on faster "

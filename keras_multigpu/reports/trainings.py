@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, device_counts, positive_integer
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import Mode, make_parallel
@@ -129,6 +130,8 @@ def scaling(
         **describe_environment(used),
     }
     notes = [*([_VIRTUAL] if are_virtual(used) else []), *_doubt(runs, steps, epochs)]
+    if mode == "data" and engines.current().partitions:
+        notes += _find_undivided(runs, options.get("model_devices", 1))
     members = mode == "tower" and options.get("num_replicas") is None
     return ScalingReport(runs, weak=weak, members=members, notes=notes, settings=settings)
 
@@ -214,6 +217,16 @@ def _summarize(
         step_times=tuple(one.step_seconds for one in timed if one.step_seconds is not None),
         epochs=last.epochs,
     )
+
+
+def _find_undivided(runs: Sequence[Run], together: int) -> list[str]:
+    """Where a compiler can't divide the batches; so many devices compute a slice `together`."""
+    return [
+        f"{run.devices} devices don't divide batches of {run.batch_size} rows, so that each "
+        f"computes all of them. Give a multiple of {run.devices // together} rows."
+        for run in runs
+        if run.batch_size and run.batch_size % (run.devices // together)
+    ]
 
 
 def _doubt(runs: Sequence[Run], steps: int | None, epochs: int) -> list[str]:

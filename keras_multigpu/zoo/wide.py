@@ -16,6 +16,7 @@ from keras_multigpu.arguments import non_negative_integer, positive_integer, pos
 from keras_multigpu.layers import MultiHotDense
 from keras_multigpu.sparse import HashEncoder
 from keras_multigpu.sparse.encoder import copy_encoder
+from keras_multigpu.sparse.tables import find_names, is_table
 
 _MIDDLE_EXPONENT = 0.3
 # Adagrad's steps go to the ones of a value together: each gets its share.
@@ -160,6 +161,12 @@ class WideModel(keras.Model):
 
     def _check_indices(self, data: Any) -> None:
         """Refuses data of another encoder, and an array of indices that the row does not have."""
+        if is_table(data) and self.encoder.cardinalities_.keys() <= {*find_names(data)}:
+            raise ValueError(
+                f"A wide model takes indices. Received: a table ({type(data).__name__}). Hash its "
+                "rows: `model.encoder.transform(table)`; to predict, use "
+                "`model.predict_table(table)`."
+            )
         if encoder := _find_encoder(data):
             self._check_fingerprint(encoder.fingerprint)
         elif isinstance(data, np.ndarray) and data.size:

@@ -53,6 +53,8 @@ def test_fewer_stages_than_devices():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_parallel(model, 2, "model")
+        make_parallel(model, 2, "model", placement={"first": 0, "last": 1})
+    with pytest.warns(UserWarning, match="on 2 of 4 devices. .*another number, or `n_gpus=2`"):
         make_parallel(model, 4, "model", placement={"first": 0, "last": 1})
 
 

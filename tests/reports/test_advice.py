@@ -265,8 +265,12 @@ def test_what_is_here_is_timed(modes):
 
 
 def test_a_step_time_that_is_given_is_about_other_devices():
+    told = "The devices here are virtual: they share one processor"
     advice = reports.advise(dense(), 16, (2,), step_seconds=0.1)
     assert not advice.predictions[0].is_measured
+    assert any(note.startswith(told) for note in advice.notes)
+    for known in ({"processors": 1}, {"link": LINK}):
+        assert told not in str(reports.advise(dense(), 16, (2,), step_seconds=0.1, **known))
 
 
 def test_the_models_own_loss():

@@ -248,8 +248,8 @@ def prediction(compute, transfer, *, alone=0.04, devices=2, mode="data", total=N
         ),
         (
             prediction(0.03, 0.002, alone=0.048),
-            "1.50 times as fast as one, an efficiency of 75%; 6.00 ms of 32.0 ms don't shrink with "
-            "fewer rows per device",
+            "1.50 times as fast as one, an efficiency of 75%; 6.00 ms of 32.0 ms are lost "
+            "because a part of the step doesn't shrink with the rows per device",
         ),
         (
             prediction(0.03, 0.002, total=0.06),
@@ -300,6 +300,10 @@ def test_batches_that_are_not_divided_are_blamed():
         "because the devices don't divide the batch: each computes all of it. Give a multiple of "
         "12 rows."
     )
+    timed = predict("data", 12, rows, Link("link", 1e9)).with_times([1.1], [1.0])
+    assert decide([timed]).endswith(
+        "on one device 1.00 s; " + text[text.index("the devices don") :]
+    )
     # Rounds that differ don't make it a question.
     loaded = predict("data", 4, Load(0.9, 3.6, 0.9, Traffic(), 1), Link("link", 1e9))
     assert decide([loaded.widened([0.3, 0.9, 1.5])]).startswith("Stay on one device: 4 devices")
@@ -314,14 +318,16 @@ def test_verdicts_of_ranges():
     # 0.1 of 1.0 may be paid twice: worth it in any case.
     assert decide([ranged(0.1, 0.9)]) == (
         "Take 2 devices in mode 'data': 1.74 times as fast as one (1.54 to 1.82), an efficiency "
-        "of 87%; 75.0 ms of 575 ms don't shrink with fewer rows per device."
+        "of 87%; 75.0 ms of 575 ms are lost because a part of the step doesn't shrink with the "
+        "rows per device."
     )
     assert decide([ranged(0.6, 0.4)]).startswith(
         "Measure it: 2 devices in mode 'data' would be 1.05 times as fast as one (0.71 to 1.25), "
     )
     assert decide([ranged(0.99, 0.01)]) == (
         "Stay on one device: 2 devices in mode 'data' would be 0.80 times as fast as one (0.50 to "
-        "1.01), an efficiency of 40%; 742 ms of 1.24 s don't shrink with fewer rows per device."
+        "1.01), an efficiency of 40%; 742 ms of 1.24 s are lost because a part of the step doesn't "
+        "shrink with the rows per device."
     )
     # Faster, or slower.
     assert decide([ranged(0.7, 0.3, devices=8)]).startswith("Stay on one device: 8 devices in")

@@ -15,6 +15,7 @@ from keras_multigpu.reports.scaling_report import find_speedup
 from keras_multigpu.reports.timing import Training
 from keras_multigpu.sparse import HashedDataset, HashEncoder
 
+ON_JAX = keras.backend.backend() == "jax"
 PUBLISHED = ((1, 2, 3, 4), (857.7, 562.5, 384.4, 263.6), (0.0281, 0.0283, 0.0262, 0.0258))
 
 
@@ -246,6 +247,14 @@ def test_steps_do_not_change_the_size_of_a_batch(data):
         small(), data, (1,), steps=1, warm_up=0, repeats=1, compile_with=compile_with, verbose=0
     )
     assert set(sizes) == {report.runs[0].batch_size} == {32}
+
+
+def test_batches_that_a_compiler_does_not_divide(data):
+    asked = {"batch_size": 10, "repeats": 1, "verbose": 0}
+    told = "4 devices don't divide batches of 10 rows"
+    assert (told in str(reports.scaling(small(), data, (2, 4), **asked))) == ON_JAX
+    groups = reports.scaling(small(), data, (4,), model_devices=2, **asked)
+    assert "don't divide" not in str(groups)
 
 
 def test_a_committee_is_judged_by_its_members(data):

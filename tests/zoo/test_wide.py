@@ -28,6 +28,18 @@ def data(rng):
     return table, ((city % 3 == 0) ^ (age > 30)).astype("float32")[:, None]
 
 
+@pytest.mark.parametrize("kind", [dict, pd.DataFrame])
+def test_tables_are_no_indices(kind, data):
+    table, labels = data
+    for call in (wide(encoder()).fit, wide(encoder()).evaluate):
+        with pytest.raises(
+            ValueError, match=f"a table .{kind.__name__}.. Hash its rows: `model.enc"
+        ):
+            call(kind(table), labels)
+    with pytest.raises(ValueError, match="to predict, use `model.predict_table"):
+        wide(encoder()).predict(kind(table))
+
+
 def weights(model):
     draw = np.random.default_rng(3)
     model.set_weights([draw.normal(size=w.shape) for w in model.get_weights()])
