@@ -195,8 +195,17 @@ def _use(case: Case) -> list[str]:
         "",
         "def use(m):",
         f"    m.compile({', '.join(arguments)})",
+        *_slots(case),
         "    return again(m)",
     ]
+
+
+def _slots(case: Case) -> list[str]:
+    """In a traced step plain Keras on TensorFlow loses what these slots begin with."""
+    begin_with_weights = "ScheduleFree" in str(case.optimizer)
+    return (
+        ["    m.built and m.optimizer.build(m.trainable_variables)"] if begin_with_weights else []
+    )
 
 
 def _fit(case: Case) -> str:
