@@ -202,10 +202,8 @@ def _use(case: Case) -> list[str]:
 
 def _slots(case: Case) -> list[str]:
     """In a traced step plain Keras on TensorFlow loses what these slots begin with."""
-    begin_with_weights = "ScheduleFree" in str(case.optimizer)
-    return (
-        ["    m.built and m.optimizer.build(m.trainable_variables)"] if begin_with_weights else []
-    )
+    copies_weights = "ScheduleFree" in str(case.optimizer)
+    return ["    m.built and m.optimizer.build(m.trainable_variables)"] if copies_weights else []
 
 
 def _fit(case: Case) -> str:
