@@ -104,6 +104,22 @@ def test_gradients_of_heads_stay_where_their_kernels_are(rng):
     assert sent.get("weights", 0) < 1000  # small ones only
 
 
+def test_a_residual_stream_is_gathered_once(rng):
+    """Not split again at each sum and normalization of what small layers gave."""
+    tokens = keras.Input((16,), dtype="int32")
+    x = layers.Embedding(1000, 64)(tokens)
+    for _ in range(2):
+        small = layers.MultiHeadAttention(1, 8)(x, x)
+        x = layers.LayerNormalization()(layers.add([x, small]))
+    parallel = _spread(keras.Model(tokens, layers.Dense(2)(x[:, 0])), 2)
+    parallel.compile("adam", "mse")
+    batch = rng.integers(0, 1000, size=(4, 16)), rng.normal(size=(4, 2))
+    sent = reports.transfers(parallel, batch).bytes("training")
+    whole = 4 * 16 * 64 * 8  # what the table gives, and so much of its gradient
+    assert whole // 2 <= sent["activations"] < 1.5 * whole
+    assert sent["gradients"] < 2 * whole < 1000 * 64 * 8
+
+
 def _axes(parallel):
     return parallel.placement.items()
 

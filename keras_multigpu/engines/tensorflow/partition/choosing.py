@@ -36,6 +36,7 @@ from keras_multigpu.engines.tensorflow.partition.signatures import (
     Choice,
     Signature,
     homes_of,
+    meet_as_much,
     output_dims,
     sharded_label,
     static_dims,
@@ -178,8 +179,14 @@ class Operations(Forms):
         if self.shards and self.way == ALL_DEVICES:
             homes = homes_of(op, signature, dims, self.shards)
             found = sharded_label(values, signature, dims, self.shard_of, self.count, homes)
+            is_forward = not homes and _GRADIENTS not in op.name
+            if is_forward and found and meet_as_much(values, signature, found[0]):
+                return self.fallback(op, values, dims, signature)
             if found is not None:
-                return self._spread(op, values, signature, found[0], dims, found[1]), "spread"
+                made = self._spread(op, values, signature, found[0], dims, found[1])
+                for value in made:
+                    value.is_update = bool(homes)
+                return made, "spread"
         return self.fallback(op, values, dims, signature)
 
     def shard_of(self, value: Value) -> Sharded | Owned | None:

@@ -64,7 +64,7 @@ class Inner(Planner):
         if self.is_branch and self.way == ALL_DEVICES and value.make is None:
             forms = {layout: self.taken_item(item) for layout, item in value.forms.items()}
             found = Value(value.dtype, value.dims, value.layout, forms, elements=value.elements)
-            found.is_state = value.is_state
+            found.is_state, found.is_update = value.is_state, value.is_update
             return found
 
         def make(layout: Layout) -> Item | None:
@@ -78,7 +78,7 @@ class Inner(Planner):
         is_split = is_split or (value.is_sharded and self.way == ALL_DEVICES)
         layout = value.layout if is_split else WHOLE
         mine = Value(value.dtype, value.dims, layout, {}, make, elements=value.elements)
-        mine.is_state = value.is_state
+        mine.is_state, mine.is_update = value.is_state, value.is_update
         self._origins[id(mine)] = mine, value
         return mine
 

@@ -95,6 +95,7 @@ class Value:
         is_trained: whether it is a weight that is trained, or a gradient.
         is_state: whether it is a variable's, or made of variables alone: none of its axes is the
             batch, even if it is as long.
+        is_update: whether it is a gradient of a weight, or made of one.
     """
 
     dtype: tf.DType
@@ -106,6 +107,7 @@ class Value:
     elements: Elements | None = None
     is_trained: bool = False
     is_state: bool = False
+    is_update: bool = False
 
     @property
     def axis(self) -> int | None:

@@ -12,7 +12,7 @@ from keras_multigpu.engines.tensorflow.partition.addends import addends
 from keras_multigpu.engines.tensorflow.partition.choosing import Operations
 from keras_multigpu.engines.tensorflow.partition.constants import evaluate
 from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
-from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.layouts import SUM, Value
 from keras_multigpu.engines.tensorflow.partition.operations import work_of
 from keras_multigpu.engines.tensorflow.partition.order import needed
 from keras_multigpu.engines.tensorflow.partition.program import EACH
@@ -95,6 +95,9 @@ class Planner(Operations):
             if any(v.is_state for v in values) and all(map(_may_be_of_state, values)):
                 for value in made:
                     value.is_state = not value.is_spread
+            if any(v.is_update or (v.is_trained and v.layout == SUM) for v in values):
+                for value in made:
+                    value.is_update = True
             known.update((id(tensor), value) for tensor, value in zip(op.outputs, made))
             known[id(op)] = made  # done, if it has no outputs
             added = self.program.nodes[before:]

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import SUM, Owned, Sharded, Value
+from keras_multigpu.engines.tensorflow.partition.layouts import COPIED, SUM, Owned, Sharded, Value
 from keras_multigpu.engines.tensorflow.partition.sizes import Dims, elements_of, is_known
 
 Labels = Sequence[Any]
@@ -98,6 +98,10 @@ def sharded_label(
     if any(values[number].axis is not None for number in given):
         return None  # rows are split
     has_parts = any(shard_of(values[n]) or values[n].layout == SUM for n in given)
+    # A table's gradient is larger than what it is made of: that crosses rather.
+    copies = {n: 1 if homes & {*signature.inputs[n]} else count for n in given}
+    taken = sum(elements_of(values[n].dims) * copies[n] for n in given)
+    goes_home = has_parts or taken < sum(map(elements_of, dims))
     for number in given:
         value, labels = values[number], signature.inputs[number]
         shard = shard_of(value)
@@ -109,7 +113,7 @@ def sharded_label(
                 weights[label] += elements_of(value.dims)
                 continue
             whole.add(label)
-            if shard is None and label in homes and has_parts:
+            if shard is None and label in homes and goes_home:
                 weights[label] += 0  # each device gets its part, or sums it
     for labels, shape in zip(signature.outputs, dims):
         for label, dim in zip(labels, shape or ()):
@@ -137,6 +141,25 @@ def sharded_label(
     if not is_kept[best] and best in whole and sum(map(elements_of, dims)) >= weights[best]:
         return None  # less crosses if the parts are gathered than if addends are summed
     return best, Sharded
+
+
+def meet_as_much(values: Sequence[Value], signature: Signature, label: Any) -> bool:
+    """Whether activations that devices have parts of meet as much that is whole.
+
+    Less crosses if they are gathered, once, than if all that they meet is split.
+    """
+    parts, whole = 0.0, 0.0
+    for number, (value, labels) in enumerate(zip(values, signature.inputs)):
+        if number in signature.shapes or label not in labels:
+            continue
+        layout = Sharded(list(labels).index(label))
+        if value.layout == layout and (value.is_state or value.is_update):
+            return False  # weights, which are not gathered
+        if value.layout == layout:
+            parts += elements_of(value.dims)
+        elif not (value.is_free or value.forms.keys() & {COPIED, layout}):
+            whole += elements_of(value.dims)
+    return 0 < parts <= whole
 
 
 def homes_of(
