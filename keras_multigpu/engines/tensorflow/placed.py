@@ -95,7 +95,7 @@ class Replicas:
         args, kwargs = call
         model, is_own = self._models[number], self.have_own_weights
         metrics = dict(zip(map(id, self._metrics(model)), self._metrics(self._models[0])))
-        values = [(one, self._places.read(number, one)) for one in unique(model.variables)]
+        values = [(one, value_of(one)) for one in unique(model.variables)]
         values += [(one, value_of(metrics[id(one)])) for one in self._metrics(model)]
         forget_losses(model)
         scope = ReplicaScope(values, number, is_own=is_own)

@@ -13,10 +13,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.shared import value_of
 from keras_multigpu.engines.values import Tensor
 
 _PART = re.compile(r"(?:^|/)at_place_(\d+)(?:_\d+)?(?=/|$)")
@@ -53,15 +51,6 @@ class Places:
         """Scope in which all operations of a graph get their devices: gradients and updates too."""
         with tf.compat.v1.device(self._device_of):
             yield
-
-    def read(self, number: int, variable: keras.Variable) -> Any:
-        """A variable's value for a part: eagerly a tensor, if the variable is on another device.
-
-        XLA, which compiles some of Keras's layers in eager steps too, finds it nowhere else.
-        """
-        value = value_of(variable)
-        is_away = tf.executing_eagerly() and value.device != self.devices[number]
-        return tf.convert_to_tensor(value) if is_away else value
 
     def part_of(self, op: tf.Operation) -> int | None:
         """The number of the part that an operation belongs to, by its name."""

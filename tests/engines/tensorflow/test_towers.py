@@ -196,9 +196,8 @@ def test_a_recurrent_layer_that_is_called_twice_is_compiled(rng):
     assert difference(*results) < 1e-5
 
 
-@pytest.mark.parametrize("is_eager", [False, True])
 @pytest.mark.parametrize("options", [{"mode": "tower"}, {"mode": "model"}], ids=str)
-def test_convolutions_that_keras_compiles_with_xla(options, is_eager, rng):
+def test_convolutions_that_keras_compiles_with_xla(options, rng):
     """In groups: Keras calls a compiled function, which reads the kernel."""
     x, y = rng.normal(size=(12, 5, 5, 4)).astype("float32"), rng.normal(size=(12, 2))
     results = []
@@ -214,7 +213,7 @@ def test_convolutions_that_keras_compiles_with_xla(options, is_eager, rng):
             ]
         )
         model = make_parallel(model, 2, **options) if is_parallel else model
-        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=is_eager)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
         history = model.fit(x, y, 12, epochs=2, shuffle=False, verbose=0).history
         results.append([history["loss"], model.get_weights(), model.predict(x, verbose=0)])
     assert difference(*results) < 1e-5
