@@ -97,11 +97,11 @@ def sharded_label(
     given = {*range(len(values))} - {*signature.shapes, *signature.constants}
     if any(values[number].axis is not None for number in given):
         return None  # rows are split
-    has_parts = any(shard_of(values[n]) or values[n].layout == SUM for n in given)
-    # A table's gradient is larger than what it is made of: that crosses rather.
-    copies = {n: 1 if homes & {*signature.inputs[n]} else count for n in given}
-    taken = sum(elements_of(values[n].dims) * copies[n] for n in given)
-    goes_home = has_parts or taken < sum(map(elements_of, dims))
+    if not any(shard_of(values[n]) or values[n].layout == SUM for n in given):
+        # Of whole inputs only what is larger than they are, such as a table's gradient.
+        copies = {n: 1 if homes & {*signature.inputs[n]} else count for n in given}
+        taken = sum(elements_of(values[n].dims) * copies[n] for n in given)
+        homes = homes if taken < sum(map(elements_of, dims)) else set()
     for number in given:
         value, labels = values[number], signature.inputs[number]
         shard = shard_of(value)
@@ -113,7 +113,7 @@ def sharded_label(
                 weights[label] += elements_of(value.dims)
                 continue
             whole.add(label)
-            if shard is None and label in homes and goes_home:
+            if shard is None and label in homes:
                 weights[label] += 0  # each device gets its part, or sums it
     for labels, shape in zip(signature.outputs, dims):
         for label, dim in zip(labels, shape or ()):
