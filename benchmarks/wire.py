@@ -66,6 +66,8 @@ def main() -> None:
     parser = make_parser("wire", __doc__)
     parser.add_argument("--seeds", type=int, default=5, help="from 0 on (default: 5)")
     options = parser.parse_args()
+    if keras.backend.backend() != "tensorflow":
+        parser.error("`wire_dtype` needs TensorFlow: set KERAS_BACKEND=tensorflow")
     keras_multigpu.use_virtual_devices(_DEVICES)
     results: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     for seed in range(options.seeds):

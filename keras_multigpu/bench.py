@@ -80,7 +80,7 @@ def run_bench(
         repeats: timed runs on each number of devices.
     """
     chosen, which = take_several(max(devices) if devices else None, enough=1)
-    counts = list(devices or _counts(len(chosen)))
+    counts = list(dict.fromkeys(devices or _counts(len(chosen))))
     print(which)
     model = model or ("resnet50" if chosen[0] in engines.current().list_devices("gpu") else "mlp")
     benchmark = BENCHMARKS[model]

@@ -42,9 +42,10 @@ def run_demo(n_gpus: int | None = None, epochs: int = 5) -> None:
     parallel = make_parallel(template, devices=devices)
 
     print(f"\nOn one device, {devices[0]}:")
-    one = _train(make_parallel(plain, devices=devices[:1]), images, labels, epochs)
+    rows = max(_BATCH_SIZE // n_gpus, 2) * n_gpus  # which the devices share, on each backend
+    one = _train(make_parallel(plain, devices=devices[:1]), images, labels, rows, epochs)
     print(f"\nOn {n_gpus} devices, the same model:")
-    several = _train(parallel, images, labels, epochs)
+    several = _train(parallel, images, labels, rows, epochs)
     pairs = zip(plain.get_weights(), parallel.get_weights())
     difference = max(float(np.abs(first - second).max()) for first, second in pairs)
 
@@ -84,7 +85,7 @@ def _build_model() -> keras.Model:
 
 
 def _train(
-    model: keras.Model, images: np.ndarray, labels: np.ndarray, epochs: int
+    model: keras.Model, images: np.ndarray, labels: np.ndarray, batch_size: int, epochs: int
 ) -> tuple[float, float, float]:
     """Trains a model on the images in the same order as every other model."""
     model.compile(
@@ -94,9 +95,9 @@ def _train(
     )
     keras.utils.set_random_seed(_SEED)
     begin = time.perf_counter()
-    model.fit(images, labels, batch_size=_BATCH_SIZE, epochs=epochs)
+    model.fit(images, labels, batch_size=batch_size, epochs=epochs)
     seconds = time.perf_counter() - begin
-    loss, accuracy = model.evaluate(images, labels, batch_size=_BATCH_SIZE, verbose=0)
+    loss, accuracy = model.evaluate(images, labels, batch_size=batch_size, verbose=0)
     return seconds, loss, accuracy
 
 

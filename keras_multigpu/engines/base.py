@@ -42,6 +42,10 @@ class Engine(abc.ABC):
 
     # Devices
 
+    def divides(self, devices: Sequence[str], rows: int, together: int = 1) -> bool:
+        """Whether devices share the rows of a batch; `together` devices have the same rows."""
+        return True
+
     @abc.abstractmethod
     def list_devices(self, kind: str) -> tuple[str, ...]:
         """Names of the devices of a kind (`"gpu"` or `"cpu"`): `("gpu:0", ...)`.

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
+from keras_multigpu.arguments import short
 from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.modes.forgotten import note_use, warn_of_cloning
 from keras_multigpu.modes.one_model import calling, computing
@@ -68,6 +69,12 @@ class ParallelModel(SteppedModel):
         raise NotImplementedError
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("mode", "devices", "template"):
+            raise AttributeError(
+                f"`{name}` can't be set: it is chosen when a model is made parallel. Received: "
+                f"{name}={short(value)}, set on {self.name!r}. Make the template parallel again: "
+                "`make_parallel(model.template, devices=..., mode=...)`."
+            )
         mode = next((mode for mode, names in _OPTIONS.items() if name in names), None)
         # A user's own class may have an attribute of that name.
         is_kerass = mode and type(self.template).__module__.partition(".")[0] == "keras"

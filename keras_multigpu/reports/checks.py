@@ -49,6 +49,13 @@ def check_hosts(per_host: Any, host_link: Any, counts: Sequence[int]) -> Link | 
             f"host_link={host_link!r} and n_gpus={tuple(counts)!r}. Give devices_per_host=8, "
             "host_link='ethernet25', for example."
         )
+    odd = [count for count in counts if per_host and count > per_host and count % per_host]
+    if odd:
+        raise ValueError(
+            "`n_gpus` above `devices_per_host` must be multiples of it: each host has as many. "
+            f"Received: n_gpus={tuple(counts)!r} and devices_per_host={per_host}, which does not "
+            f"divide {odd[0]}. Give n_gpus=(1, {2 * (per_host or 1)}), for example."
+        )
     return find_link(host_link)
 
 

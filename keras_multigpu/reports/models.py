@@ -6,6 +6,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -32,8 +33,9 @@ class Snapshot:
 
 def state_of(model: keras.Model) -> list[keras.Variable]:
     """All that training changes in a built model: weights, seeds, metrics, optimizer state."""
-    optimizers = [getattr(model, "optimizer", None), *_further_optimizers(model).values()]
-    slots = [variable for one in optimizers if one is not None for variable in one.variables]
+    further = keras.tree.flatten(list(_further_optimizers(model).values()))
+    optimizers = [getattr(model, "optimizer", None), *further]
+    slots = [v for one in optimizers if isinstance(one, keras.Optimizer) for v in one.variables]
     return list({id(v): v for v in [*model.variables, *model.metrics_variables, *slots]}.values())
 
 
@@ -60,18 +62,36 @@ def model_kept(model: keras.Model) -> Iterator[None]:
             before.restore()
 
 
-def _further_optimizers(model: keras.Model) -> dict[str, keras.Optimizer]:
-    """The optimizers that a class with a step of its own has beside Keras's one, by attribute."""
-    found = {name: one for name, one in vars(model).items() if isinstance(one, keras.Optimizer)}
-    return {name: one for name, one in found.items() if name != "optimizer"}
+def _further_optimizers(model: keras.Model) -> dict[str, Any]:
+    """The attributes of a class with a step of its own that have optimizers beside Keras's one.
+
+    Each is an optimizer, or a structure with optimizers.
+    """
+    own = {name: one for name, one in vars(model).items() if name != "optimizer" and name[0] != "_"}
+    return {name: one for name, one in own.items() if _find_optimizers(one)}
+
+
+def _find_optimizers(value: Any) -> list[keras.Optimizer]:
+    parts = keras.tree.flatten(value) if isinstance(value, (list, tuple, dict)) else [value]
+    return [one for one in parts if isinstance(one, keras.Optimizer)]
+
+
+def _copied(one: Any) -> Any:
+    """A copy of an optimizer that is not built yet; other values as they are."""
+    is_unbuilt = isinstance(one, keras.Optimizer) and not one.built
+    return type(one).from_config(one.get_config()) if is_unbuilt else one
 
 
 @contextlib.contextmanager
 def _further_optimizers_copied(model: keras.Model) -> Iterator[None]:
     """Scope in which optimizers that only a step of the model's own can build have copies."""
-    unbuilt = {name: one for name, one in _further_optimizers(model).items() if not one.built}
+    unbuilt = {
+        name: one
+        for name, one in _further_optimizers(model).items()
+        if not all(optimizer.built for optimizer in _find_optimizers(one))
+    }
     for name, one in unbuilt.items():
-        setattr(model, name, type(one).from_config(one.get_config()))
+        setattr(model, name, keras.tree.map_structure(_copied, one))
     try:
         yield
     finally:

@@ -115,7 +115,9 @@ def scaling(
         models = [make_parallel(model, count, mode, **options) for count in counts]
         trainings = [_prepare(one, compile_with) for one in models]
         watches = _train_in_turn(trainings, data, sizes, rounds, steps, moves, verbose)
-    runs = [_summarize(*one, repeats) for one in zip(counts, sizes, watches)]
+    there = keras.tree.flatten(data)[0].shape[0] if rows else 0
+    batches = [size and min(size, there) for size in sizes]
+    runs = [_summarize(*one, repeats) for one in zip(counts, batches, watches)]
     used = max((one.devices for one in models), key=len)
     settings = {
         "model": model.name,
@@ -130,8 +132,11 @@ def scaling(
         **describe_environment(used),
     }
     notes = [*([_VIRTUAL] if are_virtual(used) else []), *_doubt(runs, steps, epochs)]
-    if mode == "data" and engines.current().partitions:
-        notes += _find_undivided(runs, options.get("model_devices", 1))
+    if batch_size and batches != sizes:
+        asked = ", ".join(str(size) for size in dict.fromkeys(sizes))
+        notes.append(f"The data have {there} rows, so that no batch has more. Asked for: {asked}.")
+    if mode == "data":
+        notes += _find_undivided(runs, used, options.get("model_devices", 1))
     members = mode == "tower" and options.get("num_replicas") is None
     return ScalingReport(runs, weak=weak, members=members, notes=notes, settings=settings)
 
@@ -219,13 +224,15 @@ def _summarize(
     )
 
 
-def _find_undivided(runs: Sequence[Run], together: int) -> list[str]:
-    """Where a compiler can't divide the batches; so many devices compute a slice `together`."""
+def _find_undivided(runs: Sequence[Run], devices: Sequence[str], together: int) -> list[str]:
+    """Where devices can't share the batches; so many devices compute a slice `together`."""
+    divides = engines.current().divides
     return [
         f"{run.devices} devices don't divide batches of {run.batch_size} rows, so that each "
-        f"computes all of them. Give a multiple of {run.devices // together} rows."
+        f"computes all of them. Give a multiple of {run.devices // together} rows, two or more "
+        "for each device."
         for run in runs
-        if run.batch_size and run.batch_size % (run.devices // together)
+        if run.batch_size and not divides(devices[: run.devices], run.batch_size, together)
     ]
 
 

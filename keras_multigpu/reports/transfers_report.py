@@ -67,8 +67,14 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
             found[training] = engine.count_transfers(parallel, given, training)
     rows, count = len(keras.tree.flatten(given[0])[0]), len(parallel.devices)
     least, notes = parallel._parallel_least_bytes(rows), []
-    is_mesh = parallel._parallel_options.get("model_devices", 1) > 1
-    if parallel.mode == "data" and engine.partitions and rows % count and not is_mesh:
+    together = parallel._parallel_options.get("model_devices", 1)
+    is_shared = parallel.mode != "data" or engine.divides(parallel.devices, rows, together)
+    if not is_shared and not rows % count:
+        notes = [
+            "GPUs send as much. `fit` on processors computes one row for each device whole, on "
+            f"each of them. Give a batch of {2 * rows} rows, for example."
+        ]
+    elif not is_shared and together == 1:
         least = sum(_by_kind(one for one in found[True] if one.kind in _NEEDED).values())
         notes = [
             f"{count} devices don't divide {rows} rows: each computes the whole batch, so nothing "

@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
+from keras_multigpu.arguments import positive_integer
+
 GENRES = 5
 _TIME = 881_250_949
 _PRAISE = ("great", "excellent", "perfect", "lovely")
@@ -49,7 +51,7 @@ def make_ratings(
         The path.
 
     Raises:
-        ValueError: if the name has another suffix.
+        ValueError: if the name has another suffix, or a number is not positive.
 
     Example:
         >>> import os, pathlib, tempfile
@@ -58,6 +60,7 @@ def make_ratings(
         4
     """
     path = os.fspath(path)
+    users, items = positive_integer("users", users), positive_integer("items", items)
     forms = {
         ".data": ("", "\t"),
         ".dat": ("", "::"),
@@ -105,7 +108,7 @@ def make_reviews(
         The path.
 
     Raises:
-        ValueError: if the name has another suffix.
+        ValueError: if the name has another suffix, or a number is not positive.
 
     Example:
         >>> import json, os, pathlib, tempfile
@@ -114,6 +117,8 @@ def make_reviews(
         ['asin', 'overall', 'reviewText', 'reviewerID']
     """
     path = os.fspath(path)
+    reviews = positive_integer("reviews", reviews)
+    users, items = positive_integer("users", users), positive_integer("items", items)
     suffix = _find_suffix(path, (".json", ".jsonl", ".json.gz", ".jsonl.gz"))
     opened: Any = gzip.open if suffix.endswith(".gz") else open
     with opened(path, "wt", encoding="utf-8") as file:
@@ -156,7 +161,7 @@ def make_clicks(path: str | os.PathLike[str], rows: int = 20_000, seed: int = 0)
         The path.
 
     Raises:
-        ValueError: if the name has another suffix.
+        ValueError: if the name has another suffix, or a number is not positive.
 
     Example:
         >>> import os, pathlib, tempfile
@@ -164,7 +169,7 @@ def make_clicks(path: str | os.PathLike[str], rows: int = 20_000, seed: int = 0)
         >>> pathlib.Path(path).read_text().splitlines()[0]
         '"site","city","device","hour","clicked"'
     """
-    path = os.fspath(path)
+    path, rows = os.fspath(path), positive_integer("rows", rows)
     suffix = _find_suffix(path, (".csv", ".parquet"))
     draw = np.random.default_rng(seed)
     columns: dict[str, pa.Array] = {}

@@ -172,7 +172,7 @@ def test_a_check_that_fails(capsys, monkeypatch):
 
 
 def test_bench(capsys):
-    numbers = ["--batch-size", "8", "--devices", "1", "2", "--steps", "2", "--repeats", "1"]
+    numbers = ["--batch-size", "8", "--devices", "1", "2", "2", "--steps", "2", "--repeats", "1"]
     main(["bench", "--model", "mlp", *numbers])
     shown = capsys.readouterr().out
     table = [line for line in shown.splitlines() if line.startswith("|")]

@@ -368,6 +368,19 @@ def test_which_backend_is_missing(backend, hidden, said):
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize("platforms", ["cuda", "gpu"])
+def test_jax_without_the_processor(platforms):
+    """JAX's own error is an assertion, or names another platform."""
+    pytest.importorskip("jax")
+    done = run_python(
+        "-m", "keras_multigpu", "devices", KERAS_BACKEND="jax", JAX_PLATFORMS=platforms
+    )
+    assert f"Received: JAX_PLATFORMS='{platforms}'" in done.stderr
+    assert f"Unset JAX_PLATFORMS, or write JAX_PLATFORMS={platforms},cpu" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 1
+
+
 def test_the_command_line_reads_its_arguments_before_it_imports_a_backend():
     """A wrong backend is not even met."""
     code = _HIDE.format(hidden=["keras"])

@@ -126,6 +126,10 @@ def test_advice_over_hosts():
             "Only mode 'data' is predicted for several hosts. Received: mode='tower' on 16 devices",
         ),
         ({"devices_per_host": 8, "host_link": "wire"}, "`link` must be one of .*'wire'"),
+        (
+            {"devices_per_host": 3, "host_link": "pcie3"},
+            r"must be multiples of it.*does not divide 16. Give n_gpus=\(1, 6\)",
+        ),
     ],
 )
 def test_wrong_hosts(arguments, message):

@@ -257,6 +257,14 @@ def test_batches_that_a_compiler_does_not_divide(data):
     assert "don't divide" not in str(groups)
 
 
+def test_batches_longer_than_the_data(data):
+    x, y = data
+    asked = {"batch_size": 32, "weak": True, "repeats": 1, "verbose": 0}
+    report = reports.scaling(small(), (x[:40], y[:40]), (1, 2), **asked)
+    assert [run.batch_size for run in report.runs] == [32, 40]
+    assert "The data have 40 rows, so that no batch has more. Asked for: 32, 64." in str(report)
+
+
 def test_a_committee_is_judged_by_its_members(data):
     runs = [Run(1, (1.0,), step_times=(0.1,)), Run(2, (1.1,), step_times=(0.11,))]
     report = ScalingReport(runs, members=True)

@@ -57,11 +57,38 @@ def _make_adversarial():
     return model
 
 
+class Listed(Adversarial):
+    """Its optimizers are in a list."""
+
+    def compile(self, *optimizers):
+        keras.Model.compile(self)
+        self.both = [*optimizers]
+
+    @property
+    def first(self):
+        return self.both[0]
+
+    @property
+    def second(self):
+        return self.both[1]
+
+
+def _make_listed():
+    model = Listed()
+    model(_ROWS)
+    model.compile(keras.optimizers.Adam(), keras.optimizers.Adam())
+    return model
+
+
+_of_tapes = pytest.mark.skipif(_ON_JAX, reason="a tape's step")
+
+
 @pytest.mark.parametrize(
     "make",
     [
         _make_penalized,
-        pytest.param(_make_adversarial, marks=pytest.mark.skipif(_ON_JAX, reason="a tape's step")),
+        pytest.param(_make_adversarial, marks=_of_tapes),
+        pytest.param(_make_listed, marks=_of_tapes),
     ],
 )
 @pytest.mark.parametrize("batch", [_ROWS, (_ROWS,)])

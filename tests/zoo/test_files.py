@@ -331,6 +331,23 @@ def test_reviews_wrong_arguments(tmp_path):
         reviews.pairs(seed=-1)
 
 
+@pytest.mark.parametrize(
+    ("make", "name", "wrong"),
+    [
+        (make_ratings, "r.csv", {"users": -1}),
+        (make_ratings, "r.csv", {"items": 0}),
+        (make_reviews, "r.json", {"reviews": 0}),
+        (make_clicks, "c.csv", {"rows": 0}),
+    ],
+)
+def test_made_up_files_have_rows(tmp_path, make, name, wrong):
+    ((argument, value),) = wrong.items()
+    said = f"`{argument}` must be a positive integer. Received: {argument}={value}"
+    with pytest.raises(ValueError, match=said):
+        make(tmp_path / name, **wrong)
+    assert not (tmp_path / name).exists()
+
+
 @pytest.mark.parametrize(("share", "count"), [(0.01, 30), (0.99, 30), (0.5, 1)])
 def test_a_share_that_leaves_nothing(tmp_path, share, count):
     reviews = read_reviews(make_reviews(tmp_path / "r.json", reviews=count), verbose=0)

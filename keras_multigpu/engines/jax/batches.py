@@ -16,18 +16,14 @@ _SAID_AFTER = 10  # batches, so that a few incomplete last ones don't count
 
 
 class Undivided:
-    """Warns once if most batches are not spread, because the devices don't divide their rows.
+    """Warns once if most batches are not spread, because the devices don't divide their rows."""
 
-    Without `counts_last` the last batch of a pass doesn't count, which is as long as it is.
-    """
-
-    def __init__(self, counts_last: bool = True) -> None:
-        self._counts_last = counts_last
+    def __init__(self) -> None:
         self._is_over = False  # warned already
         self._seen, self._rows = 0, 0  # undivided batches, less the others; rows of the longest
 
-    def see(self, batch: Any, place: Placement, position: int = 0) -> None:
-        """Notes a batch, by its position in a pass.
+    def see(self, batch: Any, place: Placement, counts: bool = True) -> None:
+        """Notes a batch; `counts` is false for one that is as long as it is.
 
         Warns:
             UserWarning: if ten more batches could not be spread than could.
@@ -36,21 +32,20 @@ class Undivided:
             return
         shapes = [np.shape(part) for part in jax.tree.leaves(batch, is_leaf=is_sparse)]
         rows = next((shape[0] for shape in shapes if shape), 0)
-        if not rows % place.count:
+        if place.divides(rows):
             self._seen = max(self._seen - 1, 0)
             return
         self._rows = max(rows, self._rows)
-        self._seen += self._counts_last or position > 0  # the one before was not the last
+        self._seen += counts
         if self._seen < _SAID_AFTER:
             return
         self._is_over = True
-        example = max(self._rows // place.count, 1) * place.count
         kind = "groups of devices" if place.is_mesh else "devices"
         warnings.warn(
             f"The {place.count} {kind} do not divide the batches, so that each of them computes "
             f"whole batches: right, and no faster than one device. Received: {self._seen} such "
             f"batches, the longest of {self._rows} rows. Give batches of a multiple of "
-            f"{place.count} rows: {example}, for example.",
+            f"{place.count} rows: {place.divided(self._rows)}, for example.",
             stacklevel=2,
         )
 
@@ -60,7 +55,8 @@ class PlacedBatches:
 
     Keras puts a whole batch on the default device while it iterates, so the host is the default
     device meanwhile. `step` gives the name of each step, its position in a pass, a sample of the
-    weights, and what it has computed before.
+    weights, and what it has computed before. The first batch of a pass that has `one_short` may be
+    its last, which is as long as it is.
 
     Attributes:
         counts: of each batch that was taken, how many rows each process has.
@@ -72,11 +68,12 @@ class PlacedBatches:
         place: Placement,
         undivided: Undivided,
         step: Callable[[], Step],
+        one_short: bool,
     ):
         self._batches = batches
         self._place = place
         self._undivided = undivided
-        self._step = step
+        self._step, self._one_short = step, one_short
         self.counts: list[list[int]] = []
 
     def __iter__(self) -> Iterator[Any]:
@@ -88,5 +85,5 @@ class PlacedBatches:
         step = self._step()
         self.counts.append(self._place.compare(batch, step))
         placed = self._place.put_batch(batch, self.counts[-1])
-        self._undivided.see(placed, self._place, step.position)
+        self._undivided.see(placed, self._place, not self._one_short or step.position > 0)
         return placed

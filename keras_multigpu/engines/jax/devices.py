@@ -16,6 +16,18 @@ _FORCED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 _GPU_PLATFORMS = ("cuda", "gpu", "rocm")
 
 
+def check_platforms() -> None:
+    """Raises a `RuntimeError` if JAX may not use the processor, in whose memory batches wait."""
+    platforms = jax.config.jax_platforms
+    if platforms and "cpu" not in platforms.split(","):
+        lacks = "" if _plugins() else ", and there is no plugin for GPUs here"
+        raise RuntimeError(
+            "JAX must be allowed to use the processor beside GPUs, because batches wait in the "
+            f"host's memory. Received: JAX_PLATFORMS={platforms!r}{lacks}. Unset JAX_PLATFORMS, or "
+            f"write JAX_PLATFORMS={platforms},cpu before Python starts."
+        )
+
+
 def has_started() -> bool:
     """Whether JAX's runtime has started; the number of CPU devices is then fixed."""
     count = jax.config.jax_num_cpu_devices

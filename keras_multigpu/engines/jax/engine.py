@@ -39,7 +39,8 @@ class JaxEngine(Engine):
     """Keras on JAX, as the modes see it.
 
     Raises:
-        RuntimeError: if Keras is too old for a step on several devices.
+        RuntimeError: if Keras is too old for a step on several devices, or JAX may not use the
+            processor.
     """
 
     name = "jax"
@@ -58,6 +59,10 @@ class JaxEngine(Engine):
                 "keras_multigpu needs Keras 3.12 or later on the Keras backend 'jax'. Received: "
                 f"keras.__version__={keras.__version__!r}. Install it: `pip install -U keras`."
             )
+        devices.check_platforms()
+
+    def divides(self, devices: Sequence[str], rows: int, together: int = 1) -> bool:
+        return placement.placement_on(tuple(devices), width=together).divides(rows)
 
     def list_devices(self, kind: str) -> tuple[str, ...]:
         return tuple(f"{kind}:{number}" for number in range(devices.count(kind)))

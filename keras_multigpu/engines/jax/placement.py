@@ -117,9 +117,15 @@ class Placement:
         """
         if not self.is_of_rows or isinstance(tensor, JAXSparse) or not np.ndim(tensor):
             return self.replicated
-        rows = np.shape(tensor)[0]
-        is_spread = not rows % self.count and rows >= self._least_rows
-        return self.sharded if is_spread else self.replicated
+        return self.sharded if self.divides(np.shape(tensor)[0]) else self.replicated
+
+    def divides(self, rows: int) -> bool:
+        """Whether the devices share so many rows; otherwise each gets all of them."""
+        return not rows % self.count and rows >= self._least_rows
+
+    def divided(self, rows: int) -> int:
+        """The most rows that the devices share, up to `rows`; the fewest, if these are more."""
+        return max(rows - rows % self.count, self._least_rows, self.count)
 
     def spread_rows(self, batch: Any) -> int:
         """The number of rows of a batch to spread; 0 if each device gets them all."""

@@ -104,8 +104,7 @@ class JaxSteps(Steps):
         Of a function that only reads the weights, those that it does not change stay where they
         are.
         """
-        undivided = Undivided(counts_last=name == "train_function")
-        where, only_reads = self.where, self._only_reads(name)
+        undivided, where, only_reads = Undivided(), self.where, self._only_reads(name)
         lent, kind = self.lent, name.replace("function", "step")
 
         def next_step() -> Step:
@@ -113,7 +112,9 @@ class JaxSteps(Steps):
             return self._compared.next(kind, self._position - 1)
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
-            batches = PlacedBatches(self._resuming(iterator), where, undivided, next_step)
+            one_short = self.is_running and name != "train_function"
+            given = self._resuming(iterator)
+            batches = PlacedBatches(given, where, undivided, next_step, one_short)
             self.lent.latest = state = arrays_of(state)
             with where.together():
                 self._prepare()

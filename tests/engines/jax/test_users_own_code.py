@@ -14,7 +14,7 @@ from support.parity import difference, variables
 from support.precision import double_precision
 from support.scripts import run_python
 
-from keras_multigpu import make_parallel
+from keras_multigpu import make_parallel, reports
 from keras_multigpu.layers import BatchMerge, BatchSlice
 
 pytestmark = pytest.mark.thin(3)
@@ -257,6 +257,18 @@ def test_batches_that_are_never_divided_are_told(rng):
     told = "The 2 groups of devices do not divide.*longest of 5 rows.*multiple of 2 rows: 4, for"
     with pytest.warns(UserWarning, match=told):  # the tenth batch has 3 rows
         mesh.fit(np.ones((48, 20)), np.ones((48, 3)), batch_size=5, verbose=0)
+
+
+def test_single_steps_of_one_row_for_each_processor_are_told(rng):
+    """Processors compute single rows whole."""
+    parallel = make_parallel(mlp(), 4)
+    parallel.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="10 such batches, the longest of 4 rows.*rows: 8, for"):
+        for _ in range(10):
+            parallel.test_on_batch(np.ones((4, 6)), np.ones((4, 2)))
+    report = reports.transfers(parallel, (np.ones((4, 6)), np.ones((4, 2))))
+    assert "`fit` on processors computes one row for each device whole" in str(report)
+    assert report.bytes("training")["gradients"] > 0
 
 
 def test_batches_of_which_few_are_divided_are_told(rng):
