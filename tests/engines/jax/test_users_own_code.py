@@ -263,10 +263,12 @@ def test_single_steps_of_one_row_for_each_processor_are_told(rng):
     """Processors compute single rows whole."""
     parallel = make_parallel(mlp(), 4)
     parallel.compile("sgd", "mse")
+    batch = np.ones((4, 6)), np.ones((4, 2))
+    for _ in range(9):
+        parallel.test_on_batch(*batch)
     with pytest.warns(UserWarning, match="10 such batches, the longest of 4 rows.*rows: 8, for"):
-        for _ in range(10):
-            parallel.test_on_batch(np.ones((4, 6)), np.ones((4, 2)))
-    report = reports.transfers(parallel, (np.ones((4, 6)), np.ones((4, 2))))
+        parallel.test_on_batch(*batch)
+    report = reports.transfers(parallel, batch)
     assert "`fit` on processors computes one row for each device whole" in str(report)
     assert report.bytes("training")["gradients"] > 0
 
