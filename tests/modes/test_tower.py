@@ -557,6 +557,7 @@ def test_every_batch_size_of_a_committee(rng):
         assert difference(*outputs) < 1e-5, rows
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("option", [{"run_eagerly": True}, {"jit_compile": True}], ids=str)
 @pytest.mark.parametrize("replicas", ["shared", "independent"])
 def test_ways_of_running(replicas, option, rng):

@@ -25,6 +25,7 @@ class Counting(keras.Model):
         return super().compute_loss(x, y, y_pred, sample_weight, training)
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("replicas", ["shared", "independent"])
 @pytest.mark.parametrize("settings", [{}, {"run_eagerly": True}], ids=str)
 def test_training_and_evaluation_report_the_same(replicas, settings, rng):

@@ -12,11 +12,11 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines import templates
-from keras_multigpu.engines.attributes import get_attributes, set_attributes
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import in_fresh_thread
-from keras_multigpu.engines.structures import OpaqueError, take_apart
+from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.names import is_default
+from keras_multigpu.engines.tensorflow.noted import Noted
 from keras_multigpu.engines.tensorflow.partition.calls import ConnectedError
 from keras_multigpu.engines.tensorflow.partition.calls import call as call_spread
 from keras_multigpu.engines.tensorflow.partition.forms import NeedsOthers
@@ -24,7 +24,7 @@ from keras_multigpu.engines.tensorflow.partition.functions import on_all_devices
 from keras_multigpu.engines.tensorflow.partition.planner import Record
 from keras_multigpu.engines.tensorflow.partition.step import spread
 from keras_multigpu.engines.tensorflow.partition.together import Together
-from keras_multigpu.engines.tensorflow.partition.told import explain, warning_of
+from keras_multigpu.engines.tensorflow.partition.told import eager_steps, explain, warning_of
 from keras_multigpu.engines.tensorflow.partition.traced import is_one_device, one_device
 from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order
 from keras_multigpu.engines.tensorflow.weights.homes import Homes
@@ -226,11 +226,7 @@ class Partition:
             in_fresh_thread(lambda: homes.lay_out(optimizer.variables))
 
     def _warn_of_eager_steps(self, model: TrainedModel) -> None:
-        self._warn(
-            "eager steps",
-            f"{model.name!r} runs eagerly, and so on {model.devices[0]!r} alone: only the graph of "
-            "a step can be spread over devices. Compile it with `run_eagerly=False`.",
-        )
+        self._warn("eager steps", eager_steps(model.name, model.devices[0]))
 
     def call(self, call: Call) -> Result:
         """A call of the template, outside of steps; its losses are in the result."""
@@ -241,7 +237,7 @@ class Partition:
             self._warn_of_eager_calls(call)
             with one_device():
                 return Result(self._template(*args, **kwargs))
-        noted, order, is_mesh = _Noted(self._template), self.order(call), self._width > 1
+        noted, order, is_mesh = Noted(self._template), self.order(call), self._width > 1
         if is_mesh and order:
             self._warn("calls", self._of_first_devices())
         try:
@@ -293,31 +289,3 @@ def _are_of_metrics(model: TrainedModel, made: Sequence[tf.Variable]) -> bool:
     own = [one for one in every if getattr(keras.metrics, type(one).__name__, None) is type(one)]
     known = {id(one._value) for metric in own for one in metric.variables}
     return all(id(one) in known for one in made)
-
-
-class _Noted:
-    """What a call of a template leaves beside its outputs: losses, and what Keras attaches."""
-
-    def __init__(self, template: keras.Model):
-        self._template = template
-        self._restore: Any = None
-        self._names: list[list[str]] = []
-
-    def call(self, args: Any, kwargs: Any) -> Any:
-        """Tensors of the outputs, of what is attached to them, and of the losses."""
-        template = self._template
-        templates.forget_losses(template)
-        tensors, self._restore = take_apart(template(*args, **kwargs))
-        attached = list(map(get_attributes, tensors))
-        self._names = [list(one) for one in attached]
-        penalties = [one for one in template.trainable_weights if one.regularizer is not None]
-        losses = template.losses
-        losses = losses[: len(losses) - len(penalties)]
-        templates.forget_losses(template)
-        return tensors, [list(one.values()) for one in attached], losses
-
-    def result(self, tensors: Any, attached: Any, losses: Any) -> Result:
-        """The call's result, of the tensors that the devices computed."""
-        for one, names, values in zip(tensors, self._names, attached):
-            set_attributes(one, dict(zip(names, values)))
-        return Result(self._restore(tensors), losses=losses)

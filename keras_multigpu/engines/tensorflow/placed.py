@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import check_alike, unique, value_of
 from keras_multigpu.engines.templates import all_layers, forget_losses
+from keras_multigpu.engines.tensorflow.partition.told import eager_steps
 from keras_multigpu.engines.tensorflow.places import Places
 from keras_multigpu.engines.tensorflow.regions import compiled
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
@@ -23,14 +25,19 @@ from keras_multigpu.engines.values import Call, Result
 class Placed:
     """Runs steps whose parts are on devices.
 
+    Args:
+        devices: the device of each part.
+        has_one_home: whether all weights are on the first device, so that eager steps are there.
+
     Attributes:
         places: the devices of the parts.
     """
 
     is_one_device = False
 
-    def __init__(self, devices: Sequence[str]):
+    def __init__(self, devices: Sequence[str], *, has_one_home: bool = False):
         self.places = Places(devices)
+        self._is_told = not has_one_home or len(set(devices)) == 1  # of eager steps
 
     def step(
         self,
@@ -43,6 +50,9 @@ class Placed:
         """A step of Keras's trainer, or of the user's class."""
         args, kwargs = call
         if tf.executing_eagerly():
+            if not self._is_told:
+                self._is_told = True
+                warnings.warn(eager_steps(model.name, model.devices[0]), stacklevel=2)
             return step(*args, **kwargs)
         return self._run(step, args, kwargs, bool(model.jit_compile))
 
@@ -73,6 +83,9 @@ class Placed:
 class Replicas:
     """The replicas of a tower, each on its device.
 
+    Those of one model run on the device of its weights if they run eagerly: the layers that Keras
+    compiles take weights of their own device only.
+
     Args:
         models: the models that are called, or one model several times.
         places: the replicas' devices.
@@ -99,7 +112,7 @@ class Replicas:
         values += [(one, value_of(metrics[id(one)])) for one in self._metrics(model)]
         forget_losses(model)
         scope = ReplicaScope(values, number, is_own=is_own)
-        with self._places.part(number), scope:
+        with self._places.part(0 if tf.executing_eagerly() and not is_own else number), scope:
             outputs = model(*args, **kwargs)
             penalties = _penalties(model) if is_own else []
             assigned = [(one, scope.new_value(one)) for one in scope.assigned.values()]

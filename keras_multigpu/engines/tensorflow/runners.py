@@ -198,7 +198,8 @@ class CommitteeRunner(TowerRunner):
 
     def __init__(self, models: Sequence[keras.Model], devices: Sequence[str]):
         self._models = tuple(models)
-        self.partition = Placed(list(map(full_name, devices)))
+        has_one_model = len(set(map(id, models))) == 1
+        self.partition = Placed(list(map(full_name, devices)), has_one_home=has_one_model)
         self._replicas = Replicas(models, self.partition.places)
 
     @classmethod

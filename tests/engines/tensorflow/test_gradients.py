@@ -80,6 +80,7 @@ def _of_images(layer):
     return keras.Model(images, layers.Dense(2, name="two")(layers.Concatenate()([found, embedded])))
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize(
     ("options", "compiled_with"),
     [

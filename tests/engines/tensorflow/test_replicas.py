@@ -280,6 +280,23 @@ def test_weights_cross_in_the_wires_type():
     assert 0 < difference(exact.get_weights(), rounded.get_weights()) < 1e-2
 
 
+def test_eager_towers_of_one_model_run_on_the_device_of_its_weights(rng):
+    """Keras compiles convolutions in groups, which take weights of their own device only."""
+    keras.utils.set_random_seed(1)
+    grouped = layers.Conv1D(4, 2, groups=2)
+    plain = keras.Sequential([keras.Input((5, 2)), grouped, layers.Flatten(), layers.Dense(1)])
+    tower = make_parallel(keras.models.clone_model(plain), 3, "tower")
+    tower.set_weights(plain.get_weights())
+    x, y = rng.normal(size=(7, 5, 2)), rng.normal(size=(7, 1))
+    for model in (plain, tower):
+        model.compile("adam", "mse", run_eagerly=True)
+    plain.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    with pytest.warns(UserWarning, match="runs eagerly, and so on 'cpu:0' alone") as told:
+        tower.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    assert len(told) == 1
+    assert difference(plain.get_weights(), tower.get_weights()) < 1e-6
+
+
 @pytest.mark.parametrize("options", [{}, {"mode": "tower", "replicas": "independent"}], ids=str)
 def test_models_that_are_dropped_are_freed(options):
     template = keras.Sequential([keras.Input((3,)), layers.Dense(2)])

@@ -78,6 +78,7 @@ class CountsOn(layers.Layer):
         return x + noise if training else x
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_random_numbers_that_are_drawn_and_not_used(run_eagerly, rng):
     """Equal replicas' mean has logits, also if a seed counts on; other replicas' has none."""

@@ -32,13 +32,15 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
 from keras_multigpu.engines.tensorflow.partition.operations import Shaped, operation, own_shapes
 from keras_multigpu.engines.tensorflow.partition.order import has_effect, is_from_outside
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
+from keras_multigpu.engines.tensorflow.partition.sharding import (
+    homes_of,
+    meet_as_much,
+    sharded_label,
+)
 from keras_multigpu.engines.tensorflow.partition.signatures import (
     Choice,
     Signature,
-    homes_of,
-    meet_as_much,
     output_dims,
-    sharded_label,
     static_dims,
 )
 from keras_multigpu.engines.tensorflow.partition.sizes import elements_of

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import COPIED, SUM, Owned, Sharded, Value
-from keras_multigpu.engines.tensorflow.partition.sizes import Dims, elements_of, is_known
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.sizes import Dims
 
 Labels = Sequence[Any]
 
@@ -76,129 +75,6 @@ def output_dims(op: tf.Operation, values: Sequence[Value], signature: Signature)
 def static_dims(tensor: tf.Tensor) -> tuple[Any, ...] | None:
     """A tensor's static dimensions, `None` for unknown ones; `None` if their number is unknown."""
     return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-
-
-def sharded_label(
-    values: Sequence[Value],
-    signature: Signature,
-    dims: Sequence[Dims | None],
-    shard_of: Callable[[Value], Sharded | Owned | None],
-    count: int,
-    homes: Set[Any],
-) -> tuple[Any, type[Sharded] | type[Owned]] | None:
-    """The label along which devices have their parts, and how; `None` if it can't be split so.
-
-    The best are the `homes`: see `homes_of`.
-    """
-    sizes: dict[Any, set[Any]] = collections.defaultdict(set)
-    weights: dict[Any, float] = collections.defaultdict(float)
-    owned: dict[Any, set[bool]] = collections.defaultdict(set)
-    whole: set[Any] = set()  # the labels of inputs that are no parts along them
-    given = {*range(len(values))} - {*signature.shapes, *signature.constants}
-    if any(values[number].axis is not None for number in given):
-        return None  # rows are split
-    if not any(shard_of(values[n]) or values[n].layout == SUM for n in given):
-        # Of whole inputs only what is larger than they are, such as a table's gradient.
-        copies = {n: 1 if homes & {*signature.inputs[n]} else count for n in given}
-        taken = sum(elements_of(values[n].dims) * copies[n] for n in given)
-        homes = homes if taken < sum(map(elements_of, dims)) else set()
-    for number in given:
-        value, labels = values[number], signature.inputs[number]
-        shard = shard_of(value)
-        for axis, (label, dim) in enumerate(zip(labels, value.dims or ())):
-            sizes[label].add(dim)
-            is_part = shard is not None and axis == shard.axis
-            owned[label].add(is_part and isinstance(shard, Owned))
-            if is_part:
-                weights[label] += elements_of(value.dims)
-                continue
-            whole.add(label)
-            if shard is None and label in homes:
-                weights[label] += 0  # each device gets its part, or sums it
-    for labels, shape in zip(signature.outputs, dims):
-        for label, dim in zip(labels, shape or ()):
-            sizes[label].add(dim)
-    # Nobody knows how many entries a device owns: there may be none.
-    for label in signature.zero_if_empty:
-        owned[label].add(False)
-    for number in signature.shapes.values():
-        for label in signature.outputs[number]:
-            owned[label].add(False)
-    is_kept = {one: all(one in labels for labels in signature.outputs) for one in weights}
-    possible = [
-        one
-        for one in weights
-        if one is not None
-        and (len(sizes[one]) == 1 or (signature.regroups and _are_even(sizes[one], count)))
-        and (is_known(sizes[one]) or owned[one] == {True})
-        and (is_kept[one] or signature.partial)
-    ]
-    if not possible:
-        return None
-    best = max(possible, key=lambda one: (is_kept[one], one in homes, weights[one]))
-    if owned[best] == {True}:
-        return best, Owned
-    if not is_kept[best] and best in whole and sum(map(elements_of, dims)) >= weights[best]:
-        return None  # less crosses if the parts are gathered than if addends are summed
-    return best, Sharded
-
-
-def meet_as_much(values: Sequence[Value], signature: Signature, label: Any) -> bool:
-    """Whether activations that devices have parts of meet as much that is whole.
-
-    Less crosses if they are gathered, once, than if all that they meet is split.
-    """
-    parts, whole = 0.0, 0.0
-    for number, (value, labels) in enumerate(zip(values, signature.inputs)):
-        if number in signature.shapes or label not in labels:
-            continue
-        layout = Sharded(list(labels).index(label))
-        if value.layout == layout and (value.is_state or value.is_update):
-            return False  # weights, which are not gathered
-        if value.layout == layout:
-            parts += elements_of(value.dims)
-        elif not (value.is_free or value.forms.keys() & {COPIED, layout}):
-            whole += elements_of(value.dims)
-    return 0 < parts <= whole
-
-
-def homes_of(
-    op: tf.Operation, signature: Signature, dims: Sequence[Any], shards: Mapping[Any, int]
-) -> Set[Any]:
-    """The labels along which sums are sharded as variables of their shape: gradients of weights.
-
-    `shards` has the axis of each shape. A gradient may get its shape from the next operations.
-    """
-    found: set[Any] = set()
-    for tensor, labels, shape in zip(op.outputs, signature.outputs, dims):
-        if signature.partial and shape and is_known(shape):
-            for left, sizes, other in _followed(tensor, labels, shape, shape):
-                if other in shards:
-                    before = math.prod(other[: shards[other]])
-                    ends = [math.prod(sizes[:axis]) for axis in range(len(sizes))]
-                    found.update(one for one, size in zip(left, ends) if size == before)
-    return found
-
-
-def _followed(
-    tensor: tf.Tensor, labels: Labels, sizes: Any, shape: Any
-) -> Iterator[tuple[Labels, Any, Any]]:
-    """The shapes that a tensor gets next, also when its first axes are summed.
-
-    With each the labels and the sizes of the axes that are left.
-    """
-    yield labels, sizes, shape
-    for op in tensor.consumers():
-        after = static_dims(op.outputs[0]) if op.type in ("Reshape", "Sum") else None
-        if after and op.type == "Reshape":
-            yield from _followed(op.outputs[0], labels, sizes, after)
-        elif after and shape == sizes and tuple(shape[-len(after) :]) == after:
-            yield from _followed(op.outputs[0], labels[-len(after) :], after, after)
-
-
-def _are_even(sizes: set[Any], count: int) -> bool:
-    """Whether the devices' parts of a group of axes are those of its first axis."""
-    return is_known(sizes) and all(size % count == 0 for size in sizes)
 
 
 class Choice:

@@ -53,6 +53,14 @@ def explain(records: Sequence[Record], names: Sequence[str], step: str) -> str:
     return "\n".join(lines)
 
 
+def eager_steps(model: str, device: str) -> str:
+    """What to warn of if a model runs eagerly."""
+    return (
+        f"{model!r} runs eagerly, and so on {device!r} alone: only the graph of a step can be "
+        "spread over devices. Compile it with `run_eagerly=False`."
+    )
+
+
 def warning_of(
     records: Sequence[Record], names: Sequence[str], model: str, step: str
 ) -> str | None:
