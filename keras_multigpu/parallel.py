@@ -33,6 +33,15 @@ _MODES: dict[str, type[ParallelModel]] = {
     "tower": TowerParallel,
     "model": ModelParallel,
 }
+# What others call it, and what it is here.
+_OTHER_NAMES = {
+    ("committee", "ensemble"): "`mode='tower', replicas='independent'`",
+    ("spread", "tensor", "tp", "wide"): "`mode='model', placement='spread'`",
+    ("fsdp", "shard", "zero", "weights"): "`mode='data', shard='weights'`",
+    ("mesh", "hybrid"): "`mode='data', model_devices=2`",
+    ("pipeline", "pp"): "`mode='model'`",
+    ("mirrored", "dp", "ddp"): "`mode='data'`",
+}
 
 
 @overload
@@ -200,11 +209,12 @@ def _check(
     if not is_function:
         _check_template(model)
     if not isinstance(mode, str) or mode not in _MODES:
-        meant = difflib.get_close_matches(str(mode).lower(), _MODES, 1)
+        asked = str(mode).lower()
+        meant = difflib.get_close_matches(asked, _MODES, 1)
+        cure = next((cure for names, cure in _OTHER_NAMES.items() if asked in names), "")
         raise ValueError(
             f"`mode` must be one of {', '.join(map(repr, _MODES))}. Received: mode={mode!r}."
-            + (f" Did you mean {meant[0]!r}?" if meant else "")
-            + (" Give `mode='tower', replicas='independent'`." if mode == "committee" else "")
+            + (f" Give {cure}." if cure else f" Did you mean {meant[0]!r}?" if meant else "")
         )
     known = _options_of(mode)
     for name, value in options.items():

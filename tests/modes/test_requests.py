@@ -121,8 +121,10 @@ def test_unknown_modes_and_options():
         match="one of 'data', 'tower', 'model'. Received: mode='dta'. Did you mean 'data'",
     ):
         make_parallel(_model(), 2, "dta")
-    with pytest.raises(ValueError, match="Give `mode='tower', replicas='independent'`"):
-        make_parallel(_model(), 2, "committee")
+    names = {"committee": "mode='tower', replicas", "Spread": "mode='model', placement='spread'"}
+    for name, cure in names.items():
+        with pytest.raises(ValueError, match=f"Give `{cure}"):
+            make_parallel(_model(), 2, name)
     with pytest.raises(
         TypeError, match="options wire_dtype, shard, model_devices. Received: wire='bf"
     ):
