@@ -29,9 +29,9 @@ _ALONE_OF_ONE = frozenset({"Mul", "MatMul", "BatchMatMulV2"})
 def addends(planner: Any, op: tf.Operation, values: Sequence[Value]) -> list[Value] | None:
     """The addends of an operation's outputs; `None` if they have to be summed first."""
     places = _places(op, values, planner.is_alone)
-    shapes = [static_dims(tensor) for tensor in op.outputs]
     if places is None or not _may_be(values, places, planner.is_alone):
         return None
+    shapes = [static_dims(tensor) for tensor in op.outputs]
     if op.type in ("AddN", "AddV2", "Add", "Sub", "Neg"):
         if any(value.dims != values[0].dims for value in values):
             return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -55,6 +56,10 @@ class Writer:
         self._program, self._devices = program, devices
         self._known: dict[int, Any] = dict(zip(map(id, program.inputs), given))
         self._written: set[int] = set()
+        self._takers: dict[int, list[Node]] = collections.defaultdict(list)  # of each item
+        for node in program.nodes:
+            for item in node.needs:
+                self._takers[id(item)].append(node)
         self._hubs: dict[int, Any] = {}
         for number, column in enumerate(devices.columns):
             nodes = [node for node in program.nodes if node.column == number]
@@ -79,8 +84,10 @@ class Writer:
         devices, nodes = self._devices, _used(self._program.nodes[:until], outputs)
         nodes = [node for node in nodes if id(node) not in self._written]
         self._written.update(id(node) for node in nodes if not node.is_free)
-        for level in sorted({node.level for node in nodes}):
-            now = [node for node in nodes if node.level == level]
+        levels: dict[int, list[Node]] = collections.defaultdict(list)
+        for node in nodes:
+            levels[node.level].append(node)
+        for _, now in sorted(levels.items()):
             alone = [node for node in now if node.place != EACH]
             if devices.is_joined:
                 alone = self._reduce(alone)
@@ -94,7 +101,7 @@ class Writer:
             for number, column in enumerate(devices.columns):
                 region = [node for node in now if node.place == EACH and node.column == number]
                 if region:
-                    made = _Region(region, self._program.nodes, self._program.outputs)
+                    made = _Region(region, self._takers, self._program.outputs)
                     made.write(column, self._known)
         return [self._known[id(item)] for item in outputs]
 
@@ -157,10 +164,13 @@ class _Region:
 
     Args:
         nodes: its nodes.
-        used: all nodes of the program, and the items that its caller gets.
+        takers: the nodes that take an item, by its `id`.
+        results: the items that the program's caller gets.
     """
 
-    def __init__(self, nodes: Sequence[Node], used: Sequence[Node], results: Sequence[Item]):
+    def __init__(
+        self, nodes: Sequence[Node], takers: Mapping[int, list[Node]], results: Sequence[Item]
+    ):
         self.nodes: list[Node] = []
         self.inputs: list[Item] = []
         self.sizes: dict[str, tuple[Item, int]] = {}
@@ -169,12 +179,15 @@ class _Region:
         for node in nodes:
             self._take(node)
         wanted = set(map(id, results))
-        for node in used:
-            if id(node) not in self._inside:
-                wanted.update(
-                    id(one) for one in node.needs if node.place != EACH or not _is_free(one)
-                )
-        self.outputs = [one for node in nodes for one in node.outputs if id(one) in wanted]
+
+        def is_wanted(item: Item) -> bool:
+            others = (one for one in takers.get(id(item), ()) if id(one) not in self._inside)
+            # Other regions compute what is free again.
+            return id(item) in wanted or any(
+                one.place != EACH or not _is_free(item) for one in others
+            )
+
+        self.outputs = [one for node in nodes for one in node.outputs if is_wanted(one)]
 
     def _take(self, node: Node) -> None:
         """Adds a node, after the free nodes that it needs."""
