@@ -28,7 +28,7 @@ _Mix: TypeAlias = (
     Literal["mean", "weighted", "gaussian", "gated"] | keras.Layer | Callable[[list[Any]], Any]
 )
 
-_MODES: dict[str, type[ParallelModel]] = {
+MODES: dict[str, type[ParallelModel]] = {
     "data": DataParallel,
     "tower": TowerParallel,
     "model": ModelParallel,
@@ -197,7 +197,7 @@ def make_parallel(
     request = _check(model, n_gpus, mode, devices, options)
     if n_gpus is None and devices is None and request.devices == ("cpu:0",):
         warn_of_one_cpu()
-    parallel = build_parallel(_MODES[mode], request)
+    parallel = build_parallel(MODES[mode], request)
     watch_template(parallel.template, len(parallel.devices))
     return parallel
 
@@ -208,22 +208,22 @@ def _check(
     is_function = inspect.isroutine(model) or isinstance(model, functools.partial)
     if not is_function:
         _check_template(model)
-    if not isinstance(mode, str) or mode not in _MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         asked = str(mode).lower()
-        meant = difflib.get_close_matches(asked, _MODES, 1)
+        meant = difflib.get_close_matches(asked, MODES, 1)
         cure = next((cure for names, cure in _OTHER_NAMES.items() if asked in names), "")
         raise ValueError(
-            f"`mode` must be one of {', '.join(map(repr, _MODES))}. Received: mode={mode!r}."
+            f"`mode` must be one of {', '.join(map(repr, MODES))}. Received: mode={mode!r}."
             + (f" Give {cure}." if cure else f" Did you mean {meant[0]!r}?" if meant else "")
         )
-    known = _options_of(mode)
+    known = options_of(mode)
     for name, value in options.items():
         if name not in known:
             raise TypeError(
                 f"mode={mode!r} has the options {', '.join(known)}. Received: {name}={value!r}."
                 f"{_find_cure(name, value, known)}"
             )
-    if isinstance(n_gpus, str) and n_gpus in _MODES:
+    if isinstance(n_gpus, str) and n_gpus in MODES:
         raise ValueError(
             f"`n_gpus` must be a positive integer. Received: n_gpus={n_gpus!r}. "
             f"Write `mode={n_gpus!r}`."
@@ -237,7 +237,7 @@ def _made_by(
     make: Callable[[], Any], mode: str, devices: Sequence[str], options: dict[str, Any]
 ) -> Any:
     """The template that a function makes."""
-    _MODES[mode]._parallel_check(options)  # before what may take long
+    MODES[mode]._parallel_check(options)  # before what may take long
     needed = [
         str(one)
         for one in (() if inspect.isbuiltin(make) else inspect.signature(make).parameters.values())
@@ -249,7 +249,7 @@ def _made_by(
             f"{getattr(make, '__name__', make)!r}, which needs {', '.join(needed)}. Give "
             "`lambda: make_model(...)`."
         )
-    with making_template(_MODES[mode], devices, options) as is_moved:
+    with making_template(MODES[mode], devices, options) as is_moved:
         template = make()
     if not isinstance(template, keras.Model):
         raise ValueError(
@@ -276,13 +276,14 @@ def _check_template(model: Any) -> None:
         )
 
 
-def _options_of(mode: str) -> list[str]:
-    return list(inspect.signature(_MODES[mode].__init__).parameters)[3:]
+def options_of(mode: str) -> list[str]:
+    """The names of a mode's options."""
+    return list(inspect.signature(MODES[mode].__init__).parameters)[3:]
 
 
 def _find_cure(name: str, value: Any, known: list[str]) -> str:
     """What was meant by an option that a mode doesn't have, as far as its name tells."""
-    owner = next((mode for mode in _MODES if name in _options_of(mode)), None)
+    owner = next((mode for mode in MODES if name in options_of(mode)), None)
     if owner:
         return f" It is an option of mode={owner!r}."
     if "gpu" in name.lower() or name in ("num_devices", "n_devices"):

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import math
 import warnings
+import weakref
 from collections.abc import Sequence
 
 import keras
@@ -17,6 +18,8 @@ from keras_multigpu.graphs.graph import is_graph, read_graph
 SPREAD = "spread"
 """The placement of large layers on all devices."""
 
+# Of which models, on how many devices, it was said that they have little to spread.
+_told: weakref.WeakKeyDictionary[keras.Model, set[int]] = weakref.WeakKeyDictionary()
 # A weight with a smaller share of the model than this is not spread.
 _LEAST_SHARE = 0.01
 _LEAST_WORK = 0.1  # of which a warning says that it is little
@@ -67,11 +70,13 @@ def check_wide(model: keras.Model, count: int) -> None:
     """Refuses a model without layers to spread.
 
     Warns:
-        UserWarning: if these do a small part of the work.
+        UserWarning: if these do a small part of the work; once.
     """
     axes, names = find_wide(model, count), names_of(model)
-    if not is_graph(model):
+    told = _told.setdefault(model, set())
+    if count in told or not is_graph(model):
         return
+    told.add(count)
     work = {True: 0.0, False: 0.0}
     for call in read_graph(model).calls:
         work[any(names.get(id(one)) in axes for one in call.variables)] += flops(call)

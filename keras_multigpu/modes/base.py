@@ -23,6 +23,7 @@ _NOT_OF_TOWERS = {
     "placement": "tells which devices have which weights in the modes 'data' and 'model'",
 }
 
+_CHOSEN = ("devices", "template", "placement", "stages", "replicas", "clones")
 _OPTIONS = {
     "data": ("wire_dtype", "shard", "model_devices"),
     "tower": ("replicas", "mix", "num_replicas", "loss_of"),
@@ -69,7 +70,8 @@ class ParallelModel(SteppedModel):
         raise NotImplementedError
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("mode", "devices", "template"):
+        fixed = getattr(type(self), name, None) if name in _CHOSEN else None
+        if name == "mode" or (isinstance(fixed, property) and fixed.fset is None):
             raise AttributeError(
                 f"`{name}` can't be set: it is chosen when a model is made parallel. Received: "
                 f"{name}={short(value)}, set on {self.name!r}. Make the template parallel again: "

@@ -111,6 +111,24 @@ def check_compiled(parallel: Any, method: str) -> None:
         )
 
 
+def controls(template: Any) -> tuple[Any, Any]:
+    """Whether a template was told to stop, and the history of its own training."""
+    return vars(template).get("stop_training"), vars(template).get("history")
+
+
+def check_controls(parallel: Any, before: tuple[Any, Any]) -> None:
+    """Warns if a callback has stopped the template, or set its learning rate, in vain."""
+    check_compiled(parallel, "fit")
+    is_stopped, history = controls(parallel.template)
+    if is_stopped and not before[0] and history is before[1]:  # not by its own training
+        warnings.warn(
+            f"`stop_training` of the template {parallel.template.name!r} was set while its "
+            "parallel model was trained, which goes on. Set it of the parallel model: "
+            "`self.model.stop_training = True` in a callback.",
+            stacklevel=5,
+        )
+
+
 def warn_of_cloning(parallel: Any) -> None:
     """Warns if `keras.models.clone_model` is copying a parallel model: it knows templates only."""
     clone = inspect.unwrap(keras.models.clone_model).__code__

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.modes.forgotten import check_compiled, note_use
+from keras_multigpu.modes.forgotten import check_compiled, check_controls, controls, note_use
 from keras_multigpu.modes.saving import SavedModel
 from keras_multigpu.progress import with_first_told
 
@@ -88,11 +88,14 @@ class SteppedModel(SavedModel):
     def _parallel_run_loop(self, loop: Any, args: Any, kwargs: Any) -> Any:
         self._parallel_begin(loop.__name__)
         is_nested, self._parallel_is_looping = self._parallel_is_looping, True
+        before = controls(self.template)
         try:
             result = self._parallel_steps.run_loop(loop, args, kwargs)
         finally:
             self._parallel_is_looping = is_nested
         if not is_nested:
+            if loop.__name__ == "fit":
+                check_controls(self, before)
             self._parallel_end(loop.__name__)
         return result
 

@@ -123,11 +123,16 @@ def advise(
         placement=placement, processors=processors, devices_per_host=devices_per_host,
         host_link=host_link,
     )  # fmt: skip
-    traffic = _count_traffic(counted, batch_size)
+    if subject.cuts and "model" not in modes:
+        raise ValueError(
+            f"`cuts` are for mode 'model'. Received: cuts={cuts!r} and modes={tuple(modes)!r}. Add "
+            "'model' to `modes`, or leave `cuts` out."
+        )
+    asked = [(mode, count) for mode in modes for count in counts]
+    traffic = _count_traffic(counted, model, batch_size, asked)
     most = len(choose_devices(None, None))
     here = [one for one in counts if subject.is_here and 1 < one <= most]
     subject.measure(batch_size, max(batch_size // max(counts), 1), dict.fromkeys(modes, here))
-    asked = [(mode, count) for mode in modes for count in counts]
     found = [subject.predict(*one, traffic=traffic.get(one)) for one in asked]
     if subject.measured and speed == 1:
         found = [_with_times(one, subject.measured) for one in found]
@@ -135,27 +140,49 @@ def advise(
     return Advice(found, settings=subject.describe(), notes=notes)
 
 
-def _count_traffic(counted: Any, batch_size: int) -> dict[tuple[str, int], Traffic]:
+def _count_traffic(
+    counted: Any, model: keras.Model, batch_size: int, asked: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], Traffic]:
     """What was counted on the busiest device, without the way of the inputs, by mode and devices.
 
-    Only reports for batches of this size can be used.
+    Only reports on training steps of this model, with batches of this size, can be used; in a mode
+    and on a number of devices that are `asked`.
     """
     reports = counted if isinstance(counted, Sequence) else (counted,)
-    fits = [isinstance(one, TransfersReport) and one.batch_size == batch_size for one in reports]
-    if not isinstance(counted, Sequence) or not all(fits):
-        given = [getattr(one, "batch_size", type(one).__name__) for one in reports]
+    wrong = [text for one in reports if (text := _is_of_others(one, model, batch_size))]
+    if wrong:
         raise ValueError(
-            "`counted` must be a sequence of reports that `transfers` returned for batches of "
-            f"batch_size={batch_size} rows. Received: {given}. Give "
-            "`[transfers(parallel, batch), ...]` with batches of that size."
+            "`counted` must be reports that `transfers` returned for training steps of "
+            f"{model.name!r} on batches of batch_size={batch_size} rows. Received: "
+            f"{', '.join(wrong)}. Give `[transfers(parallel, batch), ...]` of a compiled parallel "
+            "model."
         )
     found = {}
-    for one in counted:
+    for one in reports:
         sent = [each for each in one.training if each.source in one.devices]
         moved = (each for each in sent if each.kind != "inputs")
         busiest = find_busiest(moved, duplex=engines.current().partitions)
         found[one.mode, len(one.devices)] = busiest
+    others = [f"mode {mode!r} on {count} devices" for mode, count in {*found} - {*asked}]
+    if others:
+        raise ValueError(
+            "`counted` must be reports for modes and numbers of devices that are asked about. "
+            f"Received: {', '.join(sorted(others))}. Add these to `modes` and `n_gpus`, or leave "
+            "the reports out."
+        )
     return found
+
+
+def _is_of_others(one: Any, model: keras.Model, batch_size: int) -> str:
+    """What a report is of, if not of this model's training; `""` if it is."""
+    if not isinstance(one, TransfersReport):
+        return f"a {type(one).__name__}"
+    if one.batch_size != batch_size:
+        return f"one of batches of {one.batch_size} rows"
+    name = one.settings.get("model", model.name)
+    if name != model.name:
+        return f"one of the model {name!r}"
+    return "one of predictions only" if one.prediction and not one.training and one.least else ""
 
 
 def _with_times(one: Prediction, measured: Measured) -> Prediction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from keras_multigpu.reports.prediction import Prediction
 from keras_multigpu.reports.report import Column, Report
 
 _GAIN, _EFFICIENCY = 1.05, 0.5  # what several devices must bring to be worth it
+_WIDE = 4  # numbers of devices that are farther apart are drawn on a logarithmic axis
 _MOVED = {
     "data": "weights and gradients",
     "tower": "weights, gradients and outputs",
@@ -79,15 +81,19 @@ class Advice(Report):
         }
         draw_bars(left, labels, parts, xlabel="step (ms)")
         left.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
-        for mode in self.verdicts:
+        for mode, style in zip(self.verdicts, itertools.cycle(("-", "--", ":", "-."))):
             own = self._of(mode)
             points = sorted((one.devices, one.speedup, *one.speedup_range) for one in own)
             places, speedups, *ends = zip(*points)
-            right.plot(places, speedups, marker="o", label=mode)
+            right.plot(places, speedups, style, marker="o", label=mode)
             right.fill_between(places, *ends, alpha=0.2)
         counts = sorted({1, *(one.devices for one in self.predictions)})
         right.plot(counts, counts, "--", color="gray", label="ideal")
-        right.set(xlabel="devices", ylabel="speed-up", ylim=(0, None), xticks=counts)
+        if counts[-1] > _WIDE * len(counts):  # the ticks would hide each other
+            right.set_xscale("log", base=2)
+            right.minorticks_off()
+        right.set(xlabel="devices", ylabel="speed-up", ylim=(0, None))
+        right.set_xticks(counts, list(map(str, counts)))
         right.legend()
         for axes in (left, right):
             axes.grid(alpha=0.3)

@@ -79,6 +79,16 @@ def _find_ranges(model: keras.Model) -> Iterator[int]:
                 break
 
 
+def check_graph(model: keras.Model) -> None:
+    """Refuses a model that runs eagerly: the reports are about steps that are graphs."""
+    if model.compiled and model.run_eagerly:
+        raise ValueError(
+            "`model` must not run eagerly: what is counted and predicted are steps that are "
+            f"graphs. Received: model={model.name!r}, compiled with `run_eagerly=True`. Compile it "
+            "with `run_eagerly=False`."
+        )
+
+
 def needs_targets(model: keras.Model) -> bool:
     """Whether a model is compiled with a loss, which its class does not replace by a step."""
     own = engines.own_steps(getattr(model, "template", model))
@@ -114,6 +124,19 @@ def check_rows(given: Any) -> None:
             "Inputs, targets and sample weights must be arrays with the same number of rows, at "
             f"least one. Received, as shapes: {found}. Give `(x[:32], y[:32])`, for example."
         )
+
+
+def rows_of_first_batch(data: Any) -> int | None:
+    """The rows of a source's first batch; `None` if only a whole pass over it may begin one."""
+    if isinstance(data, keras.utils.PyDataset):
+        batch = data[0]
+    elif hasattr(data, "element_spec"):
+        batch = next(iter(data), None)
+    else:
+        return None
+    leaves = [one for one in keras.tree.flatten(batch) if one is not None]
+    shape: Any = getattr(leaves[0], "shape", ()) if leaves else ()
+    return int(shape[0]) if len(shape) else None
 
 
 def _is_endless(data: Any) -> bool:

@@ -11,7 +11,7 @@ from keras_multigpu import engines
 from keras_multigpu.arguments import check_flag, check_model
 from keras_multigpu.engines import Holding
 from keras_multigpu.reports.forms import describe_environment, draw_bars, show_bytes
-from keras_multigpu.reports.inputs import check_batch
+from keras_multigpu.reports.inputs import check_batch, check_graph
 from keras_multigpu.reports.models import step_prepared
 from keras_multigpu.reports.report import Column, Report
 
@@ -66,6 +66,7 @@ def memory(model: keras.Model, batch: Any, training: bool = True) -> MemoryRepor
             f"Received: model={model.name!r}, which is not compiled. Call `model.compile(...)`, or "
             "give `training=False`."
         )
+    check_graph(model)
     given = check_batch(batch, model, training=training)
     with step_prepared(model, given, training):
         held = engines.current().find_memory(model, given, training)

@@ -200,7 +200,8 @@ class ScalingReport(Report):
         """The conclusions in words; `grows` are what more devices have more of."""
         base, *others = self.runs
         if not others:
-            return []
+            alone = "There is no run to compare with: add 1 to the numbers of devices."
+            return [alone] if base.devices > 1 else []
         best = max(range(1, len(self.runs)), key=self.speedups.__getitem__)
         speedup, unit = f"{self.speedups[best]:.2f}", f"{' x '.join(grows)} per second"
         notes = [

@@ -14,7 +14,7 @@ from keras_multigpu.arguments import check_model, finite_number, positive_intege
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports import checks, forms, timing
-from keras_multigpu.reports.inputs import make_inputs
+from keras_multigpu.reports.inputs import check_graph, make_inputs
 from keras_multigpu.reports.interconnect import Link, default_link, find_link
 from keras_multigpu.reports.loads import find_load
 from keras_multigpu.reports.memory_report import MemoryReport, memory
@@ -63,6 +63,7 @@ class Subject:
         known = checks.check_step(self.step_seconds, self.batch_size)
         self.step = known and known.sped_up(self.speed)
         check_model(self.model, built=True)
+        check_graph(self.model)
         self.cuts = checks.check_cuts(self.cuts)
         checks.check_division(self.placement, self.modes)
         if self.inputs is None:

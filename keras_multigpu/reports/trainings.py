@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_model, device_counts, positive_integer
+from keras_multigpu.arguments import check_model, device_counts, positive_integer, short
 from keras_multigpu.modes import ParallelModel
-from keras_multigpu.parallel import Mode, make_parallel
+from keras_multigpu.parallel import MODES, Mode, make_parallel, options_of
 from keras_multigpu.reports.forms import are_virtual, describe_environment
-from keras_multigpu.reports.inputs import check_data, needs_targets
+from keras_multigpu.reports.inputs import check_data, needs_targets, rows_of_first_batch
 from keras_multigpu.reports.models import model_kept
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
 from keras_multigpu.reports.timing import Stopwatch, Training
@@ -99,6 +101,7 @@ def scaling(
         )
     counts = device_counts("n_gpus", n_gpus)
     check_model(model)
+    _check_names(mode, options)
     check_data(data, batch_size, steps, weak, with_targets=needs_targets(model))
     numbers = {"batch_size": batch_size, "epochs": epochs, "steps": steps, "repeats": repeats}
     for name, value in numbers.items():
@@ -136,9 +139,22 @@ def scaling(
         asked = ", ".join(str(size) for size in dict.fromkeys(sizes))
         notes.append(f"The data have {there} rows, so that no batch has more. Asked for: {asked}.")
     if mode == "data":
-        notes += _find_undivided(runs, used, options.get("model_devices", 1))
+        size = None if rows else rows_of_first_batch(data)
+        notes += _find_undivided(runs, used, options.get("model_devices", 1), size)
     members = mode == "tower" and options.get("num_replicas") is None
     return ScalingReport(runs, weak=weak, members=members, notes=notes, settings=settings)
+
+
+def _check_names(mode: str, options: Mapping[str, Any]) -> None:
+    """Refuses misspelt arguments of `scaling`, which would be taken for a mode's options."""
+    own = [*inspect.signature(scaling).parameters]
+    for name in options.keys() - options_of(mode) if mode in MODES else ():
+        alike = difflib.get_close_matches(name, [*own, *options_of(mode)], 1)
+        if alike and alike[0] in own:
+            raise TypeError(
+                f"`scaling` has no argument {name!r}. Received: {name}={short(options[name])}. Did "
+                f"you mean `{alike[0]}`?"
+            )
 
 
 def _check_compiled(model: keras.Model, compile_with: Any) -> None:
@@ -224,16 +240,26 @@ def _summarize(
     )
 
 
-def _find_undivided(runs: Sequence[Run], devices: Sequence[str], together: int) -> list[str]:
-    """Where devices can't share the batches; so many devices compute a slice `together`."""
-    divides = engines.current().divides
-    return [
-        f"{run.devices} devices don't divide batches of {run.batch_size} rows, so that each "
-        f"computes all of them. Give a multiple of {run.devices // together} rows, two or more "
-        "for each device."
-        for run in runs
-        if run.batch_size and not divides(devices[: run.devices], run.batch_size, together)
-    ]
+def _find_undivided(
+    runs: Sequence[Run], devices: Sequence[str], together: int, size: int | None
+) -> list[str]:
+    """Where devices can't share the batches, of a `size` that the runs may not know.
+
+    So many devices compute a slice `together`.
+    """
+    divides, notes = engines.current().divides, []
+    for run in runs:
+        rows, slices = run.batch_size or size or 0, run.devices // together
+        if rows and not divides(devices[: run.devices], rows, together):
+            notes.append(
+                f"{run.devices} devices don't divide batches of {rows} rows, so that each computes "
+                f"all of them. Give a multiple of {slices} rows, two or more for each device."
+            )
+        elif 0 < rows < slices:
+            notes.append(
+                f"Batches of {rows} rows leave {slices - rows} of {slices} devices without work."
+            )
+    return notes
 
 
 def _doubt(runs: Sequence[Run], steps: int | None, epochs: int) -> list[str]:

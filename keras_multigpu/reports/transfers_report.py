@@ -78,8 +78,8 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
         least = sum(_by_kind(one for one in found[True] if one.kind in _NEEDED).values())
         notes = [
             f"{count} devices don't divide {rows} rows: each computes the whole batch, so nothing "
-            f"has to cross, and no time is saved. Give a batch of {count * (rows // count + 1)} "
-            "rows, for example."
+            "has to cross, and no time is saved. Give a batch of "
+            f"{count * max(rows // count + 1, 2)} rows, for example."
         ]
     elif parallel.mode == "data" and rows == 1 < count and not any(found.values()):
         notes = ["One device computes a batch of one row. Give a batch of more rows."]
@@ -94,7 +94,7 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
         mode="committee" if is_committee else parallel.mode,  # as `advise` names it
         batch_size=rows,
         hosts={name: engine.host_of(name) for name in parallel.devices},
-        settings=describe_environment(parallel.devices),
+        settings={"model": parallel.template.name, **describe_environment(parallel.devices)},
         notes=notes,
     )
 

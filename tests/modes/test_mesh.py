@@ -316,6 +316,10 @@ def test_a_model_whose_work_is_in_other_layers_is_told(options):
     told = "spread over 2 devices, do about 0% of the work of .*use `mode='data'` without"
     with pytest.warns(UserWarning, match=told):
         make_parallel(model, 2, **options)
+    unbuilt = make_parallel(keras.Sequential([*convolutions, layers.Dense(16)]), 2, **options)
+    with pytest.warns(UserWarning, match=told) as warned:
+        unbuilt.predict(np.ones((4, 32, 32, 3)), verbose=0)
+    assert len(warned) == 1
 
 
 def test_its_text_says_what_the_devices_do():

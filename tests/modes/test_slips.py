@@ -90,6 +90,37 @@ def test_a_batch_of_one_row_is_explained():
     assert "too few rows" in parallel.explain()
 
 
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_callbacks_that_control_the_template(is_stopped):
+    model = mlp()
+    model.compile("sgd", "mse")
+    parallel = make_parallel(model, 2)
+
+    def control(epoch, logs):
+        if is_stopped:
+            model.stop_training = True
+        else:
+            model.optimizer.learning_rate.assign(0.5)
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=control)
+    (text,) = _fit(parallel, 8, epochs=2, callbacks=[callback])
+    told = "learning rate of the template's optimizer was set after"
+    assert ("`stop_training` of the template" if is_stopped else told) in text
+    assert len(parallel.history.epoch) == 2
+    inner = mlp()
+    trained = make_parallel(inner, 2)
+    for one in (inner, trained):
+        one.compile("sgd", "mse")
+    stops = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=9.0)
+
+    def train(epoch, logs):
+        inner.fit(np.ones((8, 6)), np.ones((8, 2)), epochs=3, callbacks=[stops], verbose=0)
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=train)
+    assert not _fit(trained, 8, epochs=1, callbacks=[callback])
+    assert inner.stop_training
+
+
 class Mixup(keras.Sequential):
     """Its class has an attribute by the name of an option."""
 

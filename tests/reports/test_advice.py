@@ -346,7 +346,7 @@ def test_transfers_that_were_counted():
     settings = {"link": link, "step_seconds": 0.016}
     guessed, counted = (
         reports.advise(model, 16, (2, 4), counted=given, **settings).predictions
-        for given in ((), (report,))
+        for given in ((), report)
     )
     kinds = ("weights", "gradients", "activations", "other")
     sent = {
@@ -366,10 +366,26 @@ def test_transfers_that_were_counted():
 def test_counts_that_do_not_fit():
     model = dense()
     report = reports.TransfersReport([], [], ("cpu:0", "cpu:1"), mode="data", batch_size=8)
-    for counted, given in ((report, r"\[8\]"), ([report], r"\[8\]"), ([1], r"\['int'\]")):
-        match = f"batch_size=16 rows. Received: {given}. Give"
+    foreign = reports.TransfersReport([], [], ("cpu:0",), batch_size=16, settings={"model": "m"})
+    parallel = make_parallel(model, 2)
+    untrained = reports.transfers(parallel, np.ones((16, 6)))
+    cases = {
+        "one of batches of 8 rows": report,
+        "one of batches of 8 rows, a int": [report, 1],
+        "one of the model 'm'": [foreign],
+        "one of predictions only": untrained,
+    }
+    for given, counted in cases.items():
+        match = f"of 'sequential.*' on batches of batch_size=16 rows. Received: {given}. Give"
         with pytest.raises(ValueError, match=match):
             reports.advise(model, 16, (2,), link=LINK, step_seconds=0.016, counted=counted)
+
+
+def test_counts_of_what_is_not_asked():
+    report = reports.TransfersReport([], [], ("cpu:0", "cpu:1"), mode="data", batch_size=16)
+    for asked in ({"n_gpus": (4,)}, {"n_gpus": (2,), "modes": ("tower",)}):
+        with pytest.raises(ValueError, match="Received: mode 'data' on 2 devices. Add these to"):
+            reports.advise(dense(), 16, link=LINK, step_seconds=0.016, counted=report, **asked)
 
 
 def test_texts_are_to_be_given():
@@ -413,6 +429,8 @@ def test_the_link_of_this_machine(monkeypatch):
         ({"cuts": {2: 3}}, r"`cuts` must be a dict from .*Received: cuts=\{2: 3\}. Give"),
         ({"batch_size": np.ones((8, 3))}, r"Received: batch_size=an array of shape \(8, 3\)"),
         ({"cuts": reports.Cut(1, 1)}, r"`cuts` must be a dict from .*Received: cuts=Cut\("),
+        ({"cuts": {2: reports.Cut(1, 1)}}, r"`cuts` are for mode 'model'.*modes=\('data',\)"),
+        ({"model": dense(optimizer="sgd", run_eagerly=True)}, "`model` must not run eagerly"),
         ({"placement": {"dense": 0}}, r"`placement` is for mode 'model'.*modes=\('data',\)"),
         (
             {"modes": ("fast",)},

@@ -231,6 +231,9 @@ def test_wrong_arguments(rng):
         reports.memory(model, (x, y))
     with pytest.raises(ValueError, match=r"tuple of inputs, targets .* ndarray. Give"):
         reports.memory(_model(), x)
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(ValueError, match="must not run eagerly.*Compile it with `run_eagerly=Fa"):
+        reports.memory(model, (x, y))
     with pytest.raises(ValueError, match="`training` must be True or False. Received: training='"):
         reports.memory(_model(), (x, y), training="no")
     report = reports.memory(_model(), (x, y))

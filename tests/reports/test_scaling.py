@@ -165,10 +165,6 @@ def test_what_the_figures_say(seconds, weak, notes):
     assert len(found) == len(notes)
 
 
-def test_a_single_number_of_devices_says_nothing():
-    assert ScalingReport([Run(2, (1.0,))]).notes == []
-
-
 @pytest.mark.parametrize(
     "numbers",
     [
@@ -255,6 +251,35 @@ def test_batches_that_a_compiler_does_not_divide(data):
     assert (told in str(reports.scaling(small(), data, (2, 4), **asked))) == ON_JAX
     groups = reports.scaling(small(), data, (4,), model_devices=2, **asked)
     assert "don't divide" not in str(groups)
+
+
+def test_a_misspelt_argument(data):
+    with pytest.raises(TypeError, match="no argument 'batch'. Received: batch=16. Did you mean `b"):
+        reports.scaling(small(), data, batch=16)
+    with pytest.raises(TypeError, match="mode='data' has the options wire_dtype.*shar='weights'"):
+        reports.scaling(small(), data, shar="weights")
+
+
+def test_one_run_has_nothing_to_compare_with():
+    assert "no run to compare with: add 1 to" in str(ScalingReport.from_figures((4,), (1.0,)))
+    assert not ScalingReport.from_figures((1,), (1.0,)).notes
+
+
+@pytest.mark.parametrize("rows", [1, 10])
+def test_batches_of_a_source_that_devices_do_not_share(data, rows):
+    x, y = (one[:rows] for one in data)
+
+    class Same(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return x, y
+
+    report = str(reports.scaling(small(), Same(), (4,), repeats=1, verbose=0))
+    assert (f"4 devices don't divide batches of {rows} rows" in report) == ON_JAX
+    said = "Batches of 1 rows leave 3 of 4 devices without work." in report
+    assert said == (rows == 1 and not ON_JAX)
 
 
 def test_batches_longer_than_the_data(data):

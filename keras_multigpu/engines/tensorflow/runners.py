@@ -43,7 +43,7 @@ from keras_multigpu.engines.tensorflow.weights.placing import (
     place_updates,
 )
 from keras_multigpu.engines.values import Call, Kept, Request, Result, Tensor
-from keras_multigpu.engines.wide import adapt_mesh, check_mesh
+from keras_multigpu.engines.wide import adapt_mesh, check_mesh, check_wide
 
 _EACH_HAS_ALL = (
     "each of several processes has all weights, in parts on its own devices: all have the same "
@@ -143,6 +143,7 @@ class PartitionRunner(DataRunner):
 
     def lay_out(self) -> None:
         if self._width > 1:
+            check_wide(self.template, self._width)
             self._homes = wide_homes(self.template, self._devices[: self._width])
             self.partition.homes = self._homes
         in_fresh_thread(self._place)

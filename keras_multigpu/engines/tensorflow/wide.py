@@ -48,6 +48,8 @@ class WideRunner(ModelRunner):
             check_wide(request.template, len(request.devices))
 
     def lay_out(self) -> None:
+        if len(self._devices) > 1:
+            check_wide(self._template, len(self._devices))
         self.partition.homes = wide_homes(self._template, self._devices)
         in_fresh_thread(self._place)
 

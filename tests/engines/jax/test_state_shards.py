@@ -139,6 +139,11 @@ def test_lengths_that_the_devices_do_not_divide():
         UserWarning, match=r"more than its part of: .*undivided/kernel \(1023, 1027\)"
     ):
         make_parallel(large, 4, shard="weights")
+    small = keras.Sequential([keras.Input((101,)), layers.Dense(53)])
+    with pytest.warns(UserWarning, match=r"more than its part of: .*kernel \(101, 53\)"):
+        make_parallel(small, 4, shard="weights")  # nothing is spread
+    small.add(layers.Dense(52))
+    make_parallel(small, 4, shard="weights")
 
 
 @pytest.mark.parametrize("shard", SHARDS)

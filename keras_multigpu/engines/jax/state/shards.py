@@ -16,7 +16,7 @@ from keras_multigpu.engines.jax.placement import Placement
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.parted import is_spread, put, release
 from keras_multigpu.engines.jax.state.slots import prepare
-from keras_multigpu.engines.wide import find_wide, names_of
+from keras_multigpu.engines.wide import check_wide, find_wide, names_of
 
 
 class WideLayers:
@@ -37,6 +37,7 @@ class WideLayers:
 
     def lay_out(self) -> None:
         """Chooses what is spread, and spreads the weights."""
+        check_wide(self._template, self.where.width)
         self._axes = find_wide(self._template, self.where.width)
         in_fresh_thread(lambda: self.spread(None))
 

@@ -134,21 +134,21 @@ class StateShards:
         release(others, self._mesh)
 
     def warn_of_whole(self, variables: Iterable[keras.Variable]) -> None:
-        """Names large variables of which a device keeps more than its part.
+        """Names large variables of which a device keeps more than its part; all, if none is spread.
 
         Warns:
             UserWarning: if there are any.
         """
         count = self._mesh.size
-        large = [
-            f"{variable.path} {tuple(variable.shape)}"
-            for variable in variables
-            if self.share(variable.shape)[0] * count > math.prod(variable.shape) >= _LARGE
-        ]
-        if large:
+        worth = [one for one in variables if math.prod(one.shape) >= _LEAST]
+        uneven = [one for one in worth if self.share(one.shape)[0] * count > math.prod(one.shape)]
+        if len(uneven) < len(worth):
+            uneven = [one for one in uneven if math.prod(one.shape) >= _LARGE]
+        if uneven:
+            named = ", ".join(f"{one.path} {tuple(one.shape)}" for one in uneven)
             warnings.warn(
                 f"`shard` spreads a weight along axes that the number of devices, {count}, "
-                f"divides. Each device keeps more than its part of: {', '.join(large)}. Choose "
+                f"divides. Each device keeps more than its part of: {named}. Choose "
                 "lengths that it divides (a larger vocabulary, say), or another number of devices.",
                 stacklevel=2,
             )
