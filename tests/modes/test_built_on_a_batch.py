@@ -90,3 +90,19 @@ def test_functions_of_several_sizes_of_batches_use_the_same_slots(options, rng):
         variables = [*model.weights, *model.optimizer.variables]
         results.append([logs, *map(keras.ops.convert_to_numpy, variables)])
     assert difference(*results) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("options", [{"mode": "model"}, {"shard": "weights"}], ids=str)
+def test_slots_that_move_when_the_first_evaluation_begins(options, rng):
+    """An eager step has built them. `fit`, around the evaluation, goes on with a step function."""
+    x, y = rng.normal(size=(12, 30)).astype("float32"), rng.normal(size=(12, 2)).astype("float32")
+    results = []
+    for is_parallel in (False, True):
+        keras.utils.set_random_seed(3)
+        model = make_parallel(Unbuilt(), 3, **options) if is_parallel else Unbuilt()
+        model.compile(keras.optimizers.RMSprop(0.01, use_ema=True), "mse", run_eagerly=True)
+        model.fit(x, y, 4, epochs=2, shuffle=False, validation_data=(x, y), verbose=0)
+        variables = [*model.weights, *model.optimizer.variables]
+        results.append([*map(keras.ops.convert_to_numpy, variables)])
+    assert difference(*results) < 1e-4

@@ -116,6 +116,9 @@ class Places:
             return None
         places = {int(k): Place(*json.loads(text)) for k, text in under(told, _PLACES).items()}
         places[self._number] = mine
+        ahead = sorted(k for k, one in places.items() if one.number > mine.number)
+        if ahead:
+            return self._find_ahead(places, mine, ahead)
         here = {k: places[k] for k in sorted(places) if places[k].number == mine.number}
         if len({one.kind for one in here.values()}) == 1 or not self._may_judge(here):
             return None
@@ -132,12 +135,8 @@ class Places:
 
         `told` is as above. A thread may ask.
         """
-        mine, now = self._tell(), time.monotonic()
-        if mine is None:
-            return None
-        if self._begun is None or self._begun[0] != mine.number:
-            self._begun = mine.number, now
-        if now - self._begun[1] < self._timeout:
+        mine = self._tell()
+        if mine is None or self._waited(mine) < self._timeout:
             return None
         numbers = {int(k): json.loads(text)[0] for k, text in under(told, _PLACES).items()}
         others = [k for k in range(self._count) if k != self._number]
@@ -157,6 +156,27 @@ class Places:
             self._written = place
             self._board.write(f"{_PLACES}{self._number}", json.dumps(place))
         return place
+
+    def _find_ahead(
+        self, places: Mapping[int, Place], mine: Place, ahead: Sequence[int]
+    ) -> tuple[int, str] | None:
+        """As `find_odd`, if others have gone on while this process has waited for `timeout`.
+
+        They have made another operation of that number, which needed nothing that this process has
+        not made: they took the results of an earlier step, say.
+        """
+        if self._waited(mine) < self._timeout:
+            return None
+        here = [k for k in sorted(places) if places[k].number == mine.number]
+        odd, other = (here[0], ahead[0]) if len(ahead) > len(here) else (ahead[0], here[0])
+        return odd, f"It is at {places[odd].text}, and process {other} is at {places[other].text}."
+
+    def _waited(self, mine: Place) -> float:
+        """How many seconds this process has been at a place."""
+        now = time.monotonic()
+        if self._begun is None or self._begun[0] != mine.number:
+            self._begun = mine.number, now
+        return now - self._begun[1]
 
     def _may_judge(self, here: Mapping[int, Place]) -> bool:
         """Whether this process is to name one of those that are at different operations.

@@ -120,7 +120,7 @@ class TensorFlowSteps(Steps):
         self._partition.lay_out(self._model)
         # Functions that were traced with variables that have moved since are stale.
         if self._moves.found(self._variables()):
-            drop_functions(self._model)
+            self._remake_functions(name)
         check_no_strategy(self._model)
         if self._partition.is_one_device:
             return make(force)
@@ -135,6 +135,17 @@ class TensorFlowSteps(Steps):
         if self.group is not None:
             setattr(self._model, name, self._counted(function, self.group))
         return made
+
+    def _remake_functions(self, name: str) -> None:
+        """Drops the step functions, and makes those again that a loop around this may be using.
+
+        Such as `fit` around an evaluation, for which the function `name` is being made.
+        """
+        others = [f"{kind}_function" for kind in ("train", "test", "predict")]
+        used = [one for one in others if one != name and getattr(self._model, one) is not None]
+        drop_functions(self._model)
+        for one in used:
+            getattr(self._model, f"make_{one}")()
 
     def _counted(self, function: Callable[..., Any], group: Group) -> Callable[..., Any]:
         """A step function that counts its steps, and first compares the weights."""

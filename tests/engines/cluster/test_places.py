@@ -95,6 +95,19 @@ def test_the_second_judges_if_nobody_else_does():
         assert second.find_odd(board.entries)[0] == 1
 
 
+@pytest.mark.parametrize(("numbers", "odd"), [((0, 1, 0), 1), ((0, 1, 1), 0), ((0, 1), 1)])
+def test_one_that_has_gone_on_alone_made_another_operation(numbers, odd):
+    """With fewer steps at once it takes their results, and the others wait at the next step."""
+    told = {f"_{k}": (number, *AT_END) for k, number in enumerate(numbers)}
+    places = Places(board_with(**told), 0, len(numbers), timeout=0.1)
+    with places.at(STEPS, "step 5"):
+        assert places.find_odd(places._board.entries) is None  # it may be about to go on, too
+        time.sleep(0.15)
+        found = places.find_odd(places._board.entries)
+    assert found[0] == odd
+    assert "step 5" in found[1]
+
+
 def test_steps_are_counted_as_they_come():
     board, come = Told(), []
     places = Places(board, 0, 2, 60.0)
