@@ -76,6 +76,9 @@ CASES["Einsum"] = [
     case("Einsum", lambda x, y: tf.einsum("bij,bkj->bik", x, y), "B 2 3", "B 2 3"),
     case("Einsum", lambda x, y: tf.einsum("ib,bj->ij", x, y), "2 B", "B 2"),
     case("Einsum", lambda x: tf.einsum("bij->jb", x), "B 2 2"),
+    case("Einsum", lambda x, w: tf.einsum("...x,xy->...y", x, w), "B 4 3", "3 2"),
+    case("Einsum", lambda x, y: tf.einsum("...ij,...jk->...ik", x, y), "B 2 2 3", "1 3 2"),
+    case("Einsum", lambda x: tf.einsum("i...->...i", x), "2 B 3"),
 ]
 CASES["L2Loss"] = [case("L2Loss", tf.nn.l2_loss, "B 3"), case("L2Loss", tf.nn.l2_loss, "2 B 2")]
 CASES["Cross"] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from typing import Any
 
 import tensorflow as tf
@@ -57,8 +58,9 @@ def batch_matmul(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 def einsum(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """The equation names the axes."""
     inputs, output = op.get_attr("equation").decode().split("->")
-    terms = [*inputs.split(","), output]
-    if "..." in inputs + output or any(len(set(term)) < len(term) for term in terms):
+    terms = _spelled([*inputs.split(","), output], values)
+    output = terms[-1]
+    if any(len(set(term)) < len(term) for term in terms):
         return None
     in_several = {
         one for one in output if all(one not in term for term in terms[:-1])
@@ -74,6 +76,23 @@ def einsum(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     dims = [max(sizes[one], key=lambda dim: dim != 1) for one in output]
     signature = [tuple(labels[one] for one in term) for term in terms]
     return Signature(signature[:-1], signature[-1:], "sum", dims=[dims])
+
+
+def _spelled(terms: list[str], values: list[Value]) -> list[str]:
+    """The terms of an equation, with a letter for each axis that "..." stands for.
+
+    The last axes that it stands for are the same in all terms; the output has all of them.
+    """
+    unused = [one for one in string.ascii_letters if not any(one in term for term in terms)]
+    counts = [
+        len(value.dims or ()) - len(term) + 3 if "..." in term else 0
+        for term, value in zip(terms, values)
+    ]
+    most = max(counts)
+    return [
+        term.replace("...", "".join(unused[most - count : most]))
+        for term, count in zip(terms, [*counts, most])
+    ]
 
 
 @RULES.rule("BiasAddGrad")
