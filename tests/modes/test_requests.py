@@ -166,7 +166,7 @@ def test_the_overloads_have_each_modes_options():
             given = {one.arg: ast.literal_eval(value) for one, value in pairs if value}
             assert given.pop("devices") is None
             found.append(mode)
-            expected = inspect.signature(parallel._MODES[mode].__init__).parameters.values()
+            expected = inspect.signature(parallel.MODES[mode].__init__).parameters.values()
             assert given == {one.name: one.default for one in list(expected)[3:]}, mode
     assert sorted(found) == ["data", "model", "model", "tower", "tower"]
 
