@@ -134,7 +134,7 @@ def test_options_are_chosen_when_a_model_is_made_parallel(name):
     parallel = make_parallel(mlp(), 2)
     with pytest.raises(AttributeError, match=f"`{name}` is chosen when .* Received: {name}='some'"):
         setattr(parallel, name, "some")
-    for fixed in ("mode", "devices", "template"):
+    for fixed in ("mode", "devices", "template", "placement"):
         with pytest.raises(AttributeError, match=f"`{fixed}` can't be set.*Make the template para"):
             setattr(parallel, fixed, "model")
     parallel = make_parallel(Mixup(mlp().layers), 2)

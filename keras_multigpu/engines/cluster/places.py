@@ -58,20 +58,23 @@ class Places:
         self._board, self._number, self._count, self._timeout = board, number, count, timeout
         self._made = 0
         self._where: Callable[[], Place | None] = lambda: None
-        self._is_aside = False
+        self._is_aside = self._is_meeting = False
         self._written: Place | None = None
         self._noticed: tuple[int, float] | None = None
         self._begun: tuple[int, float] | None = None  # the operation, and since when
         self._told_late: set[tuple[int, ...]] = set()
 
     @contextlib.contextmanager
-    def at(self, kind: str, text: str) -> Iterator[None]:
-        """Scope of an operation that all processes make."""
+    def at(self, kind: str, text: str, *, is_meeting: bool = True) -> Iterator[None]:
+        """Scope of an operation that all processes make.
+
+        At a meeting each waits for all others; elsewhere a slow one is alone for as long as it is.
+        """
         if self._is_aside:
             yield
             return
         place = Place(self._made, kind, text)
-        self._where = lambda: place
+        self._where, self._is_meeting = (lambda: place), is_meeting
         try:
             yield
         finally:
@@ -86,7 +89,7 @@ class Places:
             begun = come()
             return Place(made + begun - 1, STEP, text()) if begun else None
 
-        self._where = where
+        self._where, self._is_meeting = where, False
         try:
             yield
         finally:
@@ -116,9 +119,8 @@ class Places:
             return None
         places = {int(k): Place(*json.loads(text)) for k, text in under(told, _PLACES).items()}
         places[self._number] = mine
-        ahead = sorted(k for k, one in places.items() if one.number > mine.number)
-        if ahead:
-            return self._find_ahead(places, mine, ahead)
+        if (ahead := self._find_ahead(places, mine)) is not None:
+            return ahead
         here = {k: places[k] for k in sorted(places) if places[k].number == mine.number}
         if len({one.kind for one in here.values()}) == 1 or not self._may_judge(here):
             return None
@@ -157,15 +159,14 @@ class Places:
             self._board.write(f"{_PLACES}{self._number}", json.dumps(place))
         return place
 
-    def _find_ahead(
-        self, places: Mapping[int, Place], mine: Place, ahead: Sequence[int]
-    ) -> tuple[int, str] | None:
-        """As `find_odd`, if others have gone on while this process has waited for `timeout`.
+    def _find_ahead(self, places: Mapping[int, Place], mine: Place) -> tuple[int, str] | None:
+        """As `find_odd`, if others have gone on while this process has met nobody for `timeout`.
 
         They have made another operation of that number, which needed nothing that this process has
         not made: they took the results of an earlier step, say.
         """
-        if self._waited(mine) < self._timeout:
+        ahead = sorted(k for k, one in places.items() if one.number > mine.number)
+        if not ahead or not self._is_meeting or self._waited(mine) < self._timeout:
             return None
         here = [k for k in sorted(places) if places[k].number == mine.number]
         odd, other = (here[0], ahead[0]) if len(ahead) > len(here) else (ahead[0], here[0])

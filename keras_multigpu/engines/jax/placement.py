@@ -212,7 +212,7 @@ class Placement:
             # A process that traces its step anew waits elsewhere for the others.
             group = self.group
             place = group.calls.here(f"the results of step {group.call.begun}")
-            with group.places.at(f"{STEP} results", place):
+            with group.places.at(f"{STEP} results", place, is_meeting=False):
                 group.wait(computed)
 
     def can_read(self, value: jax.Array) -> bool:

@@ -106,6 +106,13 @@ def test_one_that_has_gone_on_alone_made_another_operation(numbers, odd):
         found = places.find_odd(places._board.entries)
     assert found[0] == odd
     assert "step 5" in found[1]
+    for slow in (places.at(STEPS, "results", is_meeting=False), places.at_steps(lambda: 1, str)):
+        for other in range(1, len(numbers)):
+            places._board.write(f"places/{other}", json.dumps((9, *AT_END)))
+        with slow:  # it computes for long, and nobody has to wait for it
+            assert places.find_odd(places._board.entries) is None
+            time.sleep(0.15)
+            assert places.find_odd(places._board.entries) is None
 
 
 def test_steps_are_counted_as_they_come():
