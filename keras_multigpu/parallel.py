@@ -12,7 +12,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_model
-from keras_multigpu.devices import choose_devices, warn_of_one_cpu
+from keras_multigpu.devices import choose_devices, warn_of_apart, warn_of_one_cpu
 from keras_multigpu.modes import (
     DataParallel,
     ModelParallel,
@@ -176,8 +176,9 @@ def make_parallel(
         RuntimeError: if the Keras backend is not supported.
 
     Warns:
-        UserWarning: if it uses the CPU device because there is no GPU; once in a process. And if
-            the template is trained before any parallel model of it is used.
+        UserWarning: if it uses the CPU device because there is no GPU, or `n_gpus=1` in a process
+            that has joined others; once in a process. And if the template is trained before any
+            parallel model of it is used.
 
     Example:
         >>> import numpy as np
@@ -197,6 +198,8 @@ def make_parallel(
     request = _check(model, n_gpus, mode, devices, options)
     if n_gpus is None and devices is None and request.devices == ("cpu:0",):
         warn_of_one_cpu()
+    if n_gpus == 1 and devices is None:
+        warn_of_apart()
     parallel = build_parallel(MODES[mode], request)
     watch_template(parallel.template, len(parallel.devices))
     return parallel

@@ -58,8 +58,9 @@ def warn_of_equal(members: Sequence[keras.Model]) -> None:
             "The members of a committee need different weights to learn different things. "
             f"Received: {len(members)} members with equal weights in "
             f"{', '.join(map(repr, equal[:_SHOWN]))}{more}: an initializer in the model's code "
-            "makes the same numbers each time. Use one of Keras that draws, without a fixed seed, "
-            "or give each of `parallel.replicas` other weights by `set_weights` before training.",
+            "makes the same numbers each time, or `set_weights` gave them. Use one of Keras that "
+            "draws, without a fixed seed, or give each of `parallel.replicas` other weights by "
+            "`set_weights` before training.",
             stacklevel=3,
         )
 

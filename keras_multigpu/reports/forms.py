@@ -98,8 +98,9 @@ def draw_bars(
     *,
     xlabel: str,
     color: Any = None,
-) -> list[float]:
-    """Draws a horizontal bar for each label, made of parts side by side; returns the bars' ends."""
+    texts: Sequence[str] = (),
+) -> None:
+    """Draws a horizontal bar for each label, made of parts side by side; `texts` at their ends."""
     places, ends = range(len(labels)), [0.0] * len(labels)
     for number, (part, sizes) in enumerate(parts.items()):
         axes.barh(places, sizes, left=ends, label=part, color=color or f"C{number}")
@@ -108,7 +109,10 @@ def draw_bars(
     axes.grid(axis="x", alpha=0.3)
     if not axes.yaxis_inverted():
         axes.invert_yaxis()
-    return ends
+    for place, text in enumerate(texts):
+        axes.text(ends[place], place, f" {text}", va="center")
+    if texts:
+        axes.set(xlim=(0, 1.25 * max(axes.dataLim.x1, *ends)))
 
 
 def describe_environment(devices: Sequence[str]) -> dict[str, str]:

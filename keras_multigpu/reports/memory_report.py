@@ -137,10 +137,9 @@ class MemoryReport(Report):
         parts = {
             kind: [self.bytes(one, kind) / 1e6 for one in self.devices] for kind in self._kinds
         }
-        ends = draw_bars(axes, self.devices, parts, xlabel="MB")
-        for place, name in enumerate(self.devices):
-            axes.text(ends[place], place, f" {show_bytes(self.bytes(name))}", va="center")
-        axes.set(xlim=(0, 1.15 * max(ends, default=1.0)), title=self.title)
+        texts = [show_bytes(self.bytes(name)) for name in self.devices]
+        draw_bars(axes, self.devices, parts, xlabel="MB", texts=texts)
+        axes.set(title=self.title)
         figure.legend(loc="outside lower center", ncols=4, frameon=False)
 
     def _conclude(self) -> list[str]:

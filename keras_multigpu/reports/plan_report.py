@@ -209,11 +209,13 @@ class PlanReport(Report):
         sizes = [(one.memory or 0) / 1e6 for one in shown]
         times = [1e3 * one.update_s for one in shown]
         labels = list(map(str, shown))
-        draw_bars(left, labels, {"": sizes}, xlabel="memory of a device (MB)", color=color)
         if self.limit is not None:
             left.axvline(self.limit / 1e6, color="C3", linestyle="--")
             top = left.get_xaxis_transform()
             left.text(self.limit / 1e6, 1.02, "available", color="C3", ha="center", transform=top)
+        texts = [show_bytes(one.memory or 0) for one in shown]
+        memory = "memory of a device (MB)"
+        draw_bars(left, labels, {"": sizes}, xlabel=memory, color=color, texts=texts)
         draw_bars(right, labels, {"": times}, xlabel="update with a whole batch (ms)", color=color)
         figure.suptitle(self.title)
 

@@ -173,7 +173,7 @@ class ScalingReport(Report):
         right.set(ylabel="speed-up")
         right.legend()
         for axes in (left, right):
-            axes.set(xlabel="devices", ylim=(0, None), xticks=counts)
+            axes.set(xlabel="devices", ylim=(0, 1.08 * axes.dataLim.y1), xticks=counts)
             axes.margins(x=0.1)
             axes.grid(alpha=0.3)
 

@@ -14,7 +14,7 @@ from support.scripts import run_python
 
 import keras_multigpu
 from keras_multigpu import engines, list_devices, make_parallel, parallel, use_virtual_devices
-from keras_multigpu.devices import choose_again, choose_devices
+from keras_multigpu.devices import choose_again, choose_devices, warn_of_apart
 
 pytestmark = pytest.mark.thin(4)
 
@@ -586,6 +586,11 @@ def test_joined_processes_give_devices_alike(own, monkeypatch):
     assert choose_again("data", 1) == ("cpu:0", "cpu:3")
     assert choose_again("data", 8) == pool
     assert choose_again("tower", 2) == (("cpu:0", "cpu:1"), ("cpu:3", "cpu:4"))[own]
+    warn_of_apart.cache_clear()
+    with pytest.warns(UserWarning, match="one device of this process, in each of 2 processes"):
+        make_parallel(_model(), 1)
+    warn_of_apart.cache_clear()
+    make_parallel(_model(), devices=choose_devices(1, None))  # a name says that it is meant
     monkeypatch.setattr(engine, "num_processes", 3)
     with pytest.raises(ValueError, match="Received: n_gpus=2, in 3 processes. Leave `n_gpus` out"):
         choose_devices(2, None)

@@ -142,7 +142,15 @@ class Partition:
         name = getattr(step, "__name__", "step")
         compiled = bool(jit_compile)
         run = functools.partial(self.spread, name=name, compiled=compiled, autograph=True)
-        return on_all_devices(step, run, rows)
+
+        def graph_or_eager(flat: Any, args: Any, **more: Any) -> Any:
+            if not tf.executing_eagerly():
+                return run(flat, args, **more)
+            self._warn_of_eager_steps()
+            with one_device():
+                return flat(*args)
+
+        return on_all_devices(step, graph_or_eager, rows)
 
     def explain(self) -> str:
         """What of each step that has run is computed by one device alone."""
@@ -172,7 +180,7 @@ class Partition:
         if is_one_device():
             return step(*args, **kwargs)
         if tf.executing_eagerly():
-            self._warn_of_eager_steps(model)
+            self._warn_of_eager_steps()
             args, kwargs = call if together is None else together.whole(call)
             with one_device():
                 result = step(*args, **kwargs)
@@ -225,8 +233,9 @@ class Partition:
         if homes is not None and isinstance(optimizer, keras.Optimizer):
             in_fresh_thread(lambda: homes.lay_out(optimizer.variables))
 
-    def _warn_of_eager_steps(self, model: TrainedModel) -> None:
-        self._warn("eager steps", eager_steps(model.name, model.devices[0]))
+    def _warn_of_eager_steps(self) -> None:
+        are_all = tf.config.functions_run_eagerly()
+        self._warn("eager steps", eager_steps(self._template.name, self._names[0], are_all))
 
     def call(self, call: Call) -> Result:
         """A call of the template, outside of steps; its losses are in the result."""

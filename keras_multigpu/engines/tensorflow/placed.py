@@ -14,6 +14,7 @@ from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import check_alike, unique, value_of
 from keras_multigpu.engines.templates import all_layers, forget_losses
+from keras_multigpu.engines.tensorflow.names import short_name
 from keras_multigpu.engines.tensorflow.partition.told import eager_steps
 from keras_multigpu.engines.tensorflow.places import Places
 from keras_multigpu.engines.tensorflow.regions import compiled
@@ -37,6 +38,7 @@ class Placed:
 
     def __init__(self, devices: Sequence[str], *, has_one_home: bool = False):
         self.places = Places(devices)
+        self._home = short_name(devices[0]) if has_one_home else None
         self._is_told = not has_one_home or len(set(devices)) == 1  # of eager steps
 
     def step(
@@ -50,11 +52,15 @@ class Placed:
         """A step of Keras's trainer, or of the user's class."""
         args, kwargs = call
         if tf.executing_eagerly():
-            if not self._is_told:
-                self._is_told = True
-                warnings.warn(eager_steps(model.name, model.devices[0]), stacklevel=2)
+            self._warn_of_eager_steps(model.name)
             return step(*args, **kwargs)
         return self._run(step, args, kwargs, bool(model.jit_compile))
+
+    def _warn_of_eager_steps(self, name: str) -> None:
+        if not self._is_told:
+            assert self._home is not None
+            self._is_told, are_all = True, tf.config.functions_run_eagerly()
+            warnings.warn(eager_steps(name, self._home, are_all), stacklevel=2)
 
     def lay_out(self, model: TrainedModel) -> None:
         """Slots are made where they are kept: see `weights.placing.place_updates`."""
@@ -64,6 +70,9 @@ class Placed:
 
         @functools.wraps(step)
         def run(*args: Any, **kwargs: Any) -> Any:
+            if tf.executing_eagerly():  # as all functions do
+                self._warn_of_eager_steps(getattr(step, "__name__", "step"))
+                return step(*args, **kwargs)
             return self._run(step, args, kwargs, jit_compile, autograph=True)
 
         return tf.function(run, autograph=False, reduce_retracing=True)

@@ -53,11 +53,12 @@ def explain(records: Sequence[Record], names: Sequence[str], step: str) -> str:
     return "\n".join(lines)
 
 
-def eager_steps(model: str, device: str) -> str:
-    """What to warn of if a model runs eagerly."""
+def eager_steps(model: str, device: str, are_all: bool) -> str:
+    """What to warn of if a model runs eagerly; `are_all`: as all functions do."""
+    cure = "Call `tf.config.run_functions_eagerly(False)`."
     return (
         f"{model!r} runs eagerly, and so on {device!r} alone: only the graph of a step can be "
-        "spread over devices. Compile it with `run_eagerly=False`."
+        f"spread over devices. {cure if are_all else 'Compile it with `run_eagerly=False`.'}"
     )
 
 

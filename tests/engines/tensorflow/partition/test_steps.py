@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
+from keras import layers, ops
 from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
@@ -342,5 +342,38 @@ def test_what_one_device_computes_is_told(rng):
 def test_eager_steps_run_on_one_device(rng):
     model = make_parallel(_dense(layers.Dense(3)), 3)
     _compiled(model, run_eagerly=True)
-    with pytest.warns(UserWarning, match="runs eagerly, and so on 'cpu:0' alone"):
+    with pytest.warns(UserWarning, match="runs eagerly, and so on 'cpu:0' alone.*eagerly=False"):
         model.train_on_batch(*_flat(rng, 9))
+
+
+@pytest.mark.parametrize("options", [{}, {"shard": "weights"}, {"mode": "tower"}], ids=str)
+def test_functions_that_all_run_eagerly_run_on_one_device(options, rng):
+    """Of `tf.config.run_functions_eagerly`, as people do who look for a fault."""
+    model = make_parallel(_dense(layers.Dense(3)), 3, **options)
+    step = model.function(lambda x: ops.sum(model.template(x)))
+    x = _flat(rng, 9)[0]
+    tf.config.run_functions_eagerly(True)
+    try:
+        with pytest.warns(UserWarning, match=r"'cpu:0' alone.*Call `tf.config.run_functions_eag"):
+            found = step(x)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    np.testing.assert_allclose(found, ops.sum(model.template(x)))
+
+
+@pytest.mark.parametrize("options", [{}, {"model_devices": 2}], ids=str)
+def test_xla_compiles_the_step_of_one_row(options):
+    """It draws other random numbers than TensorFlow."""
+    x, found = np.ones((3, 6)), []
+    for is_parallel in (False, True):
+        model = _dense(layers.Dense(8), layers.Dropout(0.5, seed=1))
+        model.set_weights([np.ones(one.shape) for one in model.weights])
+        if is_parallel:
+            model = make_parallel(model, 4, **options)
+        model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Batches of 1 row")
+            model.fit(x, np.eye(4)[:3], batch_size=1, verbose=0, shuffle=False)
+        found.append(model.get_weights())
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
