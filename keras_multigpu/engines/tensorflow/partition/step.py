@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -73,20 +71,20 @@ def spread(
     rows = rows_of(chosen)
     if together is not None and together.are_parts and rows is not None:
         rows = "unknown"  # those of other processes
-    is_one_row = rows == 1 and (has_shards or width > 1)  # one device has not all weights
+    # One device has not all weights, or XLA draws random numbers, which are others.
+    is_one_row = rows == 1 and (has_shards or width > 1 or compiled)
     rows = "unknown" if is_one_row or not splits_rows else rows
-    alone = functools.partial(
-        _on_one_device, step, args, together, autograph, compiled and not has_shards, home
-    )
     records = [] if records is None else records
     if rows in (None, 0, 1):
-        if any(isinstance(one, tf.RaggedTensor) for one in chosen):
+        are_ragged = any(isinstance(one, tf.RaggedTensor) for one in chosen)
+        if are_ragged:
             records[:] = [Record("ragged rows", "the inputs/", "gathered", _ALL)]
         elif rows in (0, 1):  # not worth a warning
             records[:] = [Record("too few rows", "the step/", "gathered", 1.0)]
-        if together is None or together.are_parts:
-            return alone()
-        # Each process computes it all; they compare it, and agree on what comes from outside.
+        is_own = together is None or together.are_parts
+        if is_own and (are_ragged or rows is not None or not compiled):
+            return _on_one_device(step, args, autograph, together)
+        # All is whole. Joined processes compare it, and agree on what comes from outside.
         rows, have_rows, records = "unknown", [False] * len(leaves), []
     are_parts = together is not None and together.are_parts
     traced = Traced(
@@ -106,7 +104,7 @@ def spread(
         planner.program.outputs = [planner.get(*one) for one in zip(results, layouts)]
     except NeedsOthers:  # a loop that holds slices of rows needs them whole
         records[:] = [Record("step", "the step/", "gathered", _ALL)]
-        return alone()
+        return _on_one_device(step, args, autograph, together)
     options: dict[str, Any] = {"is_compiled": compiled and not is_part, "wire_dtype": wire_dtype}
     if together is None and width > 1:
         scope = Devices.mesh(devices, width, traced.count(), **options)
@@ -150,20 +148,10 @@ def _is_tensor(leaf: Any) -> bool:
 
 
 def _on_one_device(
-    step: Callable[..., Any],
-    args: tuple[Any, ...],
-    together: Together | None,
-    autograph: bool,
-    compiled: bool,
-    home: str | None,
+    step: Callable[..., Any], args: tuple[Any, ...], autograph: bool, together: Together | None
 ) -> Any:
-    """The step as it is; what it computes on other devices is its own choice.
-
-    XLA compiles it on the device `home`, whose variables it can take.
-    """
+    """The step as it is; what it computes on other devices is its own choice."""
     args = args if together is None else together.whole(args)
-    if autograph or compiled:
-        step = tf.function(step, autograph=autograph, jit_compile=compiled or None)
-    with one_device(), tf.device(home) if compiled else contextlib.nullcontext():
-        result = step(*args)
+    with one_device():
+        result = tf.function(step)(*args) if autograph else step(*args)
     return result if together is None else together.own(result)

@@ -377,3 +377,15 @@ def test_xla_compiles_the_step_of_one_row(options):
         found.append(model.get_weights())
     for one, other in zip(*found):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+def test_xla_compiles_a_function_that_takes_no_rows():
+    model, found = _dense(layers.Dense(3)), []
+
+    def step():
+        return keras.random.normal((5, 6), seed=seed)
+
+    for make in (tf.function, make_parallel(model, 3).function):
+        seed = keras.random.SeedGenerator(4)
+        found.append(make(step, jit_compile=True)())
+    np.testing.assert_array_equal(*found)
