@@ -7,7 +7,7 @@ import dataclasses
 import math
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import keras
 
@@ -22,6 +22,7 @@ SPREAD = "spread"
 _told: weakref.WeakKeyDictionary[keras.Model, set[int]] = weakref.WeakKeyDictionary()
 # A weight with a smaller share of the model than this is not spread.
 _LEAST_SHARE = 0.01
+_MOST_UNDIVIDED = 0.25  # of the weights, which no warning names
 _LEAST_WORK = 0.1  # of which a warning says that it is little
 # Where the heads are in the kernels of an attention layer.
 _HEADS = {"query": 1, "key": 1, "value": 1, "attention_output": 0}
@@ -41,21 +42,12 @@ def find_wide(model: keras.Model, count: int) -> dict[str, int]:
     Raises:
         ValueError: if no large layer can be spread over this number of devices.
     """
-    total = sum(math.prod(variable.shape) for variable in model.variables)
-    kinds = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
-    kernels = {id(layer): _kernel(layer) for layer in layers}
-    large = [
-        (layer, kernel)
-        for layer in layers
-        if (kernel := kernels[id(layer)]) is not None
-        and math.prod(kernel.shape) >= _LEAST_SHARE * total
-    ]
+    large = _large(model)
     names = names_of(model)
     axes = {names[id(kernel)]: _axis(layer, kernel.shape, count) for layer, kernel in large}
     found = {path: axis for path, axis in axes.items() if axis is not None}
     if not found:
-        shapes = ", ".join(f"{kernel.path} {tuple(kernel.shape)}" for _, kernel in large)
+        shapes = _named([kernel for _, kernel in large])
         raise ValueError(
             "What is spread over several devices are the weights of large `Dense`, `EinsumDense`, "
             f"`Embedding` and attention layers. Received: the model {model.name!r} and {count} "
@@ -66,17 +58,48 @@ def find_wide(model: keras.Model, count: int) -> dict[str, int]:
     return found
 
 
+def _large(model: keras.Model) -> list[tuple[keras.Layer, keras.Variable]]:
+    """The layers of the kinds that are spread whose kernels are large, and these."""
+    total = sum(math.prod(variable.shape) for variable in model.variables)
+    kinds = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
+    kernels = {id(layer): _kernel(layer) for layer in layers}
+    return [
+        (layer, kernel)
+        for layer in layers
+        if (kernel := kernels[id(layer)]) is not None
+        and math.prod(kernel.shape) >= _LEAST_SHARE * total
+    ]
+
+
 def check_wide(model: keras.Model, count: int) -> None:
     """Refuses a model without layers to spread.
 
     Warns:
-        UserWarning: if these do a small part of the work; once.
+        UserWarning: if what is spread is a small part of the weights or of the work; once.
     """
     axes, names = find_wide(model, count), names_of(model)
     told = _told.setdefault(model, set())
-    if count in told or not is_graph(model):
+    if count in told:
         return
     told.add(count)
+    sizes = {id(one): math.prod(one.shape) for one in model.variables}
+    undivided = [kernel for _, kernel in _large(model) if names[id(kernel)] not in axes]
+    share = sum(sizes[id(one)] for one in undivided) / sum(sizes.values())
+    if share > _MOST_UNDIVIDED:
+        warnings.warn(
+            f"A large layer is spread over {count} devices along an axis of its kernel that "
+            f"{count} divides. Received: {_named(undivided)}, {share:.0%} of the weights of "
+            f"{model.name!r}, whole on each device, or on one. Choose lengths that "
+            f"{count} divides, or another number of devices.",
+            stacklevel=6,
+        )
+    elif is_graph(model):
+        _warn_of_little_work(model, axes, count)
+
+
+def _warn_of_little_work(model: keras.Model, axes: Collection[str], count: int) -> None:
+    names = names_of(model)
     work = {True: 0.0, False: 0.0}
     for call in read_graph(model).calls:
         work[any(names.get(id(one)) in axes for one in call.variables)] += flops(call)
@@ -86,7 +109,7 @@ def check_wide(model: keras.Model, count: int) -> None:
             f"Large layers, which are spread over {count} devices, do about {share:.0%} of the "
             f"work of {model.name!r}. One of the devices does the rest, or each: this saves memory "
             "and hardly time. To save time use `mode='data'` without `model_devices`.",
-            stacklevel=6,
+            stacklevel=7,
         )
 
 
@@ -145,6 +168,10 @@ def names_of(model: keras.Model) -> dict[int, str]:
         number = seen[variable.path]
         names[id(variable)] = f"{variable.path} ({number})" if number > 1 else variable.path
     return names
+
+
+def _named(kernels: Sequence[keras.Variable]) -> str:
+    return ", ".join(f"{kernel.path} {tuple(kernel.shape)}" for kernel in kernels)
 
 
 def _kernel(layer: keras.Layer) -> keras.Variable | None:

@@ -322,5 +322,15 @@ def test_a_model_whose_work_is_in_other_layers_is_told(options):
     assert len(warned) == 1
 
 
+@pytest.mark.parametrize(
+    "options", [{"model_devices": 2}, {"mode": "model", "placement": "spread"}]
+)
+def test_large_layers_that_the_devices_dont_divide_are_told(options):
+    units = [layers.Dense(63), layers.Dense(63), layers.Dense(63)]
+    told = r"that 2 divides. Received: .*/kernel \(63, 63\), .*, 78% of the weights of .* lengths"
+    with pytest.warns(UserWarning, match=told):
+        make_parallel(keras.Sequential([keras.Input((32,)), *units]), 2, **options)
+
+
 def test_its_text_says_what_the_devices_do():
     assert "2 replicas, each on 2 devices" in repr(_made("perceptron", 4))

@@ -1,5 +1,6 @@
 """What crosses between devices, counted without running on GPUs."""
 
+import itertools
 import re
 
 import keras
@@ -264,3 +265,18 @@ def test_wrong_arguments(rng):
     assert report.notes == ["Nothing crosses between devices."]
     with pytest.raises(ValueError, match='"training" or "prediction". Received: step='):
         report.bytes("step")
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="TensorFlow's partitioner sends to a home")
+def test_the_groups_of_a_mesh_send_apart(rng):
+    """Outputs between the devices of a group, gradients between those with the same parts."""
+    model = keras.Sequential([keras.Input((16,)), layers.Dense(64), layers.Dense(8)])
+    parallel = make_parallel(model, 4, model_devices=2)
+    parallel.compile("sgd", "mse")
+    batch = rng.normal(size=(ROWS, 16)), rng.normal(size=(ROWS, 8))
+    report = reports.transfers(parallel, batch)
+    for kind, pairs in {"activations": [(0, 1), (2, 3)], "gradients": [(0, 2), (1, 3)]}.items():
+        for one, other in itertools.product(range(4), repeat=2):
+            ends = {"source": f"cpu:{one}", "target": f"cpu:{other}"}
+            is_pair = (one, other) in pairs or (other, one) in pairs
+            assert bool(report.bytes("training", **ends).get(kind)) == is_pair, (kind, ends)

@@ -1,5 +1,7 @@
 """`shard` on JAX: weights and slots spread over the devices, one device's numbers."""
 
+from contextlib import nullcontext
+
 import keras
 import numpy as np
 import pytest
@@ -298,3 +300,13 @@ def test_a_template_of_models_that_spread_other_weights(n, spread_first, rng):
         for model in (template, *parallel, template, *parallel[::-1]):
             assert difference(model.predict(x, verbose=0), expected) < 1e-5
             assert difference(np.asarray(model(x)), expected) < 1e-5
+
+
+@pytest.mark.filterwarnings("error:`shard` spreads a weight along axes that")
+def test_what_is_not_spread_is_told_if_it_is_much():
+    """511 has no factor of 4."""
+    told = r"Each device keeps more than its part of: \S+ \(511, 511\)"
+    for width, context in ((511, pytest.warns(UserWarning, match=told)), (64, nullcontext())):
+        model = keras.Sequential([keras.Input((64,)), layers.Dense(511), layers.Dense(width)])
+        with context:
+            make_parallel(model, 4, shard="weights").build((None, 64))

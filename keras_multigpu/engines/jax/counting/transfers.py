@@ -1,7 +1,7 @@
 """What crosses between devices, read from the compiled step.
 
-XLA's collective operations are counted as ring algorithms (each device sends to the next one), than
-which no algorithm sends less.
+XLA's collective operations are counted as ring algorithms (each device sends to the next one of its
+group), than which no algorithm sends less.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import keras
@@ -25,20 +25,24 @@ _COLLECTIVE = re.compile(
     r"= (?P<shapes>\(.*?\)|\S+) "
     r"(?P<name>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 )
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_ALONG = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}:]*)\}")
 _SHAPE = re.compile(r"([a-z]+\d*\w*)\[([\d,]*)\]")
 OP_NAME = re.compile(r'op_name="([^"]*)"')
 _BITS = re.compile(r"\d+")
+_Links: TypeAlias = list[tuple[int, ...]]
+
 BACKWARD = "transpose("  # `jax.grad` transposes the operations of the derivative
 
 
 def count_collectives(text: str, devices: Sequence[str]) -> list[Transfer]:
     """What a compiled program's collective operations move."""
-    count = len(devices)
     return [
-        Transfer(source, devices[(place + 1) % count], kind, name, size, copies)
-        for kind, name, size, copies in _collectives(text, count)
-        for place, source in enumerate(devices)
-        if count > 1 and size
+        Transfer(devices[source], devices[target], kind, name, size, copies)
+        for kind, name, size, copies, links in _collectives(text, len(devices))
+        for source, target in links
+        if source != target and size
     ]
 
 
@@ -51,8 +55,8 @@ def count_inputs(batch: Any) -> list[Transfer]:
     ]
 
 
-def _collectives(text: str, count: int) -> Iterator[tuple[str, str, int, int]]:
-    """For each tensor that crosses: its kind, name, bytes that each device sends, and copies."""
+def _collectives(text: str, count: int) -> Iterator[tuple[str, str, int, int, _Links]]:
+    """For each tensor that crosses: its kind, name, bytes that each device sends, copies, links."""
     trains = "transpose(jvp" in text
     for line in text.splitlines():
         found = _COLLECTIVE.search(line)
@@ -64,14 +68,48 @@ def _collectives(text: str, count: int) -> Iterator[tuple[str, str, int, int]]:
         name = found["name"]
         if "-start(" in found[0] and name != "all-reduce":
             shapes = shapes[len(shapes) // 2 :]  # the operands come first
-        share, copies = _ring(name, count)
+        groups = _groups(line, count)
+        share, copies = _ring(name, len(groups[0]))
+        links = groups if name == "collective-permute" else _rings(groups)
         for dtype, axes in shapes:
             yield (
                 _kind(name, origin, trains),
                 f"{name} {dtype}[{axes}] of {origin}",
                 round(_shape_bytes(dtype, axes) * share),
                 copies,
+                links,
             )
+
+
+def _groups(line: str, count: int) -> _Links:
+    """The numbers of the devices that send to each other; pairs, of a permutation.
+
+    XLA writes them out, or as those of a grid along some axes; all devices, if it says nothing.
+    """
+    if found := _LISTED.search(line):
+        return [tuple(map(int, one.split(","))) for one in re.findall(r"\{([\d,]+)", found[1])]
+    grid: np.ndarray[Any, Any] = np.arange(count)
+    if found := _IOTA.search(line):
+        shape, sizes, order = (
+            [int(n) for n in (one or "").split(",") if n] for one in found.groups()
+        )
+        grid = grid.reshape(sizes).transpose(order or None).reshape(shape)
+    elif found := _ALONG.search(line):
+        names = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
+        along = [list(names).index(one) for one in re.findall(r"'(\w+)'", found[2])]
+        sizes = list(map(int, names.values()))
+        grid = np.moveaxis(grid.reshape(sizes), along, list(range(-len(along), 0)))
+        grid = grid.reshape(-1, math.prod(sizes[axis] for axis in along))
+    return [tuple(map(int, group)) for group in grid.reshape(-1, grid.shape[-1])]
+
+
+def _rings(groups: _Links) -> _Links:
+    """From each device of a group to the next."""
+    return [
+        (one, group[(place + 1) % len(group)])
+        for group in groups
+        for place, one in enumerate(group)
+    ]
 
 
 def _kind(name: str, origin: str, trains: bool) -> str:

@@ -28,6 +28,8 @@ from keras_multigpu.engines.values import Tensor
 _LEAST = 1024
 # Variables with as many elements are named if they can't be spread evenly.
 _LARGE = 2**20
+# The smaller ones, too, if this share of what spreading would save is not saved.
+_LOST = 0.25
 
 
 class StateShards:
@@ -134,7 +136,7 @@ class StateShards:
         release(others, self._mesh)
 
     def warn_of_whole(self, variables: Iterable[keras.Variable]) -> None:
-        """Names large variables of which a device keeps more than its part; all, if none is spread.
+        """Names large variables of which a device keeps more than its part; all, if much is lost.
 
         Warns:
             UserWarning: if there are any.
@@ -142,7 +144,8 @@ class StateShards:
         count = self._mesh.size
         worth = [one for one in variables if math.prod(one.shape) >= _LEAST]
         uneven = [one for one in worth if self.share(one.shape)[0] * count > math.prod(one.shape)]
-        if len(uneven) < len(worth):
+        kept = sum(self.share(one.shape)[0] for one in worth)
+        if kept * count < (1 + _LOST * (count - 1)) * sum(math.prod(one.shape) for one in worth):
             uneven = [one for one in uneven if math.prod(one.shape) >= _LARGE]
         if uneven:
             named = ", ".join(f"{one.path} {tuple(one.shape)}" for one in uneven)
