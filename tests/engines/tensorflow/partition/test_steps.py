@@ -275,6 +275,19 @@ def test_random_numbers_of_xla(name, rng):
     assert difference(variables(plain), variables(parallel)) < 1e-11
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_reflected_pads_on_a_device_without_rows(jit_compile, rng):
+    def build():
+        layer = layers.Lambda(lambda x: ops.pad(x, ((0, 0), (2, 1)), mode="reflect"))
+        return _dense(layers.Dense(5, "tanh"), layer)
+
+    batches, settings = [_flat(rng, 2)] * 3, {"jit_compile": jit_compile}
+    _, *expected, outputs = _trained(build, batches, settings, 1)
+    _, *found, theirs = _trained(build, batches, settings, 3)
+    assert difference(expected, found) < 1e-6
+    assert difference(outputs, theirs) < 1e-6
+
+
 def test_a_loss_scale_that_overflows(rng):
     """Sums of slices must overflow where the whole sum does."""
     x, y = rng.normal(size=(24, 6)).astype("float32"), 30 * rng.normal(size=(24, 2))

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.operations import create
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature, static_dims
 from keras_multigpu.engines.tensorflow.partition.sizes import Dim, Unknown
@@ -91,8 +92,20 @@ def pad(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     labels = tuple(None if one else axis for axis, one in enumerate(is_padded))
     dims = tuple(dim + sign * (pair[0] + pair[1]) for dim, pair in zip(shape, before))
     inputs = [labels, (None, None), *map(no_axis, values[2:])]
-    is_mirror = op.type.startswith("Mirror")
-    return Signature(inputs, [labels], dims=[dims], zero_if_empty=labels if is_mirror else ())
+    write = _mirrored if op.type.startswith("Mirror") else None
+    return Signature(inputs, [labels], dims=[dims], write=write)
+
+
+def _mirrored(kind: str, inputs: Sequence[Any], attributes: Any, name: str) -> list[Any]:
+    """With a row where there is none: the kernels, and XLA, take no empty tensors."""
+    tensor, paddings = inputs
+    missing = tf.maximum(1 - tf.shape(tensor), 0)
+    filled = tf.pad(tensor, tf.stack([tf.zeros_like(missing), missing], 1))
+    filled.set_shape([size or None for size in tensor.shape])
+    (made,) = create(kind, [filled, paddings], attributes, name)
+    result = tf.slice(made, tf.zeros_like(missing), tf.shape(made) - missing)
+    result.set_shape([size if own else None for own, size in zip(tensor.shape, made.shape)])
+    return [result]
 
 
 @RULES.rule("Slice")
