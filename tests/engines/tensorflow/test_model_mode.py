@@ -227,6 +227,28 @@ def test_compiled_updates_that_are_not_made_in_each_step(is_scaled, rng):
     assert difference(*map(variables, models)) < 1e-6
 
 
+@pytest.mark.parametrize("is_called", [False, True], ids=["template", "parallel"])
+def test_random_numbers_of_a_step_that_xla_compiles(is_called):
+    """Those of layers and those of the step itself: XLA draws others than TensorFlow."""
+    drops = layers.Dropout(0.5, seed=1)
+    hidden = [layers.Dense(8, "tanh"), drops, layers.Dense(8)]
+    model = keras.Sequential([keras.Input((6,)), *hidden])
+    seeds = keras.random.SeedGenerator(4)
+    states = [seeds.state, drops.seed_generator.state]
+    begin = [one.numpy() for one in states]
+
+    def step():
+        return called(keras.random.normal((5, 6), seed=seeds), training=True)
+
+    called = model
+    expected = tf.function(step, jit_compile=True)()
+    parallel = make_parallel(model, 2, "model")
+    called = parallel if is_called else model
+    for one, value in zip(states, begin):
+        one.assign(value)
+    assert difference([expected], [parallel.function(step, jit_compile=True)()]) < 1e-5
+
+
 def test_losses_and_state_of_layers(rng):
     class Penalized(layers.Layer):
         def call(self, inputs):
