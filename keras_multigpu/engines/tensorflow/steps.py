@@ -26,7 +26,11 @@ from keras_multigpu.engines.tensorflow.placed import Placed
 from keras_multigpu.engines.tensorflow.runners import CommitteeRunner, PartitionRunner
 from keras_multigpu.engines.tensorflow.stages import StageRunner
 from keras_multigpu.engines.tensorflow.watched import Watched
-from keras_multigpu.engines.tensorflow.weights.placing import Moves, drop_functions
+from keras_multigpu.engines.tensorflow.weights.placing import (
+    Moves,
+    drop_functions,
+    leave_to_one_device,
+)
 from keras_multigpu.engines.tensorflow.wide import WideRunner
 
 _SAID_AFTER = 10  # single steps, so that a few incomplete ones don't count
@@ -123,6 +127,7 @@ class TensorFlowSteps(Steps):
             self._remake_functions(name)
         check_no_strategy(self._model)
         if self._partition.is_one_device:
+            leave_to_one_device(self._model)  # another model of the template may spread its weights
             return make(force)
         before = getattr(self._model, name)
         # XLA compiles a cluster for one device: a compiled step would leave the others idle.

@@ -288,6 +288,27 @@ def test_reflected_pads_on_a_device_without_rows(jit_compile, rng):
     assert difference(outputs, theirs) < 1e-6
 
 
+class _Chosen(layers.Layer):
+    """One of two functions, by a weight: the gradient takes what the other has not made."""
+
+    def build(self, shape):
+        self.is_first = self.add_weight(shape=(), initializer="ones", trainable=False)
+
+    def call(self, inputs):
+        return ops.cond(self.is_first > 0, lambda: 2 * inputs, lambda: ops.tanh(inputs))
+
+
+def test_branches_that_xla_compiles_for_any_number_of_rows(rng):
+    def build():
+        return _dense(layers.Dense(8), _Chosen())
+
+    batches, settings = [_flat(rng, rows) for rows in (9, 2, 1)], {"jit_compile": True}
+    _, *expected, outputs = _trained(build, batches, settings, 1)
+    _, *found, theirs = _trained(build, batches, settings, 3)
+    assert difference(expected, found) < 1e-5
+    assert difference(outputs, theirs) < 1e-5
+
+
 def test_a_loss_scale_that_overflows(rng):
     """Sums of slices must overflow where the whole sum does."""
     x, y = rng.normal(size=(24, 6)).astype("float32"), 30 * rng.normal(size=(24, 2))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,11 +22,12 @@ from keras_multigpu.engines.tensorflow.partition.forms import (
     NeedsOthers,
 )
 from keras_multigpu.engines.tensorflow.partition.inner import Inner
-from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Partial, Value
+from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Layout, Partial, Value, Whole
 from keras_multigpu.engines.tensorflow.partition.planner import Planner
+from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table
 from keras_multigpu.engines.tensorflow.partition.rules.tables import FUNCTIONS
-from keras_multigpu.engines.tensorflow.partition.sizes import is_known
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, is_known, symbols_of
 from keras_multigpu.engines.tensorflow.partition.states import State, joined, state_of
 
 RULES = Table()
@@ -143,6 +145,7 @@ def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         results = []
         for inner, graph in zip(inners, graphs):
             results.append(inner.run(graph, [inner.take(value) for value in values[1:]]))
+        _make_unused(inners, graphs, results)
         states = [state_of(inners[0], value) for value in results[0]]
         for inner, found in zip(inners[1:], results[1:]):
             states = [joined(a, state_of(inner, b), planner) for a, b in zip(states, found)]
@@ -166,6 +169,39 @@ def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     made = first_possible(planner, values[1:], plan)
     _changed(planner, values)
     return made
+
+
+def _make_unused(
+    inners: Sequence[Inner], graphs: Sequence[Any], results: Sequence[list[Value]]
+) -> None:
+    """Zeros for what a branch doesn't make, of the dimensions of what another makes.
+
+    The gradient of another takes it. For XLA, TensorFlow gives a tensor without rows.
+    """
+    for number, tensors in enumerate(zip(*(graph.outputs for graph in graphs))):
+        are_made = [tensor.op.type != "FakeParam" for tensor in tensors]
+        made = results[are_made.index(True)][number] if any(are_made) else None
+        dims = None if made is None else made.dims
+        if dims is None or None in dims or symbols_of(dims) - {BATCH}:
+            continue
+        for inner, found, is_made, tensor in zip(inners, results, are_made, tensors):
+            if not is_made:
+                found[number] = _zeros(inner, tensor.dtype, dims)
+
+
+def _zeros(planner: Planner, dtype: tf.DType, dims: Sequence[Any]) -> Value:
+    """Zeros, made where they are used."""
+
+    def write(layout: Layout, local: Any) -> list[Any]:
+        return [tf.zeros(local.shape(dims, tf.int32, layout), dtype)]
+
+    def make(layout: Layout) -> Item | None:
+        if isinstance(layout, Partial):
+            return None
+        place = 0 if isinstance(layout, Whole) else EACH
+        return planner.add(functools.partial(write, layout), [], place, [dtype], name="zeros")[0]
+
+    return Value(dtype, tuple(dims), make=make)
 
 
 @RULES.rule("While", "StatelessWhile", needs_ranks=False)
