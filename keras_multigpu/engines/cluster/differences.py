@@ -3,9 +3,9 @@
 DIFFERENCES = {
     "rows": (
         "Its rows and those of process {other} differ at step {step}.",
-        "Give the same data, in the same order, in all processes: each takes its part. Data that "
-        "shuffle themselves need the same seed in all. (For data that differ, see "
-        "`join(data='parts')`.)",
+        "Give the same data, in the same order and with the same `batch_size`, in all processes: "
+        "each takes its part. Data that shuffle themselves need the same seed in all. (For data "
+        "that differ, see `join(data='parts')`.)",
     ),
     "weights": (
         "Its weights and those of process {other} differ at step {step}.",

@@ -38,7 +38,7 @@ def check_free(address: Address, *others: str) -> None:
 
 
 @contextlib.contextmanager
-def listening(address: Address, ip: str | None = None) -> Iterator[socket.socket]:
+def listening(address: Address, ip: str | None = None, cure: str = "") -> Iterator[socket.socket]:
     """Scope with a socket that listens at an address, or at another IP address's port."""
     with socket.socket(address.family, socket.SOCK_STREAM) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -46,16 +46,16 @@ def listening(address: Address, ip: str | None = None) -> Iterator[socket.socket
             server.bind((address.ip if ip is None else ip, address.port))
             server.listen()
         except OSError as error:
-            raise cannot_listen(address, str(error.strerror)) from error
+            raise cannot_listen(address, str(error.strerror), cure) from error
         yield server
 
 
-def cannot_listen(address: Address, reason: str) -> ClusterError:
+def cannot_listen(address: Address, reason: str, cure: str = "") -> ClusterError:
     """The error for an address at which this process can't listen."""
     return ClusterError(
         address.name,
         f"This process can't listen there ({reason}).",
-        "Give an address of this machine, with a port that no other process uses.",
+        f"Give an address of this machine, with a port that no other process uses.{cure}",
     )
 
 

@@ -44,7 +44,7 @@ def meet(
     """
     if number:
         return _visit(address, {**mine, "process_id": str(number)}, until, kept)
-    with listening(address) as server:
+    with listening(address, cure=" Only one process has `process_id=0`.") as server:
         return _Host(address, count, mine, equal).receive(server, until, kept)
 
 
