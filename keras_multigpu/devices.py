@@ -184,15 +184,13 @@ def warn_of_one_cpu() -> None:
 @functools.cache
 def warn_of_apart() -> None:
     """Says, once in a joined process, that `n_gpus` counts the devices of all processes."""
-    count = engines.current().num_processes
-    if count > 1:
-        warnings.warn(
-            f"`make_parallel` uses one device of this process, in each of {count} processes that "
-            "have joined: it trains apart from the models of the others. Received: n_gpus=1. Leave "
-            "`n_gpus` out for one model on the devices of all; if this is what you want, name the "
-            "device (`devices`).",
-            stacklevel=3,
-        )
+    warnings.warn(
+        "`make_parallel` uses one device of this process, in each of "
+        f"{engines.current().num_processes} processes that have joined: it trains apart from the "
+        "models of the others. Received: n_gpus=1. Leave `n_gpus` out for one model on the devices "
+        "of all; if this is what you want, name the device (`devices`).",
+        stacklevel=3,
+    )
 
 
 def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...]:

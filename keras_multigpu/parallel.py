@@ -194,11 +194,11 @@ def make_parallel(
         >>> np.shape(committee.predict_replicas(np.ones((5, 3)), verbose=0))
         (4, 5, 1)
     """
-    engines.current()
+    engine = engines.current()
     request = _check(model, n_gpus, mode, devices, options)
     if n_gpus is None and devices is None and request.devices == ("cpu:0",):
         warn_of_one_cpu()
-    if n_gpus == 1 and devices is None:
+    if n_gpus == 1 and devices is None and engine.num_processes > 1:
         warn_of_apart()
     parallel = build_parallel(MODES[mode], request)
     watch_template(parallel.template, len(parallel.devices))

@@ -112,7 +112,7 @@ def draw_bars(
     for place, text in enumerate(texts):
         axes.text(ends[place], place, f" {text}", va="center")
     if texts:
-        axes.set(xlim=(0, 1.25 * max(axes.dataLim.x1, *ends)))
+        axes.set(xlim=(0, 1.25 * max(axes.dataLim.x1, *ends) or 1.0))
 
 
 def describe_environment(devices: Sequence[str]) -> dict[str, str]:

@@ -213,7 +213,7 @@ class PlanReport(Report):
             left.axvline(self.limit / 1e6, color="C3", linestyle="--")
             top = left.get_xaxis_transform()
             left.text(self.limit / 1e6, 1.02, "available", color="C3", ha="center", transform=top)
-        texts = [show_bytes(one.memory or 0) for one in shown]
+        texts = ["?" if one.memory is None else show_bytes(one.memory) for one in shown]
         memory = "memory of a device (MB)"
         draw_bars(left, labels, {"": sizes}, xlabel=memory, color=color, texts=texts)
         draw_bars(right, labels, {"": times}, xlabel="update with a whole batch (ms)", color=color)
