@@ -7,7 +7,6 @@ two crossings is one compiled function.
 from __future__ import annotations
 
 import collections
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +23,6 @@ from keras_multigpu.engines.values import Tensor
 
 _FEW = 3  # operations that are not worth a function
 _NO_PART = -1
-_DRAWS = re.compile("Stateless(Random(?!Get)|TruncatedNormal|Multinomial|Parameterized)")
 
 
 def compiled(
@@ -121,28 +119,16 @@ def _branch(op: tf.Operation, given: Sequence[Tensor]) -> list[Any]:
     return list(tf.cond(given[0], written("then_branch"), written("else_branch")))
 
 
-def _drawn(op: tf.Operation, given: Sequence[Tensor]) -> list[Any]:
-    """The random numbers of XLA, which are not TensorFlow's."""
-
-    @tf.function(autograph=False, jit_compile=True)
-    def draw(*given: Tensor) -> list[Any]:
-        return operation(op, {}, None)(Local(0, 0, 0, 0), *given)
-
-    return list(draw(*given))
-
-
 def _write(
     operations: Sequence[tf.Operation], known: dict[int, Any], *, are_placed: bool = True
 ) -> None:
     """Writes operations into the graph that is being built."""
-    local = Local(0, 0, 0, 0)
+    local = Local(0, 0, 0, 0, is_compiled=are_placed)
     for op in operations:
         given = [known[id(one)] for one in _taken(op)]
         with tf.device((op.device or None) if are_placed else None):
             if are_placed and op.type in ("If", "StatelessIf"):
                 made = _branch(op, given)
-            elif are_placed and _DRAWS.match(op.type):
-                made = _drawn(op, given)
             else:
                 made = operation(op, {}, None)(local, *given)
         known.update(zip(map(id, op.outputs), made))

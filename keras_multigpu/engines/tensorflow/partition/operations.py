@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,8 +34,8 @@ class Shaped:
         return local.shape(self.dims, self.dtype, self.layout)
 
 
-# Random numbers that are computed as they stand, and that XLA draws otherwise.
-_DRAWN_BY_XLA = frozenset({"StatelessMultinomial", "StatelessParameterizedTruncatedNormal"})
+# Random numbers that XLA draws otherwise than TensorFlow.
+_DRAWS = re.compile("Stateless(Random(?!Get)|TruncatedNormal|Multinomial|Parameterized)")
 
 
 def attributes_of(op: tf.Operation) -> dict[str, Any]:
@@ -48,6 +49,12 @@ def create(
     """Adds an operation to the graph that is being built; returns its outputs."""
     graph = tf.compat.v1.get_default_graph()
     return graph.create_op(kind, list(inputs), attrs=dict(attributes), name=name).outputs
+
+
+def create_compiled(*args: Any) -> list[tf.Tensor]:
+    """As `create`, in a function of its own that XLA compiles: it draws other random numbers."""
+    made = tf.function(lambda: create(*args), autograph=False, jit_compile=True)
+    return list(made())
 
 
 def operation(
@@ -74,13 +81,8 @@ def operation(
         for one in functions:
             one.add_to_graph(tf.compat.v1.get_default_graph())
         inputs = [shapes[i].tensor(local) if i in shapes else next(rest) for i in range(count)]
-        if local.is_compiled and kind in _DRAWN_BY_XLA:
-            drawn = tf.function(
-                lambda *given: create(kind, given, attributes, name),
-                autograph=False,
-                jit_compile=True,
-            )
-            return list(drawn(*inputs))
+        if local.is_compiled and _DRAWS.match(kind):
+            return create_compiled(kind, inputs, attributes, name)
         if not own:
             return write(kind, inputs, attributes, name)
         sizes = [one.tensor(local) for one in own]

@@ -15,7 +15,11 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Value,
     Whole,
 )
-from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
+from keras_multigpu.engines.tensorflow.partition.operations import (
+    attributes_of,
+    create,
+    create_compiled,
+)
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, product, symbols_of
@@ -64,20 +68,11 @@ class _Draws:
         of_shape = tf.compat.v1.AttrValue(type=tf.int32.as_datatype_enum)
         self._attributes = {**attributes_of(op), "Tshape": of_shape}
 
-    def _create(self, shape: Any, *rest: Any) -> Any:
-        return create(self._type, [shape, *rest], self._attributes, self._name)[0]
-
     def whole(self, local: Any, *rest: Any) -> list[Any]:
         """All numbers."""
-        if not local.is_compiled:
-            return [self._create(local.shape(self._dims, tf.int32), *rest)]
-
-        # XLA draws other numbers than TensorFlow, and compiles not all that is around.
-        @tf.function(autograph=False, jit_compile=True)
-        def drawn(*rest: Any) -> Any:
-            return self._create(local.inner().shape(self._dims, tf.int32), *rest)
-
-        return [drawn(*rest)]
+        write = create_compiled if local.is_compiled else create
+        shape = local.shape(self._dims, tf.int32)
+        return write(self._type, [shape, *rest], self._attributes, self._name)
 
     def own(self, local: Any, key: Any, counter: Any, *rest: Any) -> list[Any]:
         """Those of a device's rows."""
@@ -94,7 +89,8 @@ class _Draws:
             per = _PER_COUNT[self._dtype]
             counter = counter + tf.cast(tf.stack([begin // per, 0]), tf.uint64)
             skipped, total = begin % per, begin % per + count
-        flat = self._create(tf.reshape(total, [1]), key, counter, *rest)
+        given = [tf.reshape(total, [1]), key, counter, *rest]
+        (flat,) = create(self._type, given, self._attributes, self._name)
         shape = local.shape(dims, tf.int32, Split(0))
         return [tf.reshape(tf.slice(flat, [skipped], [count]), shape)]
 
