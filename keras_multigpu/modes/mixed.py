@@ -64,12 +64,6 @@ class MixedModel(ParallelModel):
         mix = self._parallel_mix
         return [*self._parallel_clones, *([] if mix is None else [mix])]
 
-    def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What `tf.train.Checkpoint` writes: the template's parts, the clones and the mix."""
-        children = super()._trackable_children(*args, **kwargs)
-        added = {f"parallel_{n}": layer for n, layer in enumerate(self._parallel_layers())}
-        return {**children, **added}
-
     @property
     def mix(self) -> keras.Layer:
         """The layer that mixes the outputs.

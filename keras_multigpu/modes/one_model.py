@@ -129,6 +129,9 @@ class OneModel(keras.Model):
             own(self).mode[name] = value
         elif name in self._parallel_properties:
             object.__setattr__(self, name, value)  # untracked: Keras's trackers are the template's
+            if name == "optimizer" and hasattr(value, "_trackable_children"):
+                # A checkpoint of TensorFlow's that was read before may have its state.
+                self._handle_deferred_dependencies(name, value)
         else:
             super().__setattr__(name, value)
 
@@ -163,6 +166,14 @@ class OneModel(keras.Model):
     def _parallel_layers(self) -> list[keras.Layer]:
         """The mode's layers beside the template."""
         return []
+
+    def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What `tf.train.Checkpoint` writes: the template's parts, and what this model has."""
+        children = super()._trackable_children(*args, **kwargs)
+        children |= {f"parallel_{n}": layer for n, layer in enumerate(self._parallel_layers())}
+        optimizer = getattr(self, "optimizer", None)
+        is_tracked = hasattr(optimizer, "_trackable_children")
+        return {**children, "optimizer": optimizer} if is_tracked else children
 
     def _parallel_inherited(self, name: str) -> Any:
         """The template's method, from its instance or its class, bound to this model."""

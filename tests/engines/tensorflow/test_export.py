@@ -1,7 +1,8 @@
-"""Exported for serving: the template's graph."""
+"""Exported for serving, the template's graph; and checkpoints of TensorFlow's."""
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from keras import layers
 from support.parity import difference
@@ -22,3 +23,31 @@ def test_exported_for_serving(rng, tmp_path):
     graph = (tmp_path / "served" / "saved_model.pb").read_bytes()
     assert b"CPU:1" not in graph
     assert b"CPU:3" not in graph
+
+
+@pytest.mark.parametrize("options", [{}, {"shard": "weights"}, {"mode": "model"}])
+@pytest.mark.parametrize("is_read_first", [False, True])
+def test_a_checkpoint_of_tensorflows_has_the_optimizer(options, is_read_first, rng, tmp_path):
+    x, y = rng.normal(size=(20, 6)), rng.normal(size=(20, 2))
+
+    def train(model, steps):
+        model.fit(x, y, epochs=steps, batch_size=20, verbose=0)
+
+    def build():
+        dense = [layers.Dense(size, dtype="float64") for size in (400, 2)]
+        return keras.Sequential([keras.Input((6,), dtype="float64"), *dense])
+
+    first, second = build(), make_parallel(build(), 3, **options)
+    first.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+    train(first, 3)
+    path = tf.train.Checkpoint(model=first).write(str(tmp_path / "checkpoint"))
+    train(first, 3)
+    if is_read_first:
+        status = tf.train.Checkpoint(model=second).read(path)
+    second.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+    if not is_read_first:
+        status = tf.train.Checkpoint(model=second).read(path)
+    train(second, 3)
+    status.assert_consumed()
+    assert int(second.optimizer.iterations) == 6
+    assert difference(first.get_weights(), second.get_weights()) < 1e-12
