@@ -52,8 +52,9 @@ def find_wide(model: keras.Model, count: int) -> dict[str, int]:
             "What is spread over several devices are the weights of large `Dense`, `EinsumDense`, "
             f"`Embedding` and attention layers. Received: the model {model.name!r} and {count} "
             f"devices, with no such weight of which an axis can be divided by {count} "
-            f"({shapes or 'there is no such layer'}). Choose another number of devices, or use "
-            "`mode='data'` without `model_devices`."
+            f"({shapes or 'there is no such layer'}). "
+            f"{'Choose another number of devices, or use' if large else 'Use'} `mode='data'`, "
+            "without `model_devices`."
         )
     return found
 

@@ -62,8 +62,9 @@ class ModelParallel(PlacedModel):
             warnings.warn(
                 f"{count - used} of {count} devices get no layer in mode 'model'. Received: "
                 f"{self.template.name!r}, whose layers make {used} "
-                f"stage{'' if used == 1 else 's'}. Give `n_gpus={used}`, or "
-                "`placement='spread'`, which divides large layers.",
+                f"stage{'' if used == 1 else 's'}. Give `n_gpus={used}`, or `mode='data'`; or, "
+                "if it has large `Dense`, `EinsumDense`, `Embedding` or attention layers, "
+                "`placement='spread'`, which divides them.",
                 stacklevel=5,
             )
 

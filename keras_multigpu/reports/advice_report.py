@@ -6,12 +6,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_multigpu.reports.forms import draw_bars, show_bytes, show_seconds
+from keras_multigpu.reports.forms import draw_bars, show_bytes, show_seconds, spread_devices
 from keras_multigpu.reports.prediction import Prediction
 from keras_multigpu.reports.report import Column, Report
 
 _GAIN, _EFFICIENCY = 1.05, 0.5  # what several devices must bring to be worth it
-_WIDE = 4  # numbers of devices that are farther apart are drawn on a logarithmic axis
 _MOVED = {
     "data": "weights and gradients",
     "tower": "weights, gradients and outputs",
@@ -89,14 +88,9 @@ class Advice(Report):
             right.fill_between(places, *ends, alpha=0.2)
         counts = sorted({1, *(one.devices for one in self.predictions)})
         right.plot(counts, counts, "--", color="gray", label="ideal")
-        if counts[-1] > _WIDE * len(counts):  # the ticks would hide each other
-            right.set_xscale("log", base=2)
-            right.minorticks_off()
-        right.set(xlabel="devices", ylabel="speed-up", ylim=(0, None))
-        right.set_xticks(counts, list(map(str, counts)))
+        right.set(ylabel="speed-up")
         right.legend()
-        for axes in (left, right):
-            axes.grid(alpha=0.3)
+        spread_devices([right], counts, right)
 
 
 def _find_best(predictions: Sequence[Prediction]) -> Prediction:

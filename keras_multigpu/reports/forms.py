@@ -62,6 +62,9 @@ def read_bytes(name: str, size: Any) -> int:
     return int(size)
 
 
+VIRTUAL = "Virtual devices share one processor: their times say nothing about GPUs."
+
+
 def import_extra(module: str, missing: str, instead: str) -> Any:
     """A module of the extra `reports`; without it an error says what is missing, and what to do."""
     try:
@@ -102,6 +105,8 @@ def draw_bars(
 ) -> None:
     """Draws a horizontal bar for each label, made of parts side by side; `texts` at their ends."""
     places, ends = range(len(labels)), [0.0] * len(labels)
+    figure = axes.get_figure()
+    figure.set_figheight(max(figure.get_figheight(), 1.4 + 0.22 * len(labels)))
     for number, (part, sizes) in enumerate(parts.items()):
         axes.barh(places, sizes, left=ends, label=part, color=color or f"C{number}")
         ends = [end + size for end, size in zip(ends, sizes)]
@@ -113,6 +118,27 @@ def draw_bars(
         axes.text(ends[place], place, f" {text}", va="center")
     if texts:
         axes.set(xlim=(0, 1.25 * max(axes.dataLim.x1, *ends) or 1.0))
+
+
+def spread_devices(axes: Sequence[Any], counts: Sequence[int], speedups: Any) -> None:
+    """Makes numbers of devices the `axes`' x; on a logarithmic scale if there are large ones.
+
+    Then the speed-ups, one of the axes, are on one too.
+    """
+    for one in axes:
+        if counts[-1] > 8:  # the ticks of small numbers would hide each other
+            one.set_xscale("log", base=2)
+        if counts[-1] > 8 and one is speedups:
+            one.set_yscale("log", base=2)
+            one.yaxis.set_major_formatter("{x:g}")
+            one.margins(y=0.15)  # for figures below the points
+        else:
+            one.set(ylim=(0, 1.08 * one.dataLim.y1))
+        one.minorticks_off()
+        one.set_xticks(counts, list(map(str, counts)))
+        one.set(xlabel="devices")
+        one.margins(x=0.1)
+        one.grid(alpha=0.3)
 
 
 def describe_environment(devices: Sequence[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_multigpu.arguments import device_counts, quantity
+from keras_multigpu.reports.forms import spread_devices
 from keras_multigpu.reports.report import Column, Report
 
 _MUCH = 0.1  # of a run, for what its epochs take besides their steps: worth a note
@@ -168,14 +169,12 @@ class ScalingReport(Report):
         right.plot(counts, ideal, "--", color="gray", label="ideal")
         right.plot(counts, self.speedups, marker="o", label="measured")
         for count, speedup in zip(counts, self.speedups):
-            text, place = f"{speedup:.2f}", (0, -14)
+            is_low = counts[-1] <= 8 and speedup < ideal[-1] / 10
+            text, place = f"{speedup:.2f}", (0, 6 if is_low else -14)
             right.annotate(text, (count, speedup), place, textcoords="offset points", ha="center")
         right.set(ylabel="speed-up")
         right.legend()
-        for axes in (left, right):
-            axes.set(xlabel="devices", ylim=(0, 1.08 * axes.dataLim.y1), xticks=counts)
-            axes.margins(x=0.1)
-            axes.grid(alpha=0.3)
+        spread_devices((left, right), counts, right)
 
     def _table(self) -> dict[Column, list[Any]]:
         """The columns that have figures."""

@@ -139,6 +139,8 @@ class Subject:
                 "each for a processor of its own. Give `processors`, or the `link` of the devices "
                 "that you ask about."
             ]
+        if is_shared:
+            return [forms.VIRTUAL]
         if self.measured and self.link and self.speed == 1 and here.startswith("cpu:"):
             return [
                 f"The step was timed on {here!r}, and the link is one of other devices: on faster "

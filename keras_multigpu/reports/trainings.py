@@ -13,14 +13,13 @@ from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, device_counts, positive_integer, short
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import MODES, Mode, make_parallel, options_of
-from keras_multigpu.reports.forms import are_virtual, describe_environment
+from keras_multigpu.reports.forms import VIRTUAL, are_virtual, describe_environment
 from keras_multigpu.reports.inputs import check_data, needs_targets, rows_of_first_batch
 from keras_multigpu.reports.models import model_kept
 from keras_multigpu.reports.scaling_report import Run, ScalingReport
 from keras_multigpu.reports.timing import Stopwatch, Training
 
 _KERAS_BATCH_SIZE = 32
-_VIRTUAL = "Virtual devices share one processor: their times say nothing about GPUs."
 _COMPILE = "`compile_with=lambda parallel: parallel.compile(...)`"
 
 
@@ -134,7 +133,7 @@ def scaling(
         **({"scaling": "weak, the batch size is per device"} if weak else {}),
         **describe_environment(used),
     }
-    notes = [*([_VIRTUAL] if are_virtual(used) else []), *_doubt(runs, steps, epochs)]
+    notes = [*([VIRTUAL] if are_virtual(used) else []), *_doubt(runs, steps, epochs)]
     if batch_size and batches != sizes:
         asked = ", ".join(str(size) for size in dict.fromkeys(sizes))
         notes.append(f"The data have {there} rows, so that no batch has more. Asked for: {asked}.")

@@ -47,7 +47,7 @@ def test_a_placement_that_leaves_out_a_device():
 def test_fewer_stages_than_devices():
     layers = [keras.layers.Dense(4, name="first"), keras.layers.Dense(2, name="last")]
     model = keras.Sequential([keras.Input((6,)), *layers])
-    told = "2 of 4 devices get no layer in mode 'model'. .*make 2 stages. Give `n_gpus=2`, or"
+    told = "2 of 4 devices get no layer.*make 2 stages. Give `n_gpus=2`, or `mode=.data.`; or"
     with pytest.warns(UserWarning, match=told):
         make_parallel(model, 4, "model")
     with warnings.catch_warnings():

@@ -5,6 +5,7 @@ import random
 import keras
 import numpy as np
 import pytest
+from support.pictures import hidden_texts
 
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.layers import MultiHotDense
@@ -258,6 +259,7 @@ def test_what_is_here_is_timed(modes):
         assert len(words) == 1  # each is told once, by the verdict or below
         assert " took " in words[0]
     assert "processors" in advice.settings  # which virtual devices share
+    assert "Virtual devices share one processor" in advice.notes[-1]
     after = [keras.ops.convert_to_numpy(one) for one in state_of(model)]
     assert all(map(np.array_equal, before, after))
     assert places == [getattr(one.value, "device", None) for one in model.variables]
@@ -516,3 +518,9 @@ def test_targets_need_a_compiled_model():
         reports.advise(dense(), 16, (2,), **given)
     with pytest.raises(ValueError, match=told):
         reports.plan(dense(), 16, 2, memory="1 GB", step_seconds=0.1, **given)
+
+
+def test_a_plot_of_many_rows_can_be_read():
+    counts, modes = (1, 2, 4, 8, 16, 32, 64, 128, 256), ("data", "tower", "committee")
+    arguments = {"n_gpus": counts, "modes": modes, "link": LINK, "step_seconds": 0.1}
+    assert not hidden_texts(reports.advise(dense(), 256, **arguments).plot())

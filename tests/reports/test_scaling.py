@@ -6,6 +6,7 @@ import random
 import keras
 import numpy as np
 import pytest
+from support.pictures import hidden_texts
 
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.layers import GaussianMix, GaussianNLL
@@ -521,3 +522,19 @@ def test_endless_data_need_a_number_of_steps():
 
     with pytest.raises(ValueError, match="`steps` must say .* data of type Endless without an end"):
         reports.scaling(small(), Endless(), (1, 2), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "speedups"),
+    [
+        ((1, 2, 3, 4), (1, 1.5, 2.2, 3.2)),
+        ((1, 2, 4), (1, 0.24, 0.1)),
+        ((1, 2, 3, 4, 8, 16, 32), (1, 1.5, 2.2, 3.2, 4.3, 5.7, 5.8)),
+        ((1, 2, 4, 8, 16, 32, 64, 128), (1, 2, 3.8, 6.6, 10.7, 14, 15, 15)),
+        ((1, 16), (1, 0.01)),
+        ((1,), (1,)),
+    ],
+)
+def test_the_figures_in_the_plot_can_be_read(counts, speedups):
+    report = ScalingReport.from_figures(counts, [100 / one for one in speedups])
+    assert not hidden_texts(report.plot())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import keras
 
 
@@ -19,11 +20,18 @@ def check_is_compiled(model: Any) -> None:
 
 
 def check_no_distribution() -> None:
-    """Refuses a distribution set in Keras.
+    """Refuses a distribution set in Keras, and a mesh set in JAX.
 
     Raises:
         ValueError: if there is one.
     """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.axis_names:
+        raise ValueError(
+            "A parallel model makes meshes of its devices itself, and a mesh that is set in JAX "
+            "holds for all that JAX computes. Received: `jax.set_mesh` with the axes "
+            f"{mesh.axis_names}. Leave it out where the model is made and computes."
+        )
     distribution = keras.distribution.distribution()
     if distribution is not None:
         raise ValueError(

@@ -232,6 +232,7 @@ class JaxSteps(Steps):
     def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self.is_running:
             return loop(*args, **kwargs)  # a nested loop: the evaluation within `fit`, say
+        check_no_distribution()
         self.is_running = True
         self.begin_pass()
         try:

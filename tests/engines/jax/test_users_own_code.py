@@ -107,6 +107,19 @@ def test_a_distribution_of_the_users_is_refused():
     assert keras.distribution.distribution() is None
 
 
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_a_mesh_of_the_users_is_refused(kind):
+    template, parallel = mlp(), make_parallel(mlp(), 4)
+    parallel.compile("sgd", "mse")
+    mesh = jax.make_mesh((4,), ("rows",), axis_types=(getattr(jax.sharding.AxisType, kind),))
+    with jax.set_mesh(mesh):
+        with pytest.raises(ValueError, match="Received.*set_mesh.*rows.*Leave it out"):
+            make_parallel(template, 4)
+        with pytest.raises(ValueError, match="Received.*set_mesh.*rows.*Leave it out"):
+            parallel.fit(np.zeros((8, 6)), np.zeros((8, 2)), verbose=0)
+    parallel.fit(np.zeros((8, 6)), np.zeros((8, 2)), verbose=0)
+
+
 def test_the_wires_type_is_the_compilers_choice():
     with pytest.raises(ValueError, match="None on the Keras backend 'jax'.*wire_dtype='bfloat16'"):
         make_parallel(mlp(), 4, wire_dtype="bfloat16")
