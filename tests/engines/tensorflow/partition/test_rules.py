@@ -9,12 +9,27 @@ from support.rule_cases.case import case
 from support.rule_cases.check import check, check_elsewhere, check_sharded
 
 from keras_multigpu.engines.tensorflow.partition.order import CHECKS
-from keras_multigpu.engines.tensorflow.partition.rules import RULES, control, lists, sparse, state
+from keras_multigpu.engines.tensorflow.partition.rules import (
+    RULES,
+    branches,
+    lists,
+    loops,
+    sparse,
+    state,
+)
 from keras_multigpu.engines.tensorflow.partition.rules.random import draw_whole
 
 # Tested where whole steps are.
 _CUDNN = {"CudnnRNNV3", "CudnnRNNBackpropV3"}
-ELSEWHERE = {*control.RULES, *lists.RULES, *sparse.RULES, *state.RULES, *CHECKS, *_CUDNN} - {
+ELSEWHERE = {
+    *branches.RULES,
+    *loops.RULES,
+    *lists.RULES,
+    *sparse.RULES,
+    *state.RULES,
+    *CHECKS,
+    *_CUDNN,
+} - {
     "AddN",
     "ZerosLike",
 }

@@ -12,11 +12,12 @@ from typing import Any
 
 from keras_multigpu.engines.tensorflow.partition.rules import (
     blocks,
+    branches,
     contractions,
-    control,
     elementwise,
     gathers,
     lists,
+    loops,
     matrices,
     parts,
     ragged,
@@ -45,7 +46,8 @@ for _room in (
     sparse,
     ragged,
     state,
-    control,
+    branches,
+    loops,
     lists,
 ):
     assert not RULES.keys() & _room.RULES.keys(), RULES.keys() & _room.RULES.keys()

@@ -1,0 +1,139 @@
+"""Calls and branches: what they compute is planned as the rest of the step is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES, EACH_DEVICE, NeedsOthers
+from keras_multigpu.engines.tensorflow.partition.inner import Inner
+from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Partial, Value, Whole
+from keras_multigpu.engines.tensorflow.partition.planner import Planner
+from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
+from keras_multigpu.engines.tensorflow.partition.rules.control import (
+    changed,
+    first_possible,
+    graph_named,
+    graph_of,
+    sums,
+)
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.rules.tables import FUNCTIONS
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, symbols_of
+from keras_multigpu.engines.tensorflow.partition.states import joined, state_of
+
+RULES = Table()
+
+
+@RULES.rule("PartitionedCall", "StatefulPartitionedCall", needs_ranks=False)
+def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
+    """As if its operations stood here; what XLA compiles stays a compiled function."""
+    graph = graph_of(op, "f")
+    if graph is None:
+        return None
+    found = FUNCTIONS.get(graph.name, lambda *_: None)(planner, op, values)
+    if found is not None and len(found) == len(op.outputs):  # not of a tape's variant of it
+        return found, "spread"
+    marks = op.node_def.attr
+    is_compiled = "_XlaMustCompile" in marks and marks["_XlaMustCompile"].b
+    if not is_compiled or planner.way == EACH_DEVICE:
+        return planner.run_call(op, graph, values)
+    values = sums(planner, values)
+
+    def plan(way: str) -> list[Value]:
+        if way == ALL_DEVICES:
+            raise NeedsOthers
+        inner = Inner(planner, way)
+        results = inner.run(graph, [inner.take(value) for value in values])
+        layouts = [inner.kept(value) for value in results]
+        inner.give(results, layouts)
+
+        def emit(scope: Any, *tensors: Any) -> list[Any]:
+            def function(*given: Any) -> list[Any]:
+                return inner.write(scope.inner(compiled=True), given)
+
+            return list(tf.function(function, autograph=False, jit_compile=True)(*tensors))
+
+        return inner.added(emit, [], layouts, results, op)
+
+    made = first_possible(planner, values, plan)
+    changed(planner, values)
+    return made
+
+
+@RULES.rule("If", "StatelessIf", "Case", "StatelessCase", needs_ranks=False)
+def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
+    """The branches agree on the layouts of their results."""
+    if op.type.endswith("If"):
+        graphs = [graph_of(op, "else_branch"), graph_of(op, "then_branch")]
+    else:
+        graphs = [graph_named(op, one.name) for one in op.get_attr("branches")]
+    if None in graphs:
+        return None
+    values = [*sums(planner, values)]
+
+    def plan(way: str) -> list[Value]:
+        inners = [Inner(planner, way, is_branch=True) for _ in graphs]
+        results = []
+        for inner, graph in zip(inners, graphs):
+            results.append(inner.run(graph, [inner.take(value) for value in values[1:]]))
+        _make_unused(inners, graphs, results)
+        states = [state_of(inners[0], value) for value in results[0]]
+        for inner, found in zip(inners[1:], results[1:]):
+            states = [joined(a, state_of(inner, b), planner) for a, b in zip(states, found)]
+        for inner, found in zip(inners, results):
+            inner.give(found, [state.layout for state in states])
+        taken = Inner.common(inners)
+
+        def emit(scope: Any, chosen: Any, *tensors: Any) -> list[Any]:
+            def run(inner: Inner) -> Callable[[], list[Any]]:
+                return lambda: [*inner.write(scope, tensors), tf.constant(0)]
+
+            if op.type.endswith("If"):
+                chosen = tf.cast(chosen, tf.int32)
+            made = tf.switch_case(chosen, [run(inner) for inner in inners])
+            return inners[0].unflat(tf.nest.flatten(made)[:-1], [s.layout for s in states])
+
+        first = inners[0]
+        chosen = first.outer_item(values[0])
+        return first.added(emit, [chosen], [s.layout for s in states], states, op, taken)
+
+    made = first_possible(planner, values[1:], plan)
+    changed(planner, values)
+    return made
+
+
+def _make_unused(
+    inners: Sequence[Inner], graphs: Sequence[Any], results: Sequence[list[Value]]
+) -> None:
+    """Zeros for what a branch doesn't make, of the dimensions of what another makes.
+
+    The gradient of another takes it. For XLA, TensorFlow gives a tensor without rows.
+    """
+    for number, tensors in enumerate(zip(*(graph.outputs for graph in graphs))):
+        are_made = [tensor.op.type != "FakeParam" for tensor in tensors]
+        made = results[are_made.index(True)][number] if any(are_made) else None
+        dims = None if made is None else made.dims
+        if dims is None or None in dims or symbols_of(dims) - {BATCH}:
+            continue
+        for inner, found, is_made, tensor in zip(inners, results, are_made, tensors):
+            if not is_made:
+                found[number] = _zeros(inner, tensor.dtype, dims)
+
+
+def _zeros(planner: Planner, dtype: tf.DType, dims: Sequence[Any]) -> Value:
+    """Zeros, made where they are used."""
+
+    def write(layout: Layout, local: Any) -> list[Any]:
+        return [tf.zeros(local.shape(dims, tf.int32, layout), dtype)]
+
+    def make(layout: Layout) -> Item | None:
+        if isinstance(layout, Partial):
+            return None
+        place = 0 if isinstance(layout, Whole) else EACH
+        return planner.add(functools.partial(write, layout), [], place, [dtype], name="zeros")[0]
+
+    return Value(dtype, tuple(dims), make=make)

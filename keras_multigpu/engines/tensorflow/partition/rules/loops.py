@@ -1,0 +1,162 @@
+"""Loops: one for each device, where nothing in it crosses."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
+from keras_multigpu.engines.tensorflow.partition.inner import Inner
+from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Value
+from keras_multigpu.engines.tensorflow.partition.planner import Planner
+from keras_multigpu.engines.tensorflow.partition.rules.control import (
+    changed,
+    first_possible,
+    graph_of,
+    sums,
+)
+from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.sizes import is_known
+from keras_multigpu.engines.tensorflow.partition.states import State, joined, state_of
+
+RULES = Table()
+
+
+@RULES.rule("While", "StatelessWhile", needs_ranks=False)
+def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
+    """What the body passes through unchanged is taken from outside; the rest has states."""
+    body, test = graph_of(op, "body"), graph_of(op, "cond")
+    if body is None or test is None:
+        return None
+    is_carried = [_origin(a) is not b for a, b in zip(body.outputs, body.inputs)]
+    values = sums(planner, values)
+
+    def plan(way: str) -> list[Value]:
+        states = [
+            state_of(planner, value) if carried else None
+            for value, carried in zip(values, is_carried)
+        ]
+        while True:
+            inner, results = _once(planner, way, body, values, states)
+            after = [
+                None if state is None else joined(state, state_of(inner, result), planner)
+                for state, result in zip(states, results)
+            ]
+            if after == states:
+                break
+            states = after
+        inner.give(
+            [r for r, s in zip(results, states) if s is not None],
+            [s.layout for s in states if s is not None],
+        )
+        check, (decision,) = _once(planner, way, test, values, states)
+        check.give([decision], [WHOLE])
+        rounds = _rounds(test, values)
+        inner.records = [dataclasses.replace(one, work=one.work * rounds) for one in inner.records]
+        return _loop_node(planner, op, way, values, states, inner, check)
+
+    made = first_possible(planner, values, plan)
+    changed(planner, values)
+    return made
+
+
+def _rounds(test: Any, values: Sequence[Value]) -> int:
+    """How often a loop runs, by the bounds in its test; 1 if they aren't known."""
+    given = dict(zip(map(id, test.inputs), values))
+    bounds = []
+    for op in test.get_operations():
+        if op.type == "Less" and op.inputs[1].dtype.is_integer:
+            source = _origin(op.inputs[1])
+            value = given.get(id(source))
+            bound = tf.get_static_value(source) if value is None else value.const
+            if bound is not None and np.size(bound) == 1 and is_known([np.ravel(bound)[0]]):
+                bounds.append(int(np.ravel(bound)[0]))
+    return max(1, min(bounds, default=1))
+
+
+def _origin(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor that identities pass on."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _once(
+    planner: Planner, way: str, graph: Any, values: list[Value], states: Sequence[State | None]
+) -> tuple[Inner, list[Value]]:
+    """Plans a loop's function for one iteration."""
+    inner = Inner(planner, way)
+    inside = [
+        inner.take(value) if state is None else inner.carried(state, tensor)
+        for value, state, tensor in zip(values, states, graph.inputs)
+    ]
+    return inner, inner.run(graph, inside)
+
+
+def _named_by_order() -> contextlib.AbstractContextManager[Any]:
+    """Scope in which names tell nothing of layers, whose automatic names are a process's own.
+
+    A collective operation meets those of loops of the same name.
+    """
+    root: contextlib.AbstractContextManager[Any] = tf.compat.v1.get_default_graph().name_scope(None)
+    return root
+
+
+def _loop_node(
+    planner: Planner,
+    op: tf.Operation,
+    way: str,
+    values: list[Value],
+    states: Sequence[State | None],
+    inner: Inner,
+    check: Inner,
+) -> list[Value]:
+    carried = [state for state in states if state is not None]
+    layouts = [state.layout for state in carried]
+    first = [inner.outer_item(v, s.layout) for v, s in zip(values, states) if s is not None]
+    tensors = [tensor for tensor, s in zip(op.outputs, states) if s is not None]
+    taken = Inner.common([inner, check])
+    count = len(first)
+
+    def emit(scope: Any, *given: Any) -> list[Any]:
+        if way != ALL_DEVICES:
+            # They cross before the loop: TensorFlow would send them in each iteration.
+            given = tuple(one if one.dtype == tf.resource else tf.identity(one) for one in given)
+        variables = inner.flat(given[:count], layouts)
+        specs = inner.shapes(carried, tensors, scope)
+
+        def parts(flat: Sequence[Any]) -> list[Any]:
+            return [*inner.unflat(flat, layouts), *given[count:]]
+
+        def body(*flat: Any) -> list[Any]:
+            made = inner.flat(inner.write(scope, parts(flat)), layouts)
+            for tensor, shape in zip(made, specs):
+                tensor.set_shape(shape)
+            return made
+
+        is_joined = planner.is_joined and way == ALL_DEVICES
+        with _named_by_order() if is_joined else contextlib.nullcontext():
+            made = tf.while_loop(
+                lambda *flat: check.write(scope, parts(flat))[0],
+                body,
+                variables,
+                shape_invariants=specs,
+                parallel_iterations=op.get_attr("parallel_iterations"),
+                name="loop" if is_joined else op.name,
+            )
+        flat = [
+            tf.ensure_shape(one, shape, name=f"{op.name}/result")
+            if shape.is_fully_defined()
+            else one
+            for one, shape in zip(tf.nest.flatten(made), specs)
+        ]
+        return inner.unflat(flat, layouts)
+
+    results = inner.added(emit, first, layouts, carried, op, taken, tensors)
+    rest = iter(results)
+    return [value if state is None else next(rest) for value, state in zip(values, states)]
