@@ -112,7 +112,8 @@ def test_a_mesh_of_the_users_is_refused(kind):
     template, parallel = mlp(), make_parallel(mlp(), 4)
     parallel.compile("sgd", "mse")
     mesh = jax.make_mesh((4,), ("rows",), axis_types=(getattr(jax.sharding.AxisType, kind),))
-    with jax.set_mesh(mesh):
+    set_mesh = getattr(jax, "set_mesh", None) or jax.sharding.use_mesh  # before 0.7
+    with set_mesh(mesh):
         with pytest.raises(ValueError, match="Received.*set_mesh.*rows.*Leave it out"):
             make_parallel(template, 4)
         with pytest.raises(ValueError, match="Received.*set_mesh.*rows.*Leave it out"):
