@@ -114,8 +114,10 @@ def draw_bars(
     axes.grid(axis="x", alpha=0.3)
     if not axes.yaxis_inverted():
         axes.invert_yaxis()
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over a line that crosses it
     for place, text in enumerate(texts):
-        axes.text(ends[place], place, f" {text}", va="center")
+        beside = {"xytext": (4, 0), "textcoords": "offset points"}
+        axes.annotate(text, (ends[place], place), va="center", bbox=white, **beside)
     if texts:
         axes.set(xlim=(0, 1.25 * max(axes.dataLim.x1, *ends) or 1.0))
 

@@ -280,3 +280,22 @@ def test_the_groups_of_a_mesh_send_apart(rng):
             ends = {"source": f"cpu:{one}", "target": f"cpu:{other}"}
             is_pair = (one, other) in pairs or (other, one) in pairs
             assert bool(report.bytes("training", **ends).get(kind)) == is_pair, (kind, ends)
+
+
+@pytest.mark.parametrize("other", [{"shard": "weights"}, {"model_devices": 2}])
+@pytest.mark.parametrize("options", [{}, {"mode": "model"}, {"mode": "tower"}])
+def test_weights_that_another_model_has_spread(options, other, rng):
+    """Each model of a template has its own way to keep the weights, and takes it up again."""
+    template, batch = _mlp(), _batch(rng)
+
+    def text():
+        return str(reports.transfers(parallel, batch)) + str(reports.memory(parallel, batch))
+
+    parallel = make_parallel(template, 4, **options)
+    parallel.compile("adam", "mse")
+    before = text()
+    spread = make_parallel(template, 4, **other)
+    spread.compile("adam", "mse")
+    assert text() == before
+    spread.fit(*batch, verbose=0)
+    assert text() == before

@@ -20,6 +20,7 @@ from keras_multigpu.engines.jax.mapped import map_devices
 from keras_multigpu.engines.jax.placement import on_one_device, placement_on
 from keras_multigpu.engines.jax.pure import NotingScope, pure
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
+from keras_multigpu.engines.jax.state.parted import make_whole
 from keras_multigpu.engines.jax.state.shards import shard_alike
 from keras_multigpu.engines.jax.state.slots import prepare
 from keras_multigpu.engines.jax.state.stacked import StackedVariable, stack_all, state_of
@@ -106,7 +107,9 @@ class CommitteeRunner(TowerRunner):
         return step
 
     def spread(self, optimizer: Any) -> None:
-        """Nothing: parts of stacked weights are always on their devices."""
+        """Nothing of its own: parts of stacked weights are always on their devices."""
+        if not self._has_own_weights:
+            make_whole(self.template.variables)
 
     def lend(self) -> None:
         own = [*self._stacks.values()]

@@ -21,7 +21,7 @@ from keras_multigpu.engines.jax.placement import Placement, placement_on
 from keras_multigpu.engines.jax.pure import pure
 from keras_multigpu.engines.jax.rows import spreading
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
-from keras_multigpu.engines.jax.state.parted import is_spread, release
+from keras_multigpu.engines.jax.state.parted import make_whole
 from keras_multigpu.engines.jax.state.shards import spread_ids
 from keras_multigpu.engines.jax.state.slots import prepare
 from keras_multigpu.engines.jax.state.state_shards import StateShards, kept_share, tables_by_rows
@@ -184,12 +184,9 @@ class RowsRunner(DataRunner):
         return self._parts is not None
 
     def lay_out(self) -> None:
-        if self._shard != "weights" and self.where.group is None:
-            spread = [one for one in self._template.variables if is_spread(one)]
-            in_fresh_thread(lambda: release(spread))  # another model has spread them
         if self._parts is not None:
             self._parts.warn_of_whole(self._template.variables)
-            in_fresh_thread(lambda: self.spread(None))
+        in_fresh_thread(lambda: self.spread(None))
 
     def place(self) -> None:
         """Nothing: each loop spreads the state when it begins."""
@@ -215,6 +212,8 @@ class RowsRunner(DataRunner):
         return {variable.path: parts.share(variable.shape) for variable in kept}
 
     def spread(self, optimizer: Any) -> None:
+        if self._shard != "weights" and self.where.group is None:
+            make_whole(self._template.variables)
         if self._parts is None:
             return
         if self._parts.of_weights and self._template.built:

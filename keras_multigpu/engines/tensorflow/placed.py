@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.runners import TrainedModel
-from keras_multigpu.engines.shared import check_alike, unique, value_of
+from keras_multigpu.engines.shared import check_alike, in_fresh_thread, unique, value_of
 from keras_multigpu.engines.templates import all_layers, forget_losses
 from keras_multigpu.engines.tensorflow.names import short_name
 from keras_multigpu.engines.tensorflow.partition.told import eager_steps
@@ -20,6 +20,7 @@ from keras_multigpu.engines.tensorflow.places import Places
 from keras_multigpu.engines.tensorflow.regions import compiled
 from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.tensors import tensors_of
+from keras_multigpu.engines.tensorflow.weights.homes import make_whole
 from keras_multigpu.engines.values import Call, Result
 
 
@@ -63,7 +64,11 @@ class Placed:
             warnings.warn(eager_steps(name, self._home, are_all), stacklevel=2)
 
     def lay_out(self, model: TrainedModel) -> None:
-        """Slots are made where they are kept: see `weights.placing.place_updates`."""
+        """Makes weights whole that another model of the template has in parts.
+
+        Slots are made where they are kept: see `weights.placing.place_updates`.
+        """
+        in_fresh_thread(lambda: make_whole(model.template.weights, self.places.devices[0]))
 
     def function(self, step: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """A user's own step: see `ParallelModel.function`."""

@@ -42,6 +42,11 @@ def release(variables: Iterable[keras.Variable], mesh: Mesh | None = None) -> No
             variable.assign(on_one_device(value))
 
 
+def make_whole(variables: Iterable[keras.Variable]) -> None:
+    """Makes variables whole that another model has spread."""
+    release([one for one in variables if is_spread(one)])
+
+
 @contextlib.contextmanager
 def kept_in_place(variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Scope on whose exit variables are spread as they were, or on one device."""

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax.placement import Placement
 from keras_multigpu.engines.jax.scopes import in_fresh_thread
-from keras_multigpu.engines.jax.state.parted import is_spread, put, release
+from keras_multigpu.engines.jax.state.parted import is_spread, make_whole, put, release
 from keras_multigpu.engines.jax.state.slots import prepare
 from keras_multigpu.engines.wide import check_wide, find_wide, names_of
 
@@ -53,6 +53,7 @@ class WideLayers:
         for variable in self._template.variables:
             axis = self._axes.get(names[id(variable)])
             if axis is None:
+                make_whole([variable])
                 release([variable], self.where.mesh)
             else:
                 spec = PartitionSpec(*[None] * axis, self.where.wide_axes)
