@@ -76,7 +76,29 @@ def test_batches_of_fewer_rows_than_devices():
     parallel.compile("sgd", "mse")
     data = tf.data.Dataset.from_tensor_slices((np.ones((6, 6)), np.ones((6, 2))))
     with pytest.warns(UserWarning, match="Batches of 1 row leave 3 of 4 devices"):
-        parallel.fit(data.batch(1, drop_remainder=True), shuffle=False, verbose=0)
+        parallel.fit(data.batch(1), shuffle=False, verbose=0)
+    parallel = make_parallel(mlp(), 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):  # a row alone can't be spread
+            parallel.predict(np.ones((1, 6)), verbose=0)
+
+
+@pytest.mark.skipif(ON_JAX, reason="JAX tells what the devices do not divide")
+def test_a_long_training_on_few_rows_is_told_soon():
+    parallel, told = make_parallel(mlp(), 4), []
+    parallel.compile("sgd", "mse")
+
+    def rows():
+        while True:
+            told.append(len(caught))
+            yield np.ones((3, 6)), np.ones((3, 2))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parallel.fit(rows(), steps_per_epoch=40, verbose=0)
+    assert [str(one.message) for one in caught if "Batches of 3 rows" in str(one.message)]
+    assert told[8] < told[-1]
 
 
 @pytest.mark.skipif(ON_JAX, reason="XLA does not say what it copies")

@@ -199,7 +199,7 @@ def test_forms(tmp_path):
     (axes,) = report.plot().axes
     widths = [bar.get_width() for bars in axes.containers for bar in bars]
     assert widths == [400, 0, 500, 700]
-    assert [text.get_text() for text in axes.texts] == [" 900 MB", " 700 MB"]
+    assert [text.get_text() for text in axes.texts] == ["900 MB", "700 MB"]
 
 
 @pytest.mark.backend_free

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ from keras_multigpu.engines import templates
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.structures import OpaqueError
-from keras_multigpu.engines.tensorflow.names import is_default
+from keras_multigpu.engines.tensorflow.names import first, full_name, is_default
 from keras_multigpu.engines.tensorflow.noted import Noted
 from keras_multigpu.engines.tensorflow.partition.calls import ConnectedError
 from keras_multigpu.engines.tensorflow.partition.calls import call as call_spread
@@ -65,6 +65,10 @@ class Partition:
         self._width = width
         self.is_one_device = len(names) == 1 and is_default(names[0])
         self._told: set[str] = set()
+        self._seen: tf.Variable | None = None  # the most rows of a step, and how many steps
+        if splits_rows and len(names) // width > 1:
+            with tf.init_scope(), tf.device(full_name(first("cpu"))):
+                self._seen = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
         self._records: dict[str, list[Record]] = {}  # by the name of the step
 
     def _warn(self, kind: str, text: str | None) -> None:
@@ -194,17 +198,25 @@ class Partition:
             compiled=bool(model.jit_compile),
             together=together,
             are_known=functools.partial(_are_of_metrics, model),
+            note_rows=self._note_rows,
         )
 
-    def warn_of_few_rows(self, given: Mapping[str, Any]) -> None:
-        """Warns if a loop is asked for batches of fewer rows than there are devices."""
-        rows, data = given.get("batch_size"), given.get("x")
-        if isinstance(data, tf.data.Dataset):
-            specs = tf.nest.flatten(data.element_spec)
-            shape: Any = getattr(specs[0], "shape", None) if specs else None
-            rows = shape[0] if getattr(shape, "rank", None) else None
+    def _note_rows(self, rows: Any) -> None:
+        """Notes a step of so many rows, for `warn_of_few_rows`."""
+        if self._seen is not None:
+            most, steps = tf.unstack(self._seen)
+            self._seen.assign([tf.maximum(most, tf.cast(rows, tf.int64)), steps + 1])
+
+    def forget_rows(self) -> None:
+        """A loop begins."""
+        if self._seen is not None:
+            self._seen.assign([0, 0])
+
+    def warn_of_few_rows(self) -> None:
+        """Warns if several steps all had fewer rows than there are devices."""
+        rows, steps = (0, 0) if self._seen is None else map(int, self._seen.numpy())
         count = len(self._names) // self._width
-        if self._splits_rows and isinstance(rows, int) and 0 < rows < count:
+        if 0 < rows < count and steps > 1:
             kind = "devices" if self._width == 1 else "groups of devices"
             self._warn(
                 "few rows",

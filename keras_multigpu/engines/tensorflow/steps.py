@@ -33,7 +33,7 @@ from keras_multigpu.engines.tensorflow.weights.placing import (
 )
 from keras_multigpu.engines.tensorflow.wide import WideRunner
 
-_SAID_AFTER = 10  # single steps, so that a few incomplete ones don't count
+_SAID_AFTER = 10  # steps, so that a few incomplete ones don't count
 
 
 class TensorFlowSteps(Steps):
@@ -54,14 +54,16 @@ class TensorFlowSteps(Steps):
         self._partition: Partition | Placed = runner.partition
         self._watched = Watched(model)
         self._moves = Moves()
-        self._singles: list[int] = []  # the rows of single steps
 
     def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._watched.scope():
             if self.group is None:
-                if isinstance(self._partition, Partition):
-                    self._partition.warn_of_few_rows(arguments(loop, args, kwargs))
-                return loop(*args, **kwargs)
+                if not isinstance(self._partition, Partition):
+                    return loop(*args, **kwargs)
+                self._partition.forget_rows()
+                result = loop(*args, **kwargs)
+                self._partition.warn_of_few_rows()
+                return result
             if self.is_running:  # a nested loop: evaluation within `fit`
                 with self._rows_compared():
                     return loop(*args, **kwargs)
@@ -70,8 +72,6 @@ class TensorFlowSteps(Steps):
     def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._watched.scope():
             if self.group is None:
-                if getattr(step, "__name__", "") == "train_on_batch":
-                    self._note_rows(tf.nest.flatten(arguments(step, args, kwargs).get("x")))
                 return step(*args, **kwargs)
             if self.is_running:
                 with self._rows_compared():
@@ -82,15 +82,6 @@ class TensorFlowSteps(Steps):
                 self._rows_compared(),
             ):
                 return step(*args, **kwargs)
-
-    def _note_rows(self, inputs: list[Any]) -> None:
-        """Warns if the first single steps all have fewer rows than there are devices."""
-        if len(self._singles) == _SAID_AFTER:
-            return
-        shapes = [tuple(getattr(one, "shape", ())) for one in inputs]
-        self._singles.append(max((shape[0] or 0 for shape in shapes if shape), default=0))
-        if len(self._singles) == _SAID_AFTER and isinstance(self._partition, Partition):
-            self._partition.warn_of_few_rows({"batch_size": max(self._singles)})
 
     def _run_together(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a loop together with the other processes."""
@@ -139,7 +130,24 @@ class TensorFlowSteps(Steps):
             return made
         if self.group is not None:
             setattr(self._model, name, self._counted(function, self.group))
+        elif name == "train_function" and isinstance(self._partition, Partition):
+            setattr(self._model, name, self._noticed(function, self._partition))
         return made
+
+    def _noticed(self, function: Callable[..., Any], partition: Partition) -> Callable[..., Any]:
+        """A training function that warns of few rows after its first steps, and is replaced."""
+        left = iter(range(_SAID_AFTER - 1))
+
+        @functools.wraps(function)
+        def step(*args: Any) -> Any:
+            result = function(*args)
+            if next(left, None) is None:
+                partition.warn_of_few_rows()
+                if self._model.train_function is step:
+                    self._model.train_function = function
+            return result
+
+        return step
 
     def _remake_functions(self, name: str) -> None:
         """Drops the step functions, and makes those again that a loop around this may be using.

@@ -38,6 +38,7 @@ def spread(
     is_part: bool = False,
     home: str | None = None,
     are_known: Callable[[Sequence[tf.Variable]], bool] = lambda made: False,
+    note_rows: Callable[[Any], None] = lambda rows: None,
 ) -> Any:
     """The result of `step(*args)`, computed by several devices.
 
@@ -63,6 +64,7 @@ def spread(
         home: the name of the device that has whole variables; by default the first.
         are_known: whether the step does the same once variables exist that its trace has made;
             otherwise it is traced again.
+        note_rows: takes the number of rows that are split.
     """
     leaves = tf.nest.flatten(args)
     check_not_distributed(leaves)
@@ -83,6 +85,7 @@ def spread(
             records[:] = [Record("too few rows", "the step/", "gathered", 1.0)]
         is_own = together is None or together.are_parts
         if is_own and (are_ragged or rows is not None or not compiled):
+            note_rows(rows or 0)
             return _on_one_device(step, args, autograph, together)
         # All is whole. Joined processes compare it, and agree on what comes from outside.
         rows, have_rows, records = "unknown", [False] * len(leaves), []
@@ -92,6 +95,10 @@ def spread(
     )
     if together is not None:
         together.note(traced.graph)
+    else:
+        count = traced.count()
+        if any(one.has_rows for one in traced.arguments):
+            note_rows(count)
     planner = Planner(RULES, len(devices) // width, traced.batch, records)
     planner.columns = {name: number for number, name in enumerate(devices[:width])}
     planner.is_joined = together is not None
@@ -107,10 +114,10 @@ def spread(
         return _on_one_device(step, args, autograph, together)
     options: dict[str, Any] = {"is_compiled": compiled and not is_part, "wire_dtype": wire_dtype}
     if together is None and width > 1:
-        scope = Devices.mesh(devices, width, traced.count(), **options)
+        scope = Devices.mesh(devices, width, count, **options)
         made = write(planner.program, scope, traced.given())
     elif together is None:
-        scope = Devices(devices, traced.count(), home=home, has_functions=not is_part, **options)
+        scope = Devices(devices, count, home=home, has_functions=not is_part, **options)
         made = write(planner.program, scope, traced.given())
     else:
         made = together.write(planner.program, traced, devices, {"home": home, **options})
