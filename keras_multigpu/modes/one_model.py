@@ -163,6 +163,17 @@ class OneModel(keras.Model):
     def _layers(self, value: Any) -> None:
         pass  # Keras's new list, when the parallel model is made
 
+    @property
+    def trainable(self) -> bool:
+        """Whether the template is trainable."""
+        return self.template.trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        # The two share this value. Set here first, TensorFlow would take it for the template's own,
+        # and leave the layers within as they are.
+        self.template.trainable = value
+
     def _parallel_layers(self) -> list[keras.Layer]:
         """The mode's layers beside the template."""
         return []

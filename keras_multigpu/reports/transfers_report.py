@@ -174,6 +174,8 @@ class TransfersReport(Report):
     def draw(self, figure: Any) -> None:
         """Draws a map of devices by devices for each step; darker cells send more."""
         steps = [step for step in _STEPS if self._transfers(step)]
+        side = max(4.0, 0.55 * len(self.devices) + 1.5)  # inches: a cell has room for its number
+        figure.set_size_inches(2.25 * side, side)
         for step, axes in zip(steps, np.atleast_1d(figure.subplots(1, max(len(steps), 1)))):
             names, sums = self.matrix(step)
             axes.imshow(sums, cmap="Blues", vmin=0)

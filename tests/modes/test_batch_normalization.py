@@ -206,3 +206,23 @@ def test_the_template_is_not_changed(rng):
     assert not any(norm.synchronized for norm in norms)
     template.compile("sgd", "mse")
     assert np.isfinite(template.fit(x, y, verbose=0).history["loss"]).all()
+
+
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+@pytest.mark.parametrize("options", [{}, {"shard": "weights"}, {"mode": "model"}])
+def test_a_model_that_is_frozen_as_a_whole(options, rng):
+    """The layers within are frozen with it: their statistics stay, and they normalize by them."""
+    x, y = rng.normal(size=(24, 6, 6, 2)), rng.normal(size=(24, 2))
+    plain, template = _conv(), _conv()
+    template.set_weights(plain.get_weights())
+    parallel = make_parallel(template, 3, **options)
+    for is_trainable in (False, True, False):
+        for model in (plain, parallel):
+            model.trainable = is_trainable
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.fit(x, y, batch_size=24, verbose=0)
+        assert parallel.trainable == template.trainable == is_trainable
+        assert {layer.trainable for layer in template.layers} == {is_trainable}
+        assert difference(plain.get_weights(), template.get_weights()) < 1e-5
+        first, second = (one.predict(x, verbose=0) for one in (plain, parallel))
+        assert difference(first, second) < 1e-5

@@ -23,7 +23,7 @@ every_mode = pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
 # The methods and properties of a model that a parallel model does in its own way, by their class.
 OURS = {
     "OneModel": {"__init__", "__getattribute__", "__setattr__", "__dir__"}
-    | {"_layers", "activity_regularizer"}
+    | {"_layers", "activity_regularizer", "trainable"}
     | ({"_trackable_children"} & {*dir(keras.Model)}),  # TensorFlow's
     "SavedModel": {"get_weights", "set_weights", "load_weights"}
     | {"save", "save_weights", "export", "get_config", "from_config", "__reduce__"}
