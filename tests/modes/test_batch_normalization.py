@@ -215,7 +215,7 @@ def test_a_model_that_is_frozen_as_a_whole(options, rng):
     x, y = rng.normal(size=(24, 6, 6, 2)), rng.normal(size=(24, 2))
     plain, template = _conv(), _conv()
     template.set_weights(plain.get_weights())
-    parallel = make_parallel(template, 3, **options)
+    parallel = make_parallel(template, 2, **options)
     for is_trainable in (False, True, False):
         for model in (plain, parallel):
             model.trainable = is_trainable
