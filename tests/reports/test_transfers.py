@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from keras import layers
 from support.parity import difference, variables
+from support.pictures import hidden_texts
 
 from keras_multigpu import make_parallel, reports
 from keras_multigpu.engines import Transfer
@@ -299,3 +300,12 @@ def test_weights_that_another_model_has_spread(options, other, rng):
     assert text() == before
     spread.fit(*batch, verbose=0)
     assert text() == before
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("n", [2, 8, 16])
+def test_the_numbers_in_the_map_can_be_read(n):
+    names = [f"cpu:{number}" for number in range(n)]
+    pairs = itertools.permutations(["host", *names], 2)
+    sent = [Transfer(*pair, "gradients", "kernel", 141_000_000) for pair in pairs]
+    assert not hidden_texts(reports.TransfersReport(sent, sent, names).plot())
