@@ -83,7 +83,6 @@ def check_wide(model: keras.Model, count: int) -> None:
     told = _told.setdefault(model, set())
     if count in told:
         return
-    told.add(count)
     sizes = {id(one): math.prod(one.shape) for one in model.variables}
     undivided = [kernel for _, kernel in _large(model) if names[id(kernel)] not in axes]
     share = sum(sizes[id(one)] for one in undivided) / sum(sizes.values())
@@ -95,23 +94,32 @@ def check_wide(model: keras.Model, count: int) -> None:
             f"{count} divides, or another number of devices.",
             stacklevel=6,
         )
-    elif is_graph(model):
-        _warn_of_little_work(model, axes, count)
-
-
-def _warn_of_little_work(model: keras.Model, axes: Collection[str], count: int) -> None:
-    names = names_of(model)
-    work = {True: 0.0, False: 0.0}
-    for call in read_graph(model).calls:
-        work[any(names.get(id(one)) in axes for one in call.variables)] += flops(call)
-    share = work[True] / max(sum(work.values()), 1.0)
-    if share < _LEAST_WORK:
+    elif is_graph(model) and (work := spread_work(model, axes)) < _LEAST_WORK:
         warnings.warn(
-            f"Large layers, which are spread over {count} devices, do about {share:.0%} of the "
+            f"Large layers, which are spread over {count} devices, do about {work:.0%} of the "
             f"work of {model.name!r}. One of the devices does the rest, or each: this saves memory "
             "and hardly time. To save time use `mode='data'` without `model_devices`.",
-            stacklevel=7,
+            stacklevel=6,
         )
+    told.add(count)
+
+
+def busiest_share(model: keras.Model, count: int) -> float:
+    """The work of the device that does what is not spread, too, relative to one device."""
+    return 1 - (1 - 1 / count) * spread_work(model, find_wide(model, count))
+
+
+def spread_work(model: keras.Model, axes: Collection[str]) -> float:
+    """The share of the work that layers do whose weights are spread; without a graph, of these."""
+    names = names_of(model)
+    work = {True: 0.0, False: 0.0}
+    if is_graph(model):
+        for call in read_graph(model).calls:
+            work[any(names.get(id(one)) in axes for one in call.variables)] += flops(call)
+    else:
+        for variable in model.variables:
+            work[names[id(variable)] in axes] += math.prod(variable.shape)
+    return work[True] / max(sum(work.values()), 1.0)
 
 
 def check_mesh(request: Request, is_joined: bool) -> None:

@@ -149,8 +149,13 @@ def describe(one: Prediction) -> str:
 def _facts(one: Prediction) -> str:
     low, high = (f"{end:.2f}" for end in one.speedup_range)
     ends = "" if low == high else f" ({low} to {high})"
-    fast = f"{one.speedup:.2f} times as fast as one{ends}"
+    fast = f"{one.speedup:.2f} times as fast as one{_work(one)}{ends}"
     return f"{fast}, an efficiency of {one.efficiency:.0%}; {_blame(one)}"
+
+
+def _work(one: Prediction) -> str:
+    """What one device is compared with that does the same work, if that is not the model alone."""
+    return "" if one.mode in _ALTERNATIVES else f" with {one.devices} replicas"
 
 
 def _blame(one: Prediction) -> str:
@@ -161,7 +166,7 @@ def _blame(one: Prediction) -> str:
         f"{one.devices} rows"
     )
     if one.is_measured:
-        times = f"a step took {step}, on one device {show_seconds(one.alone_s)}"
+        times = f"a step took {step}, on one device{_work(one)} {show_seconds(one.alone_s)}"
         return f"{times}; {cure}" if one.is_undivided else times
     if one.transfer_s >= lost:
         traffic, moved = one.load.traffic, _MOVED[one.mode]

@@ -101,14 +101,24 @@ def draw_bars(
     *,
     xlabel: str,
     color: Any = None,
+    colors: Mapping[str, str] | None = None,
     texts: Sequence[str] = (),
 ) -> None:
-    """Draws a horizontal bar for each label, made of parts side by side; `texts` at their ends."""
+    """Draws a horizontal bar for each label, made of parts side by side; `texts` at their ends.
+
+    `color` is that of the bars, `colors` those of the parts.
+    """
     places, ends = range(len(labels)), [0.0] * len(labels)
     figure = axes.get_figure()
     figure.set_figheight(max(figure.get_figheight(), 1.4 + 0.22 * len(labels)))
     for number, (part, sizes) in enumerate(parts.items()):
-        axes.barh(places, sizes, left=ends, label=part, color=color or f"C{number}")
+        axes.barh(
+            places,
+            sizes,
+            left=ends,
+            label=part,
+            color=color or (colors or {}).get(part, f"C{number}"),
+        )
         ends = [end + size for end, size in zip(ends, sizes)]
     axes.set(xlabel=xlabel, yticks=places, yticklabels=labels, axisbelow=True)
     axes.grid(axis="x", alpha=0.3)

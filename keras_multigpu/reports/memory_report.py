@@ -138,7 +138,8 @@ class MemoryReport(Report):
             kind: [self.bytes(one, kind) / 1e6 for one in self.devices] for kind in self._kinds
         }
         texts = [show_bytes(self.bytes(name)) for name in self.devices]
-        draw_bars(axes, self.devices, parts, xlabel="MB", texts=texts)
+        colors = {kind: f"C{number}" for number, kind in enumerate(KINDS)}  # in all reports
+        draw_bars(axes, self.devices, parts, xlabel="MB", colors=colors, texts=texts)
         axes.set(title=self.title)
         figure.legend(loc="outside lower center", ncols=4, frameon=False)
 

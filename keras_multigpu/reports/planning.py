@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,8 +69,8 @@ def plan(
         speed: how many times as fast a device is as the one that is measured here.
         inputs: `batch_size` rows of inputs.
         targets: as many rows of targets.
-        cuts: how mode `"model"` divides the model, by the number of devices. On JAX mode `"model"`
-            is only considered with it.
+        cuts: how mode `"model"` divides the model, by the number of devices. Without it mode
+            `"model"` is only considered on JAX if so many devices are here.
         overlap: the share of the copies that computations hide.
         steps: the least number of steps to time.
 
@@ -93,7 +94,9 @@ def plan(
         inputs=inputs, targets=targets, cuts=cuts, overlap=overlap, steps=steps,
     )  # fmt: skip
     shards, notes = _find_shards(model, count)
-    search = Search(subject, count, shards, limit)
+    why_not_placed = _divide(subject, count)
+    search = Search(subject, count, shards, limit, can_place=not why_not_placed)
+    notes += why_not_placed
     subject.measure(search.rows, max(search.rows // 2, 1), {})
     plain = search.count(model)
     recomputed, why_not = _count_recomputed(search, plain)
@@ -124,6 +127,23 @@ def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], li
         except ValueError as error:
             notes.append(f"shard={name!r} is left out: {str(error).partition('. ')[0]}.")
     return [None, *found], notes
+
+
+def _divide(subject: Subject, count: int) -> list[str]:
+    """Why mode `"model"` is left out, if it is; a compiler divides the model, to count it."""
+    here = choose_devices(None, None)
+    if count == 1 or count in subject.cuts:
+        return []
+    request = engines.Request("model", subject.model, (*here, *here[:1] * count)[:count], {})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            engines.current().model_runner.check(request)
+        if engines.current().partitions:
+            subject.cuts[count] = subject.find_cut(count, subject.batch_size, subject.sizes)
+    except (UserWarning, ValueError) as reason:
+        return [f"Mode 'model' is left out: {reason}"]
+    return []
 
 
 def _shard_of(name: str, kept: engines.Kept) -> Shard:

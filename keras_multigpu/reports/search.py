@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
-from keras_multigpu import engines
 from keras_multigpu.devices import choose_devices
-from keras_multigpu.graphs.graph import is_graph
 from keras_multigpu.reports.memory_report import MemoryReport
 from keras_multigpu.reports.plan_report import Choice
 from keras_multigpu.reports.subject import Subject
@@ -30,7 +28,15 @@ class Search:
     `recomputing` is a copy of the model that computes activations again, if there is one.
     """
 
-    def __init__(self, subject: Subject, devices: int, shards: list[Shard | None], limit: int):
+    def __init__(
+        self,
+        subject: Subject,
+        devices: int,
+        shards: list[Shard | None],
+        limit: int,
+        *,
+        can_place: bool,
+    ):
         self.subject, self._limit = subject, limit
         self.recomputing: keras.Model | None = None
         self.rows = math.ceil(subject.batch_size / devices)
@@ -38,8 +44,7 @@ class Search:
         self._kinds: list[tuple[str, Shard | None, int]] = [("data", None, 1)]
         if devices > 1:
             self._kinds += [("data", shard, devices) for shard in shards]
-            can_place = is_graph(subject.model) and not engines.current().partitions
-            if devices in subject.cuts or can_place:
+            if can_place:
                 self._kinds.append(("model", None, devices))
 
     def count(self, model: keras.Model) -> dict[int, Sizes]:
@@ -74,9 +79,11 @@ class Search:
         ways: list[Way] = []
         for kind in self._kinds if sizes else ():
             mode, _, devices = kind
+            is_given = mode == "model" and devices in cuts  # for the whole batch, all of it kept
+            if is_given and remat:
+                continue
             own = sizes[self.rows if mode == "data" and devices > 1 else batch_size]
             equal = [one for one in powers if batch_size % (one * devices) == 0]
-            is_given = mode == "model" and devices in cuts  # a cut is for a whole batch
             numbers = [1] if is_given else [1, *equal]
             ways.append([self._predict(*kind, own, parts, remat) for parts in numbers])
         return ways

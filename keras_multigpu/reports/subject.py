@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,13 +13,16 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_model, finite_number, positive_integer, quantity
 from keras_multigpu.devices import choose_devices
+from keras_multigpu.engines.wide import busiest_share
+from keras_multigpu.modes import ParallelModel
 from keras_multigpu.parallel import make_parallel
 from keras_multigpu.reports import checks, forms, timing
 from keras_multigpu.reports.inputs import check_graph, make_inputs
 from keras_multigpu.reports.interconnect import Link, default_link, find_link
-from keras_multigpu.reports.loads import find_load
+from keras_multigpu.reports.loads import find_busiest, find_load
 from keras_multigpu.reports.memory_report import MemoryReport, memory
 from keras_multigpu.reports.prediction import Prediction, Traffic, predict
+from keras_multigpu.reports.transfers_report import transfers
 from keras_multigpu.reports.workload import Cut, Sizes, Workload, find_cut, find_sizes
 
 
@@ -71,6 +75,7 @@ class Subject:
         checks.check_given(self.model, self.inputs, self.targets, self.batch_size)
         one_row = timing.take_rows(self.inputs, 1)
         self.sizes = find_sizes(self.model, self.model(one_row), one_row)
+        self._by_compiler: dict[int, Traffic] = {}  # in mode "model", by the number of devices
         for count in self.n_gpus if "model" in self.modes else ():
             if count > 1 and count not in self.cuts:
                 self.cuts[count] = self.find_cut(count, self.batch_size, self.sizes)
@@ -101,7 +106,27 @@ class Subject:
 
     def find_cut(self, devices: int, rows: int, sizes: Sizes) -> Cut:
         """How mode `"model"` divides the model."""
+        if engines.current().partitions:
+            return self._count_cut(devices, rows)
         return find_cut(self.model, devices, rows, sizes, self.placement)
+
+    def _count_cut(self, devices: int, rows: int) -> Cut:
+        """How a compiler divides the model: it is compiled for as many devices, which are here."""
+        here = len(choose_devices(None, None))
+        if devices > here:
+            raise ValueError(
+                f"On {engines.current().title} mode 'model' is compiled for as many devices, to "
+                f"count what crosses, so that they have to be here, virtual ones too. Received: "
+                f"{devices} devices, of which {here} {'is' if here == 1 else 'are'} here. Call "
+                f"`keras_multigpu.use_virtual_devices({devices})` first, or give `cuts`."
+            )
+        with self._compiled(self.model, devices, mode="model") as (parallel, batch):
+            given = timing.take_rows(batch, rows)
+            moved = (one for one in transfers(parallel, given).training if one.kind != "inputs")
+            sent = self._by_compiler[devices] = find_busiest(moved, duplex=True)
+            held = memory(parallel, given).peak
+        share = busiest_share(self.model, devices)
+        return Cut(round(sent.sent / 2), round(sent.copies / 2), share, held)  # a half forward
 
     def predict(
         self, mode: str, devices: int, *, traffic: Traffic | None = None, **changes: Any
@@ -111,6 +136,8 @@ class Subject:
         by_compiler, hosts = engines.current().partitions, self.devices_per_host
         work = Workload(self.step, self.batch_size, self.sizes, by_compiler, self.cuts, hosts)
         load = find_load(mode, dataclasses.replace(work, **changes), devices)
+        if mode == "model" and traffic is None:
+            traffic = self._by_compiler.get(devices)
         if traffic is not None:
             load = dataclasses.replace(load, traffic=traffic)
         used = (self._used_link, self.processors, self.overlap, self.host_link)
@@ -121,12 +148,19 @@ class Subject:
         self, model: keras.Model, rows: int, devices: int = 1, parts: int = 1, **options: Any
     ) -> MemoryReport:
         """The memory of a copy of the model, made parallel, on one of some parts of a batch."""
-        with engines.current().places_kept(model):
-            parallel = make_parallel(model, devices, **options)
-            batch = timing.compile_for(parallel, (self.inputs, self.targets))
+        with self._compiled(model, devices, **options) as (parallel, batch):
             if parts > 1:
                 timing.accumulate(parallel, parts)
             return memory(parallel, timing.take_rows(batch, rows))
+
+    @contextlib.contextmanager
+    def _compiled(
+        self, model: keras.Model, devices: int, **options: Any
+    ) -> Iterator[tuple[ParallelModel, Any]]:
+        """Scope in which a model is parallel and compiled, with a batch to train it on."""
+        with engines.current().places_kept(model):
+            parallel = make_parallel(model, devices, **options)
+            yield parallel, timing.compile_for(parallel, (self.inputs, self.targets))
 
     @property
     def doubts(self) -> list[str]:

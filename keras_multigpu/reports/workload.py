@@ -185,13 +185,6 @@ def find_cut(
     placement: Mapping[str, int] | None = None,
 ) -> Cut:
     """What would cross if a model were divided, and the busiest device's work and memory."""
-    if engines.current().partitions:
-        raise ValueError(
-            f"On {engines.current().title} mode 'model' spreads each layer over all devices, and "
-            "the compiler decides what crosses. Received: modes with 'model', and no cut for "
-            f"{devices} devices. Count with `reports.transfers`, and give "
-            f"`cuts={{{devices}: Cut(size, copies, share)}}`."
-        )
     if not is_graph(model):
         raise ValueError(
             "Mode 'model' places the layers of a Sequential or functional model without a custom "

@@ -115,7 +115,8 @@ class WideModel(keras.Model):
             **kwargs: passed to `predict`.
 
         Returns:
-            An array of shape `(rows, units)`.
+            An array of shape `(rows, units)`: with the logistic loss logits, of which
+            `keras.ops.sigmoid` makes probabilities.
         """
         return self.predict(self.encoder.transform(table, output="indices"), **kwargs)
 

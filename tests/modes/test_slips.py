@@ -183,3 +183,14 @@ def test_single_steps_of_fewer_rows_than_devices():
         parallel.compile("sgd", "mse")
         for rows in [8, *[1] * 10]:
             parallel.train_on_batch(np.ones((rows, 6)), np.ones((rows, 2)))
+
+
+@pytest.mark.skipif(ON_JAX, reason="JAX tells what the devices do not divide")
+@pytest.mark.parametrize("rows", [1, 2])
+def test_functions_of_fewer_rows_than_devices(rows):
+    parallel = make_parallel(mlp(), 4)
+    infer = parallel.function(lambda x: parallel(x))
+    for _ in range(9):
+        infer(np.ones((rows, 6), "float32"))
+    with pytest.warns(UserWarning, match=f"Batches of {rows} rows? leave {4 - rows} of 4 devices"):
+        infer(np.ones((1, 6), "float32"))

@@ -31,6 +31,8 @@ from keras_multigpu.engines.tensorflow.weights.homes import Homes
 from keras_multigpu.engines.tensorflow.weights.reading import source
 from keras_multigpu.engines.values import Call, Result
 
+_SAID_AFTER = 10  # steps, so that a few incomplete ones don't count
+
 
 class Partition:
     """What runs on several devices, computed by them as one device would.
@@ -149,12 +151,12 @@ class Partition:
 
         def graph_or_eager(flat: Any, args: Any, **more: Any) -> Any:
             if not tf.executing_eagerly():
-                return run(flat, args, **more)
+                return run(flat, args, note_rows=self._note_rows, **more)
             self._warn_of_eager_steps()
             with one_device():
                 return flat(*args)
 
-        return on_all_devices(step, graph_or_eager, rows)
+        return self.noticed(on_all_devices(step, graph_or_eager, rows))
 
     def explain(self) -> str:
         """What of each step that has run is computed by one device alone."""
@@ -211,6 +213,22 @@ class Partition:
         """A loop begins."""
         if self._seen is not None:
             self._seen.assign([0, 0])
+
+    def noticed(
+        self, function: Callable[..., Any], then: Callable[[], None] = lambda: None
+    ) -> Callable[..., Any]:
+        """A function of steps that warns of few rows after its first calls; `then` is called."""
+        left = iter(range(_SAID_AFTER))
+
+        @functools.wraps(function)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if next(left, None) == _SAID_AFTER - 1 and tf.executing_eagerly():
+                self.warn_of_few_rows()
+                then()
+            return result
+
+        return step
 
     def warn_of_few_rows(self) -> None:
         """Warns if several steps all had fewer rows than there are devices."""

@@ -33,8 +33,6 @@ from keras_multigpu.engines.tensorflow.weights.placing import (
 )
 from keras_multigpu.engines.tensorflow.wide import WideRunner
 
-_SAID_AFTER = 10  # steps, so that a few incomplete ones don't count
-
 
 class TensorFlowSteps(Steps):
     """Turns off XLA for the outer step, drops stale traces, and watches other machines."""
@@ -131,23 +129,17 @@ class TensorFlowSteps(Steps):
         if self.group is not None:
             setattr(self._model, name, self._counted(function, self.group))
         elif name == "train_function" and isinstance(self._partition, Partition):
-            setattr(self._model, name, self._noticed(function, self._partition))
+            self._notice(function, self._partition)
         return made
 
-    def _noticed(self, function: Callable[..., Any], partition: Partition) -> Callable[..., Any]:
-        """A training function that warns of few rows after its first steps, and is replaced."""
-        left = iter(range(_SAID_AFTER - 1))
+    def _notice(self, function: Callable[..., Any], partition: Partition) -> None:
+        """Has a training function warn of few rows in its first steps, and then put back."""
 
-        @functools.wraps(function)
-        def step(*args: Any) -> Any:
-            result = function(*args)
-            if next(left, None) is None:
-                partition.warn_of_few_rows()
-                if self._model.train_function is step:
-                    self._model.train_function = function
-            return result
+        def put_back() -> None:
+            if self._model.train_function is noticed:
+                self._model.train_function = function
 
-        return step
+        noticed = self._model.train_function = partition.noticed(function, put_back)
 
     def _remake_functions(self, name: str) -> None:
         """Drops the step functions, and makes those again that a loop around this may be using.
