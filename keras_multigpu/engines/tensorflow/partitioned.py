@@ -15,7 +15,8 @@ from keras_multigpu.engines import templates
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.structures import OpaqueError
-from keras_multigpu.engines.tensorflow.names import first, full_name, is_default
+from keras_multigpu.engines.tensorflow.few_rows import FewRows
+from keras_multigpu.engines.tensorflow.names import is_default
 from keras_multigpu.engines.tensorflow.noted import Noted
 from keras_multigpu.engines.tensorflow.partition.calls import ConnectedError
 from keras_multigpu.engines.tensorflow.partition.calls import call as call_spread
@@ -30,8 +31,6 @@ from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order
 from keras_multigpu.engines.tensorflow.weights.homes import Homes
 from keras_multigpu.engines.tensorflow.weights.reading import source
 from keras_multigpu.engines.values import Call, Result
-
-_SAID_AFTER = 10  # steps, so that a few incomplete ones don't count
 
 
 class Partition:
@@ -48,6 +47,7 @@ class Partition:
 
     Attributes:
         homes: the argument.
+        few_rows: tells of batches that are too short.
         is_one_device: whether it is the one that TensorFlow uses by itself: nothing is changed.
     """
 
@@ -67,10 +67,8 @@ class Partition:
         self._width = width
         self.is_one_device = len(names) == 1 and is_default(names[0])
         self._told: set[str] = set()
-        self._seen: tf.Variable | None = None  # the most rows of a step, and how many steps
-        if splits_rows and len(names) // width > 1:
-            with tf.init_scope(), tf.device(full_name(first("cpu"))):
-                self._seen = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
+        kind = "devices" if width == 1 else "groups of devices"
+        self.few_rows = FewRows(len(names) // width if splits_rows else 1, kind)
         self._records: dict[str, list[Record]] = {}  # by the name of the step
 
     def _warn(self, kind: str, text: str | None) -> None:
@@ -151,12 +149,12 @@ class Partition:
 
         def graph_or_eager(flat: Any, args: Any, **more: Any) -> Any:
             if not tf.executing_eagerly():
-                return run(flat, args, note_rows=self._note_rows, **more)
+                return run(flat, args, note_rows=self.few_rows.note, **more)
             self._warn_of_eager_steps()
             with one_device():
                 return flat(*args)
 
-        return self.noticed(on_all_devices(step, graph_or_eager, rows))
+        return self.few_rows.told_by(on_all_devices(step, graph_or_eager, rows))
 
     def explain(self) -> str:
         """What of each step that has run is computed by one device alone."""
@@ -200,47 +198,8 @@ class Partition:
             compiled=bool(model.jit_compile),
             together=together,
             are_known=functools.partial(_are_of_metrics, model),
-            note_rows=self._note_rows,
+            note_rows=self.few_rows.note,
         )
-
-    def _note_rows(self, rows: Any) -> None:
-        """Notes a step of so many rows, for `warn_of_few_rows`."""
-        if self._seen is not None:
-            most, steps = tf.unstack(self._seen)
-            self._seen.assign([tf.maximum(most, tf.cast(rows, tf.int64)), steps + 1])
-
-    def forget_rows(self) -> None:
-        """A loop begins."""
-        if self._seen is not None:
-            self._seen.assign([0, 0])
-
-    def noticed(
-        self, function: Callable[..., Any], then: Callable[[], None] = lambda: None
-    ) -> Callable[..., Any]:
-        """A function of steps that warns of few rows after its first calls; `then` is called."""
-        left = iter(range(_SAID_AFTER))
-
-        @functools.wraps(function)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
-            if next(left, None) == _SAID_AFTER - 1 and tf.executing_eagerly():
-                self.warn_of_few_rows()
-                then()
-            return result
-
-        return step
-
-    def warn_of_few_rows(self) -> None:
-        """Warns if several steps all had fewer rows than there are devices."""
-        rows, steps = (0, 0) if self._seen is None else map(int, self._seen.numpy())
-        count = len(self._names) // self._width
-        if 0 < rows < count and steps > 1:
-            kind = "devices" if self._width == 1 else "groups of devices"
-            self._warn(
-                "few rows",
-                f"Batches of {rows} row{'s' if rows > 1 else ''} leave {count - rows} of "
-                f"{count} {kind} without work. Give at least {count} rows.",
-            )
 
     def _build_optimizer(self, model: TrainedModel) -> None:
         """Creates the slots before a training step is traced, which would be traced twice.

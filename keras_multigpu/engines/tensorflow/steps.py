@@ -20,6 +20,7 @@ from keras_multigpu.engines.tensorflow.checks import check_no_strategy
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.samples import Samples
+from keras_multigpu.engines.tensorflow.few_rows import FewRows
 from keras_multigpu.engines.tensorflow.partition.together import Together
 from keras_multigpu.engines.tensorflow.partitioned import Partition
 from keras_multigpu.engines.tensorflow.placed import Placed
@@ -58,9 +59,9 @@ class TensorFlowSteps(Steps):
             if self.group is None:
                 if not isinstance(self._partition, Partition):
                     return loop(*args, **kwargs)
-                self._partition.forget_rows()
+                self._partition.few_rows.forget()
                 result = loop(*args, **kwargs)
-                self._partition.warn_of_few_rows()
+                self._partition.few_rows.warn()
                 return result
             if self.is_running:  # a nested loop: evaluation within `fit`
                 with self._rows_compared():
@@ -129,17 +130,17 @@ class TensorFlowSteps(Steps):
         if self.group is not None:
             setattr(self._model, name, self._counted(function, self.group))
         elif name == "train_function" and isinstance(self._partition, Partition):
-            self._notice(function, self._partition)
+            self._notice(function, self._partition.few_rows)
         return made
 
-    def _notice(self, function: Callable[..., Any], partition: Partition) -> None:
+    def _notice(self, function: Callable[..., Any], few_rows: FewRows) -> None:
         """Has a training function warn of few rows in its first steps, and then put back."""
 
         def put_back() -> None:
             if self._model.train_function is noticed:
                 self._model.train_function = function
 
-        noticed = self._model.train_function = partition.noticed(function, put_back)
+        noticed = self._model.train_function = few_rows.told_by(function, put_back)
 
     def _remake_functions(self, name: str) -> None:
         """Drops the step functions, and makes those again that a loop around this may be using.
