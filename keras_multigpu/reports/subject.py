@@ -74,7 +74,7 @@ class Subject:
             self.inputs = make_inputs(self.model, self.batch_size)
         checks.check_given(self.model, self.inputs, self.targets, self.batch_size)
         one_row = timing.take_rows(self.inputs, 1)
-        self.sizes = find_sizes(self.model, self.model(one_row), one_row)
+        self.sizes = find_sizes(self.model, self.model(one_row), one_row, self.batch_size)
         self._by_compiler: dict[int, Traffic] = {}  # in mode "model", by the number of devices
         for count in self.n_gpus if "model" in self.modes else ():
             if count > 1 and count not in self.cuts:

@@ -151,10 +151,12 @@ class Workload:
         return devices if self.per_host is None else min(devices, self.per_host)
 
 
-def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:
+def find_sizes(
+    model: keras.Model, outputs: Any, inputs: Any = (), batch_size: int = engines.LARGE_BATCH
+) -> Sizes:
     """The bytes of a built model, given its outputs and inputs for one row; no memory of a step."""
     graph = read_graph(model) if is_graph(model) else Graph((), (), ())
-    tables, looked_up = _find_tables(graph)
+    tables, looked_up = _find_tables(graph, batch_size)
     return Sizes(
         weights=variables_bytes(model.variables),
         gradients=variables_bytes(model.trainable_variables),
@@ -166,14 +168,14 @@ def find_sizes(model: keras.Model, outputs: Any, inputs: Any = ()) -> Sizes:
     )
 
 
-def _find_tables(graph: Graph) -> tuple[int, int]:
-    """The bytes of trained tables of which a large batch names few rows, and of a row's."""
+def _find_tables(graph: Graph, batch_size: int) -> tuple[int, int]:
+    """The bytes of trained tables of which a batch names few rows, and of a row's."""
     named: collections.Counter[Any] = collections.Counter()
     for call in graph.calls:
         if isinstance(call.layer, keras.layers.Embedding) and call.layer.trainable:
             named[call.layer] += sum(map(row_bytes, call.outputs))
     sizes = {one: variables_bytes(one.trainable_variables) for one in named}
-    large = [one for one, size in sizes.items() if size > engines.LARGE_BATCH * named[one]]
+    large = [one for one, size in sizes.items() if size > batch_size * named[one]]
     return sum(sizes[one] for one in large), sum(named[one] for one in large)
 
 

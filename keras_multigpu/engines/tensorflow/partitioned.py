@@ -15,7 +15,7 @@ from keras_multigpu.engines import templates
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.structures import OpaqueError
-from keras_multigpu.engines.tensorflow.few_rows import FewRows
+from keras_multigpu.engines.tensorflow.batch_rows import BatchRows
 from keras_multigpu.engines.tensorflow.names import is_default
 from keras_multigpu.engines.tensorflow.noted import Noted
 from keras_multigpu.engines.tensorflow.partition.calls import ConnectedError
@@ -47,7 +47,7 @@ class Partition:
 
     Attributes:
         homes: the argument.
-        few_rows: tells of batches that are too short.
+        rows: those of batches.
         is_one_device: whether it is the one that TensorFlow uses by itself: nothing is changed.
     """
 
@@ -68,7 +68,7 @@ class Partition:
         self.is_one_device = len(names) == 1 and is_default(names[0])
         self._told: set[str] = set()
         kind = "devices" if width == 1 else "groups of devices"
-        self.few_rows = FewRows(len(names) // width if splits_rows else 1, kind)
+        self.rows = BatchRows(len(names) // width if splits_rows else 1, kind)
         self._records: dict[str, list[Record]] = {}  # by the name of the step
 
     def _warn(self, kind: str, text: str | None) -> None:
@@ -149,12 +149,12 @@ class Partition:
 
         def graph_or_eager(flat: Any, args: Any, **more: Any) -> Any:
             if not tf.executing_eagerly():
-                return run(flat, args, note_rows=self.few_rows.note, **more)
+                return run(flat, args, note_rows=self.rows.note, **more)
             self._warn_of_eager_steps()
             with one_device():
                 return flat(*args)
 
-        return self.few_rows.told_by(on_all_devices(step, graph_or_eager, rows))
+        return self.rows.told_by(on_all_devices(step, graph_or_eager, rows))
 
     def explain(self) -> str:
         """What of each step that has run is computed by one device alone."""
@@ -198,7 +198,8 @@ class Partition:
             compiled=bool(model.jit_compile),
             together=together,
             are_known=functools.partial(_are_of_metrics, model),
-            note_rows=self.few_rows.note,
+            note_rows=self.rows.note,
+            expected=self.rows.expected[name.partition("_")[0]],
         )
 
     def _build_optimizer(self, model: TrainedModel) -> None:

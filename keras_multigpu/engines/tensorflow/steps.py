@@ -16,11 +16,11 @@ from keras_multigpu.engines.cluster.joint import arguments, together, write_once
 from keras_multigpu.engines.cluster.listing import Listing
 from keras_multigpu.engines.runners import Runner, Steps, TrainedModel
 from keras_multigpu.engines.shared import unchanged
+from keras_multigpu.engines.tensorflow.batch_rows import BatchRows
 from keras_multigpu.engines.tensorflow.checks import check_no_strategy
 from keras_multigpu.engines.tensorflow.cluster import processes
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.samples import Samples
-from keras_multigpu.engines.tensorflow.few_rows import FewRows
 from keras_multigpu.engines.tensorflow.partition.together import Together
 from keras_multigpu.engines.tensorflow.partitioned import Partition
 from keras_multigpu.engines.tensorflow.placed import Placed
@@ -59,10 +59,8 @@ class TensorFlowSteps(Steps):
             if self.group is None:
                 if not isinstance(self._partition, Partition):
                     return loop(*args, **kwargs)
-                self._partition.few_rows.forget()
-                result = loop(*args, **kwargs)
-                self._partition.few_rows.warn()
-                return result
+                with self._partition.rows.of_loop(loop, args, kwargs):
+                    return loop(*args, **kwargs)
             if self.is_running:  # a nested loop: evaluation within `fit`
                 with self._rows_compared():
                     return loop(*args, **kwargs)
@@ -116,6 +114,10 @@ class TensorFlowSteps(Steps):
         if self._moves.found(self._variables()):
             self._remake_functions(name)
         check_no_strategy(self._model)
+        if isinstance(self._partition, Partition):
+            is_planned = getattr(self._model, name) is not None and not force
+            if self._partition.rows.expect(name.partition("_")[0], is_planned):
+                setattr(self._model, name, None)
         if self._partition.is_one_device:
             leave_to_one_device(self._model)  # another model of the template may spread its weights
             return make(force)
@@ -130,17 +132,17 @@ class TensorFlowSteps(Steps):
         if self.group is not None:
             setattr(self._model, name, self._counted(function, self.group))
         elif name == "train_function" and isinstance(self._partition, Partition):
-            self._notice(function, self._partition.few_rows)
+            self._notice(function, self._partition.rows)
         return made
 
-    def _notice(self, function: Callable[..., Any], few_rows: FewRows) -> None:
+    def _notice(self, function: Callable[..., Any], rows: BatchRows) -> None:
         """Has a training function warn of few rows in its first steps, and then put back."""
 
         def put_back() -> None:
             if self._model.train_function is noticed:
                 self._model.train_function = function
 
-        noticed = self._model.train_function = few_rows.told_by(function, put_back)
+        noticed = self._model.train_function = rows.told_by(function, put_back)
 
     def _remake_functions(self, name: str) -> None:
         """Drops the step functions, and makes those again that a loop around this may be using.

@@ -1,5 +1,7 @@
 """Tables that one device has: of large ones only the rows that a batch names cross."""
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -102,9 +104,37 @@ def test_a_table_whose_rows_are_not_few_crosses(in_float64, rng):
     pooled = layers.GlobalAveragePooling1D()(layers.Embedding(_ROWS, _UNITS)(words))
     parallel = make_parallel(keras.Model(words, layers.Dense(5)(pooled)), 2)
     parallel.compile("adam", "mse", jit_compile=False)
-    batch = rng.integers(0, _ROWS, (14, 200)), rng.normal(size=(14, 5))
+    batch = rng.integers(0, _ROWS, (16, 200)), rng.normal(size=(16, 5))
     found = reports.transfers(parallel, batch)
     assert _LARGE in [one.bytes for one in found.training if one.kind == "weights"]
+
+
+def test_a_step_is_planned_for_the_batches_of_the_loop(rng):
+    """And again if there are more rows than it is good for."""
+    traces = []
+
+    class Noting(layers.Embedding):
+        def call(self, inputs):
+            traces.append(1)
+            return super().call(inputs)
+
+    table = Noting(500, 4)
+    parallel = make_parallel(keras.Sequential([table, layers.Dense(5)]), 2)
+    parallel.compile("adam", "mse", jit_compile=False)
+    x, y = rng.integers(0, 500, 650), rng.normal(size=(650, 5))
+    expected = parallel._parallel_steps._partition.rows.expected
+    found = []
+    for size in (32, 64, 640, 32):
+        parallel.fit(x, y, batch_size=size, verbose=0)
+        found.append((expected["train"].rows, expected["train"].most, len(traces)))
+        if size == 32:  # other steps have other rows
+            parallel.predict(x[:10], batch_size=600, verbose=0)
+            traces.clear()
+    assert [one[:2] for one in found] == [(32, 500), (32, 500), (640, math.inf), (640, math.inf)]
+    assert found[0][2] > 0
+    assert [one[2] > 0 for one in found[1:]] == [False, True, True]
+    parallel.evaluate(tf.data.Dataset.from_tensor_slices((x, y)).batch(32), verbose=0)
+    assert expected["test"].rows == 2048  # not known
 
 
 def test_a_row_that_the_table_has_not():

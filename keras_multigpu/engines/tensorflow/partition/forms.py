@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.shared import LARGE_BATCH
 from keras_multigpu.engines.tensorflow.partition import crossings
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     COPIED,
@@ -41,6 +44,17 @@ class NeedsOthers(Exception):  # noqa: N818 - an answer, caught where the questi
     """A device's part needs the other devices."""
 
 
+@dataclasses.dataclass
+class Expected:
+    """The rows of the batches that a step is planned for, where only its run knows them.
+
+    A plan is good for `most` rows: with more, other things are better sent.
+    """
+
+    rows: int = LARGE_BATCH
+    most: float = math.inf
+
+
 class Forms:
     """Brings values into layouts, as nodes of a program.
 
@@ -52,6 +66,7 @@ class Forms:
 
     Attributes:
         is_joined: whether there are devices of other processes, which get numbers only.
+        expected: how many rows there may be.
     """
 
     is_joined = False
@@ -61,7 +76,7 @@ class Forms:
     ):
         self.count, self.batch, self.way = count, batch, way
         self.names = itertools.count() if names is None else names
-        self.program = Program()
+        self.program, self.expected = Program(), Expected()
 
     @property
     def own_symbols(self) -> set[str]:

@@ -95,6 +95,7 @@ class Value:
         is_trained: whether it is a weight that is trained, or a gradient.
         is_state: whether it is a variable's, or made of variables alone: none of its axes is the
             batch, even if it is as long.
+        is_drawn: whether it is random numbers for the batch's rows, which are of a seed's state.
         is_update: whether it is a gradient of a weight, or made of one.
     """
 
@@ -107,6 +108,7 @@ class Value:
     elements: Elements | None = None
     is_trained: bool = False
     is_state: bool = False
+    is_drawn: bool = False
     is_update: bool = False
 
     @property

@@ -17,7 +17,7 @@ from keras_multigpu.engines.tensorflow.partition.operations import work_of
 from keras_multigpu.engines.tensorflow.partition.order import needed
 from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
-from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, symbols_of
+from keras_multigpu.engines.tensorflow.partition.sizes import symbols_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Planner(Operations):
             assert len(made) == len(op.outputs), op.type
             if any(v.is_state for v in values) and all(map(_may_be_of_state, values)):
                 for value in made:
-                    value.is_state = not value.is_spread
+                    value.is_state = not (value.is_spread or value.is_drawn)
             if any(v.is_update or (v.is_trained and v.layout == SUM) for v in values):
                 for value in made:
                     value.is_update = True
@@ -105,13 +105,22 @@ class Planner(Operations):
                 max([self.wait(op, 0), *(one.level for one in added)]),
                 max([self.wait(op, 1), *(one.level + (one.place == EACH) for one in added)]),
             )
-            if how == "whole" and any(_has_unknown_size(value) for value in values):
+            if how == "whole" and any(map(self._is_of_rows, values)):
                 how = "lost"
             if how:
                 work = work_of(op, values, made, self.batch)
                 self.records.append(Record(op.type, op.name, how, work))
         self.program.column = column
         return [known[id(tensor)] for tensor in outputs]
+
+    def _is_of_rows(self, value: Value) -> bool:
+        """Whether there may be rows, and on one device."""
+        if value.dtype in (tf.resource, tf.variant) or value.is_free or value.is_spread:
+            return False
+        dims = value.dims or ()
+        is_known = not (value.is_state or value.is_update)
+        has_rows = is_known and any(self.unit_of(one) is not None for one in dims[:1])
+        return has_rows or bool(symbols_of(dims))
 
     def _one(self, op: tf.Operation, values: Sequence[Value]) -> tuple[list[Value], str]:
         constants = evaluate(op, values)
@@ -135,9 +144,3 @@ class Planner(Operations):
 def _may_be_of_state(value: Value) -> bool:
     """Whether what is made of it and of variables is of variables alone."""
     return value.is_state or not value.dims or value.const is not None
-
-
-def _has_unknown_size(value: Value) -> bool:
-    """Whether as many rows as are known in the step only are there, and on one device."""
-    is_data = value.dtype not in (tf.resource, tf.variant) and not value.is_free
-    return is_data and not value.is_spread and bool(symbols_of(value.dims or ()) - {BATCH})

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.checks import check_not_distributed
 from keras_multigpu.engines.tensorflow.partition.emission import write
-from keras_multigpu.engines.tensorflow.partition.forms import NeedsOthers
+from keras_multigpu.engines.tensorflow.partition.forms import Expected, NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Layout, Split, Value
 from keras_multigpu.engines.tensorflow.partition.local import Devices
 from keras_multigpu.engines.tensorflow.partition.planner import Planner, Record
@@ -39,6 +39,7 @@ def spread(
     home: str | None = None,
     are_known: Callable[[Sequence[tf.Variable]], bool] = lambda made: False,
     note_rows: Callable[[Any], None] = lambda rows: None,
+    expected: Expected | None = None,
 ) -> Any:
     """The result of `step(*args)`, computed by several devices.
 
@@ -65,6 +66,7 @@ def spread(
         are_known: whether the step does the same once variables exist that its trace has made;
             otherwise it is traced again.
         note_rows: takes the number of rows that are split.
+        expected: that number, if only the run knows it.
     """
     leaves = tf.nest.flatten(args)
     check_not_distributed(leaves)
@@ -101,7 +103,7 @@ def spread(
             note_rows(count)
     planner = Planner(RULES, len(devices) // width, traced.batch, records)
     planner.columns = {name: number for number, name in enumerate(devices[:width])}
-    planner.is_joined = together is not None
+    planner.is_joined, planner.expected = together is not None, expected or Expected()
     try:
         known = traced.inputs(planner, devices)
         results = planner.run_graph(traced.graph, known, traced.graph.outputs)

@@ -423,3 +423,46 @@ def test_xla_compiles_a_function_that_takes_no_rows():
         seed = keras.random.SeedGenerator(4)
         found.append(make(step, jit_compile=True)())
     np.testing.assert_array_equal(*found)
+
+
+class _Gan(keras.Model):
+    """Draws its noise by a seed's state: as many rows as the batch has."""
+
+    def __init__(self):
+        super().__init__()
+        self.maker, self.critic = keras.Sequential([layers.Dense(6)]), _dense(layers.Dense(9))
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, inputs):
+        return self.critic(inputs)
+
+    def loss_of(self, rows):
+        made = self.maker(keras.random.normal((tf.shape(rows)[0], 6), seed=self.seeds))
+        return ops.mean(self.critic(made) ** 2) - ops.mean(self.critic(rows) ** 2)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data[0])
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def test_what_is_made_of_noise_is_spread(rng, in_float64):
+    """Also if the noise depends on variables alone, as weights do."""
+    losses = []
+    for devices in (1, 3):
+        keras.utils.set_random_seed(5)
+        model = _Gan()
+        model.maker.build((None, 6))
+        model(np.ones((2, 6)))
+        parallel = model if devices == 1 else make_parallel(model, devices)
+        parallel.compile("adam", jit_compile=False)
+        x = np.random.default_rng(3).normal(size=(25, 6))
+        history = parallel.fit(x, x, batch_size=10, epochs=2, shuffle=False, verbose=0)
+        step = parallel.function(model.loss_of) if devices > 1 else model.loss_of
+        losses.append(
+            [*history.history["loss"], *(float(step(tf.constant(x[:n]))) for n in (9, 7, 5))]
+        )
+    np.testing.assert_allclose(*losses, rtol=1e-12)
+    assert parallel.explain().count("100.0% of the work is spread over the devices.") == 2

@@ -56,7 +56,7 @@ def draw(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         symbols = symbols_of(dims) - {BATCH}
         return planner.add(emit, inputs, place, [dtype], name=op.name, symbols=symbols)[0]
 
-    return [Value(dtype, dims, make=make)]
+    return [Value(dtype, dims, make=make, is_drawn=unit is not None)]
 
 
 class _Draws:

@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.shared import LARGE_BATCH
 from keras_multigpu.engines.tensorflow.partition.crossings import reduce_here
 from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
 from keras_multigpu.engines.tensorflow.partition.layouts import (
@@ -44,13 +43,17 @@ def _is_much_larger(table: Any, rows: Any) -> bool:
 def _stays(planner: Any, table: Any, rows: Value) -> bool:
     """Whether rows of a table that one device has are sent, and not the table to all devices.
 
-    So it is if those of a large batch are fewer: the batch is rarely known when a step is traced.
+    So it is if the rows that the expected batch names are fewer.
     """
     is_one = planner.way == ALL_DEVICES and not planner.is_joined and table not in planner.shards
     if not is_one or rows.axis != 0:
         return False
-    batch = elements_of([planner.batch])
-    return elements_of(table) > max(1, LARGE_BATCH / batch) * elements_of(rows.dims)
+    most = elements_of(table) * elements_of([planner.batch]) / max(1, elements_of(rows.dims))
+    if not isinstance(planner.batch, Dim):
+        return most > planner.batch
+    if planner.expected.rows < most:
+        planner.expected.most = min(planner.expected.most, most)
+    return planner.expected.rows < most
 
 
 def _form_of(rows: Value) -> Layout:

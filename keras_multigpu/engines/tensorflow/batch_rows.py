@@ -1,29 +1,40 @@
-"""Tells of batches that have fewer rows than there are devices."""
+"""How many rows batches have: what is expected of a loop, and what its steps have seen."""
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from keras_multigpu.engines.cluster.joint import arguments
+from keras_multigpu.engines.shared import LARGE_BATCH
 from keras_multigpu.engines.tensorflow.names import first, full_name
+from keras_multigpu.engines.tensorflow.partition.forms import Expected
 
 _SAID_AFTER = 10  # steps, so that a few incomplete ones don't count
 
 
-class FewRows:
-    """Counts the rows of steps, wherever these come from, and warns once if all have too few.
+class BatchRows:
+    """Expects rows, and counts those of steps; warns once if all have too few for the devices.
 
     Args:
         count: the parts of a batch: one for each device, or group of devices.
         kind: which of the two.
+
+    Attributes:
+        expected: for how many rows a step was planned, by `"train"`, `"test"` or `"predict"`.
     """
 
     def __init__(self, count: int, kind: str):
         self._count, self._kind, self._is_over = count, kind, count < 2
+        self.expected: dict[str, Expected] = collections.defaultdict(Expected)
+        self._of_loop: int | None = None  # if known
         self._seen: tf.Variable | None = None  # the most rows of a step, and how many steps
         if not self._is_over:
             with tf.init_scope(), tf.device(full_name(first("cpu"))):
@@ -35,10 +46,24 @@ class FewRows:
             most, steps = tf.unstack(self._seen)
             self._seen.assign([tf.maximum(most, tf.cast(rows, tf.int64)), steps + 1])
 
-    def forget(self) -> None:
-        """A loop begins."""
+    @contextlib.contextmanager
+    def of_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[None]:
+        """Scope of a loop, whose rows are counted; those of arrays are expected."""
+        before, self._of_loop = self._of_loop, _find_rows(**arguments(loop, args, kwargs))
         if self._seen is not None:
             self._seen.assign([0, 0])
+        try:
+            yield
+        finally:
+            self._of_loop = before
+        self.warn()
+
+    def expect(self, kind: str, is_planned: bool) -> bool:
+        """A loop uses a step: whether this is to be planned again, because there are more rows."""
+        if is_planned and (self._of_loop or 0) <= self.expected[kind].most:
+            return False
+        self.expected[kind] = Expected(self._of_loop or LARGE_BATCH)
+        return is_planned
 
     def warn(self) -> None:
         """Warns if several steps all had fewer rows than parts."""
@@ -67,3 +92,9 @@ class FewRows:
             return result
 
         return step
+
+
+def _find_rows(x: Any = None, batch_size: int | None = None, **others: Any) -> int | None:
+    """The rows of the batches of a loop over arrays; `None` for other data."""
+    shape = getattr(next(iter(keras.tree.flatten(x)), None), "shape", None)
+    return min(shape[0], batch_size or 32) if shape and shape[0] else None
