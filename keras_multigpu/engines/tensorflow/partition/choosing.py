@@ -68,7 +68,7 @@ class Operations(Forms):
     ):
         super().__init__(count, batch, way=way, names=names)
         self.shards: dict[Any, int] = {}
-        self._choose = Choice(self.unit_of, elements_of) if way != ONE_DEVICE else _no_choice
+        self._choose = Choice(self.unit_of, elements_of) if way != ONE_DEVICE else no_choice
         # Of traced operations, for those that must come after: within a region, and beside one.
         self.levels: dict[Any, tuple[int, int]] = {}
         self.first_level = 0  # of a function's operations that are planned as part of the step
@@ -277,5 +277,5 @@ class Operations(Forms):
         return made, "gathered" if is_gathered else "whole"
 
 
-def _no_choice(values: Any, signature: Any, dims: Any) -> None:
+def no_choice(values: Any, signature: Any, dims: Any) -> None:
     """One device splits nothing."""

@@ -18,6 +18,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     WHOLE,
     Copied,
     Layout,
+    Listed,
     Owned,
     Partial,
     Sharded,
@@ -168,9 +169,9 @@ class Forms:
             return crossings.copy(self.program, self.get(value, WHOLE), what)
         if isinstance(layout, Partial):
             return crossings.on_first(self.program, self.get(value, WHOLE), layout.kind)
-        assert not isinstance(layout, Owned)  # nothing is brought into it
-        if value.dtype == tf.variant:
+        if value.dtype == tf.variant or isinstance(layout, Listed):
             raise NeedsOthers  # a whole list can't be taken apart
+        assert not isinstance(layout, Owned)  # nothing is brought into it
         dim = self._along(value, layout)
         # Sums over several processes cross together, and each process cuts them.
         is_cut_later = self.is_joined and isinstance(layout, Sharded)
@@ -201,9 +202,9 @@ class Forms:
         whole = self.get(value, COPIED)
         if isinstance(layout, Partial):
             return crossings.only_on_first(self.program, whole, layout.kind)
-        assert not isinstance(layout, Owned)
-        if value.dtype == tf.variant:
+        if value.dtype == tf.variant or isinstance(layout, Listed):
             raise NeedsOthers
+        assert not isinstance(layout, Owned)
         self._along(value, layout)
         return crossings.own_slice(self.program, whole, layout, value.dims or ())
 

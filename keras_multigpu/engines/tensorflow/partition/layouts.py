@@ -59,8 +59,13 @@ class Partial:
     kind: str
 
 
-Layout: TypeAlias = Whole | Copied | Split | Sharded | Owned | Partial
-WHOLE, COPIED, SUM = Whole(), Copied(), Partial("sum")
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """Each device has a list of the elements of its rows, within a loop over the rows."""
+
+
+Layout: TypeAlias = Whole | Copied | Split | Sharded | Owned | Partial | Listed
+WHOLE, COPIED, SUM, LISTED = Whole(), Copied(), Partial("sum"), Listed()
 
 Make: TypeAlias = Callable[[Layout], "Item | None"]
 
@@ -70,13 +75,14 @@ class Elements:
     """What is known of the elements of a tensor list, or of the value of a sharded variable.
 
     `dims` is `None` while nothing is known; a dimension that differs between elements is `None`.
-    `count` is their number, if it is known.
+    `count` is their number, if it is known. `row_of`: as of a `Value`.
     """
 
     dims: tuple[Any, ...] | None = None
     const: tuple[Any, ...] | None = None
     is_constant: bool = True
     count: Any = None
+    row_of: Any = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -95,6 +101,7 @@ class Value:
         is_trained: whether it is a weight that is trained, or a gradient.
         is_state: whether it is a variable's, or made of variables alone: none of its axes is the
             batch, even if it is as long.
+        row_of: how many rows a loop goes through, if it is the number of the row that it is at.
         is_drawn: whether it is random numbers for the batch's rows, which are of a seed's state.
         is_update: whether it is a gradient of a weight, or made of one.
     """
@@ -109,6 +116,7 @@ class Value:
     is_trained: bool = False
     is_state: bool = False
     is_drawn: bool = False
+    row_of: Any = None
     is_update: bool = False
 
     @property

@@ -45,7 +45,12 @@ class Planner(Operations):
         rules: {type of operation: rule}.
         count, batch, way, names: as for `Forms`.
         records: where to note how operations are computed.
+
+    Attributes:
+        has_row_loops: whether a loop over the rows is one for each device, over its own.
     """
+
+    has_row_loops = True
 
     def __init__(
         self,

@@ -81,4 +81,5 @@ def joined_elements(a: Elements | None, b: Elements | None) -> Elements | None:
     if a.dims is not None and b.dims is not None and len(a.dims) == len(b.dims):
         dims = tuple(p if p == q else None for p, q in zip(a.dims, b.dims))
     is_same = a.const is not None and a.const == b.const
-    return Elements(dims, a.const if is_same else None, is_same, count)
+    row_of = a.row_of if a.row_of == b.row_of else None
+    return Elements(dims, a.const if is_same else None, is_same, count, row_of)

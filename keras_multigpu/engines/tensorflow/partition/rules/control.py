@@ -34,6 +34,13 @@ def graph_of(op: tf.Operation, attribute: str) -> Any:
     return graph_named(op, op.get_attr(attribute).name)
 
 
+def origin(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor that identities pass on."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
 def ways(planner: Planner, values: Sequence[Value]) -> tuple[str, ...]:
     """How it may run, the best first."""
     if planner.way != ALL_DEVICES:

@@ -10,11 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import constant_of
+from keras_multigpu.engines.tensorflow.partition.forms import NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     COPIED,
+    LISTED,
     WHOLE,
+    Copied,
     Elements,
     Layout,
+    Listed,
     Partial,
     Split,
     Value,
@@ -25,7 +29,7 @@ from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.rules.elementwise import elementwise
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
-from keras_multigpu.engines.tensorflow.partition.sizes import Dim
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim, is_known
 from keras_multigpu.engines.tensorflow.partition.states import joined_elements
 
 RULES = Table()
@@ -33,9 +37,11 @@ RULES = Table()
 _ANY = Elements(None, None, False)
 
 
-def _items(planner: Any, op: tf.Operation, inputs: Sequence[Item], place: int) -> list[Item]:
-    """The operation, on one or on each device, with these inputs."""
-    attributes = attributes_of(op)
+def _items(
+    planner: Any, op: tf.Operation, inputs: Sequence[Item], place: int, **changes: Any
+) -> list[Item]:
+    """The operation, on one or on each device, with these inputs and attributes."""
+    attributes = {**attributes_of(op), **changes}
 
     def emit(local: Any, *tensors: Any) -> list[Any]:
         return create(op.type, tensors, attributes, op.name)
@@ -58,11 +64,46 @@ def _shape_item(planner: Any, value: Value, layout: Layout) -> Item:
 
 
 def _form(value: Value) -> Layout:
-    return value.layout if isinstance(value.layout, Split) else WHOLE
+    return value.layout if isinstance(value.layout, (Split, Listed)) else WHOLE
 
 
 def _place(layout: Layout) -> int:
-    return EACH if isinstance(layout, Split) else 0
+    return EACH if isinstance(layout, (Split, Listed)) else 0
+
+
+def _is_of_row(items: Value, index: Value) -> bool:
+    """Whether an element of a list of rows is that of the row that a loop is at."""
+    count = (items.elements or _ANY).count
+    is_own = (
+        index.row_of is not None
+        and index.row_of == count
+        and (items.is_free or isinstance(items.layout, Listed))
+    )
+    if isinstance(items.layout, Listed) and not is_own:
+        raise NeedsOthers
+    return is_own
+
+
+def _own_row(planner: Any, index: Value) -> Item:
+    """Where the row's element is in a list of a device's rows."""
+    unit = planner.unit_of(index.row_of)
+
+    def emit(local: Any, number: Any) -> list[Any]:
+        return [number - tf.cast(local.first_entry(unit), number.dtype)]
+
+    return planner.add(emit, [planner.get(index, WHOLE)], EACH, [index.dtype])[0]
+
+
+def _own_count(planner: Any, count: Value) -> Item:
+    """How many of so many rows are a device's."""
+    unit = None if count.const is None else planner.unit_of(count.const[()])
+
+    def emit(local: Any) -> list[Any]:
+        return [tf.cast(local.entries(unit), count.dtype)]
+
+    if unit is None:
+        return planner.get(count, COPIED)
+    return planner.add(emit, [], EACH, [count.dtype])[0]
 
 
 @RULES.rule("EmptyTensorList", "TensorListReserve", needs_ranks=False)
@@ -74,7 +115,10 @@ def new(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
             return None
         form = WHOLE if isinstance(layout, Whole) else COPIED
         inputs = [_shape_item(planner, values[0], layout)]
-        inputs += [planner.get(value, form) for value in values[1:]]
+        if isinstance(layout, Listed):
+            inputs.append(_own_count(planner, values[1]))
+        else:
+            inputs.append(planner.get(values[1], form))
         return _items(planner, op, inputs, 0 if form == WHOLE else EACH)[0]
 
     count = values[1].const if op.type == "TensorListReserve" else None
@@ -87,16 +131,22 @@ def put(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """The list lies as its elements do."""
     items = values[0]
     element = values[2] if op.type == "TensorListSetItem" else values[1]
-    layout = _form(items) if isinstance(items.layout, Split) else _form(element)
-    other = WHOLE if isinstance(layout, Whole) else COPIED
+    is_at = op.type == "TensorListSetItem"
+    layout = _form(element) if _form(items) == WHOLE else _form(items)
+    layout = LISTED if is_at and _is_of_row(items, values[1]) else layout
     inputs = [planner.get(items, layout)]
-    inputs += [planner.get(v, layout if v is element else other) for v in values[1:]]
+    if layout == LISTED:
+        inputs += [_own_row(planner, values[1])] if is_at else []
+        inputs.append(planner.get(element, WHOLE))
+    else:
+        other = WHOLE if isinstance(layout, Whole) else COPIED
+        inputs += [planner.get(v, layout if v is element else other) for v in values[1:]]
     const = None if element.const is None else tuple(element.const.flat)
-    now = Elements(element.dims, const, const is not None)
-    if op.type == "TensorListSetItem":
+    now = Elements(element.dims, const, const is not None, row_of=element.row_of)
+    if is_at:
         grows = op.get_attr("resize_if_index_out_of_bounds")
         count = None if grows else (items.elements or _ANY).count
-        now = Elements(element.dims, None, False, count)
+        now = Elements(element.dims, None, False, count, element.row_of)
     item = _items(planner, op, inputs, _place(layout))[0]
     known = joined_elements(items.elements or _ANY, now)
     return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
@@ -108,6 +158,8 @@ def from_tensor(planner: Any, op: tf.Operation, values: list[Value]) -> list[Val
     x = values[0]
     dims = (None, None) if x.dims is None else (x.dims[1:], x.dims[0])
     known = Elements(dims[0], None, False, dims[1])
+    if not x.axis and planner.unit_of(dims[1]) is not None:
+        return [Value(tf.variant, None, make=_of_rows(planner, op, values), elements=known)]
     layout = Split(x.axis - 1) if x.axis else WHOLE
     inputs = [
         planner.get(x, Split(x.axis) if x.axis else WHOLE),
@@ -115,6 +167,21 @@ def from_tensor(planner: Any, op: tf.Operation, values: list[Value]) -> list[Val
     ]
     item = _items(planner, op, inputs, _place(layout))[0]
     return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
+
+
+def _of_rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Makes a list of rows: of all, or of a device's own."""
+
+    def make(layout: Layout) -> Item | None:
+        if not isinstance(layout, (Whole, Copied, Listed)):
+            return None
+        inputs = [
+            planner.get(values[0], Split(0) if isinstance(layout, Listed) else layout),
+            planner.get(values[1], WHOLE if isinstance(layout, Whole) else COPIED),
+        ]
+        return _items(planner, op, inputs, 0 if isinstance(layout, Whole) else EACH)[0]
+
+    return make
 
 
 @RULES.rule("TensorListGetItem", "TensorListPopBack", "TensorListStack", needs_ranks=False)
@@ -129,15 +196,23 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
         first = (static_dims(tensor) or (None,))[0] if count < 0 else count
         dims = (known.count if first is None else first, *known.dims)
     other = WHOLE if isinstance(layout, Whole) else COPIED
-    shape = 2 if op.type == "TensorListGetItem" else 1
+    is_at = op.type == "TensorListGetItem"
+    if is_at and _is_of_row(items, values[1]):
+        layout = LISTED
+    if layout == LISTED and is_all:
+        return [_stacked(planner, op, items)]
     inputs = [planner.get(items, layout)]
     inputs += [
-        _shape_item(planner, v, layout) if number == shape else planner.get(v, other)
+        _shape_item(planner, v, layout)
+        if number == 1 + is_at
+        else _own_row(planner, v)
+        if layout == LISTED
+        else planner.get(v, other)
         for number, v in enumerate(values[1:], 1)
     ]
     made = _items(planner, op, inputs, _place(layout))
     axis = Split(layout.axis + is_all) if isinstance(layout, Split) else WHOLE
-    value = planner.value(tensor.dtype, dims, axis, made[-1])
+    value = planner.value(tensor.dtype, dims, axis, made[-1], row_of=known.row_of)
     if is_all and axis == WHOLE and value.dims and planner.unit_of(value.dims[0]) is not None:
         value.layout = Split(0)  # what follows is spread again
     if known.const is not None and not is_all and known.dims is not None:
@@ -151,6 +226,20 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     return [rest, value]
 
 
+def _stacked(planner: Any, op: tf.Operation, items: Value) -> Value:
+    """The rows of a list that each device has of its own."""
+    known = items.elements or _ANY
+    if planner.unit_of(known.count) is None or known.dims is None or not is_known(known.dims):
+        raise NeedsOthers  # a device without rows could not tell their shape
+    shape = constant_of(np.array([int(dim) for dim in known.dims], dtype=object))
+    inputs = [planner.get(items, LISTED)]
+    inputs.append(planner.get(Value(tf.int32, shape.shape, const=shape), COPIED))
+    number = tf.compat.v1.AttrValue(i=-1)
+    (item,) = _items(planner, op, inputs, EACH, num_elements=number)
+    dtype = op.outputs[0].dtype
+    return planner.value(dtype, (known.count, *known.dims), Split(0), item)
+
+
 @RULES.rule("TensorListLength", needs_ranks=False)
 def length(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """The same for all devices' lists."""
@@ -158,6 +247,8 @@ def length(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     if count is not None:  # XLA asks for a constant
         return [Value(tf.int32, (), const=constant_of(count))]
     layout = _form(values[0])
+    if isinstance(layout, Listed):
+        raise NeedsOthers
     item = _items(planner, op, [planner.get(values[0], layout)], _place(layout))[0]
     form = WHOLE if isinstance(layout, Whole) else COPIED
     return [Value(tf.int32, (), WHOLE, {form: item})]
@@ -178,6 +269,8 @@ def element_shape(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 def resize(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """Of the same elements."""
     layout = _form(values[0])
+    if isinstance(layout, Listed):
+        raise NeedsOthers
     other = WHOLE if isinstance(layout, Whole) else COPIED
     inputs = [planner.get(values[0], layout), planner.get(values[1], other)]
     item = _items(planner, op, inputs, _place(layout))[0]
@@ -191,10 +284,18 @@ def like(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Of lists; other tensors have their own rule."""
     if values[0].dtype != tf.variant:
         return elementwise(planner, op, values) if all(v.dims is not None for v in values) else None
-    layouts = {_form(value) for value in values if not value.is_free} or {WHOLE}
+    layouts = {_form(value) for value in values if not value.is_free}
     if len(layouts) > 1:
         return None
-    (layout,) = layouts
-    item = _items(planner, op, [planner.get(v, layout) for v in values], _place(layout))[0]
     known = dataclasses.replace(values[0].elements or _ANY, is_constant=False, const=None)
+
+    def make(layout: Layout) -> Item | None:
+        if not layouts and isinstance(layout, (Split, Partial)):
+            return None
+        return _items(planner, op, [planner.get(v, layout) for v in values], _place(layout))[0]
+
+    if not layouts:
+        return [Value(tf.variant, None, make=make, elements=known)]
+    (layout,), item = layouts, make(*layouts)
+    assert item is not None
     return [Value(tf.variant, None, layout, {layout: item}, elements=known)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
+from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES, ONE_DEVICE
 from keras_multigpu.engines.tensorflow.partition.inner import Inner
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Value
 from keras_multigpu.engines.tensorflow.partition.planner import Planner
@@ -18,10 +18,12 @@ from keras_multigpu.engines.tensorflow.partition.rules.control import (
     changed,
     first_possible,
     graph_of,
+    origin,
     sums,
 )
+from keras_multigpu.engines.tensorflow.partition.rules.row_loops import over_rows
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table
-from keras_multigpu.engines.tensorflow.partition.sizes import is_known
+from keras_multigpu.engines.tensorflow.partition.sizes import elements_of
 from keras_multigpu.engines.tensorflow.partition.states import State, joined, state_of
 
 RULES = Table()
@@ -33,8 +35,12 @@ def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     body, test = graph_of(op, "body"), graph_of(op, "cond")
     if body is None or test is None:
         return None
-    is_carried = [_origin(a) is not b for a, b in zip(body.outputs, body.inputs)]
     values = sums(planner, values)
+    if planner.way == ALL_DEVICES and planner.has_row_loops:
+        found = over_rows(planner, op, values, body, test)
+        if found is not None:
+            return found
+    is_carried = [origin(a) is not b for a, b in zip(body.outputs, body.inputs)]
 
     def plan(way: str) -> list[Value]:
         states = [
@@ -57,7 +63,10 @@ def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         check, (decision,) = _once(planner, way, test, values, states)
         check.give([decision], [WHOLE])
         rounds = _rounds(test, values)
-        inner.records = [dataclasses.replace(one, work=one.work * rounds) for one in inner.records]
+        how = {"how": "gathered"} if way == ONE_DEVICE and _have_rows(planner, values) else {}
+        inner.records = [
+            dataclasses.replace(one, work=one.work * rounds, **how) for one in inner.records
+        ]
         return _loop_node(planner, op, way, values, states, inner, check)
 
     made = first_possible(planner, values, plan)
@@ -65,25 +74,24 @@ def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     return made
 
 
+def _have_rows(planner: Planner, values: Sequence[Value]) -> bool:
+    """Whether there are lists of all rows."""
+    known = [value.elements for value in values if value.dtype == tf.variant]
+    return any(one is not None and planner.unit_of(one.count) is not None for one in known)
+
+
 def _rounds(test: Any, values: Sequence[Value]) -> int:
-    """How often a loop runs, by the bounds in its test; 1 if they aren't known."""
+    """How often a loop runs, roughly, by the bounds in its test; 1 if they aren't known."""
     given = dict(zip(map(id, test.inputs), values))
     bounds = []
     for op in test.get_operations():
         if op.type == "Less" and op.inputs[1].dtype.is_integer:
-            source = _origin(op.inputs[1])
+            source = origin(op.inputs[1])
             value = given.get(id(source))
             bound = tf.get_static_value(source) if value is None else value.const
-            if bound is not None and np.size(bound) == 1 and is_known([np.ravel(bound)[0]]):
-                bounds.append(int(np.ravel(bound)[0]))
+            if bound is not None and np.size(bound) == 1:
+                bounds.append(int(elements_of(np.ravel(bound))))
     return max(1, min(bounds, default=1))
-
-
-def _origin(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor that identities pass on."""
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 def _once(

@@ -90,6 +90,10 @@ def _on_shards(planner: Any, op: tf.Operation, values: list[Value]) -> list[Valu
 @RULES.rule("VariableShape", needs_ranks=False)
 def shape_of(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Known of a sharded variable: no device has one of this shape."""
+    outside = planner.outside(values[0])
+    if outside is not None:
+        found = shape_of(planner.outer, op, [outside])
+        return [planner.take((found or planner.outer.fallback(op, [outside])[0])[0])]
     elements = values[0].elements
     if elements is None or elements.dims is None:
         return None
