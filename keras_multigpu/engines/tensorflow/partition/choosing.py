@@ -12,7 +12,6 @@ from keras_multigpu.engines.tensorflow.partition.crossings import of_process_0, 
 from keras_multigpu.engines.tensorflow.partition.forms import (
     ALL_DEVICES,
     EACH_DEVICE,
-    ONE_DEVICE,
     Forms,
     NeedsOthers,
 )
@@ -68,7 +67,7 @@ class Operations(Forms):
     ):
         super().__init__(count, batch, way=way, names=names)
         self.shards: dict[Any, int] = {}
-        self._choose = Choice(self.unit_of, elements_of) if way != ONE_DEVICE else no_choice
+        self._choose = Choice(self.unit_of, elements_of)
         # Of traced operations, for those that must come after: within a region, and beside one.
         self.levels: dict[Any, tuple[int, int]] = {}
         self.first_level = 0  # of a function's operations that are planned as part of the step
@@ -175,7 +174,7 @@ class Operations(Forms):
             return [self._defer(op, values, signature, dims[0])], "whole"
         if self.is_joined and any(one.dtype == tf.string for one in (*values, *op.outputs)):
             return self.fallback(op, values, dims, signature)  # it can't cross
-        label = self._choose(values, signature, dims)
+        label = self._choose(values, signature, dims) if self.splits else None
         if label is not None:
             return self._spread(op, values, signature, label, dims), "spread"
         if self.shards and self.way == ALL_DEVICES:
@@ -275,7 +274,3 @@ class Operations(Forms):
                 value.layout = Split(0)  # what follows is spread again
             made.append(value)
         return made, "gathered" if is_gathered else "whole"
-
-
-def no_choice(values: Any, signature: Any, dims: Any) -> None:
-    """One device splits nothing."""

@@ -68,6 +68,7 @@ class Forms:
     Attributes:
         is_joined: whether there are devices of other processes, which get numbers only.
         expected: how many rows there may be.
+        splits: whether what has rows is split.
     """
 
     is_joined = False
@@ -78,6 +79,7 @@ class Forms:
         self.count, self.batch, self.way = count, batch, way
         self.names = itertools.count() if names is None else names
         self.program, self.expected = Program(), Expected()
+        self.splits = way != ONE_DEVICE
 
     @property
     def own_symbols(self) -> set[str]:
@@ -92,6 +94,10 @@ class Forms:
     # Sizes
 
     def unit_of(self, dim: Any) -> Any:
+        """As `multiple_of`; `None` where nothing is split."""
+        return self.multiple_of(dim) if self.splits else None
+
+    def multiple_of(self, dim: Any) -> Any:
         """The multiple of the batch's rows that a dimension is; `None` if it is none."""
         if dim is None or (isinstance(dim, int) and dim == 0):
             return None

@@ -37,11 +37,9 @@ RULES = Table()
 _ANY = Elements(None, None, False)
 
 
-def _items(
-    planner: Any, op: tf.Operation, inputs: Sequence[Item], place: int, **changes: Any
-) -> list[Item]:
-    """The operation, on one or on each device, with these inputs and attributes."""
-    attributes = {**attributes_of(op), **changes}
+def _items(planner: Any, op: tf.Operation, inputs: Sequence[Item], place: int) -> list[Item]:
+    """The operation, on one or on each device, with these inputs."""
+    attributes = attributes_of(op)
 
     def emit(local: Any, *tensors: Any) -> list[Any]:
         return create(op.type, tensors, attributes, op.name)
@@ -86,7 +84,7 @@ def _is_of_row(items: Value, index: Value) -> bool:
 
 def _own_row(planner: Any, index: Value) -> Item:
     """Where the row's element is in a list of a device's rows."""
-    unit = planner.unit_of(index.row_of)
+    unit = planner.multiple_of(index.row_of)
 
     def emit(local: Any, number: Any) -> list[Any]:
         return [number - tf.cast(local.first_entry(unit), number.dtype)]
@@ -94,12 +92,18 @@ def _own_row(planner: Any, index: Value) -> Item:
     return planner.add(emit, [planner.get(index, WHOLE)], EACH, [index.dtype])[0]
 
 
+def _own_length(local: Any, unit: Any) -> Any:
+    """The length of a list of a device's rows; under XLA not 0, even if no loop runs."""
+    count = local.entries(unit)
+    return tf.maximum(count, 1) if local.is_compiled else count
+
+
 def _own_count(planner: Any, count: Value) -> Item:
     """How many of so many rows are a device's."""
-    unit = None if count.const is None else planner.unit_of(count.const[()])
+    unit = None if count.const is None else planner.multiple_of(count.const[()])
 
     def emit(local: Any) -> list[Any]:
-        return [tf.cast(local.entries(unit), count.dtype)]
+        return [tf.cast(_own_length(local, unit), count.dtype)]
 
     if unit is None:
         return planner.get(count, COPIED)
@@ -171,14 +175,22 @@ def from_tensor(planner: Any, op: tf.Operation, values: list[Value]) -> list[Val
 
 def _of_rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Makes a list of rows: of all, or of a device's own."""
+    attributes, x = attributes_of(op), values[0]
+    unit = planner.multiple_of((x.dims or ())[0])
+
+    def emit(local: Any, rows: Any, shape: Any) -> list[Any]:
+        if local.is_compiled:
+            more = _own_length(local, unit) - local.entries(unit)
+            rows = tf.pad(rows, [[0, more], *[[0, 0]] * (rows.shape.rank - 1)])
+        return create(op.type, [rows, shape], attributes, op.name)
 
     def make(layout: Layout) -> Item | None:
-        if not isinstance(layout, (Whole, Copied, Listed)):
+        if isinstance(layout, Listed):
+            inputs = [planner.get(x, Split(0)), planner.get(values[1], COPIED)]
+            return planner.add(emit, inputs, EACH, [tf.variant], name=op.name)[0]
+        if not isinstance(layout, (Whole, Copied)):
             return None
-        inputs = [
-            planner.get(values[0], Split(0) if isinstance(layout, Listed) else layout),
-            planner.get(values[1], WHOLE if isinstance(layout, Whole) else COPIED),
-        ]
+        inputs = [planner.get(value, layout) for value in values]
         return _items(planner, op, inputs, 0 if isinstance(layout, Whole) else EACH)[0]
 
     return make
@@ -234,9 +246,14 @@ def _stacked(planner: Any, op: tf.Operation, items: Value) -> Value:
     shape = constant_of(np.array([int(dim) for dim in known.dims], dtype=object))
     inputs = [planner.get(items, LISTED)]
     inputs.append(planner.get(Value(tf.int32, shape.shape, const=shape), COPIED))
-    number = tf.compat.v1.AttrValue(i=-1)
-    (item,) = _items(planner, op, inputs, EACH, num_elements=number)
-    dtype = op.outputs[0].dtype
+    attributes = {**attributes_of(op), "num_elements": tf.compat.v1.AttrValue(i=-1)}
+    unit, dtype = planner.unit_of(known.count), op.outputs[0].dtype
+
+    def emit(local: Any, *tensors: Any) -> list[Any]:
+        (made,) = create(op.type, tensors, attributes, op.name)
+        return [made[: local.entries(unit)] if local.is_compiled else made]
+
+    (item,) = planner.add(emit, inputs, EACH, [dtype], name=op.name)
     return planner.value(dtype, (known.count, *known.dims), Split(0), item)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.choosing import no_choice
 from keras_multigpu.engines.tensorflow.partition.constants import constant_of
 from keras_multigpu.engines.tensorflow.partition.forms import EACH_DEVICE, NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.inner import Inner
@@ -50,7 +49,7 @@ class _Iteration(Inner):
 
     def __init__(self, outer: Planner):
         super().__init__(outer, EACH_DEVICE)
-        self._choose = no_choice
+        self.splits = False
 
     def take(self, value: Value) -> Value:
         found = super().take(value)

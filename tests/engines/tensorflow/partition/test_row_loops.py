@@ -1,0 +1,146 @@
+"""Loops over the rows: each device goes through its own, and the numbers are those of one."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from keras_multigpu import make_parallel
+
+_FLOAT = tf.float64
+
+
+def _row(weight, row):
+    return tf.tanh(row[None] @ weight)[0]
+
+
+def _pairs(weight, x):
+    given = x, tf.reverse(x, [1])
+    return tf.map_fn(lambda two: _row(weight, two[0]) * two[1], given, fn_output_signature=_FLOAT)
+
+
+def _by_index(weight, x):
+    """Takes rows by number, the next one, too, and a mean over all."""
+    count = tf.shape(x)[0]
+
+    def at(i):
+        return _row(weight, x[i]) + tf.gather(x, (i + 1) % count) + tf.reduce_mean(x)
+
+    return tf.map_fn(at, tf.range(count), fn_output_signature=_FLOAT)
+
+
+def _nested(weight, x):
+    """A loop over a row's entries, and one of a few steps."""
+
+    def refined(row):
+        entries = tf.map_fn(lambda entry: tf.sin(entry) * weight[0, 0], row)
+        start = 0, entries
+        return tf.while_loop(
+            lambda i, _: i < 3, lambda i, z: (i + 1, _row(weight, z)), start, maximum_iterations=3
+        )[1]
+
+    return tf.map_fn(refined, x)
+
+
+def _inner_gradient(weight, x):
+    """A step of an optimizer for each row (MAML)."""
+
+    def adapted(row):
+        with tf.GradientTape() as tape:
+            tape.watch(weight)
+            loss = tf.reduce_sum(_row(weight, row) ** 2)
+        return _row(weight - 0.1 * tape.gradient(loss, weight), row)
+
+    weight = tf.identity(weight)
+    return tf.map_fn(adapted, x)
+
+
+def _while(weight, x, at=lambda i, count: i, read=lambda rows, i: rows.read(i)):
+    """Writes to an array, and adds up."""
+    count = tf.shape(x)[0]
+    made = tf.TensorArray(_FLOAT, count, element_shape=(6,))
+    rows = tf.TensorArray(_FLOAT, count, element_shape=(6,), clear_after_read=False).unstack(x)
+
+    def step(i, made, total):
+        row = _row(weight, read(rows, i))
+        return i + 1, made.write(at(i, count), row), total + tf.cast(i, _FLOAT) * tf.reduce_sum(row)
+
+    start = 0, made, tf.constant(0.5, _FLOAT)
+    _, made, total = tf.while_loop(lambda i, *_: i < count, step, start)
+    return made.stack() * total
+
+
+SPREAD = {
+    "map": lambda weight, x: tf.map_fn(lambda row: _row(weight, row), x),
+    "Keras's map": lambda weight, x: ops.map(lambda row: _row(weight, row), x),
+    "pairs": _pairs,
+    "index": _by_index,
+    "nested": _nested,
+    "gradient": _inner_gradient,
+    "array": _while,
+    "number of rows": lambda weight, x: tf.map_fn(
+        lambda row: _row(weight, row) / tf.cast(tf.shape(x)[0], _FLOAT), x
+    ),
+    "random": lambda weight, x: tf.map_fn(
+        lambda row: _row(weight, row) * tf.random.stateless_uniform((6,), [1, 2], dtype=_FLOAT), x
+    ),
+}
+# Iterations that need others; and those that are not all rows.
+ON_ONE_DEVICE = {
+    "scan": lambda weight, x: tf.scan(lambda state, row: 0.5 * state + _row(weight, row), x),
+    "reversed": lambda weight, x: _while(weight, x, at=lambda i, count: count - 1 - i),
+    "neighbours": lambda weight, x: _while(
+        weight, x, read=lambda rows, i: rows.read(i) + rows.read(tf.maximum(i - 1, 0))
+    ),
+    "some": lambda weight, x: tf.concat(
+        [tf.map_fn(lambda row: _row(weight, row), x[:2]), x[2:]], 0
+    ),
+}
+
+
+class _Loop(layers.Layer):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def build(self, shape):
+        self.weight = self.add_weight(shape=(6, 6), name="weight")
+
+    def call(self, inputs):
+        made = {**SPREAD, **ON_ONE_DEVICE}[self.kind](ops.convert_to_tensor(self.weight), inputs)
+        return ops.reshape(made, (-1, 6))
+
+
+def _trained(kind, devices, jit_compile):
+    """Losses, predictions and weights; and what is spread."""
+    keras.utils.set_random_seed(4)
+    hidden = layers.Dense(6, "tanh")
+    model = keras.Sequential([keras.Input((6,)), hidden, _Loop(kind), layers.Dense(2)])
+    parallel = make_parallel(model, devices) if devices > 1 else model
+    parallel.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=jit_compile)
+    rng, found = np.random.default_rng(0), []
+    for rows in (7, 5, 3, 2):
+        x, y = rng.normal(size=(rows, 6)), rng.normal(size=(rows, 2))
+        found.append(parallel.train_on_batch(x, y))
+    found += [parallel.predict(x, verbose=0), *model.get_weights()]
+    return found, parallel.explain() if devices > 1 else ""
+
+
+@pytest.mark.parametrize("kind", [*SPREAD, *ON_ONE_DEVICE])
+def test_the_numbers_of_one_device(kind, in_float64):
+    expected, _ = _trained(kind, 1, False)
+    found, text = _trained(kind, 3, False)
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    assert ("train_step: 100.0% of the work" in text) == (kind in SPREAD), text
+
+
+@pytest.mark.parametrize("kind", ["map", "index", "nested"])
+def test_compiled_by_xla(kind, in_float64):
+    """Also on a device without rows, where XLA has no empty lists."""
+    expected, _ = _trained(kind, 1, True)
+    found, text = _trained(kind, 3, True)
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    assert "train_step: 100.0% of the work" in text
