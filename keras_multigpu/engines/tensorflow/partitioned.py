@@ -25,7 +25,13 @@ from keras_multigpu.engines.tensorflow.partition.functions import on_all_devices
 from keras_multigpu.engines.tensorflow.partition.planner import Record
 from keras_multigpu.engines.tensorflow.partition.step import spread
 from keras_multigpu.engines.tensorflow.partition.together import Together
-from keras_multigpu.engines.tensorflow.partition.told import eager_steps, explain, warning_of
+from keras_multigpu.engines.tensorflow.partition.told import (
+    SHARE,
+    eager_steps,
+    explain,
+    share_whole,
+    warning_of,
+)
 from keras_multigpu.engines.tensorflow.partition.traced import is_one_device, one_device
 from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order
 from keras_multigpu.engines.tensorflow.weights.homes import Homes
@@ -67,6 +73,7 @@ class Partition:
         self._width = width
         self.is_one_device = len(names) == 1 and is_default(names[0])
         self._told: set[str] = set()
+        self._told_shares: dict[str, float] = {}  # of steps, that one device computes
         kind = "devices" if width == 1 else "groups of devices"
         self.rows = BatchRows(len(names) // width if splits_rows else 1, kind)
         self._records: dict[str, list[Record]] = {}  # by the name of the step
@@ -76,6 +83,15 @@ class Partition:
         if text is not None and kind not in self._told and len(self._names) > 1:
             self._told.add(kind)
             warnings.warn(text, stacklevel=2)
+
+    def _warn_of_whole(self, name: str, records: Sequence[Record]) -> None:
+        """Warns of what one device computes, again if it is more when a step is traced again."""
+        share, title = share_whole(records, self._layers()), name.replace("_", " ")
+        if share > self._told_shares.get(name, 0.0) + SHARE and len(self._names) > 1:
+            text = warning_of(records, self._layers(), self._template.name, title)
+            if text is not None:
+                self._told_shares[name] = share
+                warnings.warn(text, stacklevel=3)
 
     def _layers(self) -> list[str]:
         return [layer.name for layer in templates.all_layers(self._template)]
@@ -108,9 +124,8 @@ class Partition:
             **more,
         )
         self._records[name] = records
-        title = name.replace("_", " ")
         if self._splits_rows:
-            self._warn(name, warning_of(records, self._layers(), self._template.name, title))
+            self._warn_of_whole(name, records)
         return result
 
     def _by_row(
@@ -154,7 +169,7 @@ class Partition:
             with one_device():
                 return flat(*args)
 
-        return self.rows.told_by(on_all_devices(step, graph_or_eager, rows))
+        return self.rows.told_by(on_all_devices(step, graph_or_eager, rows, is_compiled=compiled))
 
     def explain(self) -> str:
         """What of each step that has run is computed by one device alone."""

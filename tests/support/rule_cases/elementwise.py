@@ -106,7 +106,7 @@ def _cases(kind):
     return [case(kind, function, *(one + letter for one in shape), **settings) for shape in shapes]
 
 
-CASES = {kind: _cases(kind) for kind in ELEMENTWISE}
+CASES = {kind: _cases(kind) for kind in (*ELEMENTWISE, "Greater", "SelectV2")}
 CASES.update(
     {
         kind: [

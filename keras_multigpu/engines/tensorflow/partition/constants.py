@@ -118,6 +118,14 @@ def _reduce(function: Callable[[list[Any]], Any]) -> Callable[..., Any]:
     return reduce
 
 
+def _largest(values: list[Any]) -> Any:
+    if all(one == values[0] for one in values):
+        return values[0]
+    if any(isinstance(one, Dim) for one in values):
+        raise Unknown
+    return max(values)
+
+
 def _reshape(op: tf.Operation, x: Constant, shape: Constant) -> Any:
     return x.reshape([int(one) for one in shape])
 
@@ -209,6 +217,7 @@ _EVALUATE: dict[str, Callable[..., Any]] = {
     "StridedSlice": _strided_slice,
     "Slice": _slice,
     "GatherV2": _gather,
+    "Max": _reduce(_largest),
     "Prod": _reduce(product),
     "Sum": _reduce(lambda values: sum(values, 0)),
     "Fill": _fill,

@@ -12,11 +12,16 @@ from keras_multigpu.engines.functions import have_rows
 
 
 def on_all_devices(
-    step: Callable[..., Any], spread: Callable[..., Any], rows: Collection[int | str] | None
+    step: Callable[..., Any],
+    spread: Callable[..., Any],
+    rows: Collection[int | str] | None,
+    *,
+    is_compiled: bool = False,
 ) -> Callable[..., Any]:
     """`step` as a `tf.function` that `spread` computes on several devices.
 
-    `spread` is `partition.step.spread` with devices and settings; `rows` as in `have_rows`.
+    `spread` is `partition.step.spread` with devices and settings; `rows` as in `have_rows`. What
+    XLA compiles for each shape is traced for each: some operations have no gradient otherwise.
     """
 
     def traced(*args: Any, **kwargs: Any) -> Any:
@@ -28,7 +33,7 @@ def on_all_devices(
 
     # TensorFlow warns of retracing by the code: that of one step is not that of another.
     traced.__code__ = traced.__code__.replace(co_name=getattr(step, "__name__", "step"))
-    compiled = tf.function(traced, autograph=False, reduce_retracing=True)
+    compiled = tf.function(traced, autograph=False, reduce_retracing=not is_compiled)
 
     @functools.wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:

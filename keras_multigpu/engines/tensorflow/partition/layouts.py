@@ -102,6 +102,8 @@ class Value:
         is_state: whether it is a variable's, or made of variables alone: none of its axes is the
             batch, even if it is as long.
         row_of: how many rows a loop goes through, if it is the number of the row that it is at.
+        known: what else is known of it: `("numbers", n)`, it is 0, 1, ... up to n, of the rows;
+            `("more", a, b)`, it says whether a > b.
         is_drawn: whether it is random numbers for the batch's rows, which are of a seed's state.
         is_update: whether it is a gradient of a weight, or made of one.
     """
@@ -115,6 +117,7 @@ class Value:
     elements: Elements | None = None
     is_trained: bool = False
     is_state: bool = False
+    known: tuple[Any, ...] | None = None
     is_drawn: bool = False
     row_of: Any = None
     is_update: bool = False

@@ -47,10 +47,12 @@ class Planner(Operations):
         records: where to note how operations are computed.
 
     Attributes:
+        latest: the operation that is planned, or was last.
         has_row_loops: whether a loop over the rows is one for each device, over its own.
     """
 
     has_row_loops = True
+    latest: tf.Operation | None = None
 
     def __init__(
         self,
@@ -93,6 +95,7 @@ class Planner(Operations):
             if id(op) in known or (op.outputs and all(id(one) in known for one in op.outputs)):
                 continue
             values = [known[id(tensor)] for tensor in op.inputs]
+            self.latest = op
             before = len(self.program.nodes)
             self.program.column = self.columns.get(op.device, column)
             made, how = self._one(op, values)
@@ -110,22 +113,13 @@ class Planner(Operations):
                 max([self.wait(op, 0), *(one.level for one in added)]),
                 max([self.wait(op, 1), *(one.level + (one.place == EACH) for one in added)]),
             )
-            if how == "whole" and any(map(self._is_of_rows, values)):
+            if how == "whole" and any(map(_is_data, values)):
                 how = "lost"
             if how:
                 work = work_of(op, values, made, self.batch)
                 self.records.append(Record(op.type, op.name, how, work))
         self.program.column = column
         return [known[id(tensor)] for tensor in outputs]
-
-    def _is_of_rows(self, value: Value) -> bool:
-        """Whether there may be rows, and on one device."""
-        if value.dtype in (tf.resource, tf.variant) or value.is_free or value.is_spread:
-            return False
-        dims = value.dims or ()
-        is_known = not (value.is_state or value.is_update)
-        has_rows = is_known and any(self.unit_of(one) is not None for one in dims[:1])
-        return has_rows or bool(symbols_of(dims))
 
     def _one(self, op: tf.Operation, values: Sequence[Value]) -> tuple[list[Value], str]:
         constants = evaluate(op, values)
@@ -149,3 +143,10 @@ class Planner(Operations):
 def _may_be_of_state(value: Value) -> bool:
     """Whether what is made of it and of variables is of variables alone."""
     return value.is_state or not value.dims or value.const is not None
+
+
+def _is_data(value: Value) -> bool:
+    """Whether it is numbers on one device that are not of variables alone."""
+    is_other = not value.dtype.is_floating or value.is_free or value.is_spread
+    is_of_state = (value.is_state or value.is_update) and not symbols_of(value.dims or ())
+    return not (is_other or is_of_state or value.dims == ())

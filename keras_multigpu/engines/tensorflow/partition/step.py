@@ -113,7 +113,8 @@ def spread(
         except NeedsOthers:
             continue
     else:  # a loop that holds slices of rows needs them whole
-        records[:] = [Record("step", "the step/", "gathered", _ALL)]
+        assert planner.latest is not None
+        records[:] = [Record(planner.latest.type, planner.latest.name, "gathered", _ALL)]
         return _on_one_device(step, args, autograph, together)
     options: dict[str, Any] = {"is_compiled": compiled and not is_part, "wire_dtype": wire_dtype}
     if together is None and width > 1:

@@ -82,6 +82,9 @@ SPREAD = {
     "number of rows": lambda weight, x: tf.map_fn(
         lambda row: _row(weight, row) / tf.cast(tf.shape(x)[0], _FLOAT), x
     ),
+    "vectorized": lambda weight, x: tf.vectorized_map(
+        lambda two: _row(weight, two[0]) * tf.reduce_sum(two[1]), (x, x**2)
+    ),
     "random": lambda weight, x: tf.map_fn(
         lambda row: _row(weight, row) * tf.random.stateless_uniform((6,), [1, 2], dtype=_FLOAT), x
     ),

@@ -22,12 +22,12 @@ ELEMENTWISE = types_of(
     BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e
     BesselY0 BesselY1 BitwiseAnd BitwiseOr BitwiseXor Cast Ceil
     ClipByValue Complex ComplexAbs Conj Cos Cosh Dawsn Digamma Div DivNoNan Elu EluGrad Equal
-    Erf Erfc Erfinv Exp Expint Expm1 Floor FloorDiv FloorMod FresnelCos FresnelSin Greater
+    Erf Erfc Erfinv Exp Expint Expm1 Floor FloorDiv FloorMod FresnelCos FresnelSin
     GreaterEqual Igamma IgammaGradA Igammac Imag Inv InvGrad Invert IsFinite IsInf IsNan
     LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot
     LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Polygamma
     PopulationCount Pow Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad
-    RightShift Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin
+    RightShift Rint Round Rsqrt RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin
     Sinh Softplus SoftplusGrad Softsign SoftsignGrad Spence Sqrt SqrtGrad Square
     SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta
     Betainc RandomGammaGrad AsString RegexFullMatch StaticRegexFullMatch StaticRegexReplace
@@ -73,6 +73,28 @@ def elementwise(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     ]
     labels = tuple(axis if is_clear[axis] else None for axis in range(rank))
     return Signature(inputs, [labels], dims=[dims])
+
+
+@RULES.rule("Greater")
+def greater(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Also of sizes."""
+    signature = elementwise(planner, op, values)
+    a, b = values
+    if signature is None or a.const is None or b.const is None or a.dims or b.dims:
+        return signature
+    made, how = planner.apply(op, values, signature)
+    made[0].known = ("more", a.const[()], b.const[()])
+    return made, how
+
+
+@RULES.rule("SelectV2")
+def choose(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Numbers of rows are what they are if they are replaced by 0 where there is one (`pfor`)."""
+    condition, first, second = values
+    is_zero = second.const is not None and not second.dims and second.const[()] == 0
+    if first.known and is_zero and condition.known == ("more", first.known[1], 1):
+        return [first]
+    return elementwise(planner, op, values)
 
 
 @RULES.rule(*CHECKS, needs_ranks=False)

@@ -22,7 +22,10 @@ _FEW = 16  # times as large as the updates of 32 rows: then the updates are less
 @RULES.rule("GatherV2")
 def gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Split along indices, or along what isn't indexed; rows of a large table where they are."""
-    found = rows_of(planner, op, values) if _is_first_axis(values) else None
+    is_first = _is_first_axis(values)
+    if is_first and values[1].known == ("numbers", (values[0].dims or (None,))[0]):
+        return [values[0]]
+    found = rows_of(planner, op, values) if is_first else None
     if found is not None:
         return found, "spread"
     table, indices = values[0].dims or (), values[1].dims or ()

@@ -162,21 +162,17 @@ def from_tensor(planner: Any, op: tf.Operation, values: list[Value]) -> list[Val
     x = values[0]
     dims = (None, None) if x.dims is None else (x.dims[1:], x.dims[0])
     known = Elements(dims[0], None, False, dims[1])
-    if not x.axis and planner.unit_of(dims[1]) is not None:
-        return [Value(tf.variant, None, make=_of_rows(planner, op, values), elements=known)]
-    layout = Split(x.axis - 1) if x.axis else WHOLE
-    inputs = [
-        planner.get(x, Split(x.axis) if x.axis else WHOLE),
-        _shape_item(planner, values[1], layout),
-    ]
-    item = _items(planner, op, inputs, _place(layout))[0]
-    return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
+    make = _making(planner, op, values)
+    if not x.axis:  # any device may have it, in any layout
+        return [Value(tf.variant, None, make=make, elements=known)]
+    layout = Split(x.axis - 1)
+    return [Value(tf.variant, None, layout, {layout: make(layout)}, elements=known)]
 
 
-def _of_rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Makes a list of rows: of all, or of a device's own."""
+def _making(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Makes a list of a tensor's entries, whole or in slices; or of those of a device's rows."""
     attributes, x = attributes_of(op), values[0]
-    unit = planner.multiple_of((x.dims or ())[0])
+    unit = planner.multiple_of((x.dims or (None,))[0])
 
     def emit(local: Any, rows: Any, shape: Any) -> list[Any]:
         if local.is_compiled:
@@ -186,11 +182,19 @@ def _of_rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 
     def make(layout: Layout) -> Item | None:
         if isinstance(layout, Listed):
+            if unit is None:
+                return None
             inputs = [planner.get(x, Split(0)), planner.get(values[1], COPIED)]
             return planner.add(emit, inputs, EACH, [tf.variant], name=op.name)[0]
-        if not isinstance(layout, (Whole, Copied)):
+        whole: Layout = layout
+        if isinstance(layout, Split):
+            dim = None if x.dims is None else x.dims[layout.axis + 1]
+            if planner.unit_of(dim) is None:
+                return None
+            whole = Split(layout.axis + 1)
+        elif not isinstance(layout, (Whole, Copied)):
             return None
-        inputs = [planner.get(value, layout) for value in values]
+        inputs = [planner.get(x, whole), _shape_item(planner, values[1], layout)]
         return _items(planner, op, inputs, 0 if isinstance(layout, Whole) else EACH)[0]
 
     return make

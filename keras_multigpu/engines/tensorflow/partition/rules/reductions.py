@@ -123,6 +123,9 @@ def roll(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 @RULES.rule("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
 def unsorted_segment(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Entries that go to segments add up; the axes behind are kept."""
+    is_all = values[2].const is not None and values[1].known == ("numbers", values[2].const[()])
+    if is_all and op.type == "UnsortedSegmentSum":
+        return [values[0]]
     found = sums_by_rows(planner, op, values) if op.type == "UnsortedSegmentSum" else None
     if found is not None:
         return found, "spread"

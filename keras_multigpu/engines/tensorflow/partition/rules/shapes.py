@@ -205,7 +205,8 @@ def numbers(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         symbols = symbols_of([*dims, by]) - {BATCH}
         return planner.add(emit, [], EACH, [dtype], name=op.name, symbols=symbols)[0]
 
-    return [Value(dtype, dims, make=make)]
+    known = ("numbers", dims[0]) if isinstance(by, int) and by == 1 else None
+    return [Value(dtype, dims, make=make, known=known)]
 
 
 @RULES.rule("Const")
