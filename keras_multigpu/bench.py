@@ -97,7 +97,8 @@ def run_bench(
     print(f"\n{report.to_markdown()}\n")
     if len(chosen) == 1 and find_only_gpu() in chosen:
         print(_ONE_GPU)
-    print("docs/speed.md has a place for reports: paste what is printed above, from the title on.")
+    if chosen[0] in engines.current().list_devices("gpu"):
+        print("docs/speed.md has a place for reports: paste what is printed above, title included.")
     return report
 
 

@@ -6,7 +6,7 @@ import functools
 import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from keras_multigpu import engines
@@ -238,6 +238,8 @@ def _find_cure(devices: Any) -> str:
         return f" Write `n_gpus={devices}`."
     if isinstance(devices, str) and "," in devices:
         devices = [one.strip() for one in devices.split(",")]
+    if isinstance(devices, Iterable) and not isinstance(devices, (str, Mapping)):
+        devices = list(devices)
     is_list = isinstance(devices, Sequence) and _name_of(devices) is None
     kind = choose_devices(None, None)[0].partition(":")[0]
     names = [

@@ -78,6 +78,7 @@ class ParallelModel(SteppedModel):
                 "`make_parallel(model.template, devices=..., mode=...)`."
             )
         mode = next((mode for mode, names in _OPTIONS.items() if name in names), None)
+        mode = self.mode if name == "n_gpus" else mode
         # A user's own class may have an attribute of that name.
         is_kerass = mode and type(self.template).__module__.partition(".")[0] == "keras"
         if is_kerass and not hasattr(type(self), name) and not hasattr(self, name):

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import positive_integer, quantity
-from keras_multigpu.devices import choose_devices
+from keras_multigpu.devices import choose_devices, list_devices
 
 _SMALL, _LARGE = 4 * 2**10, 64 * 2**20  # bytes
 _TURNS = 20  # there and back
@@ -133,11 +133,13 @@ def measure_link(source: str | None = None, target: str | None = None, *, repeat
                 "example."
             )
         source, target = source or pool[0], target or pool[1]
-    if not isinstance(source, str) or not isinstance(target, str) or source == target:
+    found = [one for one in (source, target) if isinstance(one, str)]
+    found = [one for one in found if engines.current().find_device(one) is not None]
+    if len(found) < 2 or source == target:
         raise ValueError(
             "`source` and `target` must be the names of two devices. Received: "
-            f"source={source!r}, target={target!r}. Write `measure_link('gpu:0', 'gpu:1')`, with "
-            "names that `list_devices()` gives."
+            f"source={source!r}, target={target!r}. Take two of what `list_devices()` gives: "
+            f"{', '.join(list_devices())}."
         )
     source, target = choose_devices(None, [source, target])
     engine = engines.current()

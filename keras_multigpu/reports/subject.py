@@ -148,19 +148,19 @@ class Subject:
         self, model: keras.Model, rows: int, devices: int = 1, parts: int = 1, **options: Any
     ) -> MemoryReport:
         """The memory of a copy of the model, made parallel, on one of some parts of a batch."""
-        with self._compiled(model, devices, **options) as (parallel, batch):
-            if parts > 1:
-                timing.accumulate(parallel, parts)
+        with self._compiled(model, devices, parts, **options) as (parallel, batch):
             return memory(parallel, timing.take_rows(batch, rows))
 
     @contextlib.contextmanager
     def _compiled(
-        self, model: keras.Model, devices: int, **options: Any
+        self, model: keras.Model, devices: int, parts: int = 1, **options: Any
     ) -> Iterator[tuple[ParallelModel, Any]]:
         """Scope in which a model is parallel and compiled, with a batch to train it on."""
         with engines.current().places_kept(model):
             parallel = make_parallel(model, devices, **options)
-            yield parallel, timing.compile_for(parallel, (self.inputs, self.targets))
+            batch = timing.compile_for(parallel, (self.inputs, self.targets))
+            timing.renew_optimizer(parallel, parts)
+            yield parallel, batch
 
     @property
     def doubts(self) -> list[str]:

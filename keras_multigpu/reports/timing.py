@@ -200,11 +200,18 @@ def compile_for(parallel: ParallelModel, batch: tuple[Any, Any]) -> tuple[Any, A
     return inputs, keras.tree.map_structure(np.zeros_like, outputs)
 
 
-def accumulate(parallel: ParallelModel, parts: int) -> None:
-    """Compiles a model again with an optimizer that adds up the gradients of parts of a batch."""
+def renew_optimizer(parallel: ParallelModel, parts: int = 1) -> None:
+    """Has an optimizer without slots: those of one that is built are where they were before.
+
+    It adds up the gradients of so many parts of a batch.
+    """
+    is_built = isinstance(parallel.optimizer, keras.Optimizer) and parallel.optimizer.built
+    if parts == 1 and not is_built:
+        return
     optimizer = type(parallel.optimizer).from_config(parallel.optimizer.get_config())
-    # An optimizer of one's own may have no such argument; loss scaling hands it on.
-    getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps = parts
+    if parts > 1:
+        # An optimizer of one's own may have no such argument; loss scaling hands it on.
+        getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps = parts
     parallel.compile(optimizer, parallel.loss, jit_compile=parallel.jit_compile)
 
 

@@ -156,6 +156,8 @@ def test_options_are_chosen_when_a_model_is_made_parallel(name):
     parallel = make_parallel(mlp(), 2)
     with pytest.raises(AttributeError, match=f"`{name}` is chosen when .* Received: {name}='some'"):
         setattr(parallel, name, "some")
+    with pytest.raises(AttributeError, match=r"`n_gpus` is chosen when .*mode='data', n_gpus="):
+        parallel.n_gpus = 4
     for fixed in ("mode", "devices", "template", "placement"):
         with pytest.raises(AttributeError, match=f"`{fixed}` can't be set.*Make the template para"):
             setattr(parallel, fixed, "model")
@@ -194,3 +196,13 @@ def test_functions_of_fewer_rows_than_devices(rows):
         infer(np.ones((rows, 6), "float32"))
     with pytest.warns(UserWarning, match=f"Batches of {rows} rows? leave {4 - rows} of 4 devices"):
         infer(np.ones((1, 6), "float32"))
+
+
+@pytest.mark.skipif(not ON_JAX, reason="XLA computes such rows wrongly")
+def test_one_row_for_each_device():
+    parallel = make_parallel(mlp(), 4)
+    parallel.compile("sgd", "mse")
+    with pytest.warns(
+        UserWarning, match=r"one row for each device are .*of 4 rows. Give 8 rows, say"
+    ):
+        parallel.fit(np.ones((48, 6)), np.ones((48, 2)), batch_size=4, verbose=0)

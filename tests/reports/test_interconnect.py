@@ -95,7 +95,10 @@ def test_describe_device():
             lambda: measure_link(repeats=0),
             r"`repeats` must be a positive.*Received: repeats=0",
         ),
-        (lambda: measure_link("cpu:9"), r"`devices` must name.*Received: devices=\['cpu:9', 'cp"),
+        (
+            lambda: measure_link("cpu:9"),
+            r"`source` and `target` must be.*Received: source='cpu:9'.*Take",
+        ),
         (
             lambda: measure_link("cpu:1"),
             "of two devices. Received: source='cpu:1', target='cpu",

@@ -21,7 +21,7 @@ from keras_multigpu.reports.plan_report import Choice, PlanReport
 from keras_multigpu.reports.planning import SHARDS
 from keras_multigpu.reports.prediction import Load, Traffic, predict
 from keras_multigpu.reports.subject import Subject
-from keras_multigpu.reports.timing import accumulate
+from keras_multigpu.reports.timing import renew_optimizer
 from keras_multigpu.reports.workload import Shard, Sizes, StepTime, Workload
 
 ON_JAX = keras.backend.backend() == "jax"
@@ -178,6 +178,8 @@ def test_a_model_that_fits_only_with_large_layers_in_parts():
     moved = [one.bytes for one in sent.training if one.source == parallel.devices[0]]
     assert first.prediction.load.traffic.sent == sum(moved)
     assert first.prediction.load.rows_s == pytest.approx(0.008 / 4)  # both layers are spread
+    wide.optimizer.build(wide.trainable_variables)  # has whole slots
+    assert str(reports.plan(wide, 64, 4, memory=1.05 * needed, **given)) == str(found)
     advice = reports.advise(wide, 64, (2, 4), modes=("data", "model"), **given)
     assert advice.predictions[3].load.traffic == first.prediction.load.traffic
     for count, why in [
@@ -260,7 +262,7 @@ def test_parts_of_a_batch_are_counted(scaled):
     small.compile(keras.optimizers.LossScaleOptimizer(adam) if scaled else adam, "mse")
     parallel = make_parallel(small, 2)
     whole = reports.memory(parallel, (np.ones((8, 64)), np.ones((8, 64)))).bytes(kind="slots")
-    accumulate(parallel, 4)
+    renew_optimizer(parallel, 4)
     parts = reports.memory(parallel, (np.ones((2, 64)), np.ones((2, 64)))).bytes(kind="slots")
     assert parts > 1.4 * whole
 

@@ -40,6 +40,14 @@ class Undivided:
         if self._seen < _SAID_AFTER:
             return
         self._is_over = True
+        if place.is_of_rows and self._rows == place.count:
+            warnings.warn(
+                "On processors batches with one row for each device are computed whole by each: "
+                f"right, and no faster than one device. Received: {self._seen} batches, the "
+                f"longest of {self._rows} rows. Give {place.divided(self._rows)} rows, say.",
+                stacklevel=2,
+            )
+            return
         kind = "groups of devices" if place.is_mesh else "devices"
         warnings.warn(
             f"The {place.count} {kind} do not divide the batches, so that each of them computes "

@@ -40,7 +40,8 @@ def evaluate(op: tf.Operation, values: Sequence[Any]) -> list[Constant] | None:
 
     `values` describe its inputs: `dims`, and `const` if known.
     """
-    if not op.outputs or any(output.dtype not in _INTEGERS for output in op.outputs):
+    types = (tf.bool,) if op.type in _COMPARE else _INTEGERS
+    if not op.outputs or any(output.dtype not in types for output in op.outputs):
         return None
     if op.type == "Const":
         if (op.outputs[0].shape.num_elements() or 0) > LARGEST:
@@ -193,7 +194,25 @@ def _where(choose_first: Callable[[Any, Any], bool]) -> Callable[..., Any]:
     return choose
 
 
+def _numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A comparison of numbers; which of two sizes is larger is known when the step runs."""
+
+    def compare(op: tf.Operation, a: Constant, b: Constant) -> Any:
+        if any(isinstance(one, Dim) for one in (*a.flat, *b.flat)):
+            raise Unknown
+        return function(a, b)
+
+    return compare
+
+
+_COMPARE: dict[str, Callable[..., Any]] = {
+    "Greater": _numbers(lambda a, b: a > b),
+    "GreaterEqual": _numbers(lambda a, b: a >= b),
+    "Less": _numbers(lambda a, b: a < b),
+    "LessEqual": _numbers(lambda a, b: a <= b),
+}
 _EVALUATE: dict[str, Callable[..., Any]] = {
+    **_COMPARE,
     "Add": lambda op, a, b: a + b,
     "AddV2": lambda op, a, b: a + b,
     "Sub": lambda op, a, b: a - b,
@@ -205,7 +224,7 @@ _EVALUATE: dict[str, Callable[..., Any]] = {
     "Minimum": _where(lambda p, q: p <= q),
     "Identity": lambda op, a: a,
     "EnsureShape": lambda op, a: a,
-    "Cast": lambda op, a: a,
+    "Cast": lambda op, a: a + 0,  # of truth values, too
     "Pack": lambda op, *a: np.stack(a, axis=op.get_attr("axis")),
     "ConcatV2": lambda op, *a: np.concatenate(a[:-1], axis=int(a[-1])),
     "ExpandDims": lambda op, a, axis: np.expand_dims(a, int(axis.flat[0])),

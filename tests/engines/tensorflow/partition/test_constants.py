@@ -34,9 +34,21 @@ DECIDED = {
     "Neg": [lambda x: -tf.shape(x)],
     "Maximum": [lambda x: tf.maximum(_n(x), 0), lambda x: tf.maximum(_n(x) + 1, [[0], [1]])],
     "Minimum": [lambda x: tf.minimum(_n(x) + 1, 0), lambda x: tf.minimum([3, 4], 3)],
+    "Greater": [lambda x: tf.constant([3, 1]) > 2],
+    "GreaterEqual": [lambda x: tf.constant([3, 2, 1]) >= 2],
+    "Less": [lambda x: tf.constant([3, 1]) < 2],
+    "LessEqual": [lambda x: tf.constant([3, 2, 1]) <= 2],
+    "Max": [
+        lambda x: tf.reduce_max([_n(x), _n(x)]),
+        lambda x: tf.reduce_max([_n(x)]),
+        lambda x: tf.reduce_max([3, 7]),
+    ],
     "Identity": [lambda x: tf.identity(tf.shape(x))],
     "EnsureShape": [lambda x: tf.ensure_shape(tf.shape(x), [3])],
-    "Cast": [lambda x: tf.cast(tf.shape(x), tf.int64)],
+    "Cast": [
+        lambda x: tf.cast(tf.shape(x), tf.int64),
+        lambda x: tf.cast(tf.constant([3, 1]) > 2, tf.int32),
+    ],
     "Pack": [lambda x: tf.stack([_n(x), 3]), lambda x: tf.stack([tf.shape(x), [1, 2, 3]], -1)],
     "ConcatV2": [
         lambda x: tf.concat([tf.shape(x), [4]], 0),
