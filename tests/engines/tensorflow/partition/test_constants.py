@@ -34,10 +34,10 @@ DECIDED = {
     "Neg": [lambda x: -tf.shape(x)],
     "Maximum": [lambda x: tf.maximum(_n(x), 0), lambda x: tf.maximum(_n(x) + 1, [[0], [1]])],
     "Minimum": [lambda x: tf.minimum(_n(x) + 1, 0), lambda x: tf.minimum([3, 4], 3)],
-    "Greater": [lambda x: tf.constant([3, 1]) > 2],
-    "GreaterEqual": [lambda x: tf.constant([3, 2, 1]) >= 2],
-    "Less": [lambda x: tf.constant([3, 1]) < 2],
-    "LessEqual": [lambda x: tf.constant([3, 2, 1]) <= 2],
+    "Greater": [lambda x: tf.cast(tf.constant([3, 1]) > 2, tf.int32)],
+    "GreaterEqual": [lambda x: tf.cast(tf.constant([3, 2, 1]) >= 2, tf.int32)],
+    "Less": [lambda x: tf.cast(tf.constant([3, 1]) < 2, tf.int32)],
+    "LessEqual": [lambda x: tf.cast(tf.constant([3, 2, 1]) <= 2, tf.int32)],
     "Max": [
         lambda x: tf.reduce_max([_n(x), _n(x)]),
         lambda x: tf.reduce_max([_n(x)]),
@@ -117,6 +117,8 @@ DECIDED = {
 }
 # What the polynomials don't decide: it must stay unknown.
 UNDECIDED = [
+    lambda x: tf.cast(_n(x) > 2, tf.int32),
+    lambda x: tf.reduce_max([_n(x), 2]),
     lambda x: _n(x) // 2,
     lambda x: _n(x) % 2,
     lambda x: tf.maximum(_n(x), 2),
