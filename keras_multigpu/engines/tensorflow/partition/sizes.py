@@ -196,10 +196,15 @@ def broadcast(*shapes: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def elements_of(dims: Any, sample: int = SAMPLE) -> float:
-    """A rough number of elements: an axis that isn't known counts as `sample`."""
-    result = 1.0
+    """A rough number of elements: rows count as `sample`, as do two other unknown sizes."""
+    keys = [key for dim in dims or () if isinstance(dim, Dim) for key in dim.terms]
+    others = dict.fromkeys(name for key in keys for name in key if name != BATCH)
+    counted, result = {BATCH, *list(others)[:2]}, 1.0
     for dim in dims or ():
         if isinstance(dim, Dim):
-            dim = sum(factor * sample ** len(key) for key, factor in dim.terms.items())
+            dim = sum(
+                factor * sample ** sum(name in counted for name in key)
+                for key, factor in dim.terms.items()
+            )
         result *= max(0, dim or 0)
     return result
