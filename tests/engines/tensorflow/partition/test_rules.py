@@ -78,6 +78,14 @@ ONE_DEVICE = {
         lambda x: x * tf.random.stateless_poisson(tf.shape(x), SEED, 3.0, tf.float32),
         "B 3:f",
     ),
+    "StatelessMultinomial": case(
+        "Mul",
+        lambda x: x * tf.cast(tf.random.stateless_categorical(x, 3, SEED), tf.float32),
+        "B 3:f",
+    ),
+    "Multinomial": case(  # of one class
+        "Mul", lambda x: x * tf.cast(tf.random.categorical(x[:, :1], 3), tf.float32), "B 3:f"
+    ),
     "StatelessRandomBinomial": case(
         "Mul", lambda x: x * tf.random.stateless_binomial(tf.shape(x), SEED, 9, 0.5), "B 3:i3"
     ),

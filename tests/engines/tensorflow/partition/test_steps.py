@@ -466,3 +466,25 @@ def test_what_is_made_of_noise_is_spread(rng, in_float64):
         )
     np.testing.assert_allclose(*losses, rtol=1e-12)
     assert parallel.explain().count("100.0% of the work is spread over the devices.") == 2
+
+
+def test_what_follows_numbers_drawn_by_weights_is_spread(rng, in_float64):
+    """For any number of rows."""
+    table, seeds = layers.Embedding(4, 6), keras.random.SeedGenerator(3)
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(4)])
+    table.build((None,))
+
+    def step(x):
+        chosen = keras.random.categorical(model(x), 2, seed=seeds)
+        return ops.sum(model(table(chosen[:, 1])))
+
+    parallel = make_parallel(model, 3)
+    spread, found = parallel.function(step), []
+    for rows in (9, 7, 5):
+        x = tf.constant(rng.normal(size=(rows, 6)))
+        state = seeds.state.numpy()
+        expected = float(step(x))
+        seeds.state.assign(state)
+        found.append(float(spread(x)) / expected)
+    np.testing.assert_allclose(found, 1, rtol=1e-12)
+    assert "MatMul" not in parallel.explain()  # of the table's rows

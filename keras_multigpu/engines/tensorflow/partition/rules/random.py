@@ -136,3 +136,10 @@ def draw_whole(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if value.dims and planner.unit_of(value.dims[0]) is not None:
         value.layout = Split(0)
     return [value], "gathered" if has_rows else "whole"
+
+
+@RULES.rule("Multinomial", "StatelessMultinomial")
+def choose(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """By one device, as they are drawn one after the other: some for each row."""
+    dims, count = values[0].dims or (None,), values[1].const
+    return planner.fallback(op, values, [(dims[0], None if count is None else count[()])])
