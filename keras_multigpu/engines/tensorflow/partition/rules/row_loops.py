@@ -8,7 +8,6 @@ and an addend of each sum.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,7 +25,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
 from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.rules.control import origin
-from keras_multigpu.engines.tensorflow.partition.sizes import elements_of
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim, elements_of
 from keras_multigpu.engines.tensorflow.partition.states import State, joined_elements, state_of
 
 COUNTER, LIST, ADDEND, SAME = "counter", "list", "sum", "same"
@@ -68,7 +67,10 @@ class _RowLoop:
         self.kinds = [_kind(*one) for one in zip(values, body.inputs, body.outputs)]
         self.rows = self._find_rows(test)
         self.unit = planner.unit_of(self.rows)
-        if self.unit is None or planner.is_joined:
+        counts = [one.elements.count for one in values if one.elements is not None]
+        # Otherwise it may be a number that happens to be a multiple of the rows.
+        is_certain = isinstance(self.rows, Dim) or self.rows in counts
+        if self.unit is None or planner.is_joined or not is_certain:
             raise NeedsOthers
 
     def _find_rows(self, test: Any) -> Any:
@@ -100,9 +102,6 @@ class _RowLoop:
         if self.kinds[number] != SAME or self.values[number].const is None:
             raise NeedsOthers
         return self._start(number)
-
-    def _of_kind(self, kind: str, several: Sequence[Any]) -> list[Any]:
-        return [one for one, own in zip(several, self.kinds) if own == kind]
 
     def plan(self) -> list[Value]:
         """Its results."""
