@@ -26,10 +26,11 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
 )
 from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
+from keras_multigpu.engines.tensorflow.partition.rules import own_lists
 from keras_multigpu.engines.tensorflow.partition.rules.elementwise import elementwise
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
-from keras_multigpu.engines.tensorflow.partition.sizes import Dim, is_known
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim
 from keras_multigpu.engines.tensorflow.partition.states import joined_elements
 
 RULES = Table()
@@ -69,47 +70,6 @@ def _place(layout: Layout) -> int:
     return EACH if isinstance(layout, (Split, Listed)) else 0
 
 
-def _is_of_row(items: Value, index: Value) -> bool:
-    """Whether an element of a list of rows is that of the row that a loop is at."""
-    count = (items.elements or _ANY).count
-    is_own = (
-        index.row_of is not None
-        and index.row_of == count
-        and (items.is_free or isinstance(items.layout, Listed))
-    )
-    if isinstance(items.layout, Listed) and not is_own:
-        raise NeedsOthers
-    return is_own
-
-
-def _own_row(planner: Any, index: Value) -> Item:
-    """Where the row's element is in a list of a device's rows."""
-    unit = planner.multiple_of(index.row_of)
-
-    def emit(local: Any, number: Any) -> list[Any]:
-        return [number - tf.cast(local.first_entry(unit), number.dtype)]
-
-    return planner.add(emit, [planner.get(index, WHOLE)], EACH, [index.dtype])[0]
-
-
-def _own_length(local: Any, unit: Any) -> Any:
-    """The length of a list of a device's rows; under XLA not 0, even if no loop runs."""
-    count = local.entries(unit)
-    return tf.maximum(count, 1) if local.is_compiled else count
-
-
-def _own_count(planner: Any, count: Value) -> Item:
-    """How many of so many rows are a device's."""
-    unit = None if count.const is None else planner.multiple_of(count.const[()])
-
-    def emit(local: Any) -> list[Any]:
-        return [tf.cast(_own_length(local, unit), count.dtype)]
-
-    if unit is None:
-        return planner.get(count, COPIED)
-    return planner.add(emit, [], EACH, [count.dtype])[0]
-
-
 @RULES.rule("EmptyTensorList", "TensorListReserve", needs_ranks=False)
 def new(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """Made in the layout in which it is used."""
@@ -120,7 +80,7 @@ def new(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
         form = WHOLE if isinstance(layout, Whole) else COPIED
         inputs = [_shape_item(planner, values[0], layout)]
         if isinstance(layout, Listed):
-            inputs.append(_own_count(planner, values[1]))
+            inputs.append(own_lists.own_count(planner, values[1]))
         else:
             inputs.append(planner.get(values[1], form))
         return _items(planner, op, inputs, 0 if form == WHOLE else EACH)[0]
@@ -136,11 +96,13 @@ def put(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     items = values[0]
     element = values[2] if op.type == "TensorListSetItem" else values[1]
     is_at = op.type == "TensorListSetItem"
+    if isinstance(element.layout, Listed):
+        raise NeedsOthers
     layout = _form(element) if _form(items) == WHOLE else _form(items)
-    layout = LISTED if is_at and _is_of_row(items, values[1]) else layout
+    layout = LISTED if is_at and own_lists.is_of_row(items, values[1]) else layout
     inputs = [planner.get(items, layout)]
     if layout == LISTED:
-        inputs += [_own_row(planner, values[1])] if is_at else []
+        inputs += [own_lists.own_row(planner, values[1])] if is_at else []
         inputs.append(planner.get(element, WHOLE))
     else:
         other = WHOLE if isinstance(layout, Whole) else COPIED
@@ -171,21 +133,11 @@ def from_tensor(planner: Any, op: tf.Operation, values: list[Value]) -> list[Val
 
 def _making(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Makes a list of a tensor's entries, whole or in slices; or of those of a device's rows."""
-    attributes, x = attributes_of(op), values[0]
-    unit = planner.multiple_of((x.dims or (None,))[0])
-
-    def emit(local: Any, rows: Any, shape: Any) -> list[Any]:
-        if local.is_compiled:
-            more = _own_length(local, unit) - local.entries(unit)
-            rows = tf.pad(rows, [[0, more], *[[0, 0]] * (rows.shape.rank - 1)])
-        return create(op.type, [rows, shape], attributes, op.name)
+    x, shape = values
 
     def make(layout: Layout) -> Item | None:
         if isinstance(layout, Listed):
-            if unit is None:
-                return None
-            inputs = [planner.get(x, Split(0)), planner.get(values[1], COPIED)]
-            return planner.add(emit, inputs, EACH, [tf.variant], name=op.name)[0]
+            return own_lists.of_tensor(planner, op, x, shape)
         whole: Layout = layout
         if isinstance(layout, Split):
             dim = None if x.dims is None else x.dims[layout.axis + 1]
@@ -194,7 +146,7 @@ def _making(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
             whole = Split(layout.axis + 1)
         elif not isinstance(layout, (Whole, Copied)):
             return None
-        inputs = [planner.get(x, whole), _shape_item(planner, values[1], layout)]
+        inputs = [planner.get(x, whole), _shape_item(planner, shape, layout)]
         return _items(planner, op, inputs, 0 if isinstance(layout, Whole) else EACH)[0]
 
     return make
@@ -213,15 +165,15 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
         dims = (known.count if first is None else first, *known.dims)
     other = WHOLE if isinstance(layout, Whole) else COPIED
     is_at = op.type == "TensorListGetItem"
-    if is_at and _is_of_row(items, values[1]):
+    if is_at and own_lists.is_of_row(items, values[1]):
         layout = LISTED
     if layout == LISTED and is_all:
-        return [_stacked(planner, op, items)]
+        return [own_lists.stacked(planner, op, items)]
     inputs = [planner.get(items, layout)]
     inputs += [
         _shape_item(planner, v, layout)
         if number == 1 + is_at
-        else _own_row(planner, v)
+        else own_lists.own_row(planner, v)
         if layout == LISTED
         else planner.get(v, other)
         for number, v in enumerate(values[1:], 1)
@@ -240,25 +192,6 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     known = dataclasses.replace(known, count=None)
     rest = Value(tf.variant, None, layout, {layout: made[0]}, elements=known)
     return [rest, value]
-
-
-def _stacked(planner: Any, op: tf.Operation, items: Value) -> Value:
-    """The rows of a list that each device has of its own."""
-    known = items.elements or _ANY
-    if planner.unit_of(known.count) is None or known.dims is None or not is_known(known.dims):
-        raise NeedsOthers  # a device without rows could not tell their shape
-    shape = constant_of(np.array([int(dim) for dim in known.dims], dtype=object))
-    inputs = [planner.get(items, LISTED)]
-    inputs.append(planner.get(Value(tf.int32, shape.shape, const=shape), COPIED))
-    attributes = {**attributes_of(op), "num_elements": tf.compat.v1.AttrValue(i=-1)}
-    unit, dtype = planner.unit_of(known.count), op.outputs[0].dtype
-
-    def emit(local: Any, *tensors: Any) -> list[Any]:
-        (made,) = create(op.type, tensors, attributes, op.name)
-        return [made[: local.entries(unit)] if local.is_compiled else made]
-
-    (item,) = planner.add(emit, inputs, EACH, [dtype], name=op.name)
-    return planner.value(dtype, (known.count, *known.dims), Split(0), item)
 
 
 @RULES.rule("TensorListLength", needs_ranks=False)
