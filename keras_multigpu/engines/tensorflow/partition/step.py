@@ -113,8 +113,9 @@ def spread(
         except NeedsOthers:
             continue
     else:  # a loop that holds slices of rows needs them whole
-        assert planner.latest is not None
-        records[:] = [Record(planner.latest.type, planner.latest.name, "gathered", _ALL)]
+        at = planner.latest
+        where = ("step", "the step/") if at is None else (at.type, at.name)
+        records[:] = [Record(*where, "gathered", _ALL)]
         return _on_one_device(step, args, autograph, together)
     options: dict[str, Any] = {"is_compiled": compiled and not is_part, "wire_dtype": wire_dtype}
     if together is None and width > 1:
