@@ -101,21 +101,8 @@ def spread(
         count = traced.count()
         if any(one.has_rows for one in traced.arguments):
             note_rows(count)
-    for has_row_loops in (True, False):  # where something needs a list of all rows after a loop
-        records.clear()
-        planner = Planner(RULES, len(devices) // width, traced.batch, records)
-        planner.columns = {name: number for number, name in enumerate(devices[:width])}
-        planner.is_joined, planner.expected = together is not None, expected or Expected()
-        planner.has_row_loops = has_row_loops
-        try:
-            _plan(planner, traced, devices, together)
-            break
-        except NeedsOthers:
-            continue
-    else:  # a loop that holds slices of rows needs them whole
-        at = planner.latest
-        where = ("step", "the step/") if at is None else (at.type, at.name)
-        records[:] = [Record(*where, "gathered", _ALL)]
+    planner = _planned(traced, devices, width, together, expected or Expected(), records)
+    if planner is None:
         return _on_one_device(step, args, autograph, together)
     options: dict[str, Any] = {"is_compiled": compiled and not is_part, "wire_dtype": wire_dtype}
     if together is None and width > 1:
@@ -129,16 +116,35 @@ def spread(
     return packed(traced.structure, made, together)
 
 
-def _plan(
-    planner: Planner, traced: Traced, devices: Sequence[str], together: Together | None
-) -> None:
-    """Plans the whole step."""
-    known = traced.inputs(planner, devices)
-    results = planner.run_graph(traced.graph, known, traced.graph.outputs)
-    layouts: list[Layout] = [WHOLE] * len(results)
-    if together is not None and together.gives_own:
-        layouts = _own_rows(planner, traced.structure, results)
-    planner.program.outputs = [planner.get(*one) for one in zip(results, layouts)]
+def _planned(
+    traced: Traced,
+    devices: Sequence[str],
+    width: int,
+    together: Together | None,
+    expected: Expected,
+    records: list[Record],
+) -> Planner | None:
+    """The plan of the step; `None` if a loop that holds slices of rows needs them whole."""
+    for has_row_loops in (True, False):  # what comes after such a loop may need all rows' lists
+        records.clear()
+        planner = Planner(RULES, len(devices) // width, traced.batch, records)
+        planner.columns = {name: number for number, name in enumerate(devices[:width])}
+        planner.is_joined, planner.expected = together is not None, expected
+        planner.has_row_loops = has_row_loops
+        try:
+            known = traced.inputs(planner, devices)
+            results = planner.run_graph(traced.graph, known, traced.graph.outputs)
+            layouts: list[Layout] = [WHOLE] * len(results)
+            if together is not None and together.gives_own:
+                layouts = _own_rows(planner, traced.structure, results)
+            planner.program.outputs = [planner.get(*one) for one in zip(results, layouts)]
+        except NeedsOthers:
+            at = planner.latest
+            kind, name = ("step", "the step/") if at is None else (at.type, at.name)
+            records[:] = [Record(kind, name, "gathered", _ALL)]
+        else:
+            return planner
+    return None
 
 
 def _own_rows(planner: Planner, structure: Any, results: Sequence[Value]) -> list[Layout]:
