@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -73,9 +74,15 @@ class Planner(Operations):
 
     def run_call(self, op: tf.Operation, graph: Any, values: Sequence[Value]) -> list[Value]:
         """Plans a function that an operation calls as if its operations stood there."""
+        with self.waiting(op):
+            return self.run_graph(graph, dict(zip(map(id, graph.inputs), values)), graph.outputs)
+
+    @contextlib.contextmanager
+    def waiting(self, op: tf.Operation) -> Iterator[None]:
+        """Scope in which all waits for what an operation waits for: assignments before it."""
         before, self.first_level = self.first_level, self.after(op, 0)
         try:
-            return self.run_graph(graph, dict(zip(map(id, graph.inputs), values)), graph.outputs)
+            yield
         finally:
             self.first_level = before
 

@@ -59,7 +59,8 @@ def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
 
         return inner.added(emit, [], layouts, results, op)
 
-    made = first_possible(planner, values, plan)
+    with planner.waiting(op):
+        made = first_possible(planner, values, plan)
     changed(planner, values)
     return made
 
@@ -101,7 +102,8 @@ def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         chosen = first.outer_item(values[0])
         return first.added(emit, [chosen], [s.layout for s in states], states, op, taken)
 
-    made = first_possible(planner, values[1:], plan)
+    with planner.waiting(op):  # what the branches read is read before them
+        made = first_possible(planner, values[1:], plan)
     changed(planner, values)
     return made
 

@@ -36,10 +36,6 @@ def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     if body is None or test is None:
         return None
     values = sums(planner, values)
-    if planner.way == ALL_DEVICES and planner.has_row_loops:
-        found = over_rows(planner, op, values, body, test)
-        if found is not None:
-            return found
     is_carried = [origin(a) is not b for a, b in zip(body.outputs, body.inputs)]
 
     def plan(way: str) -> list[Value]:
@@ -69,7 +65,12 @@ def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         ]
         return _loop_node(planner, op, way, values, states, inner, check)
 
-    made = first_possible(planner, values, plan)
+    with planner.waiting(op):  # what it reads is read before it
+        made = None
+        if planner.way == ALL_DEVICES and planner.has_row_loops:
+            made = over_rows(planner, op, values, body, test)
+        if made is None:
+            made = first_possible(planner, values, plan)
     changed(planner, values)
     return made
 
