@@ -280,7 +280,9 @@ def test_single_steps_of_one_row_for_each_processor_are_told(rng):
     batch = np.ones((4, 6)), np.ones((4, 2))
     for _ in range(9):
         parallel.test_on_batch(*batch)
-    with pytest.warns(UserWarning, match="10 such batches, the longest of 4 rows.*rows: 8, for"):
+    with pytest.warns(
+        UserWarning, match="one row for each .*10 batches, the longest of 4 rows. Give 8 rows"
+    ):
         parallel.test_on_batch(*batch)
     report = reports.transfers(parallel, batch)
     assert "`fit` on processors computes one row for each device whole" in str(report)

@@ -219,7 +219,8 @@ class Forms:
         assert value.dims is not None
         dim = value.dims[layout.axis]
         is_possible = self.unit_of(dim) is not None or isinstance(layout, Sharded)
-        assert is_possible, (value, layout)
+        if not is_possible:
+            raise NeedsOthers
         return dim
 
     def _constant(self, value: Value, layout: Layout) -> Item:

@@ -74,8 +74,10 @@ class Planner(Operations):
 
     def run_call(self, op: tf.Operation, graph: Any, values: Sequence[Value]) -> list[Value]:
         """Plans a function that an operation calls as if its operations stood there."""
+        # For a tape, functions get more results, behind those that an operation may have before.
+        outputs = graph.outputs[: len(op.outputs)]
         with self.waiting(op):
-            return self.run_graph(graph, dict(zip(map(id, graph.inputs), values)), graph.outputs)
+            return self.run_graph(graph, dict(zip(map(id, graph.inputs), values)), outputs)
 
     @contextlib.contextmanager
     def waiting(self, op: tf.Operation) -> Iterator[None]:

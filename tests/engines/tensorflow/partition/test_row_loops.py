@@ -71,6 +71,19 @@ def _while(weight, x, at=lambda i, count: i, read=lambda rows, i: rows.read(i)):
     return made.stack() * total
 
 
+def _unstacked(weight, x):
+    """Takes a mean over all rows in each iteration."""
+    count = tf.shape(x)[0]
+    rows = tf.TensorArray(_FLOAT, count).unstack(x)
+    start = 0, tf.TensorArray(_FLOAT, count)
+    _, made = tf.while_loop(
+        lambda i, _: i < count,
+        lambda i, made: (i + 1, made.write(i, _row(weight, rows.read(i) - tf.reduce_mean(x)))),
+        start,
+    )
+    return made.stack()
+
+
 SPREAD = {
     "map": lambda weight, x: tf.map_fn(lambda row: _row(weight, row), x),
     "Keras's map": lambda weight, x: ops.map(lambda row: _row(weight, row), x),
@@ -79,6 +92,7 @@ SPREAD = {
     "nested": _nested,
     "gradient": _inner_gradient,
     "array": _while,
+    "unstacked": _unstacked,
     "number of rows": lambda weight, x: tf.map_fn(
         lambda row: _row(weight, row) / tf.cast(tf.shape(x)[0], _FLOAT), x
     ),
@@ -89,6 +103,8 @@ SPREAD = {
         lambda row: _row(weight, row) * tf.random.stateless_uniform((6,), [1, 2], dtype=_FLOAT), x
     ),
 }
+
+
 # Iterations that need others; and those that are not all rows.
 ON_ONE_DEVICE = {
     "scan": lambda weight, x: tf.scan(lambda state, row: 0.5 * state + _row(weight, row), x),

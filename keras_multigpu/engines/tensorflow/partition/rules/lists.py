@@ -246,7 +246,8 @@ def like(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     def make(layout: Layout) -> Item | None:
         if not layouts and isinstance(layout, (Split, Partial)):
             return None
-        return _items(planner, op, [planner.get(v, layout) for v in values], _place(layout))[0]
+        place = 0 if isinstance(layout, Whole) else EACH
+        return _items(planner, op, [planner.get(v, layout) for v in values], place)[0]
 
     if not layouts:
         return [Value(tf.variant, None, make=make, elements=known)]
