@@ -71,6 +71,18 @@ def _while(weight, x, at=lambda i, count: i, read=lambda rows, i: rows.read(i)):
     return made.stack() * total
 
 
+def _long_counters(weight, x):
+    """64 bits, and one that begins at 5."""
+    count = tf.shape(x, out_type=tf.int64)[0]
+
+    def step(i, j, total):
+        return i + 1, j + 1, total + tf.cast(i * j, _FLOAT) * _row(weight, x[i])
+
+    start = tf.constant(0, tf.int64), tf.constant(5, tf.int64), tf.zeros([6], _FLOAT)
+    _, last, total = tf.while_loop(lambda i, *_: i < count, step, start)
+    return x * total * tf.cast(last, _FLOAT)
+
+
 def _unstacked(weight, x):
     """Takes a mean over all rows in each iteration."""
     count = tf.shape(x)[0]
@@ -93,6 +105,7 @@ SPREAD = {
     "gradient": _inner_gradient,
     "array": _while,
     "unstacked": _unstacked,
+    "long counters": _long_counters,
     "number of rows": lambda weight, x: tf.map_fn(
         lambda row: _row(weight, row) / tf.cast(tf.shape(x)[0], _FLOAT), x
     ),

@@ -8,6 +8,7 @@ and an addend of each sum.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -148,7 +149,6 @@ class _RowLoop:
         """Adds it to the program."""
         carried = [state for state in states if state is not None]
         layouts: list[Layout] = [state.layout for state in carried]
-        kinds = [kind for kind in self.kinds if kind != SAME]
         inner.give([r for r, s in zip(results, states) if s is not None], layouts)
         first = [
             self.planner.get(value, LISTED if kind == LIST else SUM)
@@ -156,49 +156,56 @@ class _RowLoop:
             if kind in (LIST, ADDEND)
         ]
         tensors = [one for one, state in zip(self.op.outputs, states) if state is not None]
-        starts = [self._start(n) for n, kind in enumerate(self.kinds) if kind == COUNTER]
-        taken = Inner.common([inner])
-        work = elements_of([self.rows])
+        taken, work = Inner.common([inner]), elements_of([self.rows])
         inner.records = [
             dataclasses.replace(one, how="spread", work=one.work * work) for one in inner.records
         ]
 
         def emit(local: Any, *given: Any) -> list[Any]:
-            begin, end = local.first_entry(self.unit), local.entries(self.unit)
-            end, rest = begin + end, iter(given)
-            counts = iter(starts)
-            variables = [
-                tf.cast(begin, tensor.dtype) + tf.cast(local.dim(next(counts)), tensor.dtype)
-                if kind == COUNTER
-                else next(rest)
-                for kind, tensor in zip(kinds, tensors)
-            ]
-            captured = [one if one.dtype == tf.resource else tf.identity(one) for one in rest]
-            number = kinds.index(COUNTER)
-            last = tf.cast(end, tensors[number].dtype) + (variables[number] - begin)
-            specs = inner.shapes(carried, tensors, local)
+            return self._write(local, given, inner, inner.shapes(carried, tensors, local))
 
-            def step(*flat: Any) -> list[Any]:
-                made = inner.write(local, [*flat, *captured])
-                for tensor, shape in zip(made, specs):
-                    tensor.set_shape(shape)
-                return made
-
-            return tf.while_loop(
-                lambda *flat: flat[number] < last,
-                step,
-                variables,
-                shape_invariants=specs,
-                parallel_iterations=self.op.get_attr("parallel_iterations"),
-                name=self.op.name,
-            )
-
+        kinds = [kind for kind in self.kinds if kind != SAME]
         layouts = [SUM if kind == ADDEND else one for kind, one in zip(kinds, layouts)]
         made = iter(inner.added(emit, first, layouts, carried, self.op, taken, tensors))
         return [
             self.values[number] if state is None else self._result(number, next(made))
             for number, state in enumerate(states)
         ]
+
+    def _write(
+        self, local: Any, given: Sequence[Any], inner: Inner, specs: Sequence[tf.TensorShape]
+    ) -> list[Any]:
+        """A device's loop: its counters begin at the first of its rows."""
+        rest, begin = iter(given), local.first_entry(self.unit)
+        numbers = [number for number, kind in enumerate(self.kinds) if kind != SAME]
+        variables = [
+            self._count(local, number, begin) if self.kinds[number] == COUNTER else next(rest)
+            for number in numbers
+        ]
+        captured = [one if one.dtype == tf.resource else tf.identity(one) for one in rest]
+        place = next(place for place, n in enumerate(numbers) if self.kinds[n] == COUNTER)
+        last = self._count(local, numbers[place], begin + local.entries(self.unit))
+
+        def step(*flat: Any) -> list[Any]:
+            made = inner.write(local, [*flat, *captured])
+            for tensor, shape in zip(made, specs):
+                tensor.set_shape(shape)
+            return made
+
+        made: list[Any] = tf.while_loop(
+            lambda *flat: flat[place] < last,
+            step,
+            variables,
+            shape_invariants=specs,
+            parallel_iterations=self.op.get_attr("parallel_iterations"),
+            name=self.op.name,
+        )
+        return made
+
+    def _count(self, local: Any, number: int, row: Any) -> Any:
+        """What a counter is at a row."""
+        dtype = self.values[number].dtype
+        return tf.cast(row, dtype) + tf.cast(local.dim(self._start(number)), dtype)
 
     def _result(self, number: int, made: Value) -> Value:
         if self.kinds[number] != COUNTER:
@@ -216,8 +223,8 @@ def _kind(value: Value, given: tf.Tensor, made: tf.Tensor) -> str:
     if adds.type not in _ADDS or sum(own) != 1 or not _is_used_once(given):
         raise NeedsOthers
     if value.const is not None and value.const.ndim == 0:
-        (step,) = [tf.get_static_value(t) for t, is_own in zip(adds.inputs, own) if not is_own]
-        if step is None or step != 1:
+        steps = [tf.get_static_value(t) for t, is_own in zip(adds.inputs, own) if not is_own]
+        if steps != [1]:
             raise NeedsOthers
         return COUNTER
     if not value.dtype.is_floating:
