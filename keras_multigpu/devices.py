@@ -238,7 +238,8 @@ def _find_cure(devices: Any) -> str:
         return f" Write `n_gpus={devices}`."
     if isinstance(devices, str) and "," in devices:
         devices = [one.strip() for one in devices.split(",")]
-    if isinstance(devices, Iterable) and not isinstance(devices, (str, Mapping)):
+    is_one = isinstance(devices, (str, Mapping)) or _name_of(devices) is not None
+    if isinstance(devices, Iterable) and not is_one:
         devices = list(devices)
     is_list = isinstance(devices, Sequence) and _name_of(devices) is None
     kind = choose_devices(None, None)[0].partition(":")[0]
