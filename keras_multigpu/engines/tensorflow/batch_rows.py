@@ -94,7 +94,8 @@ class BatchRows:
         return step
 
 
-def _find_rows(x: Any = None, batch_size: int | None = None, **others: Any) -> int | None:
+def _find_rows(x: Any = None, batch_size: Any = None, **others: Any) -> int | None:
     """The rows of the batches of a loop over arrays; `None` for other data."""
+    size = batch_size if isinstance(batch_size, int) and batch_size > 0 else 32  # Keras checks it
     shape = getattr(next(iter(keras.tree.flatten(x)), None), "shape", None)
-    return min(shape[0], batch_size or 32) if shape and shape[0] else None
+    return min(shape[0], size) if shape and shape[0] else None
