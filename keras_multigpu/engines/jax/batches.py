@@ -40,7 +40,7 @@ class Undivided:
         if self._seen < _SAID_AFTER:
             return
         self._is_over = True
-        if place.is_of_rows and self._rows == place.count:
+        if self._rows == place.count:
             warnings.warn(
                 "On processors batches with one row for each device are computed whole by each: "
                 f"right, and no faster than one device. Received: {self._seen} batches, the "

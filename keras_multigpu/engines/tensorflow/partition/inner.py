@@ -49,6 +49,7 @@ class Inner(Planner):
         self.outer, self.is_branch = outer, is_branch
         self.shards, self.is_joined = outer.shards, outer.is_joined
         self.expected, self.splits = outer.expected, self.splits and outer.splits
+        self.has_row_loops = outer.has_row_loops
         self._origins: dict[int, tuple[Value, Value]] = {}  # by the id of our value: it, the outer
         self.taken: dict[int, tuple[Item, Item]] = {}  # by the id of the outer item: it, and ours
 

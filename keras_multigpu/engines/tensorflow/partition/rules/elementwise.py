@@ -92,7 +92,8 @@ def choose(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Numbers of rows are what they are if they are replaced by 0 where there is one (`pfor`)."""
     condition, first, second = values
     is_zero = second.const is not None and not second.dims and second.const[()] == 0
-    if first.known and is_zero and condition.known == ("more", first.known[1], 1):
+    kind, *rest = first.known or ("",)
+    if kind == "numbers" and is_zero and condition.known == ("more", *rest, 1):
         return [first]
     return elementwise(planner, op, values)
 
