@@ -99,6 +99,21 @@ class Group(Members):
             "(`keras.utils.set_random_seed`).",
         )
 
+    def check_reached(self, unreached: Mapping[int, str]) -> None:
+        """Waits until all have tried to reach the others, before the backend starts.
+
+        `unreached` are the addresses of those that this process can't reach, by their numbers.
+        """
+        told = self._gather("unreached", json.dumps(unreached), self.call, "the start")
+        for number, addresses in sorted(told.items()):
+            for other, address in json.loads(addresses).items():
+                raise self._break(
+                    int(other),
+                    f"Process {number} can't reach it at {address}.",
+                    "Let the hosts reach each other at all ports, not only at that of the "
+                    "`coordinator`, whose network is the one that all processes use.",
+                )
+
     def end(self, call: Call) -> None:
         """Waits until all processes have come to the end of a call."""
         if call.has_ended:

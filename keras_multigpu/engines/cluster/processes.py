@@ -51,9 +51,7 @@ class Processes(abc.ABC, Generic[AnyGroup]):
         return {}
 
     @abc.abstractmethod
-    def start(
-        self, address: Address, number: int, records: Sequence[Record], timeout: float
-    ) -> None:
+    def start(self, group: AnyGroup, address: Address, records: Sequence[Record]) -> None:
         """Starts the runtime, in a thread, while all processes are there."""
 
     def join(
@@ -79,7 +77,7 @@ class Processes(abc.ABC, Generic[AnyGroup]):
         names = tuple(f"{r['host']} (process {k}, pid {r['pid']})" for k, r in enumerate(records))
         group = self._kind(Board(number, kept), number, names, timeout, data)
         atexit.register(_leave, group)
-        started = in_thread(lambda: self.start(address, number, records, timeout))
+        started = in_thread(lambda: self.start(group, address, records))
         while not futures.wait([started], BEAT).done:
             group.check()
         try:

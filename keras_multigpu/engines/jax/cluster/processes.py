@@ -31,10 +31,8 @@ class _Processes(processes.Processes[Group]):
         _check_version()
         return {}
 
-    def start(
-        self, address: Address, number: int, records: Sequence[Record], timeout: float
-    ) -> None:
-        _initialize(address, len(records), number, timeout)
+    def start(self, group: Group, address: Address, records: Sequence[Record]) -> None:
+        _initialize(address, len(records), group.number, group.timeout)
         jax.devices()  # starts JAX's runtime while all processes are here
 
 

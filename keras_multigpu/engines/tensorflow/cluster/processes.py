@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import faulthandler
 import json
-import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from keras_multigpu.engines.cluster import processes
 from keras_multigpu.engines.cluster.joint import check_owners
-from keras_multigpu.engines.cluster.remote import Address, listening
+from keras_multigpu.engines.cluster.remote import Address
 from keras_multigpu.engines.cluster.rendezvous import Record
 from keras_multigpu.engines.tensorflow import names
 from keras_multigpu.engines.tensorflow.cluster.collectives import Collectives
 from keras_multigpu.engines.tensorflow.cluster.group import Group
 from keras_multigpu.engines.tensorflow.cluster.joint_batches import JointBatches, Ledger
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
+from keras_multigpu.engines.tensorflow.cluster.ports import Port, environment, find_unreached
 from keras_multigpu.engines.tensorflow.cluster.runtime import has_started
 from keras_multigpu.engines.tensorflow.cluster.sockets import close_to_others
 
 _CONFIG = "TF_CONFIG"
+# Extra seconds before a process that waits for ever ends, so that the others' errors come first.
+_GRACE = 60.0
 # By the device that sends and receives.
 _known: dict[str, Collectives] = {}
 _ledgers: dict[str, Ledger] = {}
@@ -41,16 +42,17 @@ class _Processes(processes.Processes[Group]):
         return has_started()
 
     def facts(self, address: Address, number: int) -> dict[str, str]:
-        self._here = _own_address(address, number)
         devices = {kind: names.count_own(kind) for kind in ("cpu", "gpu")}
-        return {"address": self._here.numeric, "devices": json.dumps(devices)}
+        return {"address": self._port.address.numeric, "devices": json.dumps(devices)}
 
-    def start(
-        self, address: Address, number: int, records: Sequence[Record], timeout: float
-    ) -> None:
+    def start(self, group: Group, address: Address, records: Sequence[Record]) -> None:
         self._devices = [json.loads(record["devices"]) for record in records]
         if len(records) > 1:
-            _start([record["address"] for record in records], number)
+            addresses = [record["address"] for record in records]
+            # Before TensorFlow starts: then nobody would notice one that it waits for.
+            group.check_reached(find_unreached(addresses, group.timeout))
+            with self._port.taken_over():
+                _start(addresses, group.number, group.timeout + _GRACE)
 
     def join(
         self, address: Address, count: int, number: int, timeout: float, data: str
@@ -58,12 +60,14 @@ class _Processes(processes.Processes[Group]):
         is_new = self.group is None
         is_main = threading.current_thread() is threading.main_thread()
         on_terminate = signal.getsignal(signal.SIGTERM) if is_main else None
-        known = super().join(address, count, number, timeout, data)
+        with Port(_own_ip(address, number)) as self._port:
+            known = super().join(address, count, number, timeout, data)
         if is_new and count > 1:
             # TensorFlow's runtime takes the signal for itself: a process would not end by it.
             if on_terminate is not None:
                 signal.signal(signal.SIGTERM, on_terminate)
-            close_to_others(self._here.ip, self._here.port, "processes", stacklevel=5)
+            here = self._port.address
+            close_to_others(here.ip, here.port, "processes", stacklevel=5)
             names.join(number, self._devices)
         return known
 
@@ -129,36 +133,29 @@ def check_devices(devices: Sequence[str], mode: str) -> None:
         )
 
 
-def _own_address(coordinator: Address, number: int) -> Address:
-    """An address at which the other processes reach this one, with a free port."""
-    ip = coordinator.ip
-    if number:
-        with socket.socket(coordinator.family, socket.SOCK_DGRAM) as probe:
-            probe.connect((coordinator.ip, coordinator.port))  # sends nothing
-            ip = str(probe.getsockname()[0])
-    free = Address(ip, ip, 0)
-    with listening(free) as server:
-        return dataclasses.replace(free, port=int(server.getsockname()[1]))
+def _own_ip(coordinator: Address, number: int) -> str:
+    """The IP address at which the other processes reach this one."""
+    if not number:
+        return coordinator.ip
+    with socket.socket(coordinator.family, socket.SOCK_DGRAM) as probe:
+        probe.connect((coordinator.ip, coordinator.port))  # sends nothing
+        return str(probe.getsockname()[0])
 
 
-def _start(addresses: Sequence[str], number: int) -> None:
-    """Starts TensorFlow's runtime with a server for the other processes."""
+def _start(addresses: Sequence[str], number: int, seconds: float) -> None:
+    """Starts TensorFlow's runtime with a server for the other processes.
+
+    TensorFlow holds Python's lock while it waits for all of them, so that no thread and no signal
+    could end it: after some seconds, this process ends with a traceback.
+    """
     config = {
         "cluster": {names.JOINED_JOB: list(addresses)},
         "task": {"type": names.JOINED_JOB, "index": number},
     }
-    with _environment(_CONFIG, json.dumps(config)):
-        # Only for the runtime that its constructor sets up: it is never used as a strategy.
-        tf.distribute.MultiWorkerMirroredStrategy()
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # to the process's own errors
     try:
-        yield
+        with environment(_CONFIG, json.dumps(config)):
+            # Only for the runtime that its constructor sets up: it is never used as a strategy.
+            tf.distribute.MultiWorkerMirroredStrategy()
     finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
+        faulthandler.cancel_dump_traceback_later()

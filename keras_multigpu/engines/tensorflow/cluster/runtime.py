@@ -16,6 +16,7 @@ from tensorflow.python.eager import context  # noqa: TID251
 
 from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.remote import Address, cannot_listen, check_free
+from keras_multigpu.engines.tensorflow.cluster.ports import environment
 from keras_multigpu.engines.tensorflow.cluster.sockets import listen_only_at
 from keras_multigpu.engines.tensorflow.names import LOCAL_JOB, REMOTE_JOB
 
@@ -52,14 +53,8 @@ def update(workers: dict[int, str]) -> None:
     server.cluster.job.extend(kept)
     if workers:
         server.cluster.job.add(name=REMOTE_JOB, tasks=workers)
-    before = os.environ.get(_FAIL_FAST)
-    os.environ[_FAIL_FAST] = "true"
-    try:
+    with environment(_FAIL_FAST, "true"):
         context.update_server_def(server)
-    finally:
-        del os.environ[_FAIL_FAST]
-        if before is not None:
-            os.environ[_FAIL_FAST] = before
 
 
 def abort_collectives() -> None:
