@@ -168,9 +168,9 @@ def check_loss_scale(optimizer: keras.Optimizer) -> None:
         )
 
 
-def members_in(path: Any) -> int:
-    """How many members a weights file of a committee has; 0 if it does not say."""
+def members_in(path: Any) -> int | None:
+    """How many members a weights file has, 1 of a plain model; `None` if it does not say."""
     if not (str(path).endswith(".weights.h5") and os.path.isfile(path) and h5py.is_hdf5(path)):
-        return 0
+        return None
     with h5py.File(path, "r") as file:
-        return 1 + len(file["clones"]) if "clones" in file else 0
+        return 1 + len(file["clones"]) if "clones" in file else 1

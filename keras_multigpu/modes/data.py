@@ -66,6 +66,20 @@ class DataParallel(PlacedModel):
         check_choice("shard", options.get("shard"), None, "optimizer", "weights")
         positive_integer("model_devices", options.get("model_devices", 1))
 
+    def _parallel_lay_out(self) -> None:
+        super()._parallel_lay_out()
+        shard, weights = self._parallel_options["shard"], self.template.trainable_variables
+        if not shard or not weights or len(self.devices) == 1:
+            return
+        kept = [max(self.placement[one.path]) < math.prod(one.shape) for one in weights]
+        if not any(kept):
+            warnings.warn(
+                f"`shard={shard!r}` spreads nothing of {self.template.name!r}: it cuts weights of "
+                "at least 1,024 numbers, along axes that the devices can share, and there are "
+                "none. Leave `shard` out.",
+                stacklevel=5,
+            )
+
     @classmethod
     def _parallel_adapt(cls, request: engines.Request) -> engines.Request:
         # Older files have an option for statistics of each slice.

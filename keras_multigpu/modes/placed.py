@@ -16,13 +16,16 @@ class PlacedModel(ParallelModel):
     def _parallel_run_on(self, runner: engines.Runner) -> None:
         super()._parallel_run_on(runner)
         if self.template.built:
-            self._parallel_runner.lay_out()
+            self._parallel_lay_out()
             self._parallel_place()
+
+    def _parallel_lay_out(self) -> None:
+        self._parallel_runner.lay_out()
 
     def build(self, *args: Any, **kwargs: Any) -> None:
         """Builds the template, and places its weights."""
         super().build(*args, **kwargs)
-        self._parallel_runner.lay_out()
+        self._parallel_lay_out()
         self._parallel_place()
 
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -30,7 +33,7 @@ class PlacedModel(ParallelModel):
         # Keep the step functions: the step that builds the template has used no variable before.
         names = ("train_function", "test_function", "predict_function")
         functions = {name: getattr(self, name) for name in names}
-        self._parallel_runner.lay_out()
+        self._parallel_lay_out()
         for name, function in functions.items():
             setattr(self, name, function)
 

@@ -242,8 +242,9 @@ class TowerParallel(Members):
             return
         path = args[0] if args else kwargs.get("filepath")
         count, here = members_in(path), len(self.replicas)
-        if count > here:  # Keras would leave the others out, and say nothing
-            raise _refused(path, f"which has {count} replicas, for a committee of {here}.")
+        if count not in (None, here) and not kwargs.get("skip_mismatch"):
+            # Keras would leave some out, and say nothing, or fail after it has loaded others.
+            raise _refused(path, f"with the weights of {count}, for a committee of {here}.")
         try:
             super().load_weights(*args, **kwargs)
         except ValueError as error:

@@ -122,7 +122,9 @@ def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], li
         try:
             runner.check(request)
             shard = _shard_of(name, runner.fullest(model, count, name))
-            if all(dataclasses.replace(one, name=name) != shard for one in found):
+            if min(shard.weights, shard.slots) == 1.0:
+                notes.append(f"shard={name!r} is left out: no weight is large enough to be cut.")
+            elif all(dataclasses.replace(one, name=name) != shard for one in found):
                 found.append(shard)
         except ValueError as error:
             notes.append(f"shard={name!r} is left out: {str(error).partition('. ')[0]}.")

@@ -206,3 +206,10 @@ def test_one_row_for_each_device():
         UserWarning, match=r"one row for each device are .*of 4 rows. Give 8 rows, say"
     ):
         parallel.fit(np.ones((48, 6)), np.ones((48, 2)), batch_size=4, verbose=0)
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "weights"])
+def test_a_model_of_which_nothing_is_spread_is_told(shard):
+    model = keras.Sequential([keras.Input((30,)), *[keras.layers.Dense(30) for _ in range(9)]])
+    with pytest.warns(UserWarning, match=f"`shard='{shard}'` spreads nothing of 'sequential"):
+        make_parallel(model, 2, shard=shard)

@@ -455,11 +455,13 @@ def test_no_member_of_a_file_is_lost(rng, tmp_path):
     three, two = _committee(3), _committee(2)
     three.save_weights(tmp_path / "three.weights.h5")
     two.save_weights(tmp_path / "two.weights.h5")
-    kept = two.get_weights()
-    for model, name in ((two, "three"), (three, "two")):
+    _regressor().save_weights(tmp_path / "one.weights.h5")
+    kept, all_kept = two.get_weights(), three.get_weights()
+    for model, name in ((two, "three"), (three, "two"), (three, "one")):
         with pytest.raises(ValueError, match="of as many replicas, with the same mix. Received"):
             model.load_weights(filepath=tmp_path / f"{name}.weights.h5")
     assert difference(two.get_weights(), kept) == 0
+    assert difference(three.get_weights(), all_kept) == 0
 
 
 def test_no_rows_have_no_disagreement(rng):

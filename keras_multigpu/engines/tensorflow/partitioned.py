@@ -123,10 +123,14 @@ class Partition:
             splits_rows=self._splits_rows,
             **more,
         )
+        self._note(name, records)
+        return result
+
+    def _note(self, name: str, records: list[Record]) -> None:
+        """Notes what of a step, or of a call, one device computes alone; warns if it is much."""
         self._records[name] = records
         if self._splits_rows:
             self._warn_of_whole(name, records)
-        return result
 
     def _by_row(
         self, step: Callable[..., Any], compiled: bool, more: dict[str, Any]
@@ -252,6 +256,7 @@ class Partition:
             with one_device():
                 return Result(self._template(*args, **kwargs))
         noted, order, is_mesh = Noted(self._template), self.order(call), self._width > 1
+        records: list[Record] = []
         if is_mesh and order:
             self._warn("calls", self._of_first_devices())
         try:
@@ -263,6 +268,7 @@ class Partition:
                 home=self._home,
                 wire_dtype=self._wire_dtype,
                 splits_rows=self._splits_rows and not is_mesh,
+                records=records,
             )
         except (ConnectedError, OpaqueError, NeedsOthers) as error:
             why = str(error) or "a loop in it holds the rows of all devices together"
@@ -271,6 +277,7 @@ class Partition:
             )
             with one_device():
                 return Result(self._template(*args, **kwargs))
+        self._note("call", records)
         return noted.result(*found)
 
     def _of_first_devices(self) -> str:

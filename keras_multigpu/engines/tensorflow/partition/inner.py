@@ -150,9 +150,10 @@ class Inner(Planner):
             # A whole list that the body finds to be split has another state in the next round.
             forms: dict[Layout, Item] = {state.layout: item}
 
-            def make(layout: Layout) -> Item:
-                is_other = self.way == ALL_DEVICES and isinstance(layout, Split)
-                return Item(tensor.dtype, EACH) if is_other else item
+            def make(layout: Layout) -> Item | None:
+                if self.way != ALL_DEVICES:
+                    return item
+                return Item(tensor.dtype, EACH) if isinstance(layout, Split) else None
 
             return Value(tensor.dtype, None, state.layout, forms, make, elements=state.elements)
         return self.value(tensor.dtype, state.dims, state.layout, item)

@@ -96,7 +96,27 @@ def _unstacked(weight, x):
     return made.stack()
 
 
+def _along_rows(weight, x):
+    """A loop over the rows in each iteration of one over another axis."""
+    columns = tf.map_fn(
+        lambda column: tf.map_fn(lambda entry: tf.sin(entry) * weight[0, 0], column),
+        tf.transpose(tf.reshape(x, (-1, 2, 3)), (1, 0, 2)),
+    )
+    return tf.transpose(columns, (1, 0, 2))
+
+
+def _of_unknown_length(weight, x):
+    """Entries whose number is known by a promise only."""
+
+    def largest(row):
+        chosen = tf.boolean_mask(row, row >= tf.math.top_k(row, 3).values[-1])
+        return tf.tile(tf.ensure_shape(chosen, (3,)), [2])
+
+    return tf.map_fn(largest, x) @ weight
+
+
 SPREAD = {
+    "unknown length": _of_unknown_length,
     "map": lambda weight, x: tf.map_fn(lambda row: _row(weight, row), x),
     "Keras's map": lambda weight, x: ops.map(lambda row: _row(weight, row), x),
     "pairs": _pairs,
@@ -120,6 +140,7 @@ SPREAD = {
 
 # Iterations that need others; and those that are not all rows.
 ON_ONE_DEVICE = {
+    "along rows": _along_rows,
     "scan": lambda weight, x: tf.scan(lambda state, row: 0.5 * state + _row(weight, row), x),
     "reversed": lambda weight, x: _while(weight, x, at=lambda i, count: count - 1 - i),
     "neighbours": lambda weight, x: _while(

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Value
+from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
 from keras_multigpu.engines.tensorflow.partition.order import CHECKS
 from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table, join, no_axis, types_of
@@ -15,7 +16,7 @@ from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, broadcast
 
 RULES = Table()
 
-ALIASES = ["Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape"]
+ALIASES = ["Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"]
 ELEMENTWISE = types_of(
     """
     Abs Acos Acosh Add AddV2 Angle ApproximateEqual Asin Asinh Atan Atan2 Atanh BesselI0
@@ -44,6 +45,21 @@ SAME_SIZES = (*[one for one in ELEMENTWISE if one.endswith("Grad")], "AddN")
 def alias(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """The inputs themselves."""
     return list(values)
+
+
+@RULES.rule("EnsureShape", needs_ranks=False)
+def ensure_shape(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """What the trace does not know is checked: on each device, or of all the rows."""
+    (value,), wanted = values, tf.TensorShape(op.get_attr("shape"))
+    if wanted.rank is None or value.dims is None:
+        return values if wanted.rank is None else None
+    sizes = [None if size == dim else size for size, dim in zip(wanted, value.dims)]
+    if sizes == [None] * len(sizes):
+        return values
+    labels = tuple(axis if size is None else None for axis, size in enumerate(sizes))
+    dims = tuple(dim if size is None else size for size, dim in zip(sizes, value.dims))
+    shape = tf.compat.v1.AttrValue(shape=tf.TensorShape(sizes).as_proto())
+    return Signature([labels], [labels], dims=[dims], attributes={"shape": shape})
 
 
 @RULES.rule(*ELEMENTWISE)
@@ -102,11 +118,12 @@ def choose(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 def check(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """Each device checks what it has; as an assertion, which runs whether its result is used."""
     (value,) = values
-    message = op.get_attr("message").decode()
+    message, attributes = op.get_attr("message").decode(), attributes_of(op)
     layout = value.layout if value.is_sharded or value.axis is not None else WHOLE
 
     def emit(local: Any, tensor: Any) -> list[Any]:
-        tf.debugging.Assert(tf.reduce_all(tf.math.is_finite(tensor)), [message])
+        (checked,) = create(op.type, [tensor], attributes, op.name)  # its error comes first
+        tf.debugging.Assert(tf.reduce_all(tf.math.is_finite(checked)), [message])
         return []
 
     item = planner.get(value, layout)

@@ -19,7 +19,8 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
 )
 from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
-from keras_multigpu.engines.tensorflow.partition.sizes import is_known
+from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
+from keras_multigpu.engines.tensorflow.partition.sizes import Dims, is_known
 
 
 def is_of_row(items: Value, index: Value) -> bool:
@@ -83,11 +84,15 @@ def of_tensor(planner: Any, op: tf.Operation, x: Value, shape: Value) -> Item | 
 
 def stacked(planner: Any, op: tf.Operation, items: Value) -> Value:
     """The rows of a list that each device has of its own."""
-    known = items.elements
+    known, static = items.elements, static_dims(op.outputs[0])
     assert known is not None
-    if planner.unit_of(known.count) is None or known.dims is None or not is_known(known.dims):
+    dims = known.dims
+    if dims is not None and static is not None and len(static) == len(dims) + 1:
+        dims = tuple(dim if size is None else size for dim, size in zip(dims, static[1:]))
+    if planner.unit_of(known.count) is None or not _are_numbers(dims):
         raise NeedsOthers  # a device without rows could not tell their shape
-    shape = constant_of(np.array([int(dim) for dim in known.dims], dtype=object))
+    assert dims is not None
+    shape = constant_of(np.array([int(dim) for dim in dims], dtype=object))
     inputs = [planner.get(items, LISTED)]
     inputs.append(planner.get(Value(tf.int32, shape.shape, const=shape), COPIED))
     attributes = {**attributes_of(op), "num_elements": tf.compat.v1.AttrValue(i=-1)}
@@ -98,4 +103,8 @@ def stacked(planner: Any, op: tf.Operation, items: Value) -> Value:
         return [made[: local.entries(unit)] if local.is_compiled else made]
 
     (item,) = planner.add(emit, inputs, EACH, [dtype], name=op.name)
-    return planner.value(dtype, (known.count, *known.dims), Split(0), item)
+    return planner.value(dtype, (known.count, *dims), Split(0), item)
+
+
+def _are_numbers(dims: Dims | None) -> bool:
+    return dims is not None and None not in dims and is_known(dims)
