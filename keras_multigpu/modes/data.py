@@ -69,10 +69,11 @@ class DataParallel(PlacedModel):
     def _parallel_lay_out(self) -> None:
         super()._parallel_lay_out()
         shard, weights = self._parallel_options["shard"], self.template.trainable_variables
-        if not shard or not weights or len(self.devices) == 1:
-            return
-        kept = [max(self.placement[one.path]) < math.prod(one.shape) for one in weights]
-        if not any(kept):
+        sizes = {one.path: math.prod(one.shape) for one in weights}
+        if not shard or len(self.devices) == 1 or sum(sizes.values()) < 1024:
+            return  # it is not worth a word
+        kept = self.placement
+        if all(max(kept[path]) == size for path, size in sizes.items()):
             warnings.warn(
                 f"`shard={shard!r}` spreads nothing of {self.template.name!r}: it cuts weights of "
                 "at least 1,024 numbers, along axes that the devices can share, and there are "

@@ -34,6 +34,12 @@ _add("Tile", lambda x: tf.tile(x, [2, 1, 1]), "2 B 2")
 _T = {"traceless": True}
 _add("Fill", lambda x: x * tf.fill([tf.shape(x)[0], 2], tf.constant(3.0, tf.float64)), "B 2", **_T)
 _add("Fill", lambda x: x * tf.fill([2, tf.shape(x)[1]], tf.constant(3.0, tf.float64)), "2 B", **_T)
+_add(
+    "Empty",
+    lambda x: x * tf.raw_ops.Empty(shape=[tf.shape(x)[0], 2], dtype=tf.float64, init=True),
+    "B 2",
+    **_T,
+)
 _add("Range", lambda x: x * tf.cast(tf.range(tf.shape(x)[0]), tf.float64), "B", **_T)
 _add(
     "Range",

@@ -75,7 +75,8 @@ class Elements:
     """What is known of the elements of a tensor list, or of the value of a sharded variable.
 
     `dims` is `None` while nothing is known; a dimension that differs between elements is `None`.
-    `count` is their number, if it is known. `row_of`: as of a `Value`.
+    `count` is their number, if it is known. `row_of`: as of a `Value`. `of` is what is known of the
+    elements of those that are lists, which lie as the list does.
     """
 
     dims: tuple[Any, ...] | None = None
@@ -83,6 +84,12 @@ class Elements:
     is_constant: bool = True
     count: Any = None
     row_of: Any = None
+    of: Elements | None = None
+
+    @property
+    def tensor_dims(self) -> tuple[Any, ...] | None:
+        """The dimensions of the tensors in it, or in its lists."""
+        return self.dims if self.of is None else self.of.tensor_dims
 
 
 @dataclasses.dataclass(eq=False)

@@ -38,13 +38,17 @@ def state_of(planner: Forms, value: Value) -> State:
     const = None if value.const is None else tuple(value.const.flat)
     if const is not None and symbols_of(const) & own:
         const = None
-    elements = value.elements
-    if elements is not None and elements.dims is not None:
-        kept = tuple(None if symbols_of([dim]) & own else dim for dim in elements.dims)
-        elements = dataclasses.replace(elements, dims=kept)
-    if elements is not None and symbols_of([elements.count]) & own:
-        elements = dataclasses.replace(elements, count=None)
+    elements = None if value.elements is None else _known_outside(value.elements, own)
     return State(layout, dims, const, elements)
+
+
+def _known_outside(elements: Elements, own: set[str]) -> Elements:
+    dims = elements.dims
+    if dims is not None:
+        dims = tuple(None if symbols_of([dim]) & own else dim for dim in dims)
+    count = None if symbols_of([elements.count]) & own else elements.count
+    of = None if elements.of is None else _known_outside(elements.of, own)
+    return dataclasses.replace(elements, dims=dims, count=count, of=of)
 
 
 def joined(a: State, b: State, planner: Forms) -> State:
@@ -57,7 +61,7 @@ def joined(a: State, b: State, planner: Forms) -> State:
     layout = max(a.layout, b.layout, key=_rank)
     elements = joined_elements(a.elements, b.elements)
     if isinstance(layout, Split):
-        of = dims if elements is None else elements.dims
+        of = dims if elements is None else elements.tensor_dims
         if of is None or len(of) <= layout.axis or planner.unit_of(of[layout.axis]) is None:
             raise NeedsOthers  # the rows of one are not the rows of the other
     return State(layout, dims, a.const if a.const == b.const else None, elements)
@@ -82,4 +86,5 @@ def joined_elements(a: Elements | None, b: Elements | None) -> Elements | None:
         dims = tuple(p if p == q else None for p, q in zip(a.dims, b.dims))
     is_same = a.const is not None and a.const == b.const
     row_of = a.row_of if a.row_of == b.row_of else None
-    return Elements(dims, a.const if is_same else None, is_same, count, row_of)
+    of = joined_elements(a.of, b.of)
+    return Elements(dims, a.const if is_same else None, is_same, count, row_of, of)

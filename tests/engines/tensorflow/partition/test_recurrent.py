@@ -124,8 +124,7 @@ def _padded(rng, rows):
 @tf.custom_gradient
 def _counted_on_host(x):
     def gradient(upstream):
-        made = tf.numpy_function(lambda one: 2 * one, [upstream], upstream.dtype)
-        return tf.ensure_shape(made, x.shape)
+        return tf.numpy_function(lambda one: 2 * one, [upstream], upstream.dtype)
 
     return x, gradient
 

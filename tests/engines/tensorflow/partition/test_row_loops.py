@@ -105,6 +105,23 @@ def _along_rows(weight, x):
     return tf.transpose(columns, (1, 0, 2))
 
 
+def _steps_within_steps(weight, x):
+    """A loop of all rows within another: its intermediates are lists in a list."""
+
+    def refined(x):
+        return tf.while_loop(
+            lambda i, _: i < 2,
+            lambda i, z: (i + 1, tf.tanh(z @ weight + x)),
+            (0, x),
+            maximum_iterations=2,
+        )[1]
+
+    start = 0, x
+    return tf.while_loop(
+        lambda i, _: i < 3, lambda i, z: (i + 1, refined(z)), start, maximum_iterations=3
+    )[1]
+
+
 def _of_unknown_length(weight, x):
     """Entries whose number is known by a promise only."""
 
@@ -117,6 +134,7 @@ def _of_unknown_length(weight, x):
 
 SPREAD = {
     "unknown length": _of_unknown_length,
+    "steps": _steps_within_steps,
     "map": lambda weight, x: tf.map_fn(lambda row: _row(weight, row), x),
     "Keras's map": lambda weight, x: ops.map(lambda row: _row(weight, row), x),
     "pairs": _pairs,
@@ -187,6 +205,27 @@ def test_the_numbers_of_one_device(kind, in_float64):
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
     assert ("train_step: 100.0% of the work" in text) == (kind in SPREAD), text
+
+
+def test_ctc(in_float64):
+    """Loops of `tf.compat.v1`'s kind, in float32; a recurrent layer gets their gradient."""
+
+    def trained(devices):
+        keras.utils.set_random_seed(4)
+        recurrent = layers.GRU(3, return_sequences=True)
+        model = keras.Sequential([keras.Input((6, 2)), recurrent, layers.Dense(4)])
+        parallel = make_parallel(model, devices) if devices > 1 else model
+        parallel.compile("sgd", keras.losses.CTC())
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(7, 6, 2)), rng.integers(1, 4, size=(7, 2))
+        losses = parallel.fit(x, y, batch_size=5, shuffle=False, verbose=0).history["loss"]
+        return [losses, *model.get_weights()], parallel.explain() if devices > 1 else ""
+
+    expected, _ = trained(1)
+    found, text = trained(3)
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    assert text == "train_step: 100.0% of the work is spread over the devices."
 
 
 @pytest.mark.parametrize("kind", ["map", "index", "nested"])

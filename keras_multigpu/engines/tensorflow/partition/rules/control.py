@@ -24,7 +24,7 @@ from keras_multigpu.engines.tensorflow.partition.planner import Planner
 def graph_named(op: tf.Operation, name: str) -> Any:
     """The graph of a function that an operation's graph knows by name.
 
-    `None` for those of `tf.compat.v1`'s kind, as in `tf.nn.ctc_loss`: they are called whole.
+    `None` for those of `tf.compat.v1`'s kind, which have a definition only.
     """
     return getattr(op.graph._get_function(name), "graph", None)
 

@@ -108,11 +108,13 @@ def put(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
         other = WHOLE if isinstance(layout, Whole) else COPIED
         inputs += [planner.get(v, layout if v is element else other) for v in values[1:]]
     const = None if element.const is None else tuple(element.const.flat)
-    now = Elements(element.dims, const, const is not None, row_of=element.row_of)
+    now = Elements(
+        element.dims, const, const is not None, row_of=element.row_of, of=element.elements
+    )
     if is_at:
         grows = op.get_attr("resize_if_index_out_of_bounds")
         count = None if grows else (items.elements or _ANY).count
-        now = Elements(element.dims, None, False, count, element.row_of)
+        now = dataclasses.replace(now, const=None, is_constant=False, count=count)
     item = _items(planner, op, inputs, _place(layout))[0]
     known = joined_elements(items.elements or _ANY, now)
     return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
@@ -180,7 +182,9 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     ]
     made = _items(planner, op, inputs, _place(layout))
     axis = Split(layout.axis + is_all) if isinstance(layout, Split) else WHOLE
-    value = planner.value(tensor.dtype, dims, axis, made[-1], row_of=known.row_of)
+    dims = None if tensor.dtype == tf.variant else dims
+    of = {"row_of": known.row_of, "elements": known.of}
+    value = planner.value(tensor.dtype, dims, axis, made[-1], **of)
     if is_all and axis == WHOLE and value.dims and planner.unit_of(value.dims[0]) is not None:
         value.layout = Split(0)  # what follows is spread again
     if known.const is not None and not is_all and known.dims is not None:

@@ -21,6 +21,7 @@ from keras_multigpu.engines.tensorflow.partition.rules.control import (
     origin,
     sums,
 )
+from keras_multigpu.engines.tensorflow.partition.rules.definitions import graph_by_definition
 from keras_multigpu.engines.tensorflow.partition.rules.row_loops import over_rows
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table
 from keras_multigpu.engines.tensorflow.partition.sizes import elements_of
@@ -32,7 +33,7 @@ RULES = Table()
 @RULES.rule("While", "StatelessWhile", needs_ranks=False)
 def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     """What the body passes through unchanged is taken from outside; the rest has states."""
-    body, test = graph_of(op, "body"), graph_of(op, "cond")
+    body, test = (graph_of(op, one) or graph_by_definition(op, one) for one in ("body", "cond"))
     if body is None or test is None:
         return None
     values = sums(planner, values)

@@ -140,13 +140,13 @@ def same_sizes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return planner.fallback(op, values, [dims])
 
 
-@RULES.rule("Fill")
+@RULES.rule("Fill", "Empty")
 def fill(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """One number everywhere."""
+    """One number everywhere; or what is written before it is read."""
     if values[0].const is None:
         return None
-    dims = tuple(values[0].const)
-    return Signature([(None,), ()], [tuple(range(len(dims)))], shapes={0: 0}, dims=[dims])
+    dims, inputs = tuple(values[0].const), [(None,), ()][: len(values)]
+    return Signature(inputs, [tuple(range(len(dims)))], shapes={0: 0}, dims=[dims])
 
 
 @RULES.rule("Tile")
