@@ -234,7 +234,7 @@ def test_what_runs_whole_is_explained():
         assert "one device: it computes all" in make_parallel(mlp(), 1).explain()
         parallel = make_parallel(mlp(), 2)  # as a layer of a plain model
         keras.Sequential([keras.Input((6,)), parallel]).predict(np.ones((8, 6)), verbose=0)
-        assert parallel.explain() == "call: 100.0% of the work is spread over the devices."
+        assert parallel.explain() == "call: 100.0% of the work on rows is spread over the devices."
 
 
 def test_an_attribute_of_the_same_name_stays_the_models(rng):

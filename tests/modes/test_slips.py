@@ -106,9 +106,9 @@ def test_a_batch_of_one_row_is_explained():
     parallel = make_parallel(mlp(), 2)
     parallel.compile("sgd", "mse")
     assert not _fit(parallel, 8, batch_size=4)
-    assert "train_step: 100.0% of the work is spread" in parallel.explain()
+    assert "train_step: 100.0% of the work on rows is spread" in parallel.explain()
     parallel.train_on_batch(np.ones((1, 6)), np.ones((1, 2)))
-    assert "train_step: 0.0% of the work is spread" in parallel.explain()
+    assert "train_step: 0.0% of the work on rows is spread" in parallel.explain()
     assert "too few rows" in parallel.explain()
 
 
@@ -213,3 +213,33 @@ def test_a_model_of_which_nothing_is_spread_is_told(shard):
     model = keras.Sequential([keras.Input((30,)), *[keras.layers.Dense(30) for _ in range(9)]])
     with pytest.warns(UserWarning, match=f"`shard='{shard}'` spreads nothing of 'sequential"):
         make_parallel(model, 2, shard=shard)
+
+
+@pytest.mark.skipif(ON_JAX, reason="on JAX a step takes the slots, and returns them")
+def test_slots_that_are_not_in_parts_are_told():
+    """An optimizer that the model does not know keeps them whole."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((6,)), *map(keras.layers.Dense, (512, 2))])
+    parallel, optimizer = make_parallel(model, 2, shard="weights"), keras.optimizers.Adam()
+    x, y = np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
+
+    def stepping(optimizer):
+        import tensorflow as tf
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((parallel(x) - y) ** 2)
+            weights = parallel.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            return loss
+
+        return parallel.function(step)
+
+    with pytest.warns(UserWarning, match=r"changes 4 variables that one device keeps whole"):
+        stepping(optimizer)(x, y)
+    assert "One device does what has no rows" in parallel.explain()
+    known = keras.optimizers.Adam()
+    known.build(parallel.trainable_variables)
+    parallel.compile(known)
+    stepping(known)(x, y)
+    assert "One device does what has no rows" not in parallel.explain()

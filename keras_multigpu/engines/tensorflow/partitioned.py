@@ -30,6 +30,7 @@ from keras_multigpu.engines.tensorflow.partition.told import (
     eager_steps,
     explain,
     share_whole,
+    slots_warning,
     warning_of,
 )
 from keras_multigpu.engines.tensorflow.partition.traced import is_one_device, one_device
@@ -168,7 +169,9 @@ class Partition:
 
         def graph_or_eager(flat: Any, args: Any, **more: Any) -> Any:
             if not tf.executing_eagerly():
-                return run(flat, args, note_rows=self.rows.note, **more)
+                result = run(flat, args, note_rows=self.rows.note, **more)
+                self._warn("slots", slots_warning(self._records[name], self._template.name))
+                return result
             self._warn_of_eager_steps()
             with one_device():
                 return flat(*args)

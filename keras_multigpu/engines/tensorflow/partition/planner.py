@@ -28,8 +28,9 @@ class Record:
     Attributes:
         type: its type.
         name: its name, which begins with its layers'.
-        how: `"spread"`, `"whole"` (nothing of it has rows), `"gathered"` (on gathered rows), or
-            `"lost"` (on as many rows as are known in the step only: what is chosen of the batch's).
+        how: `"spread"`, `"whole"` (nothing of it has rows), `"gathered"` (on gathered rows),
+            `"lost"` (on as many rows as are known in the step only: what is chosen of the batch's),
+            or `"apart"` (it changes a whole variable of the shape of one in parts).
         work: a rough number of floating-point operations, at a batch of 32.
     """
 

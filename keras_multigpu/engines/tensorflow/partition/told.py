@@ -42,15 +42,39 @@ def layer_of(name: str, layers: Sequence[str]) -> str:
 
 def explain(records: Sequence[Record], names: Sequence[str], step: str) -> str:
     """A table of what one device computes for all."""
-    share = share_whole(records, names)
-    head = f"{step}: {1 - share:.1%} of the work is spread over the devices"
-    rows = [row for row in by_layer(records, names) if row[2] >= 0.0005]
-    if not rows:
-        return f"{head}."
-    lines = [f"{head}; one device does the rest, on gathered rows:", ""]
-    width = max(len(row[0]) for row in rows)
+    of_rows = [record for record in records if record.how != "whole"]
+    share = share_whole(of_rows, names)
+    head = f"{step}: {1 - share:.1%} of the work on rows is spread over the devices"
+    rows = [row for row in by_layer(of_rows, names) if row[2] >= 0.0005]
+    lines = [f"{head}; one device does the rest, on gathered rows:", ""] if rows else [f"{head}."]
+    width = max((len(row[0]) for row in rows), default=0)
     lines += [f"  {layer:{width}}  {share:6.1%}  {kind}" for layer, kind, share in rows]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_told_once(records)])
+
+
+def _told_once(records: Sequence[Record]) -> list[str]:
+    """A sentence on what has no rows, which one device computes, if it is much."""
+    total = sum(record.work for record in records) or 1.0
+    once = sum(record.work for record in records if record.how == "whole") / total
+    if once < SHARE:
+        return []
+    return [
+        f"One device does what has no rows, such as an optimizer's update: about {once:.0%} of the "
+        "step, at 32 rows. `shard` spreads the update of large weights."
+    ]
+
+
+def slots_warning(records: Sequence[Record], model: str) -> str | None:
+    """What to warn of if a step changes whole variables beside weights in parts."""
+    names = [record.name for record in records if record.how == "apart"]
+    if not names:
+        return None
+    return (
+        f"A step of {model!r} changes {len(names)} variables that one device keeps whole, of the "
+        "shapes of weights that `shard` spreads: the slots of an optimizer that it does not know, "
+        "it seems. Before `parallel.function`, call "
+        "`optimizer.build(parallel.trainable_variables)` and `parallel.compile(optimizer)`."
+    )
 
 
 def eager_steps(model: str, device: str, are_all: bool) -> str:

@@ -133,7 +133,7 @@ def _share_spread(model, *shapes):
     """The share of a prediction's work that is spread, as `explain` tells it."""
     parallel = make_parallel(model, 4)
     parallel.function(lambda *tensors: parallel([*tensors]))(*map(tf.ones, shapes))
-    return float(parallel.explain().partition("% of the work")[0].rpartition(" ")[2])
+    return float(parallel.explain().partition("% of the work on rows")[0].rpartition(" ")[2])
 
 
 @pytest.mark.filterwarnings("ignore:.*on one device, on the rows of all")

@@ -204,7 +204,7 @@ def test_the_numbers_of_one_device(kind, in_float64):
     found, text = _trained(kind, 3, False)
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
-    assert ("train_step: 100.0% of the work" in text) == (kind in SPREAD), text
+    assert ("train_step: 100.0% of the work on rows" in text) == (kind in SPREAD), text
 
 
 def test_ctc(in_float64):
@@ -225,7 +225,7 @@ def test_ctc(in_float64):
     found, text = trained(3)
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
-    assert text == "train_step: 100.0% of the work is spread over the devices."
+    assert text == "train_step: 100.0% of the work on rows is spread over the devices."
 
 
 @pytest.mark.parametrize("kind", ["map", "index", "nested"])
@@ -235,4 +235,4 @@ def test_compiled_by_xla(kind, in_float64):
     found, text = _trained(kind, 3, True)
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
-    assert "train_step: 100.0% of the work" in text
+    assert "train_step: 100.0% of the work on rows" in text

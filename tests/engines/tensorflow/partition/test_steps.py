@@ -237,7 +237,7 @@ def test_nothing_is_left_to_one_device(name, rng):
     model = make_parallel(build(), 3)
     _compiled(model, **settings)
     model.train_on_batch(*make(rng, 8))  # a warning would be an error
-    share = model.explain().partition(" of the work")[0].rpartition(" ")[2]
+    share = model.explain().partition(" of the work on rows")[0].rpartition(" ")[2]
     assert float(share.rstrip("%")) > 95
 
 
@@ -465,7 +465,7 @@ def test_what_is_made_of_noise_is_spread(rng, in_float64):
             [*history.history["loss"], *(float(step(tf.constant(x[:n]))) for n in (9, 7, 5))]
         )
     np.testing.assert_allclose(*losses, rtol=1e-12)
-    assert parallel.explain().count("100.0% of the work is spread over the devices.") == 2
+    assert parallel.explain().count("100.0% of the work on rows is spread over the devices.") == 2
 
 
 def test_what_follows_numbers_drawn_by_weights_is_spread(rng, in_float64):

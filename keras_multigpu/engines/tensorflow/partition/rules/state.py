@@ -57,7 +57,10 @@ def change(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Whoever reads it afterwards reads again."""
     planner.versions[id(values[0])] = planner.versions.get(id(values[0]), 0) + 1
     made = _on_shards(planner, op, values)
-    return (made, "spread") if made is not None else (planner.fallback(op, values)[0], "whole")
+    if made is not None:
+        return made, "spread"
+    is_apart = values[-1].dims in planner.shards
+    return planner.fallback(op, values)[0], "apart" if is_apart else "whole"
 
 
 def _on_shards(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] | None:
