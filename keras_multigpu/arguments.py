@@ -17,9 +17,11 @@ import keras
 
 
 def short(value: Any) -> str:
-    """What a value looks like, in an error: an array's shape, of others not more than a line."""
+    """What a value looks like, in an error: arrays' shapes, of others not more than a line."""
     if not isinstance(value, type) and len(getattr(value, "shape", ())):
         return f"an array of shape {tuple(value.shape)}"
+    if isinstance(value, (list, tuple)) and any(len(getattr(one, "shape", ())) for one in value):
+        return f"{type(value).__name__} of {', '.join(map(short, value[:4]))}"
     text = repr(value)
     return text if len(text) <= _LINE else f"{text[:_LINE]}..."
 
@@ -120,7 +122,9 @@ def check_choice(name: str, value: Any, *choices: str | None) -> None:
     if not (value is None or isinstance(value, str)) or value not in choices:
         words = ["None" if choice is None else f'"{choice}"' for choice in choices]
         expected = " or ".join([", ".join(words[:-1]), words[-1]])
-        raise ValueError(f"`{name}` must be {expected}. Received: {name}={short(value)}.")
+        meant = choices[-1] if value is True else getattr(value, "name", None)
+        hint = f" Write `{name}={meant!r}`." if meant in choices else ""
+        raise ValueError(f"`{name}` must be {expected}. Received: {name}={short(value)}.{hint}")
 
 
 def check_model(model: Any, *, built: bool = False) -> None:
@@ -131,6 +135,8 @@ def check_model(model: Any, *, built: bool = False) -> None:
             hint = " Create the model first: pass `YourModel()`."
         elif isinstance(model, (str, os.PathLike)):
             hint = " Load it first: `keras.saving.load_model(path)`."
+        elif as_integer(model) is not None:
+            hint = f" The model comes first: `make_parallel(model, {model})`."
         elif isinstance(model, keras.Layer):
             hint = " Make a model of the layer: `keras.Sequential([layer])`."
         raise ValueError(

@@ -54,7 +54,7 @@ def find_wide(model: keras.Model, count: int) -> dict[str, int]:
             f"devices, with no such weight of which an axis can be divided by {count} "
             f"({shapes or 'there is no such layer'}). "
             f"{'Choose another number of devices, or use' if large else 'Use'} `mode='data'`, "
-            "without `model_devices`."
+            "without `model_devices` or `placement`."
         )
     return found
 

@@ -80,7 +80,13 @@ def compilations(parallel: Any) -> list[Any]:
 
 
 def check_compiled(parallel: Any, method: str) -> None:
-    """Refuses a parallel model that is not compiled, if its template is."""
+    """Refuses a parallel model that is not compiled, if its template is, or if it was."""
+    if not parallel.compiled and parallel._parallel_undone:
+        raise ValueError(
+            f"A model is compiled again after its `{parallel._parallel_undone}` was set. Received: "
+            f"`{method}` of {parallel.name!r}, which was compiled before. Call "
+            "`parallel.compile(...)`."
+        )
     if not parallel.compiled and parallel.template.compiled:
         raise ValueError(
             f"A parallel model is compiled apart from its template. Received: `{method}` of the "

@@ -84,7 +84,7 @@ class MixedModel(ParallelModel):
         self.train_function = self.test_function = self.predict_function = None
         is_changed = had_weights or self._parallel_mix_has_weights
         if self.compiled and (is_changed or not is_fit_by(mix, self.loss)):
-            self.compiled = False
+            self.compiled, self._parallel_undone = False, "mix"
 
     def _parallel_build_mix(self, mix: keras.Layer) -> Any:
         """Builds a mix for a template with symbolic inputs, and returns the symbolic outputs."""

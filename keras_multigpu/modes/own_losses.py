@@ -36,7 +36,8 @@ class OwnLosses(MixedModel):
     def loss_of(self, value: str | None) -> None:
         check_choice("loss_of", value, None, "mix", "replicas")
         self._parallel_options["loss_of"] = value
-        self.compiled = False
+        if self.compiled:
+            self.compiled, self._parallel_undone = False, "loss_of"
 
     @property
     def _parallel_trained_apart(self) -> bool:

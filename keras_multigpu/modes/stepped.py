@@ -25,6 +25,7 @@ class SteppedModel(SavedModel):
     _parallel_runner: Any
     _parallel_is_looping = False
     _parallel_compilations: list[Any] | None = None  # when it was compiled like its template
+    _parallel_undone: str | None = None  # the option that has made it uncompiled
 
     def __init__(self, template: keras.Model, devices: Sequence[str]):
         super().__init__(template)

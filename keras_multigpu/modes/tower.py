@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_choice, positive_integer
+from keras_multigpu.arguments import as_integer, check_choice, positive_integer
 from keras_multigpu.graphs.costs import row_bytes
 from keras_multigpu.graphs.graph import fresh_input, symbolic_ends
 from keras_multigpu.layers.mixing import get_mix, is_average
@@ -91,7 +91,13 @@ class TowerParallel(Members):
 
     @classmethod
     def _parallel_check(cls, options: Mapping[str, Any]) -> None:
-        check_choice("replicas", options.get("replicas", "shared"), "shared", "independent")
+        replicas = options.get("replicas", "shared")
+        if as_integer(replicas) is not None:
+            raise ValueError(
+                '`replicas` must be "shared" or "independent". Received: '
+                f"replicas={replicas}. For a number of replicas write `num_replicas={replicas}`."
+            )
+        check_choice("replicas", replicas, "shared", "independent")
         check_choice("loss_of", options.get("loss_of"), None, "mix", "replicas")
         if options.get("num_replicas") is not None:
             positive_integer(

@@ -128,8 +128,8 @@ def draw_bars(
     for place, text in enumerate(texts):
         beside = {"xytext": (4, 0), "textcoords": "offset points"}
         axes.annotate(text, (ends[place], place), va="center", bbox=white, **beside)
-    if texts:
-        axes.set(xlim=(0, 1.25 * max(axes.dataLim.x1, *ends) or 1.0))
+    room = 1.25 if texts else 1.05
+    axes.set(xlim=(0, room * max(axes.dataLim.x1, *ends) or 1.0))
 
 
 def spread_devices(axes: Sequence[Any], counts: Sequence[int], speedups: Any) -> None:

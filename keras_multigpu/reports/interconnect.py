@@ -44,6 +44,11 @@ class Link:
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ValueError(
+                f"`name` must be a text. Received: name={self.name!r}. Write "
+                'Link("my link", bytes_per_s=10e9), for example.'
+            )
         if self.bytes_per_s != math.inf:
             quantity("bytes_per_s", self.bytes_per_s)
         quantity("latency_s", self.latency_s, zero=True)

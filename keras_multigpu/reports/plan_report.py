@@ -12,6 +12,7 @@ from keras_multigpu.reports.prediction import Prediction
 from keras_multigpu.reports.report import Column, Report
 
 _MOST_DRAWN = 16
+_FAR = 20  # times the largest bar
 _TOO_LOW = 0.8  # an estimate of memory may be such a part of what is counted
 
 
@@ -207,14 +208,16 @@ class PlanReport(Report):
         color = ["C0" if one.fits else "lightgrey" for one in shown]
         left, right = figure.subplots(1, 2, sharey=True)
         sizes = [(one.memory or 0) / 1e6 for one in shown]
+        memory = "memory of a device (MB)"
         times = [1e3 * one.update_s for one in shown]
         labels = list(map(str, shown))
-        if self.limit is not None:
+        if self.limit is not None and self.limit / 1e6 > _FAR * max(sizes):
+            memory += f", of {show_bytes(self.limit)}"  # a line there would hide the bars
+        elif self.limit is not None:
             left.axvline(self.limit / 1e6, color="C3", linestyle="--")
             top = left.get_xaxis_transform()
             left.text(self.limit / 1e6, 1.02, "available", color="C3", ha="center", transform=top)
         texts = ["?" if one.memory is None else show_bytes(one.memory) for one in shown]
-        memory = "memory of a device (MB)"
         draw_bars(left, labels, {"": sizes}, xlabel=memory, color=color, texts=texts)
         draw_bars(right, labels, {"": times}, xlabel="update with a whole batch (ms)", color=color)
         figure.suptitle(self.title)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_choice
+from keras_multigpu.arguments import check_choice, short
 from keras_multigpu.engines import Transfer
 from keras_multigpu.modes import ParallelModel
 from keras_multigpu.reports.forms import describe_environment, show_bytes
@@ -58,7 +58,7 @@ def transfers(parallel: ParallelModel, batch: Any) -> TransfersReport:
     if not isinstance(parallel, ParallelModel):
         raise ValueError(
             "`parallel` must be a model from `make_parallel`. Received: "
-            f"parallel={parallel!r}. Make it parallel first: `make_parallel(model, n_gpus)`."
+            f"parallel={short(parallel)}. Make it parallel first: `make_parallel(model, n_gpus)`."
         )
     engine, given = engines.current(), check_batch(batch, parallel)
     found: dict[bool, list[Transfer]] = {True: [], False: []}

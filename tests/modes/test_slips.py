@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.models import mlp
 
-from keras_multigpu import make_parallel
+from keras_multigpu import make_parallel, reports
 
 ON_JAX = keras.backend.backend() == "jax"
 
@@ -243,3 +243,26 @@ def test_slots_that_are_not_in_parts_are_told():
     parallel.compile(known)
     stepping(known)(x, y)
     assert "One device does what has no rows" not in parallel.explain()
+
+
+@pytest.mark.parametrize(("option", "value"), [("mix", "weighted"), ("loss_of", "mix")])
+def test_what_is_compiled_no_more_is_told(option, value):
+    committee = make_parallel(mlp(), 2, mode="tower", replicas="independent")
+    committee.compile("sgd", "mse")
+    setattr(committee, option, value)
+    with pytest.raises(ValueError, match=f"compiled again after its `{option}` was set"):
+        committee.fit(np.ones((4, 6)), np.ones((4, 2)))
+    committee.compile("sgd", "mse")
+    committee.fit(np.ones((4, 6)), np.ones((4, 2)), verbose=0)
+
+
+def test_what_was_meant_is_said():
+    for call, cure in (
+        (lambda: make_parallel(2, mlp()), r"The model comes first: `make_parallel\(model, 2\)`"),
+        (lambda: make_parallel(mlp(), 2, shard=True), "Write `shard='weights'`"),
+        (lambda: make_parallel(mlp(), 2, mode="tower", replicas=4), "write `num_replicas=4`"),
+        (lambda: reports.Link(10, 5), "`name` must be a text. Received: name=10"),
+        (lambda: reports.transfers((np.ones((3, 6)),), mlp()), r"tuple of an array of shape"),
+    ):
+        with pytest.raises(ValueError, match=cure):
+            call()
