@@ -83,6 +83,8 @@ def operation(
         inputs = [shapes[i].tensor(local) if i in shapes else next(rest) for i in range(count)]
         if local.is_compiled and _DRAWS.match(kind):
             return create_compiled(kind, inputs, attributes, name)
+        if local.is_compiled and signature is not None and signature.write_compiled is not None:
+            return signature.write_compiled(kind, inputs, attributes, name)
         if not own:
             return write(kind, inputs, attributes, name)
         sizes = [one.tensor(local) for one in own]

@@ -207,7 +207,8 @@ def test_the_numbers_of_one_device(kind, in_float64):
     assert ("train_step: 100.0% of the work on rows" in text) == (kind in SPREAD), text
 
 
-def test_ctc(in_float64):
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_ctc(jit_compile, in_float64):
     """Loops of `tf.compat.v1`'s kind, in float32; a recurrent layer gets their gradient."""
 
     def trained(devices):
@@ -215,7 +216,7 @@ def test_ctc(in_float64):
         recurrent = layers.GRU(3, return_sequences=True)
         model = keras.Sequential([keras.Input((6, 2)), recurrent, layers.Dense(4)])
         parallel = make_parallel(model, devices) if devices > 1 else model
-        parallel.compile("sgd", keras.losses.CTC())
+        parallel.compile("sgd", keras.losses.CTC(), jit_compile=jit_compile)
         rng = np.random.default_rng(0)
         x, y = rng.normal(size=(7, 6, 2)), rng.integers(1, 4, size=(7, 2))
         losses = parallel.fit(x, y, batch_size=5, shuffle=False, verbose=0).history["loss"]

@@ -138,13 +138,24 @@ def tensor_scatter(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     depth = (values[1].dims or (None,))[-1]
     if not isinstance(depth, int):
         return None
-    rank, k = len(values[0].dims or ()), len(values[1].dims or ()) - 1
-    rest = tuple(range(depth, rank))
+    dims, k = values[0].dims or (), len(values[1].dims or ()) - 1
+    rest = tuple(range(depth, len(dims)))
+    rows = [axis for axis in rest if planner.unit_of(dims[axis]) is not None]
+
+    def one_more(kind: str, inputs: Any, attributes: Any, name: str) -> list[Any]:
+        """With one more entry along the rows."""
+        tensor, indices, updates = inputs
+        more = [[0, int(axis in rows)] for axis in range(len(dims))]
+        given = [tf.pad(tensor, more), indices, tf.pad(updates, [[0, 0]] * k + more[depth:])]
+        (made,) = create(kind, given, attributes, name)
+        return [tf.slice(made, [0] * len(dims), tf.shape(tensor))]
+
     return Signature(
         [(None,) * depth + rest, no_axis(values[1]), (None,) * k + rest],
         [(None,) * depth + rest],
         dims=[values[0].dims],
         zero_if_empty=rest,
+        write_compiled=one_more if rows else None,
     )
 
 
