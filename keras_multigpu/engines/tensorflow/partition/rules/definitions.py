@@ -14,7 +14,10 @@ class _NotWritten(Exception):  # noqa: N818 - caught where it is asked
 
 def graph_by_definition(op: tf.Operation, attribute: str) -> Any:
     """The graph of a loop's function, with its `inputs` and `outputs`; `None` if it has others."""
-    definition = op.graph._get_function(op.get_attr(attribute).name).definition
+    function = op.graph._get_function(op.get_attr(attribute).name)
+    definition = getattr(function, "definition", None)
+    if definition is None:
+        return None
     graph: Any = tf.Graph()
     with graph.as_default():
         # TensorFlow takes it that the variables of such a loop keep their shapes.
