@@ -280,7 +280,8 @@ class Partition:
             )
             with one_device():
                 return Result(self._template(*args, **kwargs))
-        self._note("call", records)
+        if records:  # not of a single row
+            self._note("call", records)
         return noted.result(*found)
 
     def _of_first_devices(self) -> str:
