@@ -248,7 +248,8 @@ class TowerParallel(Members):
             return
         path = args[0] if args else kwargs.get("filepath")
         count, here = members_in(path), len(self.replicas)
-        if count not in (None, here) and not kwargs.get("skip_mismatch"):
+        may_skip = kwargs.get("skip_mismatch") or any(args[1:2])
+        if count is not None and (count > here or (count < here and not may_skip)):
             # Keras would leave some out, and say nothing, or fail after it has loaded others.
             raise _refused(path, f"with the weights of {count}, for a committee of {here}.")
         try:
