@@ -70,14 +70,14 @@ class DataParallel(PlacedModel):
         super()._parallel_lay_out()
         shard, weights = self._parallel_options["shard"], self.template.trainable_variables
         sizes = {one.path: math.prod(one.shape) for one in weights}
-        if not shard or len(self.devices) == 1 or sum(sizes.values()) < 1024:
-            return  # it is not worth a word
+        is_little = max(sizes.values(), default=0) < 1024 <= sum(sizes.values())
+        if not shard or len(self.devices) == 1 or not is_little:
+            return
         kept = self.placement
         if all(max(kept[path]) == size for path, size in sizes.items()):
             warnings.warn(
                 f"`shard={shard!r}` spreads nothing of {self.template.name!r}: it cuts weights of "
-                "at least 1,024 numbers, along axes that the devices can share, and there are "
-                "none. Leave `shard` out.",
+                "at least 1,024 numbers, and there are none. Leave `shard` out.",
                 stacklevel=5,
             )
 
