@@ -18,12 +18,16 @@ import keras
 
 def short(value: Any) -> str:
     """What a value looks like, in an error: arrays' shapes, of others not more than a line."""
-    if not isinstance(value, type) and len(getattr(value, "shape", ())):
+    if _is_array(value):
         return f"an array of shape {tuple(value.shape)}"
-    if isinstance(value, (list, tuple)) and any(len(getattr(one, "shape", ())) for one in value):
+    if isinstance(value, (list, tuple)) and any(map(_is_array, value)):
         return f"{type(value).__name__} of {', '.join(map(short, value[:4]))}"
     text = repr(value)
     return text if len(text) <= _LINE else f"{text[:_LINE]}..."
+
+
+def _is_array(value: Any) -> bool:
+    return not isinstance(value, type) and len(getattr(value, "shape", ())) > 0
 
 
 _LINE = 200  # characters
@@ -123,7 +127,7 @@ def check_choice(name: str, value: Any, *choices: str | None) -> None:
         words = ["None" if choice is None else f'"{choice}"' for choice in choices]
         expected = " or ".join([", ".join(words[:-1]), words[-1]])
         meant = choices[-1] if value is True else getattr(value, "name", None)
-        hint = f" Write `{name}={meant!r}`." if meant in choices else ""
+        hint = f" Write `{name}={meant!r}`." if meant is not None and meant in choices else ""
         raise ValueError(f"`{name}` must be {expected}. Received: {name}={short(value)}.{hint}")
 
 

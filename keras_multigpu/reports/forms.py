@@ -129,7 +129,7 @@ def draw_bars(
         beside = {"xytext": (4, 0), "textcoords": "offset points"}
         axes.annotate(text, (ends[place], place), va="center", bbox=white, **beside)
     room = 1.25 if texts else 1.05
-    axes.set(xlim=(0, room * max(axes.dataLim.x1, *ends) or 1.0))
+    axes.set(xlim=(0, room * max([0.0, axes.dataLim.x1, *ends]) or 1.0))
 
 
 def spread_devices(axes: Sequence[Any], counts: Sequence[int], speedups: Any) -> None:

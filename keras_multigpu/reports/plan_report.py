@@ -211,7 +211,7 @@ class PlanReport(Report):
         memory = "memory of a device (MB)"
         times = [1e3 * one.update_s for one in shown]
         labels = list(map(str, shown))
-        if self.limit is not None and self.limit / 1e6 > _FAR * max(sizes):
+        if self.limit is not None and self.limit / 1e6 > _FAR * max(sizes, default=0.0):
             memory += f", of {show_bytes(self.limit)}"  # a line there would hide the bars
         elif self.limit is not None:
             left.axvline(self.limit / 1e6, color="C3", linestyle="--")

@@ -266,3 +266,5 @@ def test_what_was_meant_is_said():
     ):
         with pytest.raises(ValueError, match=cure):
             call()
+    with pytest.raises(ValueError, match="Received: shard='all'.$"):
+        make_parallel(mlp(), 2, shard="all")  # what was meant is not known

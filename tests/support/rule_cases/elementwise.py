@@ -139,7 +139,7 @@ CASES["IdentityN"] = [
     )
 ]
 CASES["EnsureShape"] = [
-    case("EnsureShape", lambda x: 2.0 * tf.ensure_shape(x, [None, 3]), "B 3", traceless=True),
+    case("EnsureShape", lambda x: 2.0 * tf.ensure_shape(x, [None, 3]), "B 3", traceless=True)
 ]
 CASES["Bitcast"] = [
     case("Bitcast", lambda x: tf.bitcast(x, tf.int64), "B 3"),

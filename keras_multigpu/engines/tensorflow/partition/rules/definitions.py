@@ -34,7 +34,7 @@ def _written(source: Any, definition: Any, inputs: Sequence[tf.Tensor]) -> list[
     signature = definition.signature
     known = dict(zip((one.name for one in signature.input_arg), inputs))
     for node in definition.node_def:
-        if any(one.HasField("func") for one in node.attr.values()):
+        if any(one.HasField("func") or one.list.func for one in node.attr.values()):
             raise _NotWritten
         if not set(node.input) <= set(known):  # one waits for another, say
             raise _NotWritten
