@@ -29,7 +29,7 @@ _ALONE_OF_ONE = frozenset({"Mul", "MatMul", "BatchMatMulV2"})
 def addends(planner: Any, op: tf.Operation, values: Sequence[Value]) -> list[Value] | None:
     """The addends of an operation's outputs; `None` if they have to be summed first."""
     places = _places(op, values, planner.is_alone)
-    if places is None or not _may_be(values, places, planner.is_alone):
+    if places is None or not _may_be(values, places, planner.is_alone or planner.is_within):
         return None
     shapes = [static_dims(tensor) for tensor in op.outputs]
     if op.type in ("AddN", "AddV2", "Add", "Sub", "Neg"):
@@ -70,14 +70,17 @@ def _places(op: tf.Operation, values: Sequence[Value], is_alone: bool) -> range 
     return None
 
 
-def _may_be(values: Sequence[Value], places: range, is_alone: bool) -> bool:
-    """Whether the inputs are addends, or can be where nothing crosses, and the others whole."""
+def _may_be(values: Sequence[Value], places: range, is_within: bool) -> bool:
+    """Whether the inputs are addends, or can be, and the others whole.
+
+    Within loops and branches they can: their sums cross once, afterwards.
+    """
     inside = [values[number] for number in places]
     others = [value for number, value in enumerate(values) if number not in places]
     return (
         any(value.layout == SUM for value in inside)
         and all(value.axis is None for value in values)
-        and all(value.layout == SUM or (is_alone and not value.is_spread) for value in inside)
+        and all(value.layout == SUM or (is_within and not value.is_spread) for value in inside)
         and not any(isinstance(value.layout, Partial) for value in others)
         and all(value.dtype == inside[0].dtype for value in inside)
         and inside[0].dtype != tf.bool

@@ -67,11 +67,15 @@ class Forms:
 
     Attributes:
         is_joined: whether there are devices of other processes, which get numbers only.
+        is_within: whether it is a function's program, within the step's.
+        branch: the number of a branch that is planned.
         expected: how many rows there may be.
         splits: whether what has rows is split.
     """
 
     is_joined = False
+    is_within = False
+    branch: int | None = None
 
     def __init__(
         self, count: int, batch: Any, *, way: str = ALL_DEVICES, names: Iterator[int] | None = None

@@ -41,12 +41,14 @@ class Inner(Planner):
     Args:
         outer: plans the step around.
         way: `EACH_DEVICE`, `ALL_DEVICES` or `ONE_DEVICE`.
-        is_branch: whether it may not run: what it takes is then brought to it inside.
+        branch: the number of a branch, which may not run: what it takes is brought to it inside.
     """
 
-    def __init__(self, outer: Planner, way: str, *, is_branch: bool = False):
+    is_within = True
+
+    def __init__(self, outer: Planner, way: str, *, branch: int | None = None):
         super().__init__(outer.rules, outer.count, outer.batch, [], way=way, names=outer.names)
-        self.outer, self.is_branch = outer, is_branch
+        self.outer, self.branch = outer, branch
         self.shards, self.is_joined = outer.shards, outer.is_joined
         self.expected, self.splits = outer.expected, self.splits and outer.splits
         self.has_row_loops = outer.has_row_loops
@@ -63,7 +65,7 @@ class Inner(Planner):
         """An outer value, inside: what is asked for is taken in the layout that is asked for."""
         if value.const is not None:
             return Value(value.dtype, value.dims, const=value.const)
-        if self.is_branch and self.way == ALL_DEVICES and value.make is None:
+        if self.branch is not None and self.way == ALL_DEVICES and value.make is None:
             forms = {layout: self.taken_item(item) for layout, item in value.forms.items()}
             found = Value(value.dtype, value.dims, value.layout, forms, elements=value.elements)
             found.is_state, found.is_update = value.is_state, value.is_update

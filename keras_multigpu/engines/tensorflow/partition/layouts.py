@@ -71,12 +71,23 @@ Make: TypeAlias = Callable[[Layout], "Item | None"]
 
 
 @dataclasses.dataclass(frozen=True)
+class Kept:
+    """What is known of the tensor, or list, in an optional; `axis` is that of devices' slices."""
+
+    dims: tuple[Any, ...] | None = None
+    axis: int | None = None
+    const: tuple[Any, ...] | None = None
+    of: Elements | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Elements:
     """What is known of the elements of a tensor list, or of the value of a sharded variable.
 
     `dims` is `None` while nothing is known; a dimension that differs between elements is `None`.
     `count` is their number, if it is known. `row_of`: as of a `Value`. `of` is what is known of the
-    elements of those that are lists, which lie as the list does.
+    elements of those that are lists, which lie as the list does. `kept` is what optionals hold, by
+    the number of the branch that keeps it; `None` if it is the only one.
     """
 
     dims: tuple[Any, ...] | None = None
@@ -85,6 +96,12 @@ class Elements:
     count: Any = None
     row_of: Any = None
     of: Elements | None = None
+    kept: tuple[tuple[int | None, Kept], ...] | None = None
+
+    @property
+    def are_optionals(self) -> bool:
+        """Whether it is an optional, or a list of such."""
+        return self.kept is not None or (self.of is not None and self.of.are_optionals)
 
     @property
     def tensor_dims(self) -> tuple[Any, ...] | None:

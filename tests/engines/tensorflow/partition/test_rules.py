@@ -14,6 +14,7 @@ from keras_multigpu.engines.tensorflow.partition.rules import (
     branches,
     lists,
     loops,
+    optionals,
     sparse,
     state,
 )
@@ -25,6 +26,7 @@ ELSEWHERE = {
     *branches.RULES,
     *loops.RULES,
     *lists.RULES,
+    *optionals.RULES,
     *sparse.RULES,
     *state.RULES,
     *CHECKS,

@@ -19,6 +19,7 @@ from keras_multigpu.engines.tensorflow.partition.rules import (
     lists,
     loops,
     matrices,
+    optionals,
     parts,
     ragged,
     random,
@@ -49,6 +50,7 @@ for _room in (
     branches,
     loops,
     lists,
+    optionals,
 ):
     assert not RULES.keys() & _room.RULES.keys(), RULES.keys() & _room.RULES.keys()
     RULES.update(_room.RULES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from keras_multigpu.engines.tensorflow.partition.rules.control import (
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table
 from keras_multigpu.engines.tensorflow.partition.rules.tables import FUNCTIONS
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, symbols_of
-from keras_multigpu.engines.tensorflow.partition.states import joined, state_of
+from keras_multigpu.engines.tensorflow.partition.states import State, joined, state_of
 
 RULES = Table()
 
@@ -77,14 +78,18 @@ def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     values = [*sums(planner, values)]
 
     def plan(way: str) -> list[Value]:
-        inners = [Inner(planner, way, is_branch=True) for _ in graphs]
+        inners = [Inner(planner, way, branch=number) for number, _ in enumerate(graphs)]
         results = []
         for inner, graph in zip(inners, graphs):
             results.append(inner.run(graph, [inner.take(value) for value in values[1:]]))
         _make_unused(inners, graphs, results)
-        states = [state_of(inners[0], value) for value in results[0]]
-        for inner, found in zip(inners[1:], results[1:]):
-            states = [joined(a, state_of(inner, b), planner) for a, b in zip(states, found)]
+        known = [
+            [_of_branch(state_of(inner, value), inner, graph, at) for at, value in enumerate(found)]
+            for inner, graph, found in zip(inners, graphs, results)
+        ]
+        states = known[0]
+        for others in known[1:]:
+            states = [joined(a, b, planner) for a, b in zip(states, others)]
         for inner, found in zip(inners, results):
             inner.give(found, [state.layout for state in states])
         taken = Inner.common(inners)
@@ -106,6 +111,15 @@ def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         made = first_possible(planner, values[1:], plan)
     changed(planner, values)
     return made
+
+
+def _of_branch(state: State, inner: Inner, graph: Any, at: int) -> State:
+    """A result's state; what is kept for the gradient, only that of this branch takes."""
+    given = len(tf.nest.flatten(graph.structured_outputs, expand_composites=True))
+    if state.elements is None or not state.elements.kept or at < given:
+        return state
+    kept = tuple((inner.branch, one) for _, one in state.elements.kept)
+    return dataclasses.replace(state, elements=dataclasses.replace(state.elements, kept=kept))
 
 
 def _make_unused(

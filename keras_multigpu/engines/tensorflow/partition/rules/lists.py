@@ -38,9 +38,11 @@ RULES = Table()
 _ANY = Elements(None, None, False)
 
 
-def _items(planner: Any, op: tf.Operation, inputs: Sequence[Item], place: int) -> list[Item]:
-    """The operation, on one or on each device, with these inputs."""
-    attributes = attributes_of(op)
+def written(
+    planner: Any, op: tf.Operation, inputs: Sequence[Item], place: int, **more: Any
+) -> list[Item]:
+    """The operation, on one or on each device, with these inputs and `more` attributes."""
+    attributes = {**attributes_of(op), **more}
 
     def emit(local: Any, *tensors: Any) -> list[Any]:
         return create(op.type, tensors, attributes, op.name)
@@ -62,11 +64,13 @@ def _shape_item(planner: Any, value: Value, layout: Layout) -> Item:
     return planner.get(Value(value.dtype, const.shape, const=const), form)
 
 
-def _form(value: Value) -> Layout:
+def form_of(value: Value) -> Layout:
+    """The layout in which a list lies; what is free is made whole."""
     return value.layout if isinstance(value.layout, (Split, Listed)) else WHOLE
 
 
-def _place(layout: Layout) -> int:
+def place_of(layout: Layout) -> int:
+    """Where lists of a layout are."""
     return EACH if isinstance(layout, (Split, Listed)) else 0
 
 
@@ -83,7 +87,7 @@ def new(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
             inputs.append(own_lists.own_count(planner, values[1]))
         else:
             inputs.append(planner.get(values[1], form))
-        return _items(planner, op, inputs, 0 if form == WHOLE else EACH)[0]
+        return written(planner, op, inputs, 0 if form == WHOLE else EACH)[0]
 
     count = values[1].const if op.type == "TensorListReserve" else None
     known = Elements(count=None if count is None else count[()])
@@ -98,15 +102,21 @@ def put(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     is_at = op.type == "TensorListSetItem"
     if isinstance(element.layout, Listed):
         raise NeedsOthers
-    layout = _form(element) if _form(items) == WHOLE else _form(items)
+    layout = form_of(element) if form_of(items) == WHOLE else form_of(items)
     layout = LISTED if is_at and own_lists.is_of_row(items, values[1]) else layout
-    inputs = [planner.get(items, layout)]
-    if layout == LISTED:
-        inputs += [own_lists.own_row(planner, values[1])] if is_at else []
-        inputs.append(planner.get(element, WHOLE))
-    else:
-        other = WHOLE if isinstance(layout, Whole) else COPIED
-        inputs += [planner.get(v, layout if v is element else other) for v in values[1:]]
+
+    def make(layout: Layout) -> Item | None:
+        if isinstance(layout, Partial):
+            return None
+        inputs = [planner.get(items, layout)]
+        if layout == LISTED:
+            inputs += [own_lists.own_row(planner, values[1])] if is_at else []
+            inputs.append(planner.get(element, WHOLE))
+        else:
+            other = WHOLE if isinstance(layout, Whole) else COPIED
+            inputs += [planner.get(v, layout if v is element else other) for v in values[1:]]
+        return written(planner, op, inputs, place_of(layout))[0]
+
     const = None if element.const is None else tuple(element.const.flat)
     now = Elements(
         element.dims, const, const is not None, row_of=element.row_of, of=element.elements
@@ -115,8 +125,11 @@ def put(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
         grows = op.get_attr("resize_if_index_out_of_bounds")
         count = None if grows else (items.elements or _ANY).count
         now = dataclasses.replace(now, const=None, is_constant=False, count=count)
-    item = _items(planner, op, inputs, _place(layout))[0]
     known = joined_elements(items.elements or _ANY, now)
+    if layout == WHOLE and items.is_free and element.is_free:  # of nothing that lies anywhere
+        return [Value(tf.variant, None, make=make, elements=known)]
+    item = make(layout)
+    assert item is not None
     return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
 
 
@@ -149,7 +162,7 @@ def _making(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         elif not isinstance(layout, (Whole, Copied)):
             return None
         inputs = [planner.get(x, whole), _shape_item(planner, shape, layout)]
-        return _items(planner, op, inputs, 0 if isinstance(layout, Whole) else EACH)[0]
+        return written(planner, op, inputs, 0 if isinstance(layout, Whole) else EACH)[0]
 
     return make
 
@@ -160,7 +173,7 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     items, tensor = values[0], op.outputs[-1]
     known = items.elements or _ANY
     dims = static_dims(tensor) if known.dims is None else known.dims
-    layout, is_all = _form(items), op.type == "TensorListStack"
+    layout, is_all = form_of(items), op.type == "TensorListStack"
     if is_all and known.dims is not None:
         count = op.get_attr("num_elements")
         first = (static_dims(tensor) or (None,))[0] if count < 0 else count
@@ -180,7 +193,7 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
         else planner.get(v, other)
         for number, v in enumerate(values[1:], 1)
     ]
-    made = _items(planner, op, inputs, _place(layout))
+    made = written(planner, op, inputs, place_of(layout))
     axis = Split(layout.axis + is_all) if isinstance(layout, Split) else WHOLE
     dims = None if tensor.dtype == tf.variant else dims
     of = {"row_of": known.row_of, "elements": known.of}
@@ -204,10 +217,10 @@ def length(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     count = (values[0].elements or _ANY).count
     if count is not None:  # XLA asks for a constant
         return [Value(tf.int32, (), const=constant_of(count))]
-    layout = _form(values[0])
+    layout = form_of(values[0])
     if isinstance(layout, Listed):
         raise NeedsOthers
-    item = _items(planner, op, [planner.get(values[0], layout)], _place(layout))[0]
+    item = written(planner, op, [planner.get(values[0], layout)], place_of(layout))[0]
     form = WHOLE if isinstance(layout, Whole) else COPIED
     return [Value(tf.int32, (), WHOLE, {form: item})]
 
@@ -226,12 +239,12 @@ def element_shape(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 @RULES.rule("TensorListResize", needs_ranks=False)
 def resize(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """Of the same elements."""
-    layout = _form(values[0])
+    layout = form_of(values[0])
     if isinstance(layout, Listed):
         raise NeedsOthers
     other = WHOLE if isinstance(layout, Whole) else COPIED
     inputs = [planner.get(values[0], layout), planner.get(values[1], other)]
-    item = _items(planner, op, inputs, _place(layout))[0]
+    item = written(planner, op, inputs, place_of(layout))[0]
     known = dataclasses.replace(values[0].elements or _ANY, is_constant=False, const=None)
     known = dataclasses.replace(known, count=None)
     return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
@@ -242,7 +255,7 @@ def like(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Of lists; other tensors have their own rule."""
     if values[0].dtype != tf.variant:
         return elementwise(planner, op, values) if all(v.dims is not None for v in values) else None
-    layouts = {_form(value) for value in values if not value.is_free}
+    layouts = {form_of(value) for value in values if not value.is_free}
     if len(layouts) > 1:
         return None
     known = dataclasses.replace(values[0].elements or _ANY, is_constant=False, const=None)
@@ -251,7 +264,7 @@ def like(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         if not layouts and isinstance(layout, (Split, Partial)):
             return None
         place = 0 if isinstance(layout, Whole) else EACH
-        return _items(planner, op, [planner.get(v, layout) for v in values], place)[0]
+        return written(planner, op, [planner.get(v, layout) for v in values], place)[0]
 
     if not layouts:
         return [Value(tf.variant, None, make=make, elements=known)]
