@@ -11,6 +11,11 @@ def _add(kind, function, *data, **settings):
     CASES.setdefault(kind, []).append(case(kind, function, *data, **settings))
 
 
+def _of_pairs(x):
+    """Numbers for each pair of rows."""
+    return tf.matmul(tf.sin(x), x, transpose_b=True)
+
+
 _add("Softmax", lambda x: tf.nn.softmax(x), "B 3")
 _add("Softmax", lambda x: tf.nn.softmax(x), "2 B 2")
 _add("LogSoftmax", lambda x: tf.nn.log_softmax(x), "B 3")
@@ -82,9 +87,15 @@ _add("MatrixBandPart", lambda x: tf.linalg.band_part(x, 1, 0), "B 2 2")
 _add("MatrixBandPart", lambda x: tf.linalg.band_part(x, 0, -1), "2 B 3 2")
 _add("MatrixDiagPartV3", lambda x: tf.linalg.diag_part(x), "B 3 2")
 _add("MatrixDiagPartV3", lambda x: tf.linalg.diag_part(x, k=(-1, 0)), "B 3 3")
+_add("MatrixDiagPartV3", lambda x: tf.linalg.diag_part(_of_pairs(x)), "B 3")
+_add("MatrixDiagPartV3", lambda x: tf.linalg.diag_part(tf.transpose(_of_pairs(x))), "B 3")
+_add("MatrixDiagV3", lambda x: tf.linalg.diag(x[:, 0]) @ x, "B 3")
+_add("MatrixDiagV3", lambda x: tf.linalg.diag(x[:, 0], padding_value=2.0), "B 3")
 _add("MatrixDiagV3", lambda x: tf.linalg.diag(x), "B 3")
 _add("MatrixDiagV3", lambda x: tf.linalg.diag(x, k=(0, 1)), "B 2 3")
 _add("MatrixSetDiagV3", lambda x, y: tf.linalg.set_diag(x, y), "B 3 2", "B 2", has_gradient=False)
+_add("MatrixSetDiagV3", lambda x: tf.linalg.set_diag(_of_pairs(x), x[:, 1]), "B 3")
+_add("MatrixSetDiagV3", lambda x: tf.linalg.set_diag(tf.transpose(_of_pairs(x)), x[:, 1]), "B 3")
 _add(
     "MatrixSetDiagV3",
     lambda x, y: tf.linalg.set_diag(x, y, k=-1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -42,7 +43,7 @@ from keras_multigpu.engines.tensorflow.partition.signatures import (
     output_dims,
     static_dims,
 )
-from keras_multigpu.engines.tensorflow.partition.sizes import elements_of
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim, elements_of
 
 Kind: TypeAlias = type[Split] | type[Sharded] | type[Owned]
 
@@ -175,6 +176,8 @@ class Operations(Forms):
         if self.is_joined and any(one.dtype == tf.string for one in (*values, *op.outputs)):
             return self.fallback(op, values, dims, signature)  # it can't cross
         label = self._choose(values, signature, dims) if self.splits else None
+        if label is None and self.splits:
+            label = self._of_sums(values, signature, dims)
         if label is not None:
             return self._spread(op, values, signature, label, dims), "spread"
         if self.shards and self.way == ALL_DEVICES:
@@ -189,6 +192,22 @@ class Operations(Forms):
                     value.is_update = bool(homes)
                 return made, "spread"
         return self.fallback(op, values, dims, signature)
+
+    def _of_sums(self, values: Sequence[Value], signature: Signature, dims: Any) -> Any:
+        """The label along which addends with rows are split, each device's summed in its slice."""
+        sums = [
+            value
+            for value in values
+            if value.layout == SUM and value.dims and isinstance(value.dims[0], Dim)
+            if self.unit_of(value.dims[0]) is not None
+        ]
+        parts = {id(value): dataclasses.replace(value, layout=Split(0)) for value in sums}
+        label = self._choose([parts.get(id(one), one) for one in values], signature, dims)
+        if label is not None:
+            for value in sums:
+                self.get(value, Split(0))
+                value.layout = Split(0)
+        return label
 
     def shard_of(self, value: Value) -> Sharded | Owned | None:
         """The parts that devices have of a value, or should: of gradients of weights."""
@@ -264,13 +283,18 @@ class Operations(Forms):
     ) -> tuple[list[Value], str]:
         """Computes an operation whole; what has a row for each of the batch's is split again."""
         shaped = signature.shapes if signature is not None else ()
-        is_gathered = any(v.axis is not None for i, v in enumerate(values) if i not in shaped)
+        inputs = [value for number, value in enumerate(values) if number not in shaped]
+        is_gathered = any(value.axis is not None for value in inputs)
+        is_data = any(value.is_data for value in inputs)
         items = self.whole(op, values, signature)
         made = []
         for number, (tensor, item) in enumerate(zip(op.outputs, items)):
             known = static_dims(tensor) if dims is None else dims[number]
             value = self.value(tensor.dtype, known, WHOLE, item)
-            if is_gathered and value.dims and self.unit_of(value.dims[0]) is not None:
+            first, *rest = value.dims or (None,)
+            # Channels may happen to be as many as rows of a known number.
+            has_rows = is_gathered or isinstance(first, Dim) or (is_data and rest)
+            if has_rows and self.unit_of(first) is not None:
                 value.layout = Split(0)  # what follows is spread again
             made.append(value)
         return made, "gathered" if is_gathered else "whole"

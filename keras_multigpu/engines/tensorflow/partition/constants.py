@@ -194,6 +194,12 @@ def _where(choose_first: Callable[[Any, Any], bool]) -> Callable[..., Any]:
     return choose
 
 
+def _select(op: tf.Operation, condition: Constant, a: Constant, b: Constant) -> Any:
+    if condition.ndim:
+        raise Unknown
+    return a if condition[()] else b
+
+
 def _numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     """A comparison of numbers; which of two sizes is larger is known when the step runs."""
 
@@ -210,9 +216,13 @@ _COMPARE: dict[str, Callable[..., Any]] = {
     "GreaterEqual": _numbers(lambda a, b: a >= b),
     "Less": _numbers(lambda a, b: a < b),
     "LessEqual": _numbers(lambda a, b: a <= b),
+    "Equal": _numbers(lambda a, b: a == b),
+    "NotEqual": _numbers(lambda a, b: a != b),
 }
 _EVALUATE: dict[str, Callable[..., Any]] = {
     **_COMPARE,
+    "Select": _select,
+    "SelectV2": _select,
     "Add": lambda op, a, b: a + b,
     "AddV2": lambda op, a, b: a + b,
     "Sub": lambda op, a, b: a - b,

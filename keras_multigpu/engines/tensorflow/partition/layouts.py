@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import Constant
 from keras_multigpu.engines.tensorflow.partition.program import Item
-from keras_multigpu.engines.tensorflow.partition.sizes import Dims
+from keras_multigpu.engines.tensorflow.partition.sizes import Dims, symbols_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,3 +165,10 @@ class Value:
     def is_free(self) -> bool:
         """Whether each device can compute it in any layout; rows from outside have theirs."""
         return self.const is not None or (self.make is not None and self.axis is None)
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it is numbers on one device that are not of variables alone."""
+        is_other = not self.dtype.is_floating or self.is_free or self.is_spread
+        is_of_state = (self.is_state or self.is_update) and not symbols_of(self.dims or ())
+        return not (is_other or is_of_state or self.dims == ())

@@ -18,7 +18,6 @@ from keras_multigpu.engines.tensorflow.partition.operations import work_of
 from keras_multigpu.engines.tensorflow.partition.order import needed
 from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
-from keras_multigpu.engines.tensorflow.partition.sizes import symbols_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Planner(Operations):
                 max([self.wait(op, 0), *(one.level for one in added)]),
                 max([self.wait(op, 1), *(one.level + (one.place == EACH) for one in added)]),
             )
-            if how == "whole" and any(map(_is_data, values)):
+            if how == "whole" and any(value.is_data for value in values):
                 how = "lost"
             if how:
                 work = work_of(op, values, made, self.batch)
@@ -153,10 +152,3 @@ class Planner(Operations):
 def _may_be_of_state(value: Value) -> bool:
     """Whether what is made of it and of variables is of variables alone."""
     return value.is_state or not value.dims or value.const is not None
-
-
-def _is_data(value: Value) -> bool:
-    """Whether it is numbers on one device that are not of variables alone."""
-    is_other = not value.dtype.is_floating or value.is_free or value.is_spread
-    is_of_state = (value.is_state or value.is_update) and not symbols_of(value.dims or ())
-    return not (is_other or is_of_state or value.dims == ())

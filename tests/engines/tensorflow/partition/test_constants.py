@@ -38,6 +38,10 @@ DECIDED = {
     "GreaterEqual": [lambda x: tf.cast(tf.constant([3, 2, 1]) >= 2, tf.int32)],
     "Less": [lambda x: tf.cast(tf.constant([3, 1]) < 2, tf.int32)],
     "LessEqual": [lambda x: tf.cast(tf.constant([3, 2, 1]) <= 2, tf.int32)],
+    "Equal": [lambda x: tf.cast(tf.equal(tf.constant([3, 2]), 2), tf.int32)],
+    "NotEqual": [lambda x: tf.cast(tf.not_equal(tf.constant([3, 2]), 2), tf.int32)],
+    "Select": [lambda x: tf.compat.v1.where(tf.constant(2) > 1, [0, 1], [1, 0])],
+    "SelectV2": [lambda x: tf.where(tf.constant(2) > 1, [_n(x), 1], [1, 0])],
     "Max": [
         lambda x: tf.reduce_max([_n(x), _n(x)]),
         lambda x: tf.reduce_max([_n(x)]),

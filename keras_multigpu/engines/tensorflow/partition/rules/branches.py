@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
 from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES, EACH_DEVICE, NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.inner import Inner
 from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Partial, Value, Whole
@@ -75,6 +76,10 @@ def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
         graphs = [graph_named(op, one.name) for one in op.get_attr("branches")]
     if None in graphs:
         return None
+    chosen = numbers_of(values[0].const)
+    if chosen and not any(one.op.type == "FakeParam" for graph in graphs for one in graph.outputs):
+        at = chosen[0] if 0 <= chosen[0] < len(graphs) else -1
+        return planner.run_call(op, graphs[at], values[1:])
     values = [*sums(planner, values)]
 
     def plan(way: str) -> list[Value]:

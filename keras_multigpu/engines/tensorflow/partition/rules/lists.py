@@ -261,7 +261,7 @@ def like(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     known = dataclasses.replace(values[0].elements or _ANY, is_constant=False, const=None)
 
     def make(layout: Layout) -> Item | None:
-        if not layouts and isinstance(layout, (Split, Partial)):
+        if isinstance(layout, Partial):
             return None
         place = 0 if isinstance(layout, Whole) else EACH
         return written(planner, op, [planner.get(v, layout) for v in values], place)[0]

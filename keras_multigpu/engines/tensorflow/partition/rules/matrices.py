@@ -72,7 +72,7 @@ def _rank(value: Value) -> int:
     return len(value.dims or ())
 
 
-@RULES.rule(*LAST_AXES)
+@RULES.rule(*[one for one in LAST_AXES if "Diag" not in one])
 def last_axes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Any axes in front, the last ones belong together."""
     ranks = [tensor.shape.rank for tensor in op.outputs]
@@ -102,6 +102,9 @@ def last_axes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         [-1],
     ]:
         dims = [(*(values[0].dims or ()), (values[0].dims or ())[-1])]
+    given = values[0].dims or ()
+    if op.type == "MatrixDiagPartV3" and given[-1] == given[-2]:
+        dims = [given[:-1]] if numbers_of(values[1].const) == [0] else None
     return Signature(inputs, outputs, dims=dims)
 
 

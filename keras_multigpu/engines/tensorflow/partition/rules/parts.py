@@ -12,7 +12,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import Value
 from keras_multigpu.engines.tensorflow.partition.operations import create
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature, static_dims
-from keras_multigpu.engines.tensorflow.partition.sizes import Dim, Unknown
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim, Unknown, divide
 
 RULES = Table()
 
@@ -67,17 +67,27 @@ def split(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         return None
     labels = [None if a in axes else a for a in range(rank)]
     inputs = [(), labels] if op.type == "Split" else [labels, (None,), ()]
-    return Signature(inputs, [labels] * len(op.outputs), dims=_of_cut(op, x, axes[0]))
+    dims = [
+        tuple(size if a == axes[0] else dim for a, dim in enumerate(x.dims or ()))
+        for size in _sizes_of_cut(op, (x.dims or ())[axes[0]], values[1].const)
+    ]
+    return Signature(inputs, [labels] * len(op.outputs), dims=dims)
 
 
-def _of_cut(op: tf.Operation, x: Value, axis: int) -> list[Any]:
-    dims: list[Any] = []
-    for tensor in op.outputs:
-        static = static_dims(tensor) or (None,) * len(x.dims or ())
-        dims.append(
-            tuple(s if a == axis else d for a, (s, d) in enumerate(zip(static, x.dims or ())))
-        )
-    return dims
+def _sizes_of_cut(op: tf.Operation, whole: Any, given: Any) -> list[Any]:
+    """The lengths of the pieces of an axis; `None` where they aren't known."""
+    count = len(op.outputs)
+    if op.type == "Split":
+        try:
+            return [divide(whole, count)] * count
+        except Unknown:
+            return [None] * count
+    if given is None:
+        return [None] * count
+    sizes = list(given)
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = whole - sum(sizes) - 1
+    return sizes
 
 
 @RULES.rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")

@@ -114,6 +114,8 @@ def _dims_of(op: tf.Operation, values: list[Value]) -> list[Any] | None:
     if op.type in SIZES:
         size = values[SIZES[op.type]].const
         return None if size is None else [(given[0], *size, given[-1])]
+    if op.type == "SparseSoftmaxCrossEntropyWithLogits":
+        return [given[:1], given]
     sizes = op.outputs[0].shape[1:]
     if op.type in CONVOLUTIONS and sizes.is_fully_defined():
         return [(given[0], *sizes.as_list())]

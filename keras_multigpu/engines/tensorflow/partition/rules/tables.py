@@ -130,6 +130,8 @@ def sums_by_rows(planner: Any, op: tf.Operation, values: list[Value]) -> list[Va
     entries, numbers, count = values
     if count.const is None or planner.way != ALL_DEVICES or entries.dtype == tf.bool:
         return None
+    if isinstance(count.const[()], Dim):
+        return None  # a sum for each row, or for several
     height, rank = count.const[()], len(numbers.dims or ())
     dims = (height, *(entries.dims or ())[rank:])
     if _stays(planner, dims, entries):
