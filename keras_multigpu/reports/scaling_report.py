@@ -99,10 +99,17 @@ class ScalingReport(Report):
         title: str = "Scaling",
     ):
         self.runs = tuple(sorted(runs, key=lambda run: run.devices))
-        base = self.runs[0]
+        # An epoch of one batch has no time of a step: then all are compared by their whole time.
+        are_steps = all(run.step_times for run in self.runs)
+        self._compared = [
+            run if are_steps else dataclasses.replace(run, step_times=()) for run in self.runs
+        ]
+        base = self._compared[0]
         kinds = {"rows": weak, "members": members}
         grows = [kind for kind, is_more in kinds.items() if is_more]
-        self.speedups = [find_speedup(run, base, len(grows)) for run in self.runs]
+        self.speedups = [
+            find_speedup(run, base, _more_work(run, base, weak, members)) for run in self._compared
+        ]
         self.efficiencies = [
             speedup * base.devices / run.devices for run, speedup in zip(self.runs, self.speedups)
         ]
@@ -197,7 +204,7 @@ class ScalingReport(Report):
 
     def _conclude(self, grows: Sequence[str]) -> list[str]:
         """The conclusions in words; `grows` are what more devices have more of."""
-        base, *others = self.runs
+        base, *others = self._compared
         if not others:
             alone = "There is no run to compare with: add 1 to the numbers of devices."
             return [alone] if base.devices > 1 else []
@@ -226,14 +233,21 @@ class ScalingReport(Report):
         return notes
 
 
-def find_speedup(run: Run, base: Run, grows: int = 0) -> float:
-    """The speed-up of a run over another, in which n devices have n times as much of `grows` kinds.
+def find_speedup(run: Run, base: Run, work: float = 1.0) -> float:
+    """The speed-up of a run over another, whose steps do `work` times as much.
 
     With weak scaling n devices do n times the work in a step, so it compares rows per second.
     """
-    work = (run.devices / base.devices) ** grows
     own, others = _comparable_times(run, base)
     return work * statistics.median(others) / statistics.median(own)
+
+
+def _more_work(run: Run, base: Run, weak: bool, members: bool) -> float:
+    """How much more a step does: of rows, which the data may have fewer of, and of members."""
+    devices = run.devices / base.devices
+    has_sizes = run.batch_size and base.batch_size
+    rows = (run.batch_size or 1) / (base.batch_size or 1) if has_sizes else devices
+    return (rows if weak else 1.0) * (devices if members else 1.0)
 
 
 def _comparable_times(run: Run, other: Run) -> tuple[Sequence[float], Sequence[float]]:

@@ -141,6 +141,18 @@ def test_a_loss_scale_is_one_for_all_members():
         _check_apart(make)
 
 
+@pytest.mark.filterwarnings("ignore:Where gradients overflow")
+def test_keras_wraps_an_optimizer_in_half_precision():
+    """`compile` sets the optimizer first, and then the `LossScaleOptimizer` that it makes."""
+    keras.config.set_dtype_policy("mixed_float16")
+    wrapped = optimizers.LossScaleOptimizer(optimizers.Adam(0.01))
+    committees = [make_parallel(_template(), 2, mode="tower", replicas="independent") for _ in "ab"]
+    committees[1].set_weights(committees[0].get_weights())
+    found = [_fit(one, by) for one, by in zip(committees, (optimizers.Adam(0.01), wrapped))]
+    assert difference(*found) < TOLERANCE
+    assert difference(*[committee.get_weights() for committee in committees]) < TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("name", "options", "mix"),
     [

@@ -37,7 +37,9 @@ def prepare(
     are_stacked = bool(replicas)
     if not claim(optimizer, ("slots by variable", apart, *map(id, replicas))):
         return
-    leaves = _prepare_all(optimizer, spread, {}, are_stacked, apart)
+    known = [one.references for one in inner_optimizers(optimizer) if "references" in vars(one)]
+    references = known[0] if known else {}
+    leaves = _prepare_all(optimizer, spread, references, are_stacked, apart)
     if are_stacked:
         files = _Files(optimizer, leaves)
         optimizer.save_own_variables, optimizer.load_own_variables = files.save, files.load
@@ -50,8 +52,24 @@ def _prepare_all(
     are_stacked: bool,
     apart: bool,
 ) -> list[Members]:
-    """Prepares an optimizer and its inner ones; returns what maps them over the replicas."""
+    """Prepares an optimizer and its inner ones; returns what maps them over the replicas.
+
+    `compile` sets an optimizer, and then, with `mixed_float16`, one that has it within.
+    """
+    if "references" in vars(optimizer):
+        return vars(optimizer)["leaves"]
     optimizer.references = references
+    vars(optimizer)["leaves"] = _prepare_inside(optimizer, spread, references, are_stacked, apart)
+    return vars(optimizer)["leaves"]
+
+
+def _prepare_inside(
+    optimizer: keras.Optimizer,
+    spread: Spread,
+    references: References,
+    are_stacked: bool,
+    apart: bool,
+) -> list[Members]:
     inner = inner_optimizers(optimizer)
     if inner or hasattr(optimizer, "optimizers"):
         leaves = [
