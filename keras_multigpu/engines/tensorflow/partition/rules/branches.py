@@ -77,7 +77,8 @@ def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     if None in graphs:
         return None
     chosen = numbers_of(values[0].const)
-    if chosen and not any(one.op.type == "FakeParam" for graph in graphs for one in graph.outputs):
+    keeps = any(one.op.type == "FakeParam" for graph in graphs for one in graph.outputs)
+    if chosen and not keeps and not any(v.dtype == tf.variant for v in (*op.inputs, *op.outputs)):
         at = chosen[0] if 0 <= chosen[0] < len(graphs) else -1
         return planner.run_call(op, graphs[at], values[1:])
     values = [*sums(planner, values)]

@@ -76,7 +76,7 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         form = WHOLE if isinstance(layout, Whole) else COPIED
         return [Value(tensor.dtype, (), WHOLE, {form: written(planner, op, inputs, place)[0]})]
     kept = dict(one.elements.kept)
-    known = kept.get(None) or kept.get(planner.branch)
+    known = kept.get(planner.branch if len(kept) > 1 or None not in kept else None)
     if known is None and layout != WHOLE:
         raise NeedsOthers
     known = known or Kept()
