@@ -146,12 +146,7 @@ TASKS = {
         epochs=(50,),
     ),
     "diabetes": Task(
-        _split_diabetes,
-        _regressor,
-        GaussianMix,
-        GaussianNLL(),
-        _score_gaussians,
-        epochs=(20, 80),
+        _split_diabetes, _regressor, GaussianMix, GaussianNLL(), _score_gaussians, epochs=(20, 80)
     ),
 }
 

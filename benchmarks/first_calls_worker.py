@@ -45,10 +45,7 @@ def measure(model: str, devices: int, rows: int, size: int) -> dict[str, Any]:
     for name, call in calls.items():
         wall, cpu = time.perf_counter(), time.process_time()
         call()
-        found[name] = {
-            "wall_s": time.perf_counter() - wall,
-            "cpu_s": time.process_time() - cpu,
-        }
+        found[name] = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
     return found
 
 

@@ -63,9 +63,7 @@ def run_module(
 
 
 def answer(
-    function: Callable[..., dict[str, Any]],
-    versions: Sequence[str],
-    request: str | None = None,
+    function: Callable[..., dict[str, Any]], versions: Sequence[str], request: str | None = None
 ) -> None:
     """Answers a request of `run_module` by a function, in the measuring process.
 

@@ -52,10 +52,7 @@ def main() -> None:
     digits = load_digits()
     images, labels = digits.images[..., None] / 16, digits.target
     print("| model | rows reversed, one device | four devices |\n|---|---|---|")
-    for activation, pooling in [
-        ("relu", layers.MaxPooling2D),
-        ("tanh", layers.AveragePooling2D),
-    ]:
+    for activation, pooling in [("relu", layers.MaxPooling2D), ("tanh", layers.AveragePooling2D)]:
         one, reverse, four = (build(activation, pooling) for _ in range(3))
         train(one, images, labels, 1)
         train(reverse, images, labels, -1)

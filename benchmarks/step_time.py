@@ -41,10 +41,7 @@ _KINDS = {
 # One thread per operation, as if each device were one core.
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 FIGURES = {
-    "step_ms": (
-        "ms",
-        "The median step. Here and below: the median round (lowest..highest).",
-    ),
+    "step_ms": ("ms", "The median step. Here and below: the median round (lowest..highest)."),
     "fastest_ms": ("ms", "The fastest step, which other work on the machine disturbs least."),
     "cpu_ms": ("ms", "Processor time of the median step, all threads together."),
     "first_s": ("s", "First step, from the call: tracing and compiling."),

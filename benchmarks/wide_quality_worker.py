@@ -48,12 +48,7 @@ def wide(data: Data, devices: int, published: bool, encoder: dict[str, Any]) -> 
     ends = [time.process_time()]
     clock = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: ends.append(time.process_time()))
     model.fit(
-        indices,
-        data.labels[:, None],
-        batch_size=BATCH,
-        epochs=EPOCHS,
-        callbacks=[clock],
-        verbose=0,
+        indices, data.labels[:, None], batch_size=BATCH, epochs=EPOCHS, callbacks=[clock], verbose=0
     )
     scores = model.predict_table(data.other, batch_size=8192, verbose=0)[:, 0]
     if published:

@@ -6,7 +6,8 @@ Whatever needs Keras is imported by the command that needs it, after the argumen
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Sequence
 
 from keras_multigpu.version import __version__
 
@@ -16,15 +17,23 @@ _MODELS = ("mlp", "resnet50")  # of `bench`
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command; `arguments` default to this process's command line."""
     parser = make_parser()
-    chosen = parser.parse_args(arguments)
+    chosen = vars(parser.parse_args(arguments))
+    command, run = chosen.pop("command"), chosen.pop("run")
     try:  # a missing backend, or one that is not supported, is met here
-        from keras_multigpu import engines
+        from keras_multigpu import cluster, engines
 
         engines.current()
+        if command == "serve":
+            cluster.serve(**chosen)
+            return
     except (ImportError, RuntimeError, ValueError) as error:
         parser.exit(1, f"{error}\n")
-    run: Callable[[argparse.ArgumentParser, argparse.Namespace], None] = chosen.run
-    run(parser, chosen)
+    module, _, name = run.partition(".")
+    result = getattr(importlib.import_module(f"keras_multigpu.{module}"), name)(**chosen)
+    if command == "devices":
+        print(*result, sep="\n")
+    if result is False:  # the check has failed
+        parser.exit(1)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -35,15 +44,18 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="say what is here, and compare one device with all")
-    check.set_defaults(run=_check)
+    check.set_defaults(run="check.run_check")
     demo = commands.add_parser("demo", help="train on one device and on several, and compare")
     demo.add_argument(
-        "--devices", type=_positive, help="how many devices (default: all GPUs, or 4)"
+        "--devices",
+        dest="n_gpus",
+        type=_positive,
+        help="how many devices (default: all GPUs, or 4)",
     )
     demo.add_argument("--epochs", type=_positive, default=5, help="how many epochs (default: 5)")
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(run="demo.run_demo")
     devices = commands.add_parser("devices", help="list the devices that can be used")
-    devices.set_defaults(run=_devices)
+    devices.set_defaults(run="devices.list_devices")
     _add_bench(commands)
     _add_serve(commands)
     return parser
@@ -65,7 +77,7 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     bench.add_argument("--devices", type=_positive, nargs="+", metavar="N", help=counts)
     bench.add_argument("--steps", type=_positive, default=20, help="batches of a run (default: 20)")
     bench.add_argument("--repeats", type=_positive, default=3, help="timed runs (default: 3)")
-    bench.set_defaults(run=_bench)
+    bench.set_defaults(run="bench.run_bench")
 
 
 def _add_serve(commands: argparse._SubParsersAction) -> None:
@@ -91,41 +103,7 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
         metavar="N",
         help="how many CPU devices to divide the processor into (default: 1)",
     )
-    serve.set_defaults(run=_serve)
-
-
-def _check(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
-    from keras_multigpu.check import run_check
-
-    if not run_check():
-        parser.exit(1)
-
-
-def _demo(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
-    from keras_multigpu.demo import run_demo
-
-    run_demo(chosen.devices, chosen.epochs)
-
-
-def _devices(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
-    from keras_multigpu.devices import list_devices
-
-    print(*list_devices(), sep="\n")
-
-
-def _bench(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
-    from keras_multigpu.bench import run_bench
-
-    run_bench(chosen.model, chosen.batch_size, chosen.devices, chosen.steps, chosen.repeats)
-
-
-def _serve(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
-    from keras_multigpu import cluster
-
-    try:
-        cluster.serve(chosen.bind, virtual_devices=chosen.virtual_devices)
-    except (RuntimeError, ValueError, cluster.ClusterError) as error:
-        parser.exit(1, f"{error}\n")
+    serve.set_defaults(run="")
 
 
 if __name__ == "__main__":

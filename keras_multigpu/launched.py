@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 _TF_CONFIG = "TF_CONFIG"
 _SLURM = ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID")
 _NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 
 
-class Place(NamedTuple):
-    """A process's place among all: the address at which they meet, their number, and its own."""
-
-    coordinator: str
-    num_processes: int
-    process_id: int
+Place = tuple[str, int, int]
+"""A process's place among all: the address at which they meet, their number, and its own."""
 
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
@@ -31,7 +26,7 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
         ...     "SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_PROCID": "1",
         ...     "SLURM_JOB_NODELIST": "gpu[03-06]",
         ... })
-        Place(coordinator='gpu03:20077', num_processes=4, process_id=1)
+        ('gpu03:20077', 4, 1)
     """
     if environment.get(_TF_CONFIG):
         return _by_tf_config(environment[_TF_CONFIG])
@@ -40,7 +35,7 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
         return None
     job, count, number = (int(environment[name]) for name in _SLURM)
     # Two jobs whose first node is the same don't meet at one port.
-    return Place(f"{_first_node(nodes)}:{20000 + job % 10000}", count, number)
+    return f"{_first_node(nodes)}:{20000 + job % 10000}", count, number
 
 
 def _by_tf_config(text: str) -> Place:
@@ -54,7 +49,7 @@ def _by_tf_config(text: str) -> Place:
             raise ValueError(f"a task of the type {kind!r}")
         addresses = [*chiefs, *workers]
         number = index + (len(chiefs) if kind == "worker" else 0)
-        return Place(addresses[0], len(addresses), number)
+        return addresses[0], len(addresses), number
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             "`TF_CONFIG` must be JSON with a 'cluster' of 'worker' addresses (and a 'chief', if "

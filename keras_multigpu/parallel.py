@@ -61,21 +61,7 @@ def make_parallel(
 def make_parallel(
     model: keras.Model | Callable[[], keras.Model],
     n_gpus: int | None = None,
-    *,
-    mode: Literal["tower"],
-    devices: Sequence[str] | None = None,
-    replicas: Literal["shared", "independent"] = "shared",
-    mix: _Mix = "mean",
-    num_replicas: int | None = None,
-    loss_of: Literal["mix", "replicas"] | None = None,
-) -> TowerParallel: ...
-
-
-@overload
-def make_parallel(
-    model: keras.Model | Callable[[], keras.Model],
-    n_gpus: int | None,
-    mode: Literal["tower"],
+    mode: Literal["tower"] = ...,
     *,
     devices: Sequence[str] | None = None,
     replicas: Literal["shared", "independent"] = "shared",
@@ -89,18 +75,7 @@ def make_parallel(
 def make_parallel(
     model: keras.Model | Callable[[], keras.Model],
     n_gpus: int | None = None,
-    *,
-    mode: Literal["model"],
-    devices: Sequence[str] | None = None,
-    placement: Mapping[str, int] | str | None = None,
-) -> ModelParallel: ...
-
-
-@overload
-def make_parallel(
-    model: keras.Model | Callable[[], keras.Model],
-    n_gpus: int | None,
-    mode: Literal["model"],
+    mode: Literal["model"] = ...,
     *,
     devices: Sequence[str] | None = None,
     placement: Mapping[str, int] | str | None = None,

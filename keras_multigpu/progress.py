@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 _MEGABYTE = 10**6
+_LONG = 10.0  # seconds
 
 
 class ReadingBar:
@@ -50,23 +50,6 @@ class ReadingBar:
         self._bar.update(self._bar.target, finalize=True)
 
 
-@contextlib.contextmanager
-def told_if_long(text: str, seconds: float = 10.0) -> Iterator[None]:
-    """Scope that writes a line to `sys.stderr` if it is still open after some seconds.
-
-    Example:
-        >>> with told_if_long("This will not be told."):
-        ...     pass
-    """
-    timer = threading.Timer(seconds, lambda: sys.stderr.write(f"{text}\n"))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def with_first_told(function: Callable[..., Any], text: str) -> Callable[..., Any]:
     """A function whose first call is told if it takes long: it traces and compiles a step.
 
@@ -81,8 +64,15 @@ def with_first_told(function: Callable[..., Any], text: str) -> Callable[..., An
     @functools.wraps(function)
     def told(*args: Any, **kwargs: Any) -> Any:
         nonlocal is_first
-        with told_if_long(text) if is_first else contextlib.nullcontext():
+        if not is_first:
+            return function(*args, **kwargs)
+        timer = threading.Timer(_LONG, lambda: sys.stderr.write(f"{text}\n"))
+        timer.daemon = True
+        timer.start()
+        try:
             result = function(*args, **kwargs)
+        finally:
+            timer.cancel()
         is_first = False
         return result
 

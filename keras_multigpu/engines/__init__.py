@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(explain_missing(error.name)) from error
 
-from keras_multigpu.engines.attributes import set_attributes, with_attributes
+from keras_multigpu.engines.attributes import with_attributes
 from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.remote import Address
@@ -38,43 +38,9 @@ from keras_multigpu.engines.shared import (
     is_array,
     is_training,
     reason_of,
-    split_tensors,
 )
 from keras_multigpu.engines.templates import all_layers, own_steps, state_read
-from keras_multigpu.engines.values import Holding, Kept, Request, Result, Transfer
-
-__all__ = [
-    "LARGE_BATCH",
-    "SEED",
-    "SEED_STEP",
-    "Address",
-    "ClusterError",
-    "DataRunner",
-    "Engine",
-    "Holding",
-    "Kept",
-    "ModelRunner",
-    "PlacingRunner",
-    "Request",
-    "Result",
-    "Runner",
-    "TowerRunner",
-    "Transfer",
-    "active_scope",
-    "all_layers",
-    "are_given",
-    "check_alike",
-    "count_rows",
-    "current",
-    "is_array",
-    "is_training",
-    "own_steps",
-    "reason_of",
-    "set_attributes",
-    "split_tensors",
-    "state_read",
-    "with_attributes",
-]
+from keras_multigpu.engines.values import Holding, Request, Result, Transfer
 
 
 def current() -> Engine:

@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.engines.cluster.processes import Processes
 from keras_multigpu.engines.cluster.remote import Address, Remote
 from keras_multigpu.engines.runners import DataRunner, ModelRunner, Steps, TowerRunner, TrainedModel
 from keras_multigpu.engines.shared import in_fresh_thread
@@ -34,6 +35,9 @@ class Engine(abc.ABC):
 
     remote: Remote
     """Devices of other machines."""
+
+    processes: Processes[Any]
+    """Those that have joined."""
 
     data_runner: type[DataRunner]
     tower_runner: type[TowerRunner]
@@ -79,7 +83,6 @@ class Engine(abc.ABC):
             RuntimeError: if the backend's runtime has started with another number.
         """
 
-    @abc.abstractmethod
     def join(
         self, address: Address, num_processes: int, process_id: int, timeout: float, data: str
     ) -> tuple[str, ...]:
@@ -93,11 +96,12 @@ class Engine(abc.ABC):
             ClusterError: if not all processes join in time, or if they don't fit together.
             RuntimeError: if the backend can't join processes, or has started.
         """
+        return self.processes.join(address, num_processes, process_id, timeout, data)
 
     @property
-    @abc.abstractmethod
     def num_processes(self) -> int:
         """How many joined processes `list_devices` covers."""
+        return 1 if self.processes.group is None else len(self.processes.group.names)
 
     @abc.abstractmethod
     def host_of(self, name: str) -> str:

@@ -29,27 +29,24 @@ def have_rows(
             "`rows=('x', 'y')`.",
         )
         return keras.tree.map_structure(lambda _: True, (args, kwargs))
-    names = _Names(step)
-    positions = [names.of_position(number) for number in range(len(args))]
-    keywords = {name: names.of_keyword(name) for name in kwargs}
-    known = set[int | str]().union(names.all, *positions, *keywords.values())
+    names, known, text = _names(step, len(args), kwargs)
     if len(rows) == 0 or not known.issuperset(rows):
         received = f"a call with {len(args)} positional arguments"
         received += f" and {', '.join(kwargs)}" if kwargs else ""
         raise ValueError(
             "`rows` must name or number arguments of the step that have the batch's rows. The name "
             "of `*args` or `**kwargs` stands for all that come through it. Received: "
-            f"rows={rows!r}, for a step of ({names.text}), and {received}. Leave `rows` out if "
+            f"rows={rows!r}, for a step of ({text}), and {received}. Leave `rows` out if "
             "only these have the batch's length as their first axis."
         )
     chosen = set(rows)
 
-    def mark(names: set[int | str], value: Any) -> Any:
-        return keras.tree.map_structure(lambda _: not chosen.isdisjoint(names), value)
+    def mark(slot: int | str, value: Any) -> Any:
+        return keras.tree.map_structure(lambda _: not chosen.isdisjoint(names[slot]), value)
 
     marks = (
-        tuple(mark(*pair) for pair in zip(positions, args)),
-        {name: mark(keywords[name], value) for name, value in kwargs.items()},
+        tuple(mark(*one) for one in enumerate(args)),
+        {name: mark(name, value) for name, value in kwargs.items()},
     )
     pairs = zip(keras.tree.flatten((args, kwargs)), keras.tree.flatten(marks))
     _check_rows(
@@ -71,27 +68,18 @@ def _check_rows(leaves: Sequence[Any], expected: str, cure: str) -> None:
         raise ValueError(f"{expected}. Received: first axes of {received}. {cure}")
 
 
-class _Names:
-    """The numbers and names by which the arguments of a step are known.
-
-    Attributes:
-        all: those that any call has.
-        text: the step's parameters.
-    """
-
-    def __init__(self, step: Callable[..., Any]):
-        parameters = inspect.signature(step).parameters.values()
-        self._positional = [p.name for p in parameters if p.kind in (0, 1)]
-        self._named = {p.name for p in parameters}
-        self._star = {p.name for p in parameters if p.kind is p.VAR_POSITIONAL}
-        self._more = {p.name for p in parameters if p.kind is p.VAR_KEYWORD}
-        self.all: set[int | str] = {*self._named, *range(len(self._positional))}
-        self.text = ", ".join(str(p).partition("=")[0].partition(":")[0] for p in parameters)
-
-    def of_position(self, number: int) -> set[int | str]:
-        return {number, *(self._positional[number : number + 1] or self._star)}
-
-    def of_keyword(self, name: str) -> set[int | str]:
-        if name in self._positional:
-            return {name, self._positional.index(name)}
-        return {name} if name in self._named - self._more else {name, *self._more}
+def _names(
+    step: Callable[..., Any], count: int, keywords: Collection[str]
+) -> tuple[dict[int | str, set[int | str]], set[int | str], str]:
+    """The numbers and names of each argument of a call; all that are known; the parameters."""
+    signature = inspect.signature(step)
+    parameters = signature.parameters.values()
+    positional = [p.name for p in parameters if p.kind in (0, 1)]
+    bound = signature.bind_partial(*range(count), **dict(zip(keywords, keywords))).arguments
+    names: dict[int | str, set[int | str]] = {}
+    for name, slots in bound.items():
+        own = {name, *([positional.index(name)] if name in positional else [])}
+        several = slots if isinstance(slots, (tuple, dict)) else [slots]
+        names |= {slot: {slot, *own} for slot in several}
+    known = set[int | str]().union(signature.parameters, range(len(positional)), *names.values())
+    return names, known, ", ".join(str(p).partition("=")[0].partition(":")[0] for p in parameters)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import keras
 
-from keras_multigpu.engines.values import Call, Kept, Request, Result, Tensor
+from keras_multigpu.engines.values import Call, Request, Result, Tensor
 
 
 class TrainedModel(Protocol):
@@ -150,8 +150,14 @@ class DataRunner(PlacingRunner):
 
     @classmethod
     @abc.abstractmethod
-    def fullest(cls, template: keras.Model, count: int, shard: str) -> Kept:
-        """What the fullest of `count` devices keeps with `shard`; they need not be here."""
+    def fullest(
+        cls, template: keras.Model, count: int, shard: str
+    ) -> tuple[float, float, Sequence[keras.Variable]]:
+        """What the fullest of `count` devices keeps with `shard`; they need not be here.
+
+        The shares of all weights and slots, and the weights that no step gathers: their rows are
+        added up where they are.
+        """
 
     partitions_steps: bool = False
     """Whether a whole step is spread, so that calls of parts of the model need no scope."""
@@ -250,14 +256,12 @@ class ModelRunner(PlacingRunner):
     def run(self, call: Call) -> Result:
         """Calls the template across its devices; its state is assigned."""
 
-    @property
-    @abc.abstractmethod
-    def stages(self) -> Any:
-        """The parts of the graph, each on one device; `None` if there are none."""
+    stages: Any = None
+    """The parts of the graph, each on one device; `None` if there are none."""
 
-    @abc.abstractmethod
     def least_bytes(self, rows: int) -> int | None:
         """The bytes that the default placement sends in a training step; `None` if not known."""
+        return None
 
 
 class Steps(abc.ABC):

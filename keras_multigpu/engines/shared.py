@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,15 +28,10 @@ SEED_STEP = 0x9E3779B9
 """Added to the seed of replica i, i times: the golden ratio of 2^32 keeps the seeds apart."""
 
 
-_NO_SCOPES = (
-    "object_name_uids",
-    "global_seed_generator",
-    "custom_objects_scope_dict",
-    "dtype_policy",
-    "flash_attention",
-    "traceback_filtering",
-    "interactive_logging",
-)
+_NO_SCOPES = """
+    object_name_uids global_seed_generator custom_objects_scope_dict dtype_policy
+    flash_attention traceback_filtering interactive_logging
+    """.split()
 """What Keras keeps per thread and is not a scope: the numbers of automatic names, above all."""
 
 
@@ -185,6 +181,16 @@ def unchanged(model: Any, attribute: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(model, attribute, before)
+
+
+@contextlib.contextmanager
+def having(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[None]:
+    """Scope in which a context variable has a value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 def are_given(variables: Iterable[keras.Variable]) -> bool:

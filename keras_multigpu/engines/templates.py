@@ -39,10 +39,12 @@ def forget_losses(template: keras.Layer) -> None:
 
 def warn_of_direct_calls(template: keras.Model) -> None:
     """Warns if a custom step of the template calls layers directly, not through the replicas."""
-    direct = {}
+    direct: dict[str, str] = {}
     for name in own_steps(template):
         function = vars(template).get(name, inspect.getattr_static(type(template), name))
-        direct.update(dict.fromkeys(_layers_called(template, function), name))
+        called = [node.attr for node in _nodes_on_self(function, called=True)]
+        layers = [one for one in called if isinstance(vars(template).get(one), keras.Layer)]
+        direct |= dict.fromkeys(layers, name)
     if direct:
         calls = ", ".join(f"`self.{layer}(...)` in `{step}`" for layer, step in direct.items())
         warnings.warn(
@@ -76,12 +78,6 @@ def _is_users(cls: type, name: str) -> bool:
     """Whether a class gets a name from a class of the user's."""
     owner = next((base for base in cls.__mro__ if name in vars(base)), None)
     return owner is not None and not owner.__module__.startswith("keras.")
-
-
-def _layers_called(template: keras.Model, function: Any) -> list[str]:
-    """The names of the template's layers that a method calls as `self.name(...)`."""
-    names = [node.attr for node in _nodes_on_self(function, called=True)]
-    return [name for name in names if isinstance(vars(template).get(name), keras.Layer)]
 
 
 def _nodes_on_self(function: Any, called: bool = False) -> list[ast.Attribute]:

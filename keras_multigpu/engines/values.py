@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -49,20 +49,6 @@ class Result:
     losses: list[Tensor] = dataclasses.field(default_factory=list)
     updates: list[tuple[keras.Variable, Tensor]] = dataclasses.field(default_factory=list)
     is_random: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """What `shard` leaves on the fullest device.
-
-    Attributes:
-        weights, slots: the shares of all that it keeps.
-        tables: the weights that no step gathers: their rows are added up where they are.
-    """
-
-    weights: float
-    slots: float
-    tables: Sequence[keras.Variable] = ()
 
 
 @dataclasses.dataclass(frozen=True)

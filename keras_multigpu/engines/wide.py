@@ -64,13 +64,11 @@ def _large(model: keras.Model) -> list[tuple[keras.Layer, keras.Variable]]:
     total = sum(math.prod(variable.shape) for variable in model.variables)
     kinds = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
-    kernels = {id(layer): _kernel(layer) for layer in layers}
-    return [
-        (layer, kernel)
-        for layer in layers
-        if (kernel := kernels[id(layer)]) is not None
-        and math.prod(kernel.shape) >= _LEAST_SHARE * total
+    # The largest weight of each.
+    found = [
+        (one, max(one.weights, key=lambda v: math.prod(v.shape))) for one in layers if one.weights
     ]
+    return [(one, v) for one, v in found if math.prod(v.shape) >= _LEAST_SHARE * total]
 
 
 def check_wide(model: keras.Model, count: int) -> None:
@@ -181,11 +179,6 @@ def names_of(model: keras.Model) -> dict[int, str]:
 
 def _named(kernels: Sequence[keras.Variable]) -> str:
     return ", ".join(f"{kernel.path} {tuple(kernel.shape)}" for kernel in kernels)
-
-
-def _kernel(layer: keras.Layer) -> keras.Variable | None:
-    """The largest weight of a layer."""
-    return max(layer.weights, key=lambda weight: math.prod(weight.shape), default=None)
 
 
 def _axis(layer: keras.Layer, shape: Sequence[int], count: int) -> int | None:

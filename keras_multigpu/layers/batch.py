@@ -22,14 +22,6 @@ def slice_bounds(rows: Any, index: int, num_slices: int) -> tuple[Any, Any]:
     return start, least + _smaller(1, _larger(extra - index, 0))
 
 
-def take_slice(tensor: Any, rows: Any, start: Any, size: Any) -> Any:
-    """Some of a tensor's rows, with their mask; a copy of the last row if `size` is 0."""
-    start = _larger(_smaller(start, rows - 1), 0)
-    size = _larger(size, _smaller(rows, 1))
-    take_rows = engines.current().take_rows
-    return with_attributes(lambda part: take_rows(part, start, size), tensor)
-
-
 @keras.saving.register_keras_serializable(package="keras_multigpu")
 class BatchSlice(keras.Layer):
     """Cuts a batch into slices whose lengths differ by one row at most.
@@ -70,7 +62,11 @@ class BatchSlice(keras.Layer):
     def _slice(self, tensor: Any, rows: Any, index: int) -> Any:
         if tensor is None or not len(tensor.shape):
             return tensor
-        return take_slice(tensor, rows, *slice_bounds(rows, index, self.num_slices))
+        start, size = slice_bounds(rows, index, self.num_slices)
+        start = _larger(_smaller(start, rows - 1), 0)  # a copy of the last row if the size is 0
+        size = _larger(size, _smaller(rows, 1))
+        take_rows = engines.current().take_rows
+        return with_attributes(lambda part: take_rows(part, start, size), tensor)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
         """`call` gives each output its mask."""

@@ -8,6 +8,7 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.arguments import check_flag, integer_or_none, positive_integer
+from keras_multigpu.layers.outputs import fit
 
 
 @keras.saving.register_keras_serializable(package="keras_multigpu")
@@ -142,7 +143,7 @@ class MultiHotDense(keras.Layer):
                 "`HashEncoder.transform(table)` returns, to an input that is declared as "
                 '`keras.Input((encoder.ones,), dtype="int32")`.'
             )
-        if weights is not None and not _fit(weights.shape, indices.shape):
+        if weights is not None and not fit(weights.shape, indices.shape):
             raise ValueError(
                 "Weights must be of the shape of the indices, one for each. Received: weights of "
                 f"shape {tuple(weights.shape)}, and indices of shape {tuple(indices.shape)}."
@@ -170,9 +171,3 @@ class MultiHotDense(keras.Layer):
             "sparse_gradient": self.sparse_gradient,
         }
         return {**super().get_config(), **own}
-
-
-def _fit(shape: Any, other: Any) -> bool:
-    """Whether two shapes may be equal, as far as they are known."""
-    pairs = zip(shape, other)
-    return len(shape) == len(other) and all(one in (None, two) or two is None for one, two in pairs)

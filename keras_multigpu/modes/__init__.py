@@ -6,14 +6,3 @@ from keras_multigpu.modes.data import DataParallel
 from keras_multigpu.modes.forgotten import watch_kept, watch_template
 from keras_multigpu.modes.model import ModelParallel
 from keras_multigpu.modes.tower import TowerParallel
-
-__all__ = [
-    "DataParallel",
-    "ModelParallel",
-    "ParallelModel",
-    "TowerParallel",
-    "build_parallel",
-    "making_template",
-    "watch_kept",
-    "watch_template",
-]

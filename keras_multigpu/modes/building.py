@@ -11,15 +11,11 @@ import keras
 
 from keras_multigpu import engines
 from keras_multigpu.engines import Request
-from keras_multigpu.modes.checks import check
 from keras_multigpu.modes.classes import parallel_class
 from keras_multigpu.modes.forgotten import compilations
 
 
-def build_parallel(
-    mode: Any,
-    request: Request,
-) -> Any:
+def build_parallel(mode: Any, request: Request) -> Any:
     """A mode's parallel model, compiled if its template is.
 
     Requests of users and of files both come through here, and are checked before anything is built.
@@ -118,3 +114,44 @@ def _copy_slots(optimizer: keras.Optimizer, copy: keras.Optimizer, model: keras.
         raise ValueError(f"the copy has state of the shapes {shapes[1]} in place of {shapes[0]}")
     for own, other in zip(copy.variables, optimizer.variables):
         own.assign(keras.ops.copy(other))  # JAX donates a variable's array to its step
+
+
+_OWN_NAMES = ("template", "devices", "mode")
+
+
+def check(mode: Any, request: engines.Request) -> None:
+    """Checks a request for a mode (a subclass of `ParallelModel`) before anything is built.
+
+    Raises:
+        ValueError: if the process, the template, the options or the backend don't allow it.
+    """
+    engines.current().check(request)
+    _check_names(request.template, mode)
+    mode._parallel_check(request.options)
+    mode._parallel_runner_class().check(request)
+
+
+def _check_names(template: keras.Model, mode: Any) -> None:
+    """Refuses templates with attributes that a parallel model defines, or with parallel parts.
+
+    A method gives way to an attribute that is set on the model: its own code may read it.
+    """
+    own_names = (*_OWN_NAMES, *mode._parallel_names, *mode._parallel_methods)
+    clashes = [
+        name
+        for name in own_names
+        if hasattr(type(template) if name in mode._parallel_methods else template, name)
+    ]
+    if clashes:
+        raise ValueError(
+            f"A parallel model defines the attributes {', '.join(own_names)}. Received: "
+            f"a model with attributes of the same names: {', '.join(clashes)}. Rename them in "
+            f"{type(template).__name__}."
+        )
+    for layer in engines.all_layers(template):
+        if hasattr(type(layer), "_parallel_call_replicas"):
+            raise ValueError(
+                "A parallel model can't be a part of another one. Received: a model with the "
+                f"parallel model {layer.name!r} in it. Build it with `.template` instead, and "
+                "make the whole parallel."
+            )

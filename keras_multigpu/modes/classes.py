@@ -10,13 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.modes.one_model import (
-    PER_COMPILED,
-    PER_LAYER,
-    OneModel,
-    computing,
-    kept_apart,
-)
+from keras_multigpu.modes.one_model import PER_COMPILED, PER_LAYER, OneModel, computing, kept_apart
 
 # Keras's steps, in which the template has its parallel model's optimizer.
 _KERAS_STEPS = ("train_step", "test_step", "predict_step")

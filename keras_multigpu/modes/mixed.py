@@ -12,6 +12,7 @@ import keras
 from keras_multigpu.graphs.graph import symbolic_ends
 from keras_multigpu.layers.gaussian import GaussianMix, find_of_all_columns, has_gaussians
 from keras_multigpu.layers.mixing import get_mix, is_average
+from keras_multigpu.layers.outputs import shapes
 from keras_multigpu.modes.base import ParallelModel
 from keras_multigpu.modes.disagreement import spread, warn_if_zero, warn_of_one_replica
 from keras_multigpu.modes.mixes import build_mix, call_mix, features_of, has_weights, is_fit_by
@@ -206,7 +207,7 @@ class MixedModel(ParallelModel):
         """
         arrays = [one for one in keras.tree.flatten(x) if one is not None]
         if not arrays or any(0 in tuple(getattr(one, "shape", ()))[:1] for one in arrays):
-            raise ValueError(f"`x` must have at least one row. Received: {_shapes_of(x)}.")
+            raise ValueError(f"`x` must have at least one row. Received: {shapes(x)}.")
         kept = self.predict_function
         self.predict_function = self._parallel_unmixed_functions.get(training)
         self._parallel_latest.unmixed = training
@@ -240,8 +241,3 @@ class MixedModel(ParallelModel):
         elif not self._parallel_clones:
             warn_if_zero(spreads, outputs, training)
         return spreads
-
-
-def _shapes_of(x: Any) -> str:
-    """The shapes of arrays in any structure, for people."""
-    return repr(keras.tree.map_structure(lambda one: getattr(one, "shape", one), x))

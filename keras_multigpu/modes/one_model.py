@@ -22,56 +22,27 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.engines.shared import unchanged
+
 # State of Keras's trainers: the optimizer, compiled settings, traced functions, progress of a run.
 PER_COMPILED = frozenset(
-    {
-        "_compile_config",
-        "_compile_loss",
-        "_compile_metrics",
-        "_compiled_trainable_state",
-        "_distribute_reduction_method",
-        "_distribute_strategy",
-        "_distributed_dataset",
-        "_eval_epoch_iterator",
-        "_initial_epoch",
-        "_jax_state",
-        "_jax_state_synced",
-        "_jit_compile",
-        "_loss_tracker",
-        "_run_eagerly",
-        "compiled",
-        "history",
-        "loss",
-        "optimizer",
-        "predict_function",
-        "steps_per_execution",
-        "stop_evaluating",
-        "stop_predicting",
-        "stop_training",
-        "test_function",
-        "train_function",
-        "unrolled_steps_per_execution",
-    }
+    """
+    _compile_config _compile_loss _compile_metrics _compiled_trainable_state
+    _distribute_reduction_method _distribute_strategy _distributed_dataset _eval_epoch_iterator
+    _initial_epoch _jax_state _jax_state_synced _jit_compile _loss_tracker _run_eagerly compiled
+    history loss optimizer predict_function steps_per_execution stop_evaluating stop_predicting
+    stop_training test_function train_function unrolled_steps_per_execution
+    """.split()
 )
 
 # What a Keras layer needs for its own calls and build. The parallel model's only variables are
 # those of its sub-layers: the template, and what the mode adds.
 PER_LAYER = frozenset(
-    {
-        "_build_shapes_dict",
-        "_compute_loss_has_training_arg",
-        "_convert_input_args",
-        "_loss_ids",
-        "_losses",
-        "_losses_override",
-        "_non_trainable_variables",
-        "_remat_mode",
-        "_seed_generators",
-        "_trainable_variables",
-        "autocast",
-        "build",
-        "quantize",
-    }
+    """
+    _build_shapes_dict _compute_loss_has_training_arg _convert_input_args _loss_ids _losses
+    _losses_override _non_trainable_variables _remat_mode _seed_generators _trainable_variables
+    autocast build quantize
+    """.split()
 )
 
 PREFIX = "_parallel_"
@@ -270,15 +241,9 @@ def computing(model: OneModel) -> Iterator[None]:
                 shared.update(mine.templates)
 
 
-@contextlib.contextmanager
-def calling(model: OneModel) -> Iterator[None]:
+def calling(model: OneModel) -> contextlib.AbstractContextManager[None]:
     """Scope in which Keras's `__call__` leaves to the template what its own call does."""
-    mine = own(model)
-    before, mine.in_call = mine.in_call, True
-    try:
-        yield
-    finally:
-        mine.in_call = before
+    return unchanged(own(model), "in_call", True)
 
 
 @contextlib.contextmanager

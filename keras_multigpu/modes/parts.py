@@ -66,16 +66,13 @@ class Parts:
         if threading.get_ident() != self._thread:
             yield
             return
-        before, self._is_at_rest = self._is_at_rest, True
-        try:
+        with unchanged(self, "_is_at_rest", True):
             yield
-        finally:
-            self._is_at_rest = before
 
     def _methods(self, layer: keras.Layer) -> dict[str, Callable[..., Any]]:
         """What runs in place of a layer's methods; called with the layer and its own method."""
         if layer is self._model.template:
-            return {"call": _as_it_is}
+            return {"call": lambda layer, own, args, kwargs: own(*args, **kwargs)}
         methods = {"call": self._call, "stateless_call": self._stateless_call}
         return methods if layer.built else {**methods, "build": _build}
 
@@ -153,7 +150,3 @@ def _is_called_otherwise(layer: keras.Layer) -> bool:
 def _build(layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """Builds a layer outside the step, in which its variables would have no values yet."""
     engines.current().in_fresh_thread(functools.partial(own, *args, **kwargs))
-
-
-def _as_it_is(layer: keras.Layer, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    return own(*args, **kwargs)

@@ -51,16 +51,20 @@ class SavedModel(OneModel):
         Raises:
             OSError: if the file can't be written; an existing file stays unchanged.
         """
+        self._parallel_write(super().save_weights, ".weights.h5", filepath, args, kwargs)
+
+    def _parallel_write(
+        self, write: Any, ending: str, filepath: Any, args: Any, kwargs: Any
+    ) -> None:
         with self._parallel_steps.writing() as is_mine:
             if not is_mine:
                 return
-            is_one_file = str(filepath).endswith(".weights.h5")
             asks = args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True)
-            if asks or not is_one_file:
-                super().save_weights(filepath, *args, **kwargs)  # shards, or Keras asks, or refuses
+            if asks or not str(filepath).endswith(ending):  # or shards, or Keras refuses
+                write(filepath, *args, **kwargs)
                 return
             with replacing(filepath, weights_room(self)) as path:
-                super().save_weights(path)
+                write(path)
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Saves the whole model, as Keras does; replaces an existing file at the end.
@@ -71,14 +75,7 @@ class SavedModel(OneModel):
         """
         if str(filepath).endswith((".h5", ".hdf5")):
             raise _legacy_error(f"filepath={filepath}")
-        with self._parallel_steps.writing() as is_mine:
-            if not is_mine:
-                return
-            if args or kwargs.keys() - {"overwrite"} or not kwargs.get("overwrite", True):
-                super().save(filepath, *args, **kwargs)
-                return
-            with replacing(filepath, weights_room(self)) as path:
-                super().save(path)
+        self._parallel_write(super().save, ".keras", filepath, args, kwargs)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """Exports the template for serving, without device names in the graph."""
@@ -220,7 +217,9 @@ def replacing(filepath: Any, room: int = 0) -> Iterator[Any]:
     target = pathlib.Path(os.path.realpath(filepath))
     part = target.with_name(f".{os.getpid()}.part.{target.name}")
     try:
-        _reserve(part, room)
+        with part.open("wb") as file:
+            if room and hasattr(os, "posix_fallocate"):  # not on every system
+                os.posix_fallocate(file.fileno(), 0, room)
         yield str(part)
         with part.open("rb") as written:
             os.fsync(written.fileno())
@@ -249,10 +248,3 @@ def weights_room(model: keras.Model) -> int:
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
     return variables_bytes(variables) + _BYTES_PER_VARIABLE * len(variables) + _BYTES_PER_FILE
-
-
-def _reserve(path: pathlib.Path, room: int) -> None:
-    """Raises an `OSError` if the disk has no room."""
-    with path.open("wb") as file:
-        if room and hasattr(os, "posix_fallocate"):  # not on every system
-            os.posix_fallocate(file.fileno(), 0, room)

@@ -17,13 +17,9 @@ from keras_multigpu import engines
 _ADAPTED = "what it was adapted to"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, np.ndarray, enum.Enum)
 # What Keras sets after a layer or a model was made.
-_LATER = (
-    "_build_shapes_dict",
-    "_called",
-    "_parent_path",
-    "_is_compiled",
-    "_saved_model_inputs_spec",
-)
+_LATER = """
+    _build_shapes_dict _called _parent_path _is_compiled _saved_model_inputs_spec
+    """.split()
 
 
 @functools.cache

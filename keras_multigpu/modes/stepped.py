@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,18 +76,6 @@ class SteppedModel(SavedModel):
             setattr(self, name, with_first_told(function, text))
         return made
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains the model, as Keras does."""
-        return self._parallel_run_loop(super().fit, args, kwargs)
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates the model, as Keras does."""
-        return self._parallel_run_loop(super().evaluate, args, kwargs)
-
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Predicts, as Keras does."""
-        return self._parallel_run_loop(super().predict, args, kwargs)
-
     def _parallel_run_loop(self, loop: Any, args: Any, kwargs: Any) -> Any:
         self._parallel_begin(loop.__name__)
         is_nested, self._parallel_is_looping = self._parallel_is_looping, True
@@ -106,18 +96,6 @@ class SteppedModel(SavedModel):
             self._parallel_steps.begin_pass()
         super().reset_metrics()
 
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains on one batch, as Keras does."""
-        return self._parallel_run_batch(super().train_on_batch, args, kwargs)
-
-    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates on one batch, as Keras does."""
-        return self._parallel_run_batch(super().test_on_batch, args, kwargs)
-
-    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Predicts one batch, as Keras does."""
-        return self._parallel_run_batch(super().predict_on_batch, args, kwargs)
-
     def _parallel_run_batch(self, step: Any, args: Any, kwargs: Any) -> Any:
         self._parallel_begin(step.__name__)
         return self._parallel_steps.run_batch(step, args, kwargs)
@@ -130,23 +108,26 @@ class SteppedModel(SavedModel):
     def _parallel_end(self, method: str) -> None:
         """After a loop of Keras's: a mode may have something to tell."""
 
-    @property
-    def trainable_variables(self) -> list[keras.Variable]:
-        """The variables that are trained, as a step sees them."""
-        return self._parallel_seen("trainable_variables")
-
-    @property
-    def trainable_weights(self) -> list[keras.Variable]:
-        """The weights that are trained, as a step sees them."""
-        return self._parallel_seen("trainable_weights")
-
-    @property
-    def non_trainable_variables(self) -> list[keras.Variable]:
-        """The variables that are not trained, as a step sees them."""
-        return self._parallel_seen("non_trainable_variables")
-
     def _parallel_seen(self, name: str) -> list[keras.Variable]:
         """The variables that Keras lists under a name, as a step sees them."""
         variables = getattr(super(), name)
         steps = self._parallel_steps  # `None` while the model is being made
         return variables if steps is None else steps.seen(variables)
+
+
+def _through(name: str, run: str) -> Any:
+    """A method of Keras's models, run by another method of this class."""
+
+    @functools.wraps(getattr(keras.Model, name))
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, run)(getattr(super(SteppedModel, self), name), args, kwargs)
+
+    return method
+
+
+for _name in ("fit", "evaluate", "predict"):
+    setattr(SteppedModel, _name, _through(_name, "_parallel_run_loop"))
+for _name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
+    setattr(SteppedModel, _name, _through(_name, "_parallel_run_batch"))
+for _name in ("trainable_variables", "trainable_weights", "non_trainable_variables"):
+    setattr(SteppedModel, _name, property(operator.methodcaller("_parallel_seen", _name)))

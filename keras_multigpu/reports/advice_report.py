@@ -46,12 +46,7 @@ class Advice(Report):
     """
 
     def __init__(
-        self,
-        predictions: Sequence[Prediction],
-        *,
-        notes: Sequence[str] = (),
-        title: str = "Advice",
-        **options: Any,
+        self, predictions: Sequence[Prediction], *, notes: Sequence[str] = (), **options: Any
     ):
         self.predictions = tuple(predictions)
         modes = dict.fromkeys(one.mode for one in self.predictions)
@@ -64,7 +59,7 @@ class Advice(Report):
         ranges = [] if all(one.is_measured for one in several) else [_RANGES]
         rows = [[find(one) for find in _TABLE.values()] for one in self.predictions]
         notes = [*self.verdicts.values(), *others, *ranges, *notes]
-        super().__init__(title, list(_TABLE), rows, notes, **options)
+        super().__init__("Advice", list(_TABLE), rows, notes, **options)
 
     def _of(self, mode: str) -> list[Prediction]:
         return [one for one in self.predictions if one.mode == mode]

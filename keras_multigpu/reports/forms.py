@@ -43,6 +43,12 @@ def _show(value: float, unit: str) -> str:
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
 
 
+def tell_unknown(count: int, meaning: str) -> list[str]:
+    """A note on tensors without a size, if there are any."""
+    note = f"The size of {count} tensors is known only when the step runs: {meaning}"
+    return [note] if count else []
+
+
 def read_bytes(name: str, size: Any) -> int:
     """The bytes of a device's memory, from a number or a text such as `"24 GB"` or `"80GiB"`.
 

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_flag, check_model
+from keras_multigpu.arguments import check_choice, check_flag, check_model
 from keras_multigpu.engines import Holding
-from keras_multigpu.reports.forms import describe_environment, draw_bars, show_bytes
+from keras_multigpu.reports.forms import describe_environment, draw_bars, show_bytes, tell_unknown
 from keras_multigpu.reports.inputs import check_batch, check_graph
 from keras_multigpu.reports.models import step_prepared
 from keras_multigpu.reports.report import Column, Report
@@ -117,12 +117,8 @@ class MemoryReport(Report):
         Raises:
             ValueError: if there is no such device or kind.
         """
-        for name, value, known in (("device", device, self.devices), ("kind", kind, KINDS)):
-            if value is not None and value not in known:
-                raise ValueError(
-                    f"`{name}` must be one of {', '.join(map(repr, known))}, or None. Received: "
-                    f"{name}={value!r}."
-                )
+        check_choice("device", device, None, *self.devices)
+        check_choice("kind", kind, None, *KINDS)
         ours = [one for one in self.held if device in (None, one.device)]
         return sum(one.bytes for one in ours if kind in (None, one.kind))
 
@@ -154,9 +150,6 @@ class MemoryReport(Report):
         who = "Each device holds" if are_equal else f"{name} holds most:"
         notes = [f"{who} {total}, of which {show_bytes(size)} are {kind}."]
         unknown = sum(one.unknown for one in self.held)
-        if unknown:
-            notes.append(
-                f"The size of {unknown} tensors is known only when the step runs (those of loops, "
-                "for example): they are left out, and the step needs more than this."
-            )
-        return notes
+        return notes + tell_unknown(
+            unknown, "they are left out, and the step needs more than this."
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ from keras_multigpu.arguments import positive_integer
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.graphs.costs import variables_bytes
 from keras_multigpu.graphs.graph import is_graph
-from keras_multigpu.reports.forms import read_bytes, show_bytes
+from keras_multigpu.reports.forms import read_bytes, show_bytes, tell_unknown
 from keras_multigpu.reports.interconnect import Link
 from keras_multigpu.reports.models import random_state_kept
 from keras_multigpu.reports.plan_report import PlanReport
@@ -102,12 +102,8 @@ def plan(
     recomputed, why_not = _count_recomputed(search, plain)
     choices = search.choose([*search.find(plain), *search.find(recomputed, remat=True)])
     notes += [*why_not, *subject.doubts]
-    unknown = plain[search.rows].unknown
-    if unknown:
-        notes.append(
-            f"The size of {unknown} tensors is known only when the step runs: they "
-            "are left out, and a step needs more than this."
-        )
+    left_out = "they are left out, and a step needs more than this."
+    notes += tell_unknown(plain[search.rows].unknown, left_out)
     settings = {**subject.describe(), "memory of a device": show_bytes(limit)}
     return PlanReport(choices, count, limit=limit, settings=settings, notes=notes)
 
@@ -121,7 +117,7 @@ def _find_shards(model: keras.Model, count: int) -> tuple[list[Shard | None], li
         request = engines.Request("data", model, choose_devices(None, None)[:1], {"shard": name})
         try:
             runner.check(request)
-            shard = _shard_of(name, runner.fullest(model, count, name))
+            shard = _shard_of(name, *runner.fullest(model, count, name))
             if min(shard.weights, shard.slots) == 1.0:
                 notes.append(f"shard={name!r} is left out: no weight is large enough to be cut.")
             elif all(dataclasses.replace(one, name=name) != shard for one in found):
@@ -148,13 +144,13 @@ def _divide(subject: Subject, count: int) -> list[str]:
     return []
 
 
-def _shard_of(name: str, kept: engines.Kept) -> Shard:
+def _shard_of(name: str, weights: float, slots: float, kept: Sequence[keras.Variable]) -> Shard:
     """A value of `shard`, from what the fullest device keeps with it."""
-    tables = [one for one in kept.tables if one.trainable]
+    tables = [one for one in kept if one.trainable]
     return Shard(
         name,
-        kept.weights,
-        kept.slots,
+        weights,
+        slots,
         tables=variables_bytes(tables),
         table_gradients=variables_bytes(one for one in tables if not one.names_rows_once),
         sums=sum(variables_bytes([one]) // one.shape[0] for one in tables),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
+from keras_multigpu import engines
 from keras_multigpu.devices import choose_devices
 from keras_multigpu.reports.memory_report import MemoryReport
 from keras_multigpu.reports.plan_report import Choice
@@ -74,19 +75,24 @@ class Search:
 
     def find(self, sizes: Mapping[int, Sizes], *, remat: bool = False) -> list[Way]:
         """The ways to train a copy of the model, whose sizes were counted."""
-        batch_size, cuts = self.subject.batch_size, self.subject.cuts
+        batch_size = self.subject.batch_size
         powers = [2**power for power in range(1, _MOST_HALVINGS + 1)]
         ways: list[Way] = []
         for kind in self._kinds if sizes else ():
             mode, _, devices = kind
-            is_given = mode == "model" and devices in cuts  # for the whole batch, all of it kept
-            if is_given and remat:
-                continue
+            is_given = mode == "model" and devices in self.subject.given  # for the whole batch
+            if mode == "model" and devices in self.subject.cuts and remat:
+                continue  # a compiler's are of all activations kept, too
             own = sizes[self.rows if mode == "data" and devices > 1 else batch_size]
             equal = [one for one in powers if batch_size % (one * devices) == 0]
-            numbers = [1] if is_given else [1, *equal]
+            numbers = [1] if is_given or self._fits_whole(mode, devices) else [1, *equal]
             ways.append([self._predict(*kind, own, parts, remat) for parts in numbers])
         return ways
+
+    def _fits_whole(self, mode: str, devices: int) -> bool:
+        """Whether a compiler has counted that mode `"model"` needs no parts: it takes its time."""
+        cut = self.subject.cuts.get(devices) if mode == "model" else None
+        return cut is not None and cut.memory is not None and cut.memory <= self._limit
 
     def choose(self, ways: Sequence[Way]) -> list[Choice]:
         """For each way, the least number of parts that fits, or that which needs least memory.
@@ -119,7 +125,7 @@ class Search:
     ) -> Choice:
         """A way to train on one part of a batch after the other."""
         rows, cuts = self.subject.batch_size // parts, dict(self.subject.cuts)
-        if mode == "model" and devices not in cuts:
+        if mode == "model" and (devices not in cuts or rows < self.subject.batch_size):
             cuts[devices] = self.subject.find_cut(devices, rows, sizes)
         if parts > 1:  # the sums of the gradients are kept like slots
             sizes = dataclasses.replace(sizes, slots=sizes.slots + sizes.gradients)
@@ -130,7 +136,9 @@ class Search:
         )
         fits = found.load.memory is not None and found.load.memory <= self._limit
         name = shard.name if shard else None
-        return Choice(found, name, parts, rows, remat, fits, is_counted=parts == devices == 1)
+        has_held = mode == "model" and engines.current().partitions
+        is_counted = parts == 1 and (devices == 1 or has_held)
+        return Choice(found, name, parts, rows, remat, fits, is_counted=is_counted)
 
 
 def _in_step(report: MemoryReport) -> int:

@@ -75,7 +75,8 @@ class Subject:
         checks.check_given(self.model, self.inputs, self.targets, self.batch_size)
         one_row = timing.take_rows(self.inputs, 1)
         self.sizes = find_sizes(self.model, self.model(one_row), one_row, self.batch_size)
-        self._by_compiler: dict[int, Traffic] = {}  # in mode "model", by the number of devices
+        self.given = frozenset(self.cuts)  # those of the user
+        self._by_compiler: dict[tuple[int, int], Traffic] = {}  # in mode "model": devices, rows
         for count in self.n_gpus if "model" in self.modes else ():
             if count > 1 and count not in self.cuts:
                 self.cuts[count] = self.find_cut(count, self.batch_size, self.sizes)
@@ -123,7 +124,7 @@ class Subject:
         with self._compiled(self.model, devices, mode="model") as (parallel, batch):
             given = timing.take_rows(batch, rows)
             moved = (one for one in transfers(parallel, given).training if one.kind != "inputs")
-            sent = self._by_compiler[devices] = find_busiest(moved, duplex=True)
+            sent = self._by_compiler[devices, rows] = find_busiest(moved, duplex=True)
             held = memory(parallel, given).peak
         share = busiest_share(self.model, devices)
         return Cut(round(sent.sent / 2), round(sent.copies / 2), share, held)  # a half forward
@@ -137,7 +138,8 @@ class Subject:
         work = Workload(self.step, self.batch_size, self.sizes, by_compiler, self.cuts, hosts)
         load = find_load(mode, dataclasses.replace(work, **changes), devices)
         if mode == "model" and traffic is None:
-            traffic = self._by_compiler.get(devices)
+            rows = changes.get("batch_size", self.batch_size)
+            traffic = self._by_compiler.get((devices, rows))
         if traffic is not None:
             load = dataclasses.replace(load, traffic=traffic)
         used = (self._used_link, self.processors, self.overlap, self.host_link)

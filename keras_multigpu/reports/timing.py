@@ -92,11 +92,6 @@ class Timing:
         """The median over the rounds."""
         return statistics.median(self.rounds)
 
-    @property
-    def cpu_seconds(self) -> float:
-        """The median processor time over the rounds."""
-        return statistics.median(self.cpu_rounds)
-
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
@@ -126,7 +121,7 @@ class Measured:
     @property
     def cores(self) -> float:
         """The processor cores that one device keeps busy."""
-        return self.alone.cpu_seconds / self.alone.seconds
+        return statistics.median(self.alone.cpu_rounds) / self.alone.seconds
 
 
 def take_rows(arrays: Any, rows: int) -> Any:

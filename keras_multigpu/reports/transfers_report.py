@@ -13,7 +13,7 @@ from keras_multigpu import engines
 from keras_multigpu.arguments import check_choice, short
 from keras_multigpu.engines import Transfer
 from keras_multigpu.modes import ParallelModel
-from keras_multigpu.reports.forms import describe_environment, show_bytes
+from keras_multigpu.reports.forms import describe_environment, show_bytes, tell_unknown
 from keras_multigpu.reports.inputs import check_batch
 from keras_multigpu.reports.models import step_prepared
 from keras_multigpu.reports.report import Column, Report
@@ -227,12 +227,7 @@ class TransfersReport(Report):
             size = show_bytes(sum(crossing.values()))
             notes.append(f"{size} of it cross between hosts, inputs among them.")
         unknown = sum(one.bytes is None for one in [*self.training, *self.prediction])
-        if unknown:
-            notes.append(
-                f"The size of {unknown} tensors is known only when the step runs: they count as "
-                "copies, and add no bytes."
-            )
-        return notes
+        return notes + tell_unknown(unknown, "they count as copies, and add no bytes.")
 
 
 def _by_kind(found: Iterable[Transfer]) -> dict[str, int]:

@@ -44,25 +44,15 @@ class Cardinality:
         return round(_REGISTERS**2 / (2 * math.log(2) * total)) if math.isfinite(total) else 0
 
 
+_POWERS = 2.0 ** np.arange(1, 65)  # further terms are below a float's precision
+
+
 def _sigma(x: float) -> float:
     """The contribution of the empty registers: `x + sum_k x^(2^k) 2^(k-1)`."""
-    if x == 1:
-        return math.inf
-    total, weight, before = x, 1.0, -1.0
-    while total != before:
-        x, before = x * x, total
-        total += x * weight
-        weight *= 2
-    return total
+    return math.inf if x == 1 else x + float((x**_POWERS * _POWERS / 2).sum())
 
 
 def _tau(x: float) -> float:
     """The contribution of the full registers: `(1 - x - sum_k (1 - x^(2^-k))^2 2^-k) / 3`."""
-    if x in (0, 1):
-        return 0.0
-    total, weight, before = 1 - x, 1.0, -1.0
-    while total != before:
-        x, before = math.sqrt(x), total
-        weight /= 2
-        total -= (1 - x) ** 2 * weight
-    return total / 3
+    terms = (1 - x ** (1 / _POWERS)) ** 2 / _POWERS
+    return (1 - x - float(terms.sum())) / 3 if 0 < x < 1 else 0.0

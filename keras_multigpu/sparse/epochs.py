@@ -24,6 +24,16 @@ from keras_multigpu.arguments import non_negative_integer
 _LOOPS = ("fit", "evaluate", "predict")
 
 
+def _fixed(name: str, value: Any, doc: str) -> property:
+    """A setting of `PyDataset` that Keras always reads as `value`, whatever was asked for."""
+
+    def put(self: EpochDataset, asked: Any) -> None:
+        setattr(self, f"_{name}", asked)
+        self._open_reader()
+
+    return property(lambda self: value, put, doc=doc)
+
+
 class EpochDataset(keras.utils.PyDataset, abc.ABC):
     """A dataset that shuffles itself in `fit` and keeps its order elsewhere; abstract.
 
@@ -57,34 +67,14 @@ class EpochDataset(keras.utils.PyDataset, abc.ABC):
         """Called before an epoch is read."""
 
     @property
-    def num_batches(self) -> int:
-        """The number of batches in an epoch."""
-        return len(self)
-
-    @property
     def epoch(self) -> int:
         """The number of the current epoch, from 0."""
         return self._start // len(self)
 
-    @property
-    def workers(self) -> int:
-        """Always 1: Keras then asks for the batches itself, in order."""
-        return 1
-
-    @workers.setter
-    def workers(self, value: int) -> None:
-        self._workers = value
-        self._open_reader()
-
-    @property
-    def use_multiprocessing(self) -> bool:
-        """Always False: Keras then asks for the batches itself."""
-        return False
-
-    @use_multiprocessing.setter
-    def use_multiprocessing(self, value: bool) -> None:
-        self._use_multiprocessing = value
-        self._open_reader()
+    workers = _fixed("workers", 1, "Always 1: Keras then asks for the batches itself, in order.")
+    use_multiprocessing = _fixed(
+        "use_multiprocessing", False, "Always False: Keras then asks for the batches itself."
+    )
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         if not 0 <= index < len(self):

@@ -66,11 +66,9 @@ class ColumnHasher:
 
     def _with_missing(self, dictionary: pa.Array) -> np.ndarray:
         """The codes of a dictionary's values, followed by the code of a missing value."""
-        return np.concatenate([self._codes_of(dictionary), self._missing[None]])
-
-    def _codes_of(self, values: pa.Array) -> np.ndarray:
-        codes = np.empty((len(values), self._code.splits), "int32")
-        self._write_texts(to_texts(values), codes)
+        codes = np.empty((len(dictionary) + 1, self._code.splits), "int32")
+        self._write_texts(to_texts(dictionary), codes[:-1])
+        codes[-1] = self._missing
         return codes
 
     def _write_texts(self, strings: pa.Array, out: np.ndarray) -> None:

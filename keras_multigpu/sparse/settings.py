@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_multigpu.arguments import check_choice, finite_number, positive_integer
 from keras_multigpu.sparse.code import check_cardinality, find_splits
-from keras_multigpu.sparse.missing import EMPTY_FIELDS, Missing
+from keras_multigpu.sparse.missing import EMPTY_FIELDS
 
 _FORMAT = 3
 # What the settings were that had no name in files of earlier formats.
@@ -38,7 +38,6 @@ def check(settings: Mapping[str, Any]) -> None:
         name = "collision_probability"
         finite_number(name, settings[name], expected, lambda one: 0 < one < 1)
     check_output(settings["output"])
-    Missing.parse(settings["missing"], settings["missing_values"])
     check_choice("others", settings["others"], "error", "ignore")
     positive_integer("num_threads", settings["num_threads"])
 

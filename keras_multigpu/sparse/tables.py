@@ -31,6 +31,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from keras_multigpu.arguments import short
+
 _KINDS = "a pandas or polars DataFrame, a pyarrow Table, or a dict from names to arrays"
 Columns = dict[str, pa.ChunkedArray]
 
@@ -79,7 +81,7 @@ def find_names(table: Any) -> list[str]:
     """The names of a table's columns, in order."""
     if not is_table(table):
         raise TypeError(
-            f"A table must be {_KINDS}. Received: table={_shorten(table)} (of type "
+            f"A table must be {_KINDS}. Received: table={short(table)} (of type "
             f"{type(table).__module__}.{type(table).__name__}). Name the columns: "
             '`{"city": array, ...}`. Call `collect()` on a polars LazyFrame.'
         )
@@ -201,7 +203,7 @@ def _as_vector(values: Any, name: str) -> Any:
         if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
             raise TypeError(
                 "A column must be an array or a list, with a value for each row. Received: column "
-                f"{name!r}={_shorten(values)}. Put a single value into a list."
+                f"{name!r}={short(values)}. Put a single value into a list."
             )
         rows = list(values)
         array = np.empty(len(rows), dtype=object)
@@ -249,11 +251,6 @@ def _to_plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 def _types_in(array: Any) -> str:
     kinds = sorted({type(value).__name__ for value in array})
     return f"values of type {', '.join(kinds)}"
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _find_class(module: str, name: str) -> Any:

@@ -38,7 +38,7 @@ class ObservedError(keras.losses.Loss):
         return keras.ops.sum(keras.ops.square(errors), axis=-1)
 
 
-class _RatingMetric(keras.metrics.Metric):
+class _RatingMetric(keras.metrics.Mean):
     """A mean over the observed ratings; abstract. Without a name it has that of its class."""
 
     short_name: str
@@ -47,8 +47,6 @@ class _RatingMetric(keras.metrics.Metric):
         super().__init__(name=name or self.short_name, **kwargs)
         self.highest = quantity("highest", highest)
         self.lowest = quantity("lowest", lowest, zero=True)
-        self.total = self.add_variable((), "zeros", name="total")
-        self.count = self.add_variable((), "zeros", name="count")
 
     def _power(self, errors: Any) -> Any:
         raise NotImplementedError
@@ -63,12 +61,8 @@ class _RatingMetric(keras.metrics.Metric):
             weights = weights * (ops.expand_dims(rows, -1) if ops.ndim(rows) == 1 else rows)
         found = ops.clip(y_pred * self.highest, self.lowest, self.highest)
         errors = self._power(found - y_true * self.highest)
-        self.total.assign(self.total + ops.sum(errors * weights))
-        self.count.assign(self.count + ops.sum(weights))
-
-    def result(self) -> Any:
-        """The mean; 0 before the first rating."""
-        return keras.ops.divide_no_nan(self.total, self.count)
+        # Flat: Keras would take the mean of each row first.
+        super().update_state(*(ops.reshape(one, (-1,)) for one in (errors, weights)))
 
     def get_config(self) -> dict[str, Any]:
         """The metric's arguments."""

@@ -269,7 +269,9 @@ def wide(
     """
     model = WideModel(encoder, units, middle, deep, sparse_gradient)
     if optimizer is None:
-        optimizer = "adam" if middle or len(deep) else _make_adagrad(model.encoder)
+        rate = _LEARNING_RATE / model.encoder.layout_.splits
+        adagrad = keras.optimizers.Adagrad(rate, initial_accumulator_value=_FIRST_SQUARE)
+        optimizer = "adam" if middle or len(deep) else adagrad
     if isinstance(optimizer, str) and optimizer == "ftrl":
         optimizer = keras.optimizers.Ftrl(
             0.2, l1_regularization_strength=1.0, l2_regularization_strength=1.0
@@ -281,11 +283,6 @@ def wide(
     jit_compile = not sparse_gradient if jit_compile is None else jit_compile
     model.compile(optimizer, loss, metrics=metrics, jit_compile=jit_compile)
     return model
-
-
-def _make_adagrad(encoder: HashEncoder) -> Any:
-    rate = _LEARNING_RATE / encoder.layout_.splits
-    return keras.optimizers.Adagrad(rate, initial_accumulator_value=_FIRST_SQUARE)
 
 
 def _find_encoder(data: Any) -> HashEncoder | None:

@@ -33,10 +33,7 @@ def _tf_config(kind, index, **hosts):
         ({**SLURM, "SLURM_JOB_NODELIST": "gpu[03-06,09],old1"}, ("gpu03:20042", 3, 2)),
         ({**SLURM, "SLURM_JOB_NODELIST": "a1,gpu[03-06]"}, ("a1:20042", 3, 2)),
         ({**SLURM, "SLURM_JOB_NODELIST": "r[2-3]n[10,12]"}, ("r2n10:20042", 3, 2)),
-        (
-            {**SLURM, "SLURM_JOB_NODELIST": "a", "SLURM_STEP_NODELIST": "b"},
-            ("b:20042", 3, 2),
-        ),
+        ({**SLURM, "SLURM_JOB_NODELIST": "a", "SLURM_STEP_NODELIST": "b"}, ("b:20042", 3, 2)),
         (
             {**SLURM, "SLURM_JOB_NODELIST": "x", **_tf_config("worker", 0, worker=["a:1"])},
             ("a:1", 1, 0),

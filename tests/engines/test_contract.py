@@ -119,11 +119,7 @@ class Weighed(Judged):
 def test_every_method_is_called(called, tmp_path):
     _ask_for_devices()
     _use_tensors()
-    for mode, options in (
-        ("data", {}),
-        ("tower", {"replicas": "independent"}),
-        ("model", {}),
-    ):
+    for mode, options in (("data", {}), ("tower", {"replicas": "independent"}), ("model", {})):
         template = keras.Sequential([keras.Input((4,)), *map(keras.layers.Dense, (64, 64, 4))])
         parallel = make_parallel(template, 2, mode=mode, **options)
         parallel.compile("sgd", "mse")

@@ -22,11 +22,7 @@ def test_activations_are_kept_for_the_backward_pass():
         Operation(["dw"], [("new", 7)]),
     ]
     # When `dw` is made: `h`, and the gradient of `h`, which is gone afterwards.
-    assert find_peaks(operations)[""] == {
-        "activations": 100,
-        "gradients": 7,
-        "temporaries": 100,
-    }
+    assert find_peaks(operations)[""] == {"activations": 100, "gradients": 7, "temporaries": 100}
 
 
 def test_views_need_no_memory_and_keep_what_they_show():

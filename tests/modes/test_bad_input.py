@@ -49,11 +49,7 @@ def test_the_plain_models_own_error(call):
 
 @pytest.mark.parametrize(
     "inputs",
-    [
-        {"left": np.zeros((8, 3))},
-        {"left": np.zeros((8, 3)), "right": None},
-        [np.zeros((8, 3))],
-    ],
+    [{"left": np.zeros((8, 3))}, {"left": np.zeros((8, 3)), "right": None}, [np.zeros((8, 3))]],
 )
 def test_parts_that_are_missing(inputs):
     plain = _error(_two_inputs(), lambda model: model(inputs))

@@ -47,11 +47,7 @@ MODELS = {
         (_part("layers.Conv2D", "3", "3", activation="'elu'"), _part("layers.Flatten")),
     ),
     "masked_gru": (_TOKENS, "functional", (_MASKING, _part("layers.GRU", "3"))),
-    "attention": (
-        _TOKENS,
-        "subclassed",
-        (_EMBEDDING, _ATTENTION, _MEAN),
-    ),
+    "attention": (_TOKENS, "subclassed", (_EMBEDDING, _ATTENTION, _MEAN)),
     "batch_normalization": (
         _VECTORS,
         "functional",

@@ -298,8 +298,7 @@ def test_several_steps_in_an_execution():
 
 
 @pytest.mark.parametrize(
-    ("given", "fixed_s", "row_s"),
-    [(0.016, 0.0, 0.001), ({16: 0.016, 8: 0.012}, 0.008, 0.0005)],
+    ("given", "fixed_s", "row_s"), [(0.016, 0.0, 0.001), ({16: 0.016, 8: 0.012}, 0.008, 0.0005)]
 )
 def test_step_times_that_are_given(given, fixed_s, row_s, monkeypatch):
     monkeypatch.setattr("keras_multigpu.reports.timing.measure_steps", None)
@@ -442,10 +441,7 @@ def test_the_link_of_this_machine(monkeypatch):
         ),
         ({"link": "isdn"}, r"`link` must be one of.*Received: link='isdn'"),
         ({"step_seconds": 0}, r"`step_seconds` must be a finite number, above 0.*step_seconds=0"),
-        (
-            {"step_seconds": {8: 1}},
-            r"on batch_size=16 rows.*Received: step_seconds={8: 1}. Give {",
-        ),
+        ({"step_seconds": {8: 1}}, r"on batch_size=16 rows.*Received: step_seconds={8: 1}. Give {"),
         ({"step_seconds": {16: 1}}, r"one smaller batch. Received: step_seconds={16: 1}"),
         ({"step_seconds": {16: 1, 32: 2}}, r"Received: step_seconds={16: 1, 32: 2}"),
         ({"step_seconds": {16: 1, 8: 2}}, r"longer for fewer rows. Received: .*={16: 1, 8: 2}"),

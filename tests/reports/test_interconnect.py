@@ -91,18 +91,12 @@ def test_describe_device():
         (lambda: Link("x", 1, -1), r"`latency_s` must be a finite number, 0 or more.*=-1. Check"),
         (lambda: find_link("isdn"), r"`link` must be one of 'pcie3', .*Received: link='isdn'"),
         (lambda: find_link(10), r"or a `Link`. Received: link=10. For other"),
-        (
-            lambda: measure_link(repeats=0),
-            r"`repeats` must be a positive.*Received: repeats=0",
-        ),
+        (lambda: measure_link(repeats=0), r"`repeats` must be a positive.*Received: repeats=0"),
         (
             lambda: measure_link("cpu:9"),
             r"`source` and `target` must be.*Received: source='cpu:9'.*Take",
         ),
-        (
-            lambda: measure_link("cpu:1"),
-            "of two devices. Received: source='cpu:1', target='cpu",
-        ),
+        (lambda: measure_link("cpu:1"), "of two devices. Received: source='cpu:1', target='cpu"),
     ],
 )
 def test_refused(make, match):

@@ -327,10 +327,7 @@ def _raises(error):
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [
-        (ValueError("Shapes must match."), run.CRASHED),
-        (KeyError("x"), run.CRASHED),
-    ],
+    [(ValueError("Shapes must match."), run.CRASHED), (KeyError("x"), run.CRASHED)],
 )
 def test_errors_of_others_are_crashes(instead, error, kind):
     instead(_raises(error))

@@ -6,12 +6,7 @@ import pytest
 from support.parity import difference, variables
 
 from keras_multigpu import make_parallel
-from keras_multigpu.zoo import (
-    FactorizationMachine,
-    deepconn,
-    make_reviews,
-    read_reviews,
-)
+from keras_multigpu.zoo import FactorizationMachine, deepconn, make_reviews, read_reviews
 
 
 @pytest.fixture

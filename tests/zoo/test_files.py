@@ -11,13 +11,7 @@ from keras_multigpu import zoo
 from keras_multigpu.progress import ReadingBar
 from keras_multigpu.sparse.lines import read_lines
 from keras_multigpu.sparse.sources import BadDataError
-from keras_multigpu.zoo import (
-    make_clicks,
-    make_ratings,
-    make_reviews,
-    read_ratings,
-    read_reviews,
-)
+from keras_multigpu.zoo import make_clicks, make_ratings, make_reviews, read_ratings, read_reviews
 
 pytestmark = pytest.mark.backend_free
 

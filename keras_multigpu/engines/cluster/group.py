@@ -39,12 +39,7 @@ class Group(Members):
     """
 
     def __init__(
-        self,
-        board: Board,
-        number: int,
-        names: tuple[str, ...],
-        timeout: float,
-        data: str = "same",
+        self, board: Board, number: int, names: tuple[str, ...], timeout: float, data: str = "same"
     ):
         super().__init__(board, number, names, timeout)
         self.data = data
@@ -181,10 +176,6 @@ class Group(Members):
         """What each process says when all have found that they differ."""
         key = f"{kind} {len(self.call.written)}"
         return self._gather(key, mine, self.call, longest=self.timeout)
-
-    def count_step(self) -> None:
-        """Notes that a step begins."""
-        self.call.steps += 1
 
     @contextlib.contextmanager
     def counting(self, arrived: Callable[[], int]) -> Iterator[None]:

@@ -193,3 +193,18 @@ def writing(steps: JointSteps) -> Iterator[bool]:
     with together(steps, "the writing of a file"):
         steps.compare_weights(group)
         yield group.is_writer
+
+
+NO_WHOLE_NUMBER = (
+    "Where each process gives its part of a batch, `predict` returns the outputs of its rows: an "
+    "output must have a whole number of rows for each row of the batch."
+)
+
+
+def check_has_rows(output: Any) -> None:
+    """Raises a `ValueError` for an output without rows."""
+    if not len(output.shape):
+        raise ValueError(
+            f"{NO_WHOLE_NUMBER} Received: an output of shape (), without rows. Return one value "
+            "per row, or join with `data='same'`."
+        )

@@ -22,21 +22,12 @@ from keras_multigpu.engines.cluster.descriptions import digest_of
 Facts = Sequence[tuple[str, str]]
 """Pairs: a part of a model, by its name; and what is equal in processes that build the same."""
 
-_LOOPS = ("training", "evaluating", "predicting")
 # What a process may have called by itself (the template's `predict`, say), and automatic names.
 _OWN_AFFAIRS = frozenset(
-    [
-        "name",
-        "output_names",
-        "built",
-        "compiled",
-        "is_awq_calibrated",
-        "is_gptq_calibrated",
-        "fit",
-        "train_on_batch",
-        *(f"stop_{loop}" for loop in _LOOPS),
-    ]
-    + [f"{kind}_function" for kind in ("train", "test", "predict")]
+    """
+    name output_names built compiled is_awq_calibrated is_gptq_calibrated fit train_on_batch
+    stop_training stop_evaluating stop_predicting train_function test_function predict_function
+    """.split()
 )
 # Settings that are objects. (Initializers may have seeds of a process's own.)
 _DESCRIBED = (

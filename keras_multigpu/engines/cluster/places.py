@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from keras_multigpu.engines.cluster.board import Board, under
+from keras_multigpu.engines.shared import unchanged
 
 STEP, END = "step", "end"
 """So begin the kinds of operations that begin a step, or end a call."""
@@ -99,14 +100,9 @@ class Places:
         self._where = lambda: None
         self._made += made
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> contextlib.AbstractContextManager[None]:
         """Scope of operations for which the others leave their own places, and return to them."""
-        before, self._is_aside = self._is_aside, True
-        try:
-            yield
-        finally:
-            self._is_aside = before
+        return unchanged(self, "_is_aside", True)
 
     def find_odd(self, told: Mapping[str, str]) -> tuple[int, str] | None:
         """A process that waits elsewhere, and where; `told` is what is on the board.

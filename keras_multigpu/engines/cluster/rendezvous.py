@@ -106,9 +106,9 @@ class _Host:
         """Waits for all; each gets the records of all, or the error that this one raises."""
         with contextlib.ExitStack() as connections:
             try:
-                while absent := self._find_absent():
+                while absent := {*range(1, self._count)} - self._present().keys():
                     if (left := until - time.monotonic()) <= 0:
-                        reason = f"absent: process {', '.join(map(str, absent))}"
+                        reason = f"absent: process {', '.join(map(str, sorted(absent)))}"
                         raise not_joined(self._address, reason)
                     server.settimeout(left)
                     with contextlib.suppress(TimeoutError):
@@ -121,10 +121,6 @@ class _Host:
                 kept.update({k: one.dup() for k, (_, one) in self._visitors.items()})
             self._tell_all({"records": [self._mine, *others]})
             return [self._mine, *others]
-
-    def _find_absent(self) -> list[int]:
-        here = self._present()
-        return [number for number in range(1, self._count) if number not in here]
 
     def _present(self) -> dict[int, tuple[Record, socket.socket]]:
         """Those who are here, by number. Who has left can come again."""

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_multigpu.engines.jax.state.stacked import StackedVariable
-from keras_multigpu.engines.shared import active_scope
+from keras_multigpu.engines.shared import active_scope, unchanged
 from keras_multigpu.engines.values import Tensor
 
 
@@ -33,14 +33,11 @@ def having_state_of(
             stack.assign(stack.value.at[number].set(value))
 
 
-@contextlib.contextmanager
-def having_losses(template: Any, losses: Sequence[Tensor]) -> Iterator[None]:
+def having_losses(
+    template: Any, losses: Sequence[Tensor]
+) -> contextlib.AbstractContextManager[None]:
     """Scope in which a model has other losses, handed over as Keras does for `compute_loss`."""
-    before, template._losses_override = template._losses_override, list(losses)
-    try:
-        yield
-    finally:
-        template._losses_override = before
+    return unchanged(template, "_losses_override", list(losses))
 
 
 class _Scope(keras.StatelessScope):

@@ -12,6 +12,7 @@ import numpy as np
 from keras_multigpu.engines.jax.cluster.joint import Step
 from keras_multigpu.engines.jax.placement import Placement, is_sparse, on_host
 
+_END: Any = object()
 _SAID_AFTER = 10  # batches, so that a few incomplete last ones don't count
 
 
@@ -58,40 +59,28 @@ class Undivided:
         )
 
 
-class PlacedBatches:
-    """An iterator that puts batches on the devices.
+def placed_batches(
+    batches: Iterator[Any],
+    place: Placement,
+    undivided: Undivided,
+    step: Callable[[], Step],
+    one_short: bool,
+    counts: list[list[int]],
+) -> Iterator[Any]:
+    """Puts batches on the devices.
 
     Keras puts a whole batch on the default device while it iterates, so the host is the default
     device meanwhile. `step` gives the name of each step, its position in a pass, a sample of the
     weights, and what it has computed before. The first batch of a pass that has `one_short` may be
-    its last, which is as long as it is.
-
-    Attributes:
-        counts: of each batch that was taken, how many rows each process has.
+    its last, which is as long as it is. `counts` gets how many rows each process has of each batch.
     """
-
-    def __init__(
-        self,
-        batches: Iterator[Any],
-        place: Placement,
-        undivided: Undivided,
-        step: Callable[[], Step],
-        one_short: bool,
-    ):
-        self._batches = batches
-        self._place = place
-        self._undivided = undivided
-        self._step, self._one_short = step, one_short
-        self.counts: list[list[int]] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
+    while True:
         with on_host():
-            batch = next(self._batches)
-        step = self._step()
-        self.counts.append(self._place.compare(batch, step))
-        placed = self._place.put_batch(batch, self.counts[-1])
-        self._undivided.see(placed, self._place, not self._one_short or step.position > 0)
-        return placed
+            batch = next(batches, _END)
+        if batch is _END:
+            return
+        begun = step()
+        counts.append(place.compare(batch, begun))
+        placed = place.put_batch(batch, counts[-1])
+        undivided.see(placed, place, not one_short or begun.position > 0)
+        yield placed

@@ -14,18 +14,18 @@ from jax.experimental import sparse
 
 from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.building import built_in
-from keras_multigpu.engines.cluster.remote import Address, Remote
+from keras_multigpu.engines.cluster.remote import Remote
 from keras_multigpu.engines.jax import devices, placement, rows
 from keras_multigpu.engines.jax.checks import check_no_distribution
 from keras_multigpu.engines.jax.cluster import joint, processes
 from keras_multigpu.engines.jax.counting.memory import find_memory
 from keras_multigpu.engines.jax.counting.transfers import count_collectives, count_inputs
-from keras_multigpu.engines.jax.mesh import MeshRunner
 from keras_multigpu.engines.jax.replicas import CommitteeRunner
-from keras_multigpu.engines.jax.scopes import in_fresh_thread
+from keras_multigpu.engines.jax.runners import MeshRunner
 from keras_multigpu.engines.jax.stages import ShardsRunner
 from keras_multigpu.engines.jax.state.parted import kept_in_place
 from keras_multigpu.engines.jax.steps import JaxSteps
+from keras_multigpu.engines.jax.threads import in_fresh_thread
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import split_tensors
 from keras_multigpu.engines.values import Call, Holding, Request, Tensor, Transfer
@@ -47,6 +47,7 @@ class JaxEngine(Engine):
     title = "JAX"
     partitions = True
     remote = Remote("jax")
+    processes = processes.PROCESSES
     data_runner = MeshRunner
     tower_runner = CommitteeRunner
     model_runner = ShardsRunner
@@ -87,16 +88,6 @@ class JaxEngine(Engine):
 
     def use_virtual_devices(self, count: int) -> None:
         devices.make_virtual(count)
-
-    def join(
-        self, address: Address, num_processes: int, process_id: int, timeout: float, data: str
-    ) -> tuple[str, ...]:
-        return processes.join(address, num_processes, process_id, timeout, data)
-
-    @property
-    def num_processes(self) -> int:
-        group = processes.current()
-        return 1 if group is None else len(group.names)
 
     def host_of(self, name: str) -> str:
         group = processes.current()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from keras_multigpu.engines.cluster.places import STEP
 from keras_multigpu.engines.jax import devices, threads
 from keras_multigpu.engines.jax.cluster import joint, parts
 from keras_multigpu.engines.jax.copies import Copies
+from keras_multigpu.engines.shared import having, unchanged
 from keras_multigpu.engines.values import Tensor
 
 _current: contextvars.ContextVar[Placement | None] = contextvars.ContextVar(
@@ -145,7 +146,7 @@ class Placement:
             return []
         if self.group.data == "parts":
             parts.check(batch)
-        self.group.count_step()
+        self.group.call.steps += 1
         return joint.compare_steps(batch, step, self.mesh, self.group)
 
     def put_batch(self, batch: Any, counts: Sequence[int] = ()) -> Any:
@@ -155,8 +156,9 @@ class Placement:
         shardings = jax.tree.map(self.of_rows, batch, is_leaf=is_sparse)
         if self.group is None:
             return jax.device_put(batch, shardings)
-        whole = jax.tree.map(_expand, batch, shardings, is_leaf=is_sparse)
-        return jax.tree.map(joint.put, batch, whole)
+        # A sparse tensor has several arrays.
+        put = lambda part, to: jax.tree.map(lambda one: joint.put(one, to), part)  # noqa: E731
+        return jax.tree.map(put, batch, shardings, is_leaf=is_sparse)
 
     def put_state(
         self,
@@ -223,23 +225,13 @@ class Placement:
         """The same arrays, whole in every process."""
         return outputs if self.group is None else joint.copy_to_all(outputs, self.mesh)
 
-    @contextlib.contextmanager
-    def as_current(self) -> Iterator[None]:
+    def as_current(self) -> contextlib.AbstractContextManager[None]:
         """Scope in which this is the `current` placement."""
-        token = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(token)
+        return having(_current, self)
 
-    @contextlib.contextmanager
-    def as_on_gpus(self) -> Iterator[None]:
+    def as_on_gpus(self) -> contextlib.AbstractContextManager[None]:
         """Scope in which processors get single rows, too: for programs that are only looked at."""
-        before, self._least_rows = self._least_rows, 0
-        try:
-            yield
-        finally:
-            self._least_rows = before
+        return unchanged(self, "_least_rows", 0)
 
     def constrain(self, tensor: Tensor) -> Tensor:
         """Marks the rows of a traced tensor for the compiler to spread."""
@@ -267,11 +259,6 @@ def on_one_device(value: jax.Array) -> jax.Array:
     arrays tied to different devices.
     """
     return jax.device_put(np.asarray(value))
-
-
-def _expand(part: Any, sharding: NamedSharding) -> Any:
-    """The sharding of each array of a batch's tensor: a sparse tensor has several."""
-    return jax.tree.map(lambda _: sharding, part)
 
 
 def is_sparse(value: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import keras
 
+from keras_multigpu.engines.jax.placement import Placement
 from keras_multigpu.engines.values import Tensor
 
 
@@ -64,3 +65,42 @@ class NotingScope(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
         self.assigned.append(update[0])
         super().add_update(update)
+
+
+class JaxRunner:
+    """What `JaxSteps` needs from a runner: by default nothing is spread, and steps stay."""
+
+    where: Placement
+    """Where the batch and the state are during a step."""
+
+    _template: keras.Model
+
+    spreads_state = False
+    """Whether a device keeps only a part of the state, also between loops."""
+
+    def retrace(self) -> None:
+        """JAX traces anew whenever Keras makes a step function."""
+
+    def function(
+        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
+    ) -> Callable[..., Any]:
+        """A user's own step, compiled."""
+        return functools.wraps(step)(jax.jit(pure(step, self._template)))
+
+    def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """What runs in place of Keras's step."""
+        return step
+
+    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        """The variables as a step sees them."""
+        return variables
+
+    def place(self) -> None:
+        """Nothing: each loop spreads the state when it begins."""
+
+    def spread(self, optimizer: Any) -> None:
+        """Spreads weights and slots again that were assigned since, from a file, say."""
+
+    def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
+        """The `id`s of the variables that stay on the devices between two loops."""
+        return set()

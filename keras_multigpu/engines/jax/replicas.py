@@ -18,18 +18,19 @@ from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.jax.acting import having_losses, having_state_of
 from keras_multigpu.engines.jax.mapped import map_devices
 from keras_multigpu.engines.jax.placement import on_one_device, placement_on
-from keras_multigpu.engines.jax.pure import NotingScope, pure
-from keras_multigpu.engines.jax.scopes import in_fresh_thread
+from keras_multigpu.engines.jax.pure import JaxRunner, NotingScope
 from keras_multigpu.engines.jax.state.parted import make_whole
 from keras_multigpu.engines.jax.state.shards import shard_alike
 from keras_multigpu.engines.jax.state.slots import prepare
-from keras_multigpu.engines.jax.state.stacked import StackedVariable, stack_all, state_of
+from keras_multigpu.engines.jax.state.stacked import StackedVariable, state_of
+from keras_multigpu.engines.jax.threads import in_fresh_thread
 from keras_multigpu.engines.runners import TowerRunner
 from keras_multigpu.engines.shared import (
     SEED,
     SEED_STEP,
     check_alike,
     given_value,
+    having,
     split_tensors,
     state_of_none,
     unique,
@@ -43,7 +44,7 @@ _in_stateless_call: contextvars.ContextVar[CommitteeRunner | None] = contextvars
 )
 
 
-class CommitteeRunner(TowerRunner):
+class CommitteeRunner(JaxRunner, TowerRunner):
     """Runs replicas of the template on their devices, with their weights stacked.
 
     The number of devices in use divides the number of replicas: JAX has no uneven shards.
@@ -55,7 +56,7 @@ class CommitteeRunner(TowerRunner):
 
     def __init__(self, models: Sequence[keras.Model], devices: Sequence[str]):
         self.models = tuple(models)
-        self.template = self.models[0]
+        self._template = self.models[0]
         names = tuple(dict.fromkeys(devices))
         counts = range(1, len(names) + 1)
         used = max(count for count in counts if not len(self.models) % count)
@@ -67,16 +68,13 @@ class CommitteeRunner(TowerRunner):
                 stacklevel=6,
             )
         self.where = placement_on(names[:used], spread_rows=False)
-        self._has_own_weights = any(model is not self.template for model in self.models)
+        self._has_own_weights = any(model is not self._template for model in self.models)
         self._stacks: dict[int, StackedVariable] = {}
         self._is_lent = False
 
     @classmethod
     def check(cls, request: Request) -> None:
         templates.warn_of_direct_calls(request.template)
-
-    def retrace(self) -> None:
-        """JAX traces anew whenever Keras makes a step function."""
 
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
         if not self._has_own_weights:
@@ -87,7 +85,7 @@ class CommitteeRunner(TowerRunner):
     def acting(self, number: int, losses: Sequence[Tensor], *, keep: bool = True) -> Iterator[None]:
         self._make_stacks()
         state = having_state_of(number, self._stacks, keep=keep)
-        with state, having_losses(self.template, losses):
+        with state, having_losses(self._template, losses):
             yield
 
     @contextlib.contextmanager
@@ -99,17 +97,10 @@ class CommitteeRunner(TowerRunner):
         with having_state_of(0, self._stacks, keep=True):
             yield
 
-    @property
-    def spreads_state(self) -> bool:
-        return False
-
-    def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        return step
-
     def spread(self, optimizer: Any) -> None:
         """Nothing of its own: parts of stacked weights are always on their devices."""
         if not self._has_own_weights:
-            make_whole(self.template.variables)
+            make_whole(self._template.variables)
 
     def lend(self) -> None:
         own = [*self._stacks.values()]
@@ -144,17 +135,14 @@ class CommitteeRunner(TowerRunner):
         if self._stacks.keys() != {id(variable) for variable in states[0]}:
             # A variable gets no value within Keras's scopes.
             self._stacks.clear()
-            in_fresh_thread(lambda: self._stacks.update(stack_all(states, self.where.sharded)))
+            make = functools.partial(StackedVariable, sharding=self.where.sharded)
+            make_all = lambda: {id(parts[0]): make(parts) for parts in zip(*states)}  # noqa: E731
+            in_fresh_thread(lambda: self._stacks.update(make_all()))
             if self._is_lent:
                 in_fresh_thread(self._bring_home)
         for key, stack in self._stacks.items():
             assert key == id(stack.parts[0])
             stack.trainable = stack.parts[0].trainable
-
-    def function(
-        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
-    ) -> Callable[..., Any]:
-        return functools.wraps(step)(jax.jit(pure(step, self.models[0])))
 
     def run(self, call: Call) -> list[Result]:
         own, shared = self._values()
@@ -184,11 +172,8 @@ class CommitteeRunner(TowerRunner):
 
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         # The template's would not do: it hides which variables are assigned.
-        token = _in_stateless_call.set(self)
-        try:
+        with having(_in_stateless_call, self):
             return own(*args, **kwargs)
-        finally:
-            _in_stateless_call.reset(token)
 
     def _values(self) -> tuple[list[Any], list[Any]]:
         """The template's variables with values: separate ones, stacked; and shared ones.
@@ -238,13 +223,13 @@ class CommitteeRunner(TowerRunner):
             set_mask(part, mask)
         with NotingScope(state_mapping=state, collect_losses=True) as scope:
             outputs = self._outputs(args, kwargs)
-            losses = self.template.losses
+            losses = self._template.losses
             if not self._has_own_weights:  # the parallel model adds penalties of shared weights
-                weights = self.template.trainable_weights
+                weights = self._template.trainable_weights
                 losses = losses[: len(losses) - sum(v.regularizer is not None for v in weights)]
         if self._has_own_weights:
             known = {id(variable) for variable, _ in state}
-            known |= {id(variable) for variable in self.template.metrics_variables}
+            known |= {id(variable) for variable in self._template.metrics_variables}
             for variable in scope.assigned:
                 if id(variable) not in known:
                     raise state_of_none(variable)
@@ -256,7 +241,7 @@ class CommitteeRunner(TowerRunner):
 
     def _outputs(self, args: Any, kwargs: Any) -> Any:
         """Calls the template: as `stateless_call` would, within that of the parallel model."""
-        template = self.template
+        template = self._template
         if _in_stateless_call.get() is not self:
             return template(*args, **kwargs)
         forget_losses(template)
@@ -279,7 +264,7 @@ class CommitteeRunner(TowerRunner):
 
     def _own(self, variable: keras.Variable, number: int) -> keras.Variable:
         """A replica's counterpart of a variable of the template."""
-        places = [id(one) for one in unique(self.template.variables)]
+        places = [id(one) for one in unique(self._template.variables)]
         return unique(self.models[number].variables)[places.index(id(variable))]
 
 

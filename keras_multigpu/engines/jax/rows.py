@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
 from keras_multigpu.engines.jax.placement import Placement, current
+from keras_multigpu.engines.shared import having
 from keras_multigpu.engines.values import Tensor
 
 _UNROLLED = 8  # columns added in one iteration of the loop
@@ -25,14 +26,11 @@ _is_spread: contextvars.ContextVar[Callable[[Sequence[int]], bool]] = contextvar
 )
 
 
-@contextlib.contextmanager
-def spreading(is_spread: Callable[[Sequence[int]], bool]) -> Iterator[None]:
+def spreading(
+    is_spread: Callable[[Sequence[int]], bool],
+) -> contextlib.AbstractContextManager[None]:
     """Scope in which each device has its part of the rows of tables of some shapes."""
-    token = _is_spread.set(is_spread)
-    try:
-        yield
-    finally:
-        _is_spread.reset(token)
+    return having(_is_spread, is_spread)
 
 
 def sum_rows(table: Tensor, indices: Tensor, weights: Tensor | None) -> Tensor:
@@ -125,12 +123,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """The gradients of the table and of the weights."""
     return jax.lax.platform_dependent(
-        table,
-        indices,
-        weights,
-        upstream,
-        cpu=_gradients_by_columns,
-        default=_gradients_at_once,
+        table, indices, weights, upstream, cpu=_gradients_by_columns, default=_gradients_at_once
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import keras
@@ -17,45 +18,22 @@ from keras_multigpu.engines.attributes import get_mask, set_mask
 from keras_multigpu.engines.cluster.errors import OF_ONE_PROCESS
 from keras_multigpu.engines.functions import have_rows
 from keras_multigpu.engines.jax.batches import Undivided
-from keras_multigpu.engines.jax.placement import Placement, placement_on
-from keras_multigpu.engines.jax.pure import pure
+from keras_multigpu.engines.jax.placement import placement_on
+from keras_multigpu.engines.jax.pure import JaxRunner, pure
 from keras_multigpu.engines.jax.rows import spreading
-from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.parted import make_whole
-from keras_multigpu.engines.jax.state.shards import spread_ids
+from keras_multigpu.engines.jax.state.shards import WideLayers, spread_ids
 from keras_multigpu.engines.jax.state.slots import prepare
 from keras_multigpu.engines.jax.state.state_shards import StateShards, kept_share, tables_by_rows
+from keras_multigpu.engines.jax.threads import in_fresh_thread
 from keras_multigpu.engines.runners import DataRunner
 from keras_multigpu.engines.shared import split_tensors
 from keras_multigpu.engines.templates import forget_losses
-from keras_multigpu.engines.values import Call, Kept, Request, Result
+from keras_multigpu.engines.values import Call, Request, Result
+from keras_multigpu.engines.wide import adapt_mesh, check_mesh, names_of
 
 
-@runtime_checkable
-class JaxRunner(Protocol):
-    """What `JaxSteps` needs from a runner."""
-
-    where: Placement
-    """Where the batch and the state are during a step."""
-
-    @property
-    def spreads_state(self) -> bool:
-        """Whether a device keeps only a part of the state, also between loops."""
-
-    def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """What runs in place of Keras's step."""
-
-    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
-        """The variables as a step sees them."""
-
-    def spread(self, optimizer: Any) -> None:
-        """Spreads weights and slots again that were assigned since, from a file, say."""
-
-    def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
-        """The `id`s of the variables that stay on the devices between two loops."""
-
-
-class RowsRunner(DataRunner):
+class RowsRunner(JaxRunner, DataRunner):
     """Calls the template once, on the whole batch; the compiler spreads the rows.
 
     Every `BatchNormalization` sees the whole batch.
@@ -73,7 +51,7 @@ class RowsRunner(DataRunner):
         assert wire_dtype is None
         self._template = template
         self._devices = tuple(devices)
-        self._shard = shard
+        self._shard, self.spreads_state = shard, shard is not None
         self._parts = StateShards(devices, shard) if shard is not None else None
         self.where = placement_on(tuple(devices), width=model_devices)
 
@@ -163,33 +141,22 @@ class RowsRunner(DataRunner):
         with self._rows_spread(inputs, kwargs) as (inputs, kwargs):
             return self._template.stateless_call(*values, *inputs, **kwargs)
 
-    def retrace(self) -> None:
-        """JAX traces anew whenever Keras makes a step function."""
-
-    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
-        return variables
-
     def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         return step if self._parts is None else self._parts.kept(step)
 
     @classmethod
-    def fullest(cls, template: keras.Model, count: int, shard: str) -> Kept:
+    def fullest(
+        cls, template: keras.Model, count: int, shard: str
+    ) -> tuple[float, float, Sequence[keras.Variable]]:
         share = kept_share([one.shape for one in template.trainable_variables], count)
         if shard != "weights":
-            return Kept(1.0, share)
-        return Kept(share, share, tables_by_rows(template.weights, count))
-
-    @property
-    def spreads_state(self) -> bool:
-        return self._parts is not None
+            return 1.0, share, ()
+        return share, share, tables_by_rows(template.weights, count)
 
     def lay_out(self) -> None:
         if self._parts is not None:
             self._parts.warn_of_whole(self._template.variables)
         in_fresh_thread(lambda: self.spread(None))
-
-    def place(self) -> None:
-        """Nothing: each loop spreads the state when it begins."""
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -232,3 +199,37 @@ class RowsRunner(DataRunner):
         is_spread = self._parts.is_by_rows if self._parts is not None else lambda shape: False
         with self.where.as_current(), spreading(is_spread):
             yield restore([set_mask(self.where.constrain(one), get_mask(one)) for one in tensors])
+
+
+class MeshRunner(WideLayers, RowsRunner):
+    """Calls the template on the whole batch; the compiler spreads rows, and large layers.
+
+    `make` gives a `RowsRunner` where no layer is to be spread.
+    """
+
+    @classmethod
+    def make(
+        cls, template: keras.Model, devices: Sequence[str], options: Mapping[str, Any]
+    ) -> DataRunner:
+        kind = cls if options["model_devices"] > 1 else RowsRunner
+        return kind(template, devices, **options)
+
+    @classmethod
+    def check(cls, request: Request) -> None:
+        super().check(request)
+        check_mesh(request, placement_on(request.devices).group is not None)
+
+    @classmethod
+    def adapt(cls, request: Request) -> Request:
+        return adapt_mesh(super().adapt(request))
+
+    def for_part(self, part: keras.Layer) -> RowsRunner | None:
+        return MeshRunner(part, self._devices, model_devices=self.where.width)
+
+    @property
+    def placement(self) -> dict[str, tuple[int, ...]]:
+        names, parts = names_of(self._template), {}
+        for one in self._template.variables:
+            share = self.where.width if names[id(one)] in self._axes else 1
+            parts[one.path] = (math.prod(one.shape) // share,) * len(self._devices)
+        return parts

@@ -21,17 +21,8 @@ from keras_multigpu.engines.jax.placement import Placement
 
 # How many of the last axes an operation uses; the other axes are independent problems.
 _LAST_AXES = {
-    "cholesky": 2,
-    "eigh": 2,
-    "eig": 2,
-    "geqrf": 2,
-    "geqp3": 2,
-    "householder_product": 2,
-    "lu": 2,
-    "lu_pivots_to_permutation": 1,
-    "qr": 2,
-    "svd": 2,
-    "triangular_solve": 2,
+    **dict.fromkeys("cholesky eigh eig geqrf geqp3 householder_product lu qr svd".split(), 2),
+    **{"lu_pivots_to_permutation": 1, "triangular_solve": 2},
 }
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import keras
 
 from keras_multigpu.engines.jax.placement import placement_on
-from keras_multigpu.engines.jax.pure import pure
+from keras_multigpu.engines.jax.pure import JaxRunner
 from keras_multigpu.engines.jax.state.shards import WideLayers
 from keras_multigpu.engines.runners import ModelRunner
 from keras_multigpu.engines.templates import forget_losses
@@ -19,7 +17,7 @@ from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.engines.wide import SPREAD, check_wide, usable
 
 
-class ShardsRunner(WideLayers, ModelRunner):
+class ShardsRunner(WideLayers, JaxRunner, ModelRunner):
     """Calls the template as it is, with the weights of large layers spread over the devices."""
 
     def __init__(
@@ -52,17 +50,9 @@ class ShardsRunner(WideLayers, ModelRunner):
         """Uses as many devices as the weights can be spread over."""
         return dataclasses.replace(request, devices=usable(request.template, request.devices))
 
-    def place(self) -> None:
-        """Nothing: each loop spreads the weights when it begins."""
-
     def run(self, call: Call) -> Result:
         args, kwargs = call
         return Result(self._template(*args, **kwargs))
-
-    def function(
-        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
-    ) -> Callable[..., Any]:
-        return functools.wraps(step)(jax.jit(pure(step, self._template)))
 
     def stateless_call(self, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         forget_losses(self._template)
@@ -71,19 +61,3 @@ class ShardsRunner(WideLayers, ModelRunner):
     @property
     def placement(self) -> dict[str, int]:
         return dict(self._axes)
-
-    @property
-    def stages(self) -> None:
-        return None
-
-    def least_bytes(self, rows: int) -> int | None:
-        return None  # the compiler decides what crosses
-
-    def retrace(self) -> None:
-        """JAX traces anew whenever Keras makes a step function."""
-
-    def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        return step
-
-    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
-        return variables

@@ -14,10 +14,10 @@ from keras_multigpu.engines.cluster.calls import Call
 from keras_multigpu.engines.cluster.group import Group
 from keras_multigpu.engines.cluster.joint import arguments, together, write_once, writing
 from keras_multigpu.engines.cluster.listing import Listing
-from keras_multigpu.engines.jax.batches import PlacedBatches, Undivided
+from keras_multigpu.engines.jax.batches import Undivided, placed_batches
 from keras_multigpu.engines.jax.checks import check_is_compiled, check_no_distribution
 from keras_multigpu.engines.jax.cluster.compared import (
-    Compared,
+    Samples,
     compare_programs,
     compare_weights,
     settings,
@@ -28,14 +28,9 @@ from keras_multigpu.engines.jax.cluster.readings import Readings
 from keras_multigpu.engines.jax.cluster.spread_variables import arrays_of, lending
 from keras_multigpu.engines.jax.counting.compiled import CompiledStep, compile_step, state_of
 from keras_multigpu.engines.jax.lent import LentState
-from keras_multigpu.engines.jax.placement import (
-    Placement,
-    on_host,
-    on_one_device,
-    placement_on,
-)
+from keras_multigpu.engines.jax.placement import Placement, on_host, on_one_device, placement_on
+from keras_multigpu.engines.jax.pure import JaxRunner
 from keras_multigpu.engines.jax.reading import read, reading
-from keras_multigpu.engines.jax.runners import JaxRunner
 from keras_multigpu.engines.jax.spreading import spread
 from keras_multigpu.engines.jax.state.parted import is_spread
 from keras_multigpu.engines.jax.tables import WholeTables
@@ -68,7 +63,7 @@ class JaxSteps(Steps):
         group = runner.where.group
         self.number = None if group is None else next(group.models)
         self._readings = Readings(self, group) if group and runner.spreads_state else None
-        self._compared = Compared()  # with other processes
+        self._samples, self._sample = Samples(), 0  # of the weights, on its way to other processes
         self._tables = WholeTables()
         weakref.finalize(model, runner.where.copies.clear)
 
@@ -109,17 +104,18 @@ class JaxSteps(Steps):
 
         def next_step() -> Step:
             self._position += 1
-            return self._compared.next(kind, self._position - 1)
+            sample, self._sample = self._sample, 0
+            return Step(kind, self._position - 1, sample, settings())
 
         def step(state: Any, iterator: Iterator[Any]) -> Any:
             one_short = self.is_running and name != "train_function"
-            given = self._resuming(iterator)
-            batches = PlacedBatches(given, where, undivided, next_step, one_short)
+            given, counts = self._resuming(iterator), list[list[int]]()
+            batches = placed_batches(given, where, undivided, next_step, one_short, counts)
             self.lent.latest = state = arrays_of(state)
             with where.together():
                 self._prepare()
                 if self.call is not None:  # with other processes
-                    self._compared.take_sample([*state[0], *state[1]], self.call)
+                    self._sample = self._samples.take([*state[0], *state[1]], self.call)
                 if only_reads:
                     outputs, state = read(function, state, batches, where)
                 else:
@@ -129,7 +125,7 @@ class JaxSteps(Steps):
                 outputs = where.outputs(outputs)
                 where.finish((outputs, state))
                 if name == "predict_function":
-                    outputs = self._own_rows(outputs, batches)
+                    outputs = self._own_rows(outputs, counts)
             self.lent.latest = state
             if self.group is not None:
                 self.lent.note(name, state)
@@ -137,12 +133,12 @@ class JaxSteps(Steps):
 
         return step
 
-    def _own_rows(self, outputs: Any, batches: PlacedBatches) -> Any:
+    def _own_rows(self, outputs: Any, counts: list[list[int]]) -> Any:
         """The outputs of the rows that this process gave; all, if all give the same."""
         group = self.group
         if group is None or group.data == "same":
             return outputs
-        return own_rows(outputs, batches.counts, group.number)
+        return own_rows(outputs, counts, group.number)
 
     def _prepare(self) -> None:
         """Before a step: what is new in the state of several processes is spread, and compared."""

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 from jax.extend import core
 
+_SUMS = ("dot_general", "conv_general_dilated", "scatter-add")
 _LEAST = 2**16  # values; the update of a smaller table takes microseconds
 # They move values, and compute none.
 _MOVES = {
@@ -83,7 +84,7 @@ def _work(jaxpr: Any, tables: set[tuple[int, ...]]) -> tuple[float, float]:
             update, other = update + times * longest[0], other + times * longest[1]
             continue
         work = _work_of_one(equation)
-        if tuple(equation.outvars[0].aval.shape) in tables and not _is_sum(equation):
+        if tuple(equation.outvars[0].aval.shape) in tables and equation.primitive.name not in _SUMS:
             update += work
         else:
             other += work
@@ -103,10 +104,6 @@ def _work_of_one(equation: Any) -> float:
     if name == "scatter-add":
         return sizes[2]
     return 0 if name in _MOVES else max([size, *sizes])
-
-
-def _is_sum(equation: Any) -> bool:
-    return equation.primitive.name in ("dot_general", "conv_general_dilated", "scatter-add")
 
 
 def _parts(equation: Any) -> Iterator[Any]:

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from keras_multigpu.engines.base import Engine
 from keras_multigpu.engines.building import built_in
-from keras_multigpu.engines.cluster.remote import Address
 from keras_multigpu.engines.runners import TrainedModel
 from keras_multigpu.engines.shared import in_fresh_thread, split_tensors, unchanged
 from keras_multigpu.engines.tensorflow import names
@@ -39,6 +38,7 @@ class TensorFlowEngine(Engine):
     title = "TensorFlow"
     partitions = False
     remote = REMOTE
+    processes = processes.PROCESSES
     data_runner = PartitionRunner
     tower_runner = CommitteeRunner
     model_runner = StageRunner
@@ -89,16 +89,6 @@ class TensorFlowEngine(Engine):
         processor = tf.config.list_physical_devices("CPU")[0]
         parts = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
         tf.config.set_logical_device_configuration(processor, parts)
-
-    def join(
-        self, address: Address, num_processes: int, process_id: int, timeout: float, data: str
-    ) -> tuple[str, ...]:
-        return processes.join(address, num_processes, process_id, timeout, data)
-
-    @property
-    def num_processes(self) -> int:
-        joined = processes.current()
-        return 1 if joined is None else len(joined.names)
 
     def host_of(self, name: str) -> str:
         joined = processes.current()

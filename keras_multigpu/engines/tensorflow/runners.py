@@ -42,7 +42,7 @@ from keras_multigpu.engines.tensorflow.weights.placing import (
     leave_to_one_device,
     place_updates,
 )
-from keras_multigpu.engines.values import Call, Kept, Request, Result, Tensor
+from keras_multigpu.engines.values import Call, Request, Result, Tensor
 from keras_multigpu.engines.wide import adapt_mesh, check_mesh, check_wide
 
 _EACH_HAS_ALL = (
@@ -137,9 +137,11 @@ class PartitionRunner(DataRunner):
         return dataclasses.replace(request, options={**request.options, "shard": None})
 
     @classmethod
-    def fullest(cls, template: keras.Model, count: int, shard: str) -> Kept:
+    def fullest(
+        cls, template: keras.Model, count: int, shard: str
+    ) -> tuple[float, float, Sequence[keras.Variable]]:
         share = fullest_home(template.weights, count)
-        return Kept(share, share, tables_by_rows(template.weights, count))
+        return share, share, tables_by_rows(template.weights, count)
 
     def lay_out(self) -> None:
         if self._width > 1:

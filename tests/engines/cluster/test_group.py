@@ -17,10 +17,7 @@ from keras_multigpu.engines.cluster import joint
 from keras_multigpu.engines.cluster.board import BEAT
 from keras_multigpu.engines.cluster.group import Group
 from keras_multigpu.engines.cluster.listing import Listing
-from keras_multigpu.engines.cluster.model_facts import (
-    checksum,
-    facts_of_model,
-)
+from keras_multigpu.engines.cluster.model_facts import checksum, facts_of_model
 
 
 def group_of(told, number=0, **options):
@@ -96,7 +93,7 @@ def test_other_lengths_of_data_are_noticed():
     told = Told(loops__1__1=FIT, places__1=at_end(2))
     group, come = group_of(told), [1]
     begin(group, "fit")
-    group.count_step()
+    group.call.steps += 1
     with group.places.at("step", group.calls.here("step 1")):
         group.check()
     with group.counting(come.__len__):
@@ -156,7 +153,7 @@ def test_a_call_that_another_process_does_not_make_is_noticed():
     inner = place(2, "loops/2/", "the beginning of `evaluate` within `fit`, after 1 steps")
     group = group_of(Told(loops__1__1=FIT, places__1=inner))
     begin(group, "fit")
-    group.count_step()
+    group.call.steps += 1
     with group.places.at("step", group.calls.here("step 1")):
         group.check()
     with (
@@ -171,7 +168,7 @@ def test_where_a_process_is_within_calls():
     group = group_of(told)
     assert group.calls.here("step 1") == "step 1 of no call"
     begin(group, "fit")
-    group.count_step()
+    group.call.steps += 1
     told.entries["places/1"] = place(1, "end/1/", "the end of `fit`")
     told.entries.pop("loops/2/1")
     with pytest.raises(ClusterError) as caught:
@@ -377,7 +374,7 @@ def test_the_first_weight_that_differs_is_told():
 )
 def test_what_differs_is_told(what, told, expected):
     group = group_of(Told(**{f"{what} 0__0__1": told[1]}))
-    group.count_step()
+    group.call.steps += 1
     error = group.differs(1, 0, what, told[0])
     assert expected in str(error)
     with pytest.raises(ClusterError, match=r"^b \(process 1\): It"):
@@ -412,19 +409,19 @@ def test_a_call_within_another(monkeypatch):
     """A callback of a `fit` trains another model, by a loop and by single steps."""
     group, told = alike(monkeypatch)
     outer = begin(group, "fit")
-    group.count_step()
+    group.call.steps += 1
     inner = begin(group, "fit")
     for _ in range(5):
-        group.count_step()
+        group.call.steps += 1
     group.end(inner)
     group.calls.close(inner)
     assert told.entries[f"end/{inner.number}/0"] == "5"
     steps = begin(group, "single steps", is_loop=False)
-    group.count_step()
+    group.call.steps += 1
     assert group.call is steps
     assert group.calls.resume(outer)  # which ends the single steps
     group.check()
-    group.count_step()
+    group.call.steps += 1
     begin(group, "single steps", is_loop=False)
     group.end(outer)  # which is not the end of the single step
     group.calls.close(outer)
@@ -437,13 +434,13 @@ def test_single_steps_are_one_call_until_another(monkeypatch):
     first = begin(group, "single steps", is_loop=False)
     assert group.calls.resume(first)
     loop = begin(group, "evaluate")
-    group.count_step()
+    group.call.steps += 1
     group.end(loop)
     group.calls.close(loop)
     assert not group.calls.resume(first)
     second = begin(group, "single steps", is_loop=False)
-    group.count_step()
-    group.count_step()
+    group.call.steps += 1
+    group.call.steps += 1
     group.check()  # these steps are none of the loop that has ended
     assert group.calls.resume(second)
 
@@ -451,7 +448,7 @@ def test_single_steps_are_one_call_until_another(monkeypatch):
 def test_the_end_of_an_outer_call_is_noticed(monkeypatch):
     group, told = alike(monkeypatch)
     outer = begin(group, "fit")
-    group.count_step()
+    group.call.steps += 1
     begin(group, "fit")
     group.check()
     told.entries[f"failures/{outer.number}/1"] = "stopped with ValueError"

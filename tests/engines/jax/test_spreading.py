@@ -82,10 +82,7 @@ LAYERS = {
             layers.Dropout(0.3, seed=3),
         ],
     ),
-    "of_time": (
-        (3, 6, 6, 8),
-        lambda: [layers.TimeDistributed(layers.Conv2D(8, 3, groups=4))],
-    ),
+    "of_time": ((3, 6, 6, 8), lambda: [layers.TimeDistributed(layers.Conv2D(8, 3, groups=4))]),
     "stft": ((64, 1), lambda: [layers.STFTSpectrogram(frame_length=16, frame_step=8)]),
     **{name: ((8, 8), lambda f=f: [Apply(f)]) for name, f in FUNCTIONS.items()},
     "in_a_loop": ((8, 8), lambda: [Apply(_scanned)]),

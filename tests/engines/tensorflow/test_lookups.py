@@ -105,10 +105,7 @@ OPTIMIZERS = {
 def test_every_optimizer(name, sparse, lookups):
     n = 2 + list(OPTIMIZERS).index(name) % 3
     parallel = _same(
-        lambda: _build(sparse_gradient=sparse, padding=-1),
-        OPTIMIZERS[name],
-        n,
-        _data(padding=-1),
+        lambda: _build(sparse_gradient=sparse, padding=-1), OPTIMIZERS[name], n, _data(padding=-1)
     )
     assert set(lookups) == {n}
     slots = [one for one in parallel.optimizer.variables if one.shape == (WIDTH, 4)]

@@ -87,11 +87,7 @@ CASES["Cross"] = [
 ]
 _sparse = tf.sparse.from_dense(tf.constant([[0.0, 2.0, 3.0], [1.0, 0.0, 0.0]], tf.float64))
 CASES["SparseTensorDenseMatMul"] = [
-    case(
-        "SparseTensorDenseMatMul",
-        lambda x: tf.sparse.sparse_dense_matmul(_sparse, x),
-        "3 B",
-    )
+    case("SparseTensorDenseMatMul", lambda x: tf.sparse.sparse_dense_matmul(_sparse, x), "3 B")
 ]
 CASES.update(
     {

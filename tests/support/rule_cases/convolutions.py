@@ -112,7 +112,7 @@ CASES["Conv2DBackpropFilter"] = [
         "B 4 4 2",
         "B 4 4 2",
         **_DEEP,
-    ),
+    )
 ]
 CASES["Conv3DBackpropFilterV2"] = [
     case(

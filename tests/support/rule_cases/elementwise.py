@@ -170,7 +170,7 @@ def _quantize(x):
 
 
 CASES["QuantizeAndDequantizeV4"] = [
-    case("QuantizeAndDequantizeV4", _quantize, "B 3", is_compilable=False, has_gradient=False),
+    case("QuantizeAndDequantizeV4", _quantize, "B 3", is_compilable=False, has_gradient=False)
 ]
 CASES["FakeQuantWithMinMaxVars"] = [
     case(
@@ -192,7 +192,7 @@ CASES["FakeQuantWithMinMaxArgs"] = [
         lambda x: tf.quantization.fake_quant_with_min_max_args(x, -1.0, 1.0),
         "B 3:f",
         tolerance=1e-5,
-    ),
+    )
 ]
 CASES["FakeQuantWithMinMaxVarsGradient"] = [
     case(

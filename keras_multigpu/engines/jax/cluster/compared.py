@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import keras
+import numpy as np
 
 from keras_multigpu.engines.cluster.calls import Call
+from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.cluster.group import Group
 from keras_multigpu.engines.cluster.listing import Listing
-from keras_multigpu.engines.jax.cluster.joint import Step, is_whole
+from keras_multigpu.engines.jax.cluster.joint import is_whole
 from keras_multigpu.engines.jax.cluster.listing import listing_of
-from keras_multigpu.engines.jax.cluster.samples import Samples
 
 _SETTINGS = (
     "default_dtype_bits", "default_matmul_precision", "default_prng_impl",
@@ -26,23 +28,6 @@ def settings() -> str:
     """Settings of JAX that change what a step computes, or what crosses in it."""
     found = {name: getattr(jax.config, f"jax_{name}", None) for name in _SETTINGS}
     return ", ".join(f"{name}={value}" for name, value in found.items())
-
-
-class Compared:
-    """Samples of the weights of one process, and settings."""
-
-    def __init__(self) -> None:
-        self._samples = Samples()
-        self._sample = 0  # of the weights, on its way to the others
-
-    def take_sample(self, weights: list[Any], call: Call) -> None:
-        """Takes a sample of the weights, which crosses with the next step."""
-        self._sample = self._samples.take(weights, call)
-
-    def next(self, name: str, position: int) -> Step:
-        """What crosses with a step: a sample of the weights, once, and settings."""
-        sample, self._sample = self._sample, 0
-        return Step(name, position, sample, settings())
 
 
 def compare_programs(traced: Any, group: Group) -> None:
@@ -68,3 +53,40 @@ def compare_weights(group: Group, variables: Sequence[keras.Variable], parts: Li
     found = group.differing("new weights", str(listing.checksum))
     if found is not None:
         raise group.differs(*found, "weights", listing)
+
+
+EVERY = 8
+"""After so many steps of a loop, weights are sampled; after each single one."""
+_TAKEN = 256  # elements of a weight at a time; each time others
+
+
+class Samples:
+    """Decides when weights are sampled: alike in all processes, as their steps are."""
+
+    def __init__(self) -> None:
+        self._latest: tuple[Call | None, int] = (None, 0)
+
+    def take(self, weights: list[Any], call: Call) -> int:
+        """A checksum of weights that each device has whole; 0 if it is not their turn."""
+        latest, steps = self._latest
+        if latest is not call:
+            steps = 0
+        every = EVERY if call.is_loop else 1
+        due = call.steps - steps >= every
+        self._latest = call, call.steps if due else steps
+        if not due:
+            return 0
+        whole = [one for one in weights if isinstance(one, jax.Array) and one.is_fully_replicated]
+        some = _some([one.addressable_data(0) for one in whole], np.int32(call.steps // every))
+        return digest_of(some, sys.maxsize)
+
+
+@jax.jit
+def _some(weights: list[jax.Array], turn: Any) -> list[jax.Array]:
+    """Some elements of each weight."""
+    some = []
+    for weight in weights:
+        count, step = min(weight.size, _TAKEN), max(1, weight.size // _TAKEN)
+        places = (turn + np.arange(count) * step) % max(1, weight.size)
+        some.append(weight.reshape(-1)[places])
+    return some

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 from jax.sharding import NamedSharding
 
-from keras_multigpu.engines.cluster.parts import NO_WHOLE_NUMBER, check_has_rows
+from keras_multigpu.engines.cluster.joint import NO_WHOLE_NUMBER, check_has_rows
 from keras_multigpu.engines.jax.cluster import joint
 from keras_multigpu.engines.jax.cluster.group import Group
 

@@ -36,15 +36,12 @@ class _Processes(processes.Processes[Group]):
         jax.devices()  # starts JAX's runtime while all processes are here
 
 
-_processes = _Processes()
+PROCESSES = _Processes()
 
 
 def current() -> Group | None:
     """The group of processes that this one has joined, if any."""
-    return _processes.group
-
-
-join = _processes.join
+    return PROCESSES.group
 
 
 def check_not_joined_elsewhere() -> None:

@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding
 
 from keras_multigpu.engines.cluster.descriptions import digest_of
 from keras_multigpu.engines.jax.cluster import joint
-from keras_multigpu.engines.shared import active_scope
+from keras_multigpu.engines.shared import active_scope, having
 
 _BYTES = 2**26
 """How many bytes of a value a device gets at a time, when the processes read it."""
@@ -30,18 +30,13 @@ _meet: contextvars.ContextVar[Callable[[], None] | None]
 _meet = contextvars.ContextVar("_meet", default=None)
 
 
-@contextlib.contextmanager
-def lending(meet: Callable[[], None]) -> Iterator[None]:
+def lending(meet: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Scope of a call of a parallel model on devices of several processes.
 
     `meet` waits until all processes are about to assign a value. Until then they take part in
     readings: a process that went on alone would give others its part of a newer value.
     """
-    token = _meet.set(meet)
-    try:
-        yield
-    finally:
-        _meet.reset(token)
+    return having(_meet, meet)
 
 
 class Lent:
@@ -167,16 +162,21 @@ def adopt(variable: keras.Variable, layout: NamedSharding) -> None:
         ValueError: if it is spread over other devices already.
     """
     check_spread(variable, layout)
-    if not isinstance(variable, SpreadVariable):
-        kind: Any = type(variable)
-        variable.__class__ = _spread_class(kind)
+    become(variable, SpreadVariable)
     variable.layout = layout
     variable.settle()
 
 
+def become(variable: Any, kind: type[keras.Variable]) -> None:
+    """Gives a variable that Keras has made the methods of another kind of variable."""
+    if not isinstance(variable, kind):
+        classes: Any = kind, type(variable)
+        variable.__class__ = _adopted_class(*classes)
+
+
 @functools.cache
-def _spread_class(cls: type[keras.Variable]) -> type[keras.Variable]:
-    return type(cls.__name__, (SpreadVariable, cls), {})
+def _adopted_class(kind: Any, cls: Any) -> Any:
+    return type(cls.__name__, (kind, cls), {})
 
 
 def arrays_of(state: Any) -> Any:

@@ -7,7 +7,6 @@ of its operations.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,13 @@ from typing import Any
 import jax
 
 from keras_multigpu.engines.jax.counting.compiled import CompiledStep, compile_step, state_of
-from keras_multigpu.engines.jax.counting.transfers import BACKWARD, GATHERED, OP_NAME, shape_bytes
+from keras_multigpu.engines.jax.counting.transfers import (
+    BACKWARD,
+    GATHERED,
+    bytes_on,
+    origin_of,
+    shape_bytes,
+)
 from keras_multigpu.engines.jax.devices import name_of
 from keras_multigpu.engines.liveness import TEMPORARIES, Operation, find_peaks
 from keras_multigpu.engines.values import Holding
@@ -56,15 +61,6 @@ def find_memory(model: Any, batch: Any, training: bool) -> list[Holding]:
     return found
 
 
-def bytes_on(device: jax.Device, arrays: list[jax.Array]) -> int:
-    """The bytes of arrays that are on a device."""
-    return sum(
-        math.prod(one.sharding.shard_shape(one.shape)) * one.dtype.itemsize
-        for one in arrays
-        if device in one.devices()
-    )
-
-
 def _find_program_memory(step: CompiledStep) -> dict[str, int]:
     """The bytes that a program needs on each device beside its arguments, by kind."""
     told = step.program.memory_analysis()
@@ -86,7 +82,7 @@ def _operations(text: str) -> Iterator[Operation]:
     results = {name for one in found if one["root"] for name in _INPUT.findall(one["inputs"])}
     for one in found:
         is_result = one["root"] or one["name"] in results
-        origin = _origin(one.string)
+        origin = origin_of(one.string)
         yield Operation(
             _INPUT.findall(one["inputs"]),
             [(one["name"], 0 if is_result else shape_bytes(one["shapes"]))],
@@ -95,12 +91,6 @@ def _operations(text: str) -> Iterator[Operation]:
             may_overwrite=one["kind"] == "fusion",
             kind=_kind(origin),
         )
-
-
-def _origin(line: str) -> str:
-    """The operation of the traced program that a line comes from; `""` for XLA's own copies."""
-    described = OP_NAME.search(line)
-    return described[1] if described else ""
 
 
 def _kind(origin: str) -> str | None:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
-import keras
 import numpy as np
 
 from keras_multigpu.engines.jax.devices import name_of
@@ -29,7 +28,7 @@ _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _ALONG = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}:]*)\}")
 _SHAPE = re.compile(r"([a-z]+\d*\w*)\[([\d,]*)\]")
-OP_NAME = re.compile(r'op_name="([^"]*)"')
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
 _BITS = re.compile(r"\d+")
 _Links: TypeAlias = list[tuple[int, ...]]
 
@@ -49,9 +48,9 @@ def count_collectives(text: str, devices: Sequence[str]) -> list[Transfer]:
 def count_inputs(batch: Any) -> list[Transfer]:
     """What goes from the host to the devices, of a batch that is there."""
     return [
-        Transfer(HOST, name_of(device), "inputs", f"batch {number}", _bytes(array, index), 1)
+        Transfer(HOST, name_of(device), "inputs", f"batch {number}", bytes_on(device, [array]), 1)
         for number, array in enumerate(jax.tree.leaves(batch))
-        for device, index in array.sharding.devices_indices_map(np.shape(array)).items()
+        for device in array.sharding.devices_indices_map(np.shape(array))
     ]
 
 
@@ -62,8 +61,7 @@ def _collectives(text: str, count: int) -> Iterator[tuple[str, str, int, int, _L
         found = _COLLECTIVE.search(line)
         if not found:
             continue
-        described = OP_NAME.search(line)
-        origin = described[1] if described else ""
+        origin = origin_of(line)
         shapes = _SHAPE.findall(found["shapes"])
         name = found["name"]
         if "-start(" in found[0] and name != "all-reduce":
@@ -79,6 +77,12 @@ def _collectives(text: str, count: int) -> Iterator[tuple[str, str, int, int, _L
                 copies,
                 links,
             )
+
+
+def origin_of(line: str) -> str:
+    """The operation of the traced program that a line comes from; `""` for XLA's own copies."""
+    described = _OP_NAME.search(line)
+    return described[1] if described else ""
 
 
 def _groups(line: str, count: int) -> _Links:
@@ -140,15 +144,15 @@ def shape_bytes(shapes: str) -> int:
 
 
 def _shape_bytes(dtype: str, axes: str) -> int:
-    return math.prod(map(int, filter(None, axes.split(",")))) * _bits(dtype) // 8
+    bits = _BITS.search(dtype)  # `pred` is a byte
+    size = int(bits[0]) if bits else 8
+    return math.prod(map(int, filter(None, axes.split(",")))) * size // 8
 
 
-def _bits(dtype: str) -> int:
-    found = _BITS.search(dtype)
-    return int(found[0]) if found else 8  # `pred` is a byte
-
-
-def _bytes(array: Any, index: Any) -> int:
-    sizes = [len(range(*one.indices(size))) for one, size in zip(index, np.shape(array))]
-    dtype = keras.backend.standardize_dtype(array.dtype)
-    return math.prod(sizes) * jax.numpy.dtype(dtype).itemsize
+def bytes_on(device: jax.Device, arrays: list[jax.Array]) -> int:
+    """The bytes of arrays that are on a device."""
+    return sum(
+        math.prod(one.sharding.shard_shape(one.shape)) * one.dtype.itemsize
+        for one in arrays
+        if device in one.devices()
+    )

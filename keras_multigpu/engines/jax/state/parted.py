@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from keras_multigpu.engines.jax.cluster.spread_variables import become
 from keras_multigpu.engines.jax.placement import on_one_device
 from keras_multigpu.engines.shared import active_scope
 
@@ -24,9 +24,7 @@ def is_spread(variable: keras.Variable) -> bool:
 
 def put(variable: keras.Variable, wanted: NamedSharding) -> None:
     """Spreads a variable, unless it is spread like this."""
-    if not isinstance(variable, PartedVariable):
-        kind: Any = type(variable)
-        variable.__class__ = _parted_class(kind)
+    become(variable, PartedVariable)
     if not variable._value.sharding.is_equivalent_to(wanted, len(variable.shape)):
         variable.assign(jax.device_put(variable._value, wanted))
 
@@ -77,8 +75,3 @@ class PartedVariable(keras.Variable):
         if is_whole and active_scope() is None and is_spread(self):
             value = jax.device_put(np.asarray(value), self._value.sharding)
         return super().assign(value)
-
-
-@functools.cache
-def _parted_class(cls: type[keras.Variable]) -> type[keras.Variable]:
-    return type(cls.__name__, (PartedVariable, cls), {})

@@ -13,9 +13,9 @@ import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_multigpu.engines.jax.placement import Placement
-from keras_multigpu.engines.jax.scopes import in_fresh_thread
 from keras_multigpu.engines.jax.state.parted import is_spread, make_whole, put, release
 from keras_multigpu.engines.jax.state.slots import prepare
+from keras_multigpu.engines.jax.threads import in_fresh_thread
 from keras_multigpu.engines.wide import check_wide, find_wide, names_of
 
 
@@ -29,11 +29,7 @@ class WideLayers:
     where: Placement
     _template: keras.Model
     _axes: Mapping[str, int] = {}  # of each weight that is spread
-
-    @property
-    def spreads_state(self) -> bool:
-        """Whether a device keeps only a part of the state, also between loops."""
-        return True
+    spreads_state = True
 
     def lay_out(self) -> None:
         """Chooses what is spread, and spreads the weights."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import keras
@@ -64,16 +63,13 @@ class StackedVariable(keras.Variable):
         if value is None:
             return  # Keras drops values while a step has them; the parts keep theirs
         shards = jax.device_put(value, self._sharding).addressable_shards
-        rows = [row for shard in sorted(shards, key=_first_row) for row in shard.data]
+        rows = [
+            row
+            for shard in sorted(shards, key=lambda one: one.index[0].start or 0)
+            for row in shard.data
+        ]
         for part, row in zip(self.parts, rows):
             part.assign(row)
-
-
-def stack_all(
-    states: Sequence[Sequence[Any]], sharding: NamedSharding
-) -> dict[int, StackedVariable]:
-    """A stacked variable for each variable of the first replica, by its `id`."""
-    return {id(parts[0]): StackedVariable(parts, sharding) for parts in zip(*states)}
 
 
 @contextlib.contextmanager
@@ -91,10 +87,6 @@ def as_one(variables: Sequence[keras.Variable]) -> Iterator[None]:
     finally:
         for variable, shape in zip(variables, shapes):
             set_shape(variable, shape)
-
-
-def _first_row(shard: jax.Shard) -> int:
-    return shard.index[0].start or 0
 
 
 def state_of(model: keras.Model) -> list[keras.Variable]:

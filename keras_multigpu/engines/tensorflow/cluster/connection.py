@@ -46,11 +46,7 @@ class Connection:
     """
 
     def __init__(
-        self,
-        workers: Sequence[Address],
-        local: Address,
-        statuses: Sequence[Status],
-        timeout: float,
+        self, workers: Sequence[Address], local: Address, statuses: Sequence[Status], timeout: float
     ):
         self.workers = tuple(workers)
         self.local = local

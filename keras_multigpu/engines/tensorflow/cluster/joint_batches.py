@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.cluster.joint import NO_WHOLE_NUMBER, check_has_rows
 from keras_multigpu.engines.cluster.listing import Listing
-from keras_multigpu.engines.cluster.parts import NO_WHOLE_NUMBER, check_has_rows
 from keras_multigpu.engines.cluster.places import odd_one
 from keras_multigpu.engines.shared import count_rows, in_fresh_thread, is_array
 from keras_multigpu.engines.tensorflow.cluster import batch_facts

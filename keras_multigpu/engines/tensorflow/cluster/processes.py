@@ -72,15 +72,12 @@ class _Processes(processes.Processes[Group]):
         return known
 
 
-_processes = _Processes()
+PROCESSES = _Processes()
 
 
 def current() -> Group | None:
     """The group of processes that this one has joined, if any."""
-    return _processes.group
-
-
-join = _processes.join
+    return PROCESSES.group
 
 
 def peers_of(devices: Sequence[str]) -> Peers | None:

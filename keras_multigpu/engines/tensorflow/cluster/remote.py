@@ -15,11 +15,7 @@ from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.remote import Address, Remote, check_free
 from keras_multigpu.engines.tensorflow.cluster.connection import Connection
 from keras_multigpu.engines.tensorflow.cluster.health import Caller, Status
-from keras_multigpu.engines.tensorflow.cluster.runtime import (
-    has_started,
-    start_server,
-    version_job,
-)
+from keras_multigpu.engines.tensorflow.cluster.runtime import has_started, start_server, version_job
 
 _START = "`python -m keras_multigpu serve --bind HOST:PORT`"
 

@@ -214,11 +214,7 @@ def _parts_of(tensor: Any) -> list[Any]:
 
 
 def _arguments(
-    args: Any,
-    leaves: Sequence[Any],
-    batch: Any,
-    have_rows: Sequence[bool] | None,
-    all_rows: bool,
+    args: Any, leaves: Sequence[Any], batch: Any, have_rows: Sequence[bool] | None, all_rows: bool
 ) -> tuple[list[Argument], Callable[[Sequence[Any]], Any]]:
     """The tensors of a step's arguments, and a function that puts others in their places."""
     found: list[Argument] = []

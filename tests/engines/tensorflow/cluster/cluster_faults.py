@@ -194,11 +194,7 @@ def test_a_slow_connection_is_not_silent(monkeypatch):
     time.sleep(0.05)
     assert stuck.is_silent(0.02)
     blocked = link.Link(
-        worker,
-        2220,
-        0.0,
-        lambda: returns.wait(SECONDS),
-        compute_here=lambda: returns.wait(SECONDS),
+        worker, 2220, 0.0, lambda: returns.wait(SECONDS), compute_here=lambda: returns.wait(SECONDS)
     )
     time.sleep(0.05)
     blocked.is_silent(0.02)

@@ -169,11 +169,7 @@ def test_parts_become_the_whole_batch(parts):
     flags = np.array([True, False, False, True, True, False])
 
     def batch(rows):
-        return {
-            "x": x[rows],
-            "more": (flags[rows], None, 3),
-            "all": tf.constant(2.0),
-        }
+        return {"x": x[rows], "more": (flags[rows], None, 3), "all": tf.constant(2.0)}
 
     for bound in (2, 0):
         shares = slice(0, bound), slice(bound, 6)

@@ -132,12 +132,7 @@ def _counted_on_host(x):
 def _whole_gradient():
     """One device computes the gradient, and needs what the kernel notes of the whole batch."""
     return keras.Sequential(
-        [
-            keras.Input((5, 4)),
-            layers.LSTM(_UNITS),
-            layers.Lambda(_counted_on_host),
-            layers.Dense(4),
-        ]
+        [keras.Input((5, 4)), layers.LSTM(_UNITS), layers.Lambda(_counted_on_host), layers.Dense(4)]
     )
 
 

@@ -31,10 +31,7 @@ ELSEWHERE = {
     *state.RULES,
     *CHECKS,
     *_CUDNN,
-} - {
-    "AddN",
-    "ZerosLike",
-}
+} - {"AddN", "ZerosLike"}
 EVERY = [
     pytest.param(one, id=f"{kind}-{n}")
     for kind, all_ in CASES.items()

@@ -8,13 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.layouts import (
-    COPIED,
-    WHOLE,
-    Layout,
-    Owned,
-    Value,
-)
+from keras_multigpu.engines.tensorflow.partition.layouts import COPIED, WHOLE, Layout, Owned, Value
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table, join, no_axis
 from keras_multigpu.engines.tensorflow.partition.signatures import Labels, Signature
 

@@ -16,13 +16,7 @@ import tensorflow as tf
 from keras_multigpu.engines.tensorflow.partition.constants import constant_of
 from keras_multigpu.engines.tensorflow.partition.forms import EACH_DEVICE, NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.inner import Inner
-from keras_multigpu.engines.tensorflow.partition.layouts import (
-    LISTED,
-    SUM,
-    WHOLE,
-    Layout,
-    Value,
-)
+from keras_multigpu.engines.tensorflow.partition.layouts import LISTED, SUM, WHOLE, Layout, Value
 from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.rules.control import origin

@@ -8,13 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
-from keras_multigpu.engines.tensorflow.partition.layouts import (
-    Copied,
-    Layout,
-    Split,
-    Value,
-    Whole,
-)
+from keras_multigpu.engines.tensorflow.partition.layouts import Copied, Layout, Split, Value, Whole
 from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
