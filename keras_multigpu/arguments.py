@@ -5,11 +5,12 @@ NumPy's numbers count as the Python numbers that they stand for; booleans are no
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -27,7 +28,8 @@ def short(value: Any) -> str:
 
 
 def _is_array(value: Any) -> bool:
-    return not isinstance(value, type) and len(getattr(value, "shape", ())) > 0
+    is_sized = hasattr(value, "shape") and hasattr(value, "dtype")  # a mesh of devices is not
+    return is_sized and not isinstance(value, type) and len(value.shape) > 0
 
 
 _LINE = 200  # characters
@@ -128,7 +130,15 @@ def check_choice(name: str, value: Any, *choices: str | None) -> None:
         expected = " or ".join([", ".join(words[:-1]), words[-1]])
         meant = choices[-1] if value is True else getattr(value, "name", None)
         hint = f" Write `{name}={meant!r}`." if meant is not None and meant in choices else ""
+        hint = hint or did_you_mean(value, choices)
         raise ValueError(f"`{name}` must be {expected}. Received: {name}={short(value)}.{hint}")
+
+
+def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
+    """A question, if a text is much like one of the choices."""
+    texts = [one for one in choices if isinstance(one, str)]
+    alike = difflib.get_close_matches(value, texts, 1) if isinstance(value, str) else []
+    return f" Did you mean {alike[0]!r}?" if alike else ""
 
 
 def check_model(model: Any, *, built: bool = False) -> None:

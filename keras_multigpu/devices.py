@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from keras_multigpu import engines
 from keras_multigpu.arguments import as_integer, positive_integer
 
@@ -194,8 +196,8 @@ def warn_of_apart() -> None:
 
 
 def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...]:
-    is_list = isinstance(devices, Sequence) and _name_of(devices) is None
-    names = [_name_of(one) for one in devices] if is_list else [None]
+    is_list = isinstance(devices, Sequence) and name_of(devices) is None
+    names = [name_of(one) for one in devices] if is_list else [None]
     if None in names:
         raise TypeError(
             '`devices` must be a list of device names such as "gpu:0", as `list_devices()` gives '
@@ -227,7 +229,7 @@ def _named_devices(n_gpus: int | None, devices: Sequence[str]) -> tuple[str, ...
     return chosen
 
 
-def _name_of(device: Any) -> str | None:
+def name_of(device: Any) -> str | None:
     """The name of a device, or `None`; the backend's own objects for devices have one too."""
     return device if isinstance(device, str) else engines.current().name_of(device)
 
@@ -238,13 +240,15 @@ def _find_cure(devices: Any) -> str:
         return f" Write `n_gpus={devices}`."
     if isinstance(devices, str) and "," in devices:
         devices = [one.strip() for one in devices.split(",")]
-    is_one = isinstance(devices, (str, Mapping)) or _name_of(devices) is not None
+    mesh = getattr(devices, "mesh", devices)  # of a sharding
+    devices = list(np.ravel(mesh.devices)) if hasattr(mesh, "devices") else devices
+    is_one = isinstance(devices, (str, Mapping)) or name_of(devices) is not None
     if isinstance(devices, Iterable) and not is_one:
         devices = list(devices)
-    is_list = isinstance(devices, Sequence) and _name_of(devices) is None
+    is_list = isinstance(devices, Sequence) and name_of(devices) is None
     kind = choose_devices(None, None)[0].partition(":")[0]
     names = [
-        _name_of(one) if as_integer(one) is None else f"{kind}:{as_integer(one)}"
+        name_of(one) if as_integer(one) is None else f"{kind}:{as_integer(one)}"
         for one in (devices if is_list else [devices])
     ]
     return "" if None in names or not names else f" Write `devices={names}`."

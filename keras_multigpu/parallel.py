@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, overload
 import keras
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import check_model
+from keras_multigpu.arguments import check_model, did_you_mean
 from keras_multigpu.devices import choose_devices, warn_of_apart, warn_of_one_cpu
 from keras_multigpu.modes import (
     DataParallel,
@@ -188,11 +188,10 @@ def _check(
         _check_template(model)
     if not isinstance(mode, str) or mode not in MODES:
         asked = str(mode).lower()
-        meant = difflib.get_close_matches(asked, MODES, 1)
         cure = next((cure for names, cure in _OTHER_NAMES.items() if asked in names), "")
         raise ValueError(
             f"`mode` must be one of {', '.join(map(repr, MODES))}. Received: mode={mode!r}."
-            + (f" Give {cure}." if cure else f" Did you mean {meant[0]!r}?" if meant else "")
+            + (f" Give {cure}." if cure else did_you_mean(asked, MODES))
         )
     known = options_of(mode)
     for name, value in options.items():

@@ -132,7 +132,9 @@ class DataParallel(PlacedModel):
         width = self._parallel_options["model_devices"]
         count = len(self.devices) // width
         text = f"{super()._parallel_describe()}: {count} replica{'s' if count > 1 else ''}"
-        return text if width == 1 else f"{text}, each on {width} devices"
+        text = text if width == 1 else f"{text}, each on {width} devices"
+        shard = self._parallel_options["shard"]
+        return f"{text}, shard={shard!r}" if shard else text
 
     def _parallel_call_replicas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._parallel_parts.at_rest():

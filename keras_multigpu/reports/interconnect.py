@@ -13,8 +13,8 @@ import keras
 import numpy as np
 
 from keras_multigpu import engines
-from keras_multigpu.arguments import positive_integer, quantity
-from keras_multigpu.devices import choose_devices, list_devices
+from keras_multigpu.arguments import did_you_mean, positive_integer, quantity
+from keras_multigpu.devices import choose_devices, list_devices, name_of
 
 _SMALL, _LARGE = 4 * 2**10, 64 * 2**20  # bytes
 _TURNS = 20  # there and back
@@ -98,7 +98,8 @@ def find_link(link: str | Link | None) -> Link | None:
     if name is None or name not in PRESETS:
         raise ValueError(
             f"`link` must be one of {', '.join(map(repr, PRESETS))}, 'nvlink', or a `Link`. "
-            f"Received: link={link!r}. For other links give `Link(name, bytes_per_s, latency_s)`."
+            f"Received: link={link!r}.{did_you_mean(name, PRESETS)} For other links give "
+            "`Link(name, bytes_per_s, latency_s)`."
         )
     return PRESETS[name]
 
@@ -138,15 +139,15 @@ def measure_link(source: str | None = None, target: str | None = None, *, repeat
                 "example."
             )
         source, target = source or pool[0], target or pool[1]
-    found = [one for one in (source, target) if isinstance(one, str)]
-    found = [one for one in found if engines.current().find_device(one) is not None]
-    if len(found) < 2 or source == target:
+    names = [name_of(one) for one in (source, target)]
+    found = [one for one in names if one and engines.current().find_device(one) is not None]
+    if len(found) < 2 or found[0] == found[1]:
         raise ValueError(
             "`source` and `target` must be the names of two devices. Received: "
             f"source={source!r}, target={target!r}. Take two of what `list_devices()` gives: "
             f"{', '.join(list_devices())}."
         )
-    source, target = choose_devices(None, [source, target])
+    source, target = choose_devices(None, found)
     engine = engines.current()
     with engine.on_host():
         blocks = [keras.ops.convert_to_tensor(np.ones(n // 4, "float32")) for n in (_SMALL, _LARGE)]

@@ -171,6 +171,23 @@ def test_the_overloads_have_each_modes_options():
     assert sorted(found) == ["data", "model", "tower"]
 
 
+@pytest.mark.parametrize(
+    ("mode", "option", "meant"),
+    [
+        ("data", {"shard": "weight"}, "weights"),
+        ("tower", {"replicas": "independant"}, "independent"),
+        ("tower", {"loss_of": "replica"}, "replicas"),
+    ],
+)
+def test_values_that_are_nearly_right(mode, option, meant):
+    with pytest.raises(ValueError, match=f"Received: .*. Did you mean '{meant}'"):
+        make_parallel(_model(), 2, mode, **option)
+
+
+def test_the_name_says_what_is_spread():
+    assert "2 replicas, shard='optimizer'>" in repr(make_parallel(_model(), 2, shard="optimizer"))
+
+
 def test_what_only_data_mode_has():
     with pytest.raises(AttributeError, match="`explain` tells .* in mode 'tower'. Read"):
         make_parallel(_model(), 2, "tower").explain()

@@ -175,11 +175,11 @@ def test_few_values_are_hashed_once(tmp_path, monkeypatch):
     from keras_multigpu.sparse.hashing import ColumnHasher
 
     hashed = []
-    codes_of = ColumnHasher._codes_of
+    with_missing = ColumnHasher._with_missing
     monkeypatch.setattr(
         ColumnHasher,
-        "_codes_of",
-        lambda self, values: hashed.append(len(values)) or codes_of(self, values),
+        "_with_missing",
+        lambda self, values: hashed.append(len(values)) or with_missing(self, values),
     )
     data = dataset(write(tmp_path / "a.parquet", ["Rome", "Oslo"] * 500), label=None)
     hashed.clear()

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from keras_multigpu.arguments import did_you_mean
 from keras_multigpu.engines.jax.placement import placement_on
 from keras_multigpu.engines.jax.pure import JaxRunner
 from keras_multigpu.engines.jax.state.shards import WideLayers
@@ -39,8 +40,8 @@ class ShardsRunner(WideLayers, JaxRunner, ModelRunner):
             raise ValueError(
                 "`placement` must be None or 'spread' on the Keras backend 'jax', which runs one "
                 "program on all devices: a layer can't be on one of them, and large layers are "
-                f"spread over all. Received: placement={placement!r}. Leave it out, or use "
-                "TensorFlow."
+                f"spread over all. Received: placement={placement!r}."
+                f"{did_you_mean(placement, [SPREAD])} Leave it out, or use TensorFlow."
             )
         if request.template.built:
             check_wide(request.template, len(request.devices))

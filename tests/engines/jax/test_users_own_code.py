@@ -84,6 +84,19 @@ def test_sparse_tensors(rng):
         assert difference(*(np.asarray(model(inputs)) for model in (plain, parallel))) < 2e-5
 
 
+def test_meshes_and_devices_in_place_of_names():
+    model, mesh = mlp(), jax.make_mesh((2,), ("rows",), devices=jax.devices()[:2])
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    of_keras = keras.distribution.DeviceMesh((2,), ["rows"], jax.devices()[:2])
+    for one in (mesh, sharding, of_keras):
+        with pytest.raises(TypeError, match=r"Write `devices=\['cpu:0', 'cpu:1'\]`"):
+            make_parallel(model, devices=one)
+    with pytest.raises(ValueError, match=r"n_gpus=Mesh.*Write `devices=\['cpu:0', 'cpu:1'\]`"):
+        make_parallel(model, mesh)
+    link = reports.measure_link(*jax.devices()[:2], repeats=1)
+    assert link.name == "cpu:0 to cpu:1"
+
+
 @pytest.mark.parametrize("rows", [1, 3, 9])
 def test_slicing_and_merging_sparse_tensors(rows):
     dense = scipy.sparse.random(rows, 5, 0.4, random_state=1, dtype="float32").toarray()
