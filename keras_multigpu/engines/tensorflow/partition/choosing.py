@@ -283,17 +283,15 @@ class Operations(Forms):
     ) -> tuple[list[Value], str]:
         """Computes an operation whole; what has a row for each of the batch's is split again."""
         shaped = signature.shapes if signature is not None else ()
-        inputs = [value for number, value in enumerate(values) if number not in shaped]
-        is_gathered = any(value.axis is not None for value in inputs)
-        is_data = any(value.is_data for value in inputs)
+        is_gathered = any(v.axis is not None for i, v in enumerate(values) if i not in shaped)
         items = self.whole(op, values, signature)
         made = []
         for number, (tensor, item) in enumerate(zip(op.outputs, items)):
             known = static_dims(tensor) if dims is None else dims[number]
             value = self.value(tensor.dtype, known, WHOLE, item)
-            first, *rest = value.dims or (None,)
-            # Channels may happen to be as many as rows of a known number.
-            has_rows = is_gathered or isinstance(first, Dim) or (is_data and rest)
+            first = (value.dims or (None,))[0]
+            # Of a known number of rows there may be as many channels: those of a weight, say.
+            has_rows = is_gathered or isinstance(first, Dim)
             if has_rows and self.unit_of(first) is not None:
                 value.layout = Split(0)  # what follows is spread again
             made.append(value)
