@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from keras_multigpu.engines.tensorflow.names import is_default
 from keras_multigpu.engines.tensorflow.noted import Noted
 from keras_multigpu.engines.tensorflow.partition.calls import ConnectedError
 from keras_multigpu.engines.tensorflow.partition.calls import call as call_spread
+from keras_multigpu.engines.tensorflow.partition.errors import told_once
 from keras_multigpu.engines.tensorflow.partition.forms import NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.functions import on_all_devices
 from keras_multigpu.engines.tensorflow.partition.planner import Record
@@ -176,7 +178,12 @@ class Partition:
             with one_device():
                 return flat(*args)
 
-        return self.rows.told_by(on_all_devices(step, graph_or_eager, rows, is_compiled=compiled))
+        made = on_all_devices(step, graph_or_eager, rows, is_compiled=compiled)
+        return self.rows.told_by(self.errors_told_once()(made))
+
+    def errors_told_once(self) -> Any:
+        """Scope, or decorator, of what runs steps."""
+        return told_once(lambda: itertools.chain(*self._records.values()))
 
     def explain(self) -> str:
         """What of each step that has run is computed by one device alone."""

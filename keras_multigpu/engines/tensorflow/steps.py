@@ -54,8 +54,17 @@ class TensorFlowSteps(Steps):
         self._watched = Watched(model)
         self._moves = Moves()
 
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """Scope of steps, which tells what fails in them."""
+        with contextlib.ExitStack() as scopes:
+            if isinstance(self._partition, Partition):
+                scopes.enter_context(self._partition.errors_told_once())
+            scopes.enter_context(self._watched.scope())
+            yield
+
     def run_loop(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        with self._watched.scope():
+        with self._running():
             if self.group is None:
                 if not isinstance(self._partition, Partition):
                     return loop(*args, **kwargs)
@@ -67,7 +76,7 @@ class TensorFlowSteps(Steps):
             return self._run_together(loop, args, kwargs)
 
     def run_batch(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        with self._watched.scope():
+        with self._running():
             if self.group is None:
                 return step(*args, **kwargs)
             if self.is_running:

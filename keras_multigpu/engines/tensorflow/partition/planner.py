@@ -31,12 +31,14 @@ class Record:
             `"lost"` (on as many rows as are known in the step only: what is chosen of the batch's),
             or `"apart"` (it changes a whole variable of the shape of one in parts).
         work: a rough number of floating-point operations, at a batch of 32.
+        stack: where it was made.
     """
 
     type: str
     name: str
     how: str
     work: float
+    stack: Any = dataclasses.field(default=None, repr=False, compare=False)
 
 
 class Planner(Operations):
@@ -126,7 +128,8 @@ class Planner(Operations):
                 how = "lost"
             if how:
                 work = work_of(op, values, made, self.batch)
-                self.records.append(Record(op.type, op.name, how, work))
+                stack = op.traceback and op.traceback.get_user_frames()
+                self.records.append(Record(op.type, op.name, how, work, stack))
         self.program.column = column
         return [known[id(tensor)] for tensor in outputs]
 

@@ -115,7 +115,7 @@ def choose(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 
 
 @RULES.rule(*CHECKS, needs_ranks=False)
-def check(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
+def check(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each device checks what it has; as an assertion, which runs whether its result is used."""
     (value,) = values
     message, attributes = op.get_attr("message").decode(), attributes_of(op)
@@ -128,7 +128,7 @@ def check(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
 
     item = planner.get(value, layout)
     planner.add(emit, [item], EACH if item.is_each else item.place, [], name=op.name)
-    return values
+    return values, "spread"
 
 
 @RULES.rule("Bitcast")
