@@ -148,7 +148,7 @@ def spread_devices(axes: Sequence[Any], counts: Sequence[int], speedups: Any) ->
             one.set_xscale("log", base=2)
         if counts[-1] > 8 and one is speedups:
             one.set_yscale("log", base=2)
-            one.yaxis.set_major_formatter("{x:g}")
+            one.yaxis.set_major_formatter(lambda x, _: f"{x:g}" if x >= 1 else f"1/{1 / x:g}")
             one.margins(y=0.15)  # for figures below the points
         else:
             one.set(ylim=(0, 1.08 * one.dataLim.y1))

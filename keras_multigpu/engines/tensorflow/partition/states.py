@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_multigpu.engines.tensorflow.partition.forms import Forms, NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.layouts import (
+    SUM,
     WHOLE,
     Elements,
     Kept,
@@ -32,7 +33,9 @@ class State:
 def state_of(planner: Forms, value: Value) -> State:
     """A value's state; sizes that only the planner's program knows are unknown outside."""
     own = planner.own_symbols
-    layout = value.layout if isinstance(value.layout, (Split, Sharded, Partial)) else WHOLE
+    # The largest of all, say, is found within: other branches have no addend that changes nothing.
+    is_kept = isinstance(value.layout, (Split, Sharded)) or value.layout == SUM
+    layout = value.layout if is_kept else WHOLE
     dims = _sizes_outside(value.dims, own)
     const = None if value.const is None else tuple(value.const.flat)
     if const is not None and symbols_of(const) & own:

@@ -139,6 +139,19 @@ def _model(kind):
     return keras.Model(x, layers.Dense(1)(_Layer(kind)(x)))
 
 
+def _loop_of_unknown_length_in_branch(dense, x):
+    """What the inner loop keeps differs with the counter."""
+
+    def inner(h, count):
+        return tf.while_loop(lambda j, _: j < count, lambda j, g: (j + 1, dense(g)), (0, h))[1]
+
+    def body(i, h):
+        cases = lambda: inner(h, i + 1), lambda: inner(h * 2, 2 - i) * x[:, 0]
+        return i + 1, tf.cond(tf.reduce_max(h) > 0.3, *cases)
+
+    return _steps(body, x[:, 0], 3)
+
+
 KINDS = [
     _cond,
     _of_all,
@@ -152,9 +165,8 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("rows", [12, 13], ids=["whole_batches", "incomplete_batch"])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__[1:])
-def test_they_are_spread(kind, rows, in_float64):
+def _check(kind, rows):
+    """Trains a plain and a parallel model, and compares them; returns what is spread."""
     x = np.random.default_rng(0).normal(size=(rows, 5, 8))
     plain, template = _model(kind), _model(kind)
     parallel = make_parallel(template, 4)
@@ -163,4 +175,38 @@ def test_they_are_spread(kind, rows, in_float64):
         model.fit(x, x[:, 0, :1], batch_size=6, epochs=2, verbose=0)
     for a, b in zip(plain.get_weights(), template.get_weights()):
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
-    assert "train_step: 100.0% of the work on rows" in str(parallel.explain())
+    return str(parallel.explain())
+
+
+@pytest.mark.parametrize("rows", [12, 13], ids=["whole_batches", "incomplete_batch"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__[1:])
+def test_they_are_spread(kind, rows, in_float64):
+    assert "train_step: 100.0% of the work on rows" in _check(kind, rows)
+
+
+@pytest.mark.filterwarnings("ignore:.*on one device, on the rows of all")
+def test_what_differs_between_iterations(in_float64):
+    _check(_loop_of_unknown_length_in_branch, 13)
+
+
+def _largest(dense, x):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: tf.reduce_max(dense(x)), lambda: x[0, 0] * 0)
+
+
+def _largest_of_all_steps(dense, x):
+    def step(i, largest, x):
+        return i + 1, tf.maximum(largest, tf.reduce_max(x)), tf.tanh(dense(x))
+
+    return tf.while_loop(lambda i, *_: i < 3, step, (0, x[0, 0] * 0, x))[1]
+
+
+@pytest.mark.parametrize("kind", [_largest, _largest_of_all_steps])
+@pytest.mark.parametrize("rows", [7, 8, 2])
+def test_the_largest_of_all_rows(kind, rows, in_float64):
+    """Other than of sums, there is no addend that changes nothing."""
+    dense = layers.Dense(3)
+    model = keras.Sequential([keras.Input((3,)), dense])
+    found = make_parallel(model, 3).function(lambda x: kind(dense, x))
+    x = np.random.default_rng(rows).normal(size=(rows, 3))
+    for given in (tf.constant(x), tf.constant(-x)):
+        np.testing.assert_allclose(found(given), kind(dense, given), rtol=1e-12)

@@ -86,6 +86,8 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         const = constant_of(known.const).reshape([int(dim) for dim in dims])
         return [Value(tensor.dtype, dims, const=const)]
     own: Layout = WHOLE if layout == WHOLE or known.axis is None else Split(known.axis)
+    if isinstance(own, Split) and dims is not None and planner.unit_of(dims[own.axis]) is None:
+        raise NeedsOthers  # what they hold has other rows in other iterations
     shapes = tf.compat.v1.AttrValue.ListValue(shape=[_shape_of(dims, own).as_proto()])
     promised = tf.compat.v1.AttrValue(list=shapes)
     (item,) = written(planner, op, inputs, place, output_shapes=promised)
