@@ -23,7 +23,7 @@ import tensorflow as tf
 import benchmarks.tensorflow_census_cases as cases
 from benchmarks.tensorflow_census_models import head, head_rows, model, rows
 from keras_multigpu import use_virtual_devices
-from keras_multigpu.engines.tensorflow.partition.constants import is_arithmetic
+from keras_multigpu.engines.tensorflow.partition.constants import EVALUATE, WITH_SHAPES
 from keras_multigpu.engines.tensorflow.partition.rules import RULES
 from keras_multigpu.engines.tensorflow.partition.step import spread
 
@@ -76,9 +76,8 @@ class Totals:
     def show(self) -> None:
         """Prints the sums."""
         print(dict(self.results))
-        without = {
-            one: n for one, n in self.types.items() if one not in RULES and not is_arithmetic(one)
-        }
+        known = {*RULES, *EVALUATE, *WITH_SHAPES, "Const"}
+        without = {one: n for one, n in self.types.items() if one not in known}
         print(f"{len(self.types)} types of operations, {len(without)} without a rule: {without}")
         print(
             "gathered though there is a rule:",

@@ -137,7 +137,7 @@ def check_choice(name: str, value: Any, *choices: str | None) -> None:
 def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
     """A question, if a text is much like one of the choices."""
     texts = [one for one in choices if isinstance(one, str)]
-    alike = difflib.get_close_matches(value, texts, 1) if isinstance(value, str) else []
+    alike = difflib.get_close_matches(value, texts, 1, 0.75) if isinstance(value, str) else []
     return f" Did you mean {alike[0]!r}?" if alike else ""
 
 

@@ -74,10 +74,6 @@ class Runner(abc.ABC):
         return False
 
     @abc.abstractmethod
-    def retrace(self) -> None:
-        """Drops everything that was traced or planned: the template's layers may have changed."""
-
-    @abc.abstractmethod
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
@@ -290,9 +286,9 @@ class Steps(abc.ABC):
     def begin_pass(self) -> None:
         """Called when a pass over the data begins: an epoch, or an evaluation."""
 
-    @abc.abstractmethod
     def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         """The variables as a step sees them."""
+        return variables
 
     @abc.abstractmethod
     def using_weights(self) -> contextlib.AbstractContextManager[None]:

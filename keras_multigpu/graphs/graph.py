@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -63,22 +63,6 @@ class Graph:
     def producers(self) -> dict[int, int]:
         """The index of the call that returns a tensor, by the tensor's `id`."""
         return {id(tensor): n for n, call in enumerate(self.calls) for tensor in call.outputs}
-
-    def ends(
-        self, places: Iterable[int]
-    ) -> tuple[list[keras.KerasTensor], list[keras.KerasTensor]]:
-        """The tensors that some calls take from outside, and those that are used outside."""
-        inside = set(places)
-        own = [self.calls[place] for place in sorted(inside)]
-        others = [call for place, call in enumerate(self.calls) if place not in inside]
-        made = _by_id(tensor for call in own for tensor in call.outputs)
-        taken = _by_id(tensor for call in own for tensor in call.inputs)
-        elsewhere = _by_id(tensor for call in others for tensor in call.inputs)
-        elsewhere |= _by_id(self.outputs)
-        return (
-            [tensor for key, tensor in taken.items() if key not in made],
-            [tensor for key, tensor in made.items() if key in elsewhere],
-        )
 
 
 def is_graph(model: Any) -> bool:
@@ -224,7 +208,3 @@ def fresh_input(tensor: keras.KerasTensor) -> keras.KerasTensor:
 def _tensors(structure: Any) -> tuple[keras.KerasTensor, ...]:
     flat: Sequence[Any] = keras.tree.flatten(structure)
     return tuple(part for part in flat if isinstance(part, keras.KerasTensor))
-
-
-def _by_id(tensors: Iterable[keras.KerasTensor]) -> dict[int, keras.KerasTensor]:
-    return {id(tensor): tensor for tensor in tensors}

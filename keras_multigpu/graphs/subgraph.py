@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.graphs.graph import LayerCall
+from keras_multigpu.graphs.graph import Graph
 
 
 def part_of_graph(inputs: Any, outputs: Any, name: str, policy: Any) -> keras.Model:
@@ -19,35 +19,32 @@ def part_of_graph(inputs: Any, outputs: Any, name: str, policy: Any) -> keras.Mo
     return model
 
 
-class SubGraph(keras.Model):
-    """A model that makes some calls of a graph, in the given order.
+class PlacedGraph(keras.Model):
+    """A model that makes the calls of a graph in the order of the model itself, each in a scope.
 
-    A functional model of the same tensors may call the layers in another order than the whole
-    model does, and refuses tensors with a shared layer between them. Inputs and outputs are lists
-    of the graph's tensors.
+    Inputs and outputs are lists of the graph's tensors.
+
+    Args:
+        graph: the graph.
+        numbers: each call's device.
+        scope: gives the scope of a device.
+        policy: the model's types.
     """
 
-    def __init__(
-        self,
-        calls: Sequence[LayerCall],
-        inputs: Sequence[keras.KerasTensor],
-        outputs: Sequence[keras.KerasTensor],
-        name: str,
-        policy: Any,
-    ):
-        super().__init__(name=name, dtype=policy, autocast=False)
+    def __init__(self, graph: Graph, numbers: Sequence[int], scope: Any, policy: Any):
+        super().__init__(name="stages", dtype=policy, autocast=False)
         # The layers pass masks on; by default Keras would warn that the model doesn't.
         self.supports_masking = True
-        self.parts = [call.layer for call in calls]
-        self._calls = tuple(calls)
-        self._ends = (tuple(map(id, inputs)), tuple(map(id, outputs)))
+        self.parts = [call.layer for call in graph.calls]
+        self.graph, self.numbers, self._scope = graph, tuple(numbers), scope
         self.built = True
 
     def call(self, inputs: list[Any], training: bool | None = None) -> list[Any]:
         """Makes the calls, each on the results of earlier ones."""
-        taken, given = self._ends
-        tensors = dict(zip(taken, inputs))
-        for call in self._calls:
+        tensors = dict(zip(map(id, self.graph.inputs), inputs))
+        for call, number in sorted(
+            zip(self.graph.calls, self.numbers), key=lambda one: one[0].turn
+        ):
             args, kwargs = keras.tree.map_structure(
                 lambda part: tensors[id(part)] if isinstance(part, keras.KerasTensor) else part,
                 call.arguments,
@@ -55,9 +52,10 @@ class SubGraph(keras.Model):
             # Functional models check this too; Keras has no public way.
             if training is not None and "training" in getattr(call.layer, "_call_context_args", ()):
                 kwargs["training"] = training
-            made = keras.tree.flatten(call.layer(*args, **kwargs))
+            with self._scope(number):
+                made = keras.tree.flatten(call.layer(*args, **kwargs))
             tensors.update(zip(map(id, keras.tree.flatten(call.result)), made))
-        return [tensors[key] for key in given]
+        return [tensors[id(one)] for one in self.graph.outputs]
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
         """Returns no mask: the layers have already set the outputs' masks."""

@@ -44,8 +44,7 @@ class SteppedModel(SavedModel):
         self._parallel_steps = engines.current().steps(self, runner)
 
     def _parallel_retrace(self) -> None:
-        """Traces the replicas again: the template may have changed."""
-        self._parallel_runner.retrace()
+        """Drops what was planned: the template may have changed."""
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function of a training step, as Keras does."""

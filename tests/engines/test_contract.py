@@ -135,7 +135,7 @@ def test_every_method_is_called(called, tmp_path):
             ENGINE.find_memory(parallel, (x, y, None), True)
         if mode == "model":
             assert parallel.placement
-            assert parallel.stages is None or parallel.stages.stages
+            assert parallel.stages is None or parallel.stages.graph
             parallel._parallel_least_bytes(4)
         if mode == "data":
             assert parallel.placement == {}

@@ -195,13 +195,10 @@ class TensorFlowEngine(Engine):
 
     @contextlib.contextmanager
     def weights_whole(self, model: keras.Model) -> Iterator[None]:
-        divided = [(one, division_of(one)) for one in model.variables]
-        homes = [(one, home) for one, home in divided if home is not None]
-        move_variables([(one, names.first("cpu")) for one, _ in homes], model)
-        try:
+        divided = [one for one in model.variables if division_of(one) is not None]
+        with self.places_kept(model):
+            move_variables([(one, names.first("cpu")) for one in divided], model)
             yield
-        finally:
-            move_variables(homes, model)
 
     def count_transfers(self, model: TrainedModel, batch: Any, training: bool) -> list[Transfer]:
         with unchanged(model, "jit_compile", False):  # XLA hides shapes

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines import templates
-from keras_multigpu.engines.runners import TrainedModel
+from keras_multigpu.engines.runners import PlacingRunner, TrainedModel
 from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.structures import OpaqueError
 from keras_multigpu.engines.tensorflow.batch_rows import BatchRows
@@ -37,7 +37,12 @@ from keras_multigpu.engines.tensorflow.partition.told import (
 )
 from keras_multigpu.engines.tensorflow.partition.traced import is_one_device, one_device
 from keras_multigpu.engines.tensorflow.tensors import floats, gradient_order
-from keras_multigpu.engines.tensorflow.weights.homes import Homes
+from keras_multigpu.engines.tensorflow.weights.homes import Homes, make_whole
+from keras_multigpu.engines.tensorflow.weights.placing import (
+    FollowingRunner,
+    drop_functions,
+    leave_to_one_device,
+)
 from keras_multigpu.engines.tensorflow.weights.reading import source
 from keras_multigpu.engines.values import Call, Result
 
@@ -132,7 +137,7 @@ class Partition:
     def _note(self, name: str, records: list[Record]) -> None:
         """Notes what of a step, or of a call, one device computes alone; warns if it is much."""
         self._records[name] = records
-        if self._splits_rows:
+        if self._splits_rows and len(self._names) > self._width:  # else all have the same rows
             self._warn_of_whole(name, records)
 
     def _by_row(
@@ -312,6 +317,36 @@ class Partition:
                 f"{self._names[0]!r} alone: only a graph can be spread over devices. Put the step "
                 "into a function: `step = parallel.function(step)`.",
             )
+
+
+class Partitioned(FollowingRunner, PlacingRunner):
+    """A runner of steps that are partitioned, with weights where their partition's homes are.
+
+    Attributes:
+        template: the model.
+        partition: spreads its steps.
+        device: that of what is whole, where there are no homes.
+    """
+
+    template: keras.Model
+    partition: Partition
+    device: str
+
+    def place(self) -> None:
+        self._place()
+        leave_to_one_device(self.template)
+
+    def _place(self) -> None:
+        if self._lay_out(self.template.variables):
+            drop_functions(self.template)  # the parallel models' are dropped by their steps
+
+    def place_updates(self, optimizer: keras.Optimizer) -> None:
+        if isinstance(optimizer, keras.Optimizer):  # not in every `compile` of a user's
+            self._lay_out(optimizer.variables)
+
+    def _lay_out(self, variables: Sequence[keras.Variable]) -> bool:
+        homes = self.partition.homes
+        return make_whole(variables, self.device) if homes is None else homes.lay_out(variables)
 
 
 def _are_of_metrics(model: TrainedModel, made: Sequence[tf.Variable]) -> bool:

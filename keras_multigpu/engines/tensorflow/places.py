@@ -92,12 +92,9 @@ class Places:
             graph = handle.graph
             known = self._captured.setdefault(graph, {})
             if id(handle) not in known:
-                known.update((id(inside), outside) for outside, inside in _captures(graph))
+                captures = getattr(graph, "captures", ())
+                known.update((id(inside), outside) for outside, inside in captures)
             if id(handle) not in known:
                 break
             handle = known[id(handle)]
         return handle
-
-
-def _captures(graph: Any) -> Sequence[tuple[Tensor, Tensor]]:
-    return getattr(graph, "captures", ())

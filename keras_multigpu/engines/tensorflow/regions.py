@@ -130,5 +130,5 @@ def _write(
             if are_placed and op.type in ("If", "StatelessIf"):
                 made = _branch(op, given)
             else:
-                made = operation(op, {}, None)(local, *given)
+                made = operation(op)(local, *given)
         known.update(zip(map(id, op.outputs), made))

@@ -15,31 +15,31 @@ import tensorflow as tf
 
 from keras_multigpu.engines import templates
 from keras_multigpu.engines.attributes import get_attributes
+from keras_multigpu.engines.building import built_in
 from keras_multigpu.engines.cluster.errors import OF_ONE_PROCESS
 from keras_multigpu.engines.optimizers import claim
 from keras_multigpu.engines.runners import DataRunner, TowerRunner
-from keras_multigpu.engines.shared import in_fresh_thread
+from keras_multigpu.engines.shared import check_alike, in_fresh_thread, unique, value_of
+from keras_multigpu.engines.templates import all_layers, forget_losses
 from keras_multigpu.engines.tensorflow.acting import acting
 from keras_multigpu.engines.tensorflow.cluster.processes import batches_of, current, peers_of
 from keras_multigpu.engines.tensorflow.cluster.remote import REMOTE
-from keras_multigpu.engines.tensorflow.names import full_name, is_default
-from keras_multigpu.engines.tensorflow.partitioned import Partition
-from keras_multigpu.engines.tensorflow.placed import Placed, Replicas
+from keras_multigpu.engines.tensorflow.names import full_name
+from keras_multigpu.engines.tensorflow.partitioned import Partition, Partitioned
+from keras_multigpu.engines.tensorflow.placed import Placed
+from keras_multigpu.engines.tensorflow.scope import ReplicaScope
 from keras_multigpu.engines.tensorflow.tensors import tensors_of
 from keras_multigpu.engines.tensorflow.weights.homes import (
     Homes,
     elements_of,
     fullest_home,
-    make_whole,
     tables_by_rows,
     wide_homes,
 )
 from keras_multigpu.engines.tensorflow.weights.placing import (
+    FollowingRunner,
     add_uses,
     clip_by_member,
-    drop_functions,
-    following,
-    leave_to_one_device,
     place_updates,
 )
 from keras_multigpu.engines.values import Call, Request, Result, Tensor
@@ -60,13 +60,12 @@ def _have_all_parts(devices: Sequence[str]) -> bool:
     return len(counts) == 1 and counts != {1}
 
 
-class PartitionRunner(DataRunner):
+class PartitionRunner(Partitioned, DataRunner):
     """Partitions whole steps, and calls of the template.
 
     Attributes:
         partition: what does it.
         peers, batches: of joined processes; `None` if there are none.
-        is_one_device: whether nothing has to be done.
     """
 
     partitions_steps = True
@@ -80,29 +79,27 @@ class PartitionRunner(DataRunner):
         shard: str | None = None,
         model_devices: int = 1,
     ):
-        self.template = template
-        self.is_one_device = len(devices) == 1 and is_default(devices[0])
+        self.template, self.models = template, (template,)
         self.peers = peers_of(devices)
         self.batches = None if self.peers is None else batches_of(self.peers)
-        own = devices if self.peers is None else self.peers.pick(devices)
+        own = devices if self.peers is None else [devices[k] for k in self.peers.own]
         self._devices = list(map(full_name, own))
         self._width = model_devices
         is_sharded = shard is not None and len(own) > 1
-        self._homes = Homes(tuple(self._devices)) if is_sharded else None
+        self.device = self._devices[0]
+        homes = Homes(tuple(self._devices)) if is_sharded else None
         self.partition = Partition(
-            template, devices, self._devices, wire_dtype, self._homes, width=model_devices
+            template, devices, self._devices, wire_dtype, homes, width=model_devices
         )
 
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
-        if self.is_one_device:
+        if self.partition.is_one_device:
             return tf.function(step, jit_compile=jit_compile, reduce_retracing=True)
         if self.peers is not None:
             raise ValueError(OF_ONE_PROCESS)
-        made = following(
-            lambda: self.partition.function(step, jit_compile, rows), step, [self.template]
-        )
+        made = super().function(step, jit_compile, rows)
 
         @functools.wraps(step)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -146,30 +143,12 @@ class PartitionRunner(DataRunner):
     def lay_out(self) -> None:
         if self._width > 1:
             check_wide(self.template, self._width)
-            self._homes = wide_homes(self.template, self._devices[: self._width])
-            self.partition.homes = self._homes
+            self.partition.homes = wide_homes(self.template, self._devices[: self._width])
         in_fresh_thread(self._place)
-
-    def _place(self) -> None:
-        if self._lay_out(self.template.weights):
-            drop_functions(self.template)  # the parallel models' are dropped by their steps
-
-    def place(self) -> None:
-        self._place()
-        leave_to_one_device(self.template)
-
-    def place_updates(self, optimizer: keras.Optimizer) -> None:
-        if isinstance(optimizer, keras.Optimizer):  # not in every `compile` of a user's
-            self._lay_out(optimizer.variables)
-
-    def _lay_out(self, variables: Sequence[keras.Variable]) -> bool:
-        if self._homes is not None:
-            return self._homes.lay_out(variables)
-        return make_whole(variables, self._devices[0])
 
     @property
     def placement(self) -> dict[str, tuple[int, ...]]:
-        if self._homes is None:
+        if self.partition.homes is None:
             return {}
         count = len(self._devices)
         return {one.path: elements_of(one, count) for one in self.template.weights}
@@ -192,58 +171,85 @@ class PartitionRunner(DataRunner):
                 "outside of these. Write a `train_step`, or use devices of one process."
             )
 
-    def retrace(self) -> None:
-        """Steps are traced anew whenever Keras makes a step function."""
 
+class CommitteeRunner(FollowingRunner, TowerRunner):
+    """Calls every model on its device.
 
-class CommitteeRunner(TowerRunner):
-    """Calls every model on its device."""
+    Replicas of one model run on the device of its weights if they run eagerly: the layers that
+    Keras compiles take weights of their own device only.
+    """
 
     def __init__(self, models: Sequence[keras.Model], devices: Sequence[str]):
-        self._models = tuple(models)
-        has_one_model = len(set(map(id, models))) == 1
-        self.partition = Placed(list(map(full_name, devices)), has_one_home=has_one_model)
-        self._replicas = Replicas(models, self.partition.places)
+        self.models = tuple(models)
+        self._has_one_model = len(set(map(id, models))) == 1
+        self.partition = Placed(list(map(full_name, devices)), has_one_home=self._has_one_model)
 
     @classmethod
     def check(cls, request: Request) -> None:
         templates.warn_of_direct_calls(request.template)
 
     def run(self, call: Call) -> list[Result]:
-        results = self._replicas.run(call)
-        has_one_model = len({id(model) for model in self._models}) == 1
-        if not (tf.executing_eagerly() and has_one_model and results[0].is_random):
+        results = self._run(call)
+        if not (tf.executing_eagerly() and self._has_one_model and results[0].is_random):
             return results
         # Numbers were drawn; only the values tell whether the outputs depend on them.
         first, *others = (result.outputs for result in results)
         are_equal = all(_are_equal(first, other) for other in others)
         return [dataclasses.replace(result, is_random=not are_equal) for result in results]
 
-    def function(
-        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
-    ) -> Callable[..., Any]:
-        return following(
-            lambda: self.partition.function(step, bool(jit_compile)), step, self._models
-        )
+    def _run(self, call: Call) -> list[Result]:
+        counts = [len(model.variables) for model in self.models]
+        check_alike([unique(model.variables) for model in self.models])
+        with built_in(tf.init_scope, self.models):
+            results = [self._call(number, call) for number in range(len(self.models))]
+        # A call that builds layers is made again: in its scope, new variables are no variables yet.
+        is_built = counts == [len(model.variables) for model in self.models]
+        return results if is_built else self._run(call)
+
+    def _call(self, number: int, call: Call) -> Result:
+        args, kwargs = call
+        model, is_own = self.models[number], not self._has_one_model
+        metrics = dict(zip(map(id, self._metrics(model)), self._metrics(self.models[0])))
+        values = [(one, value_of(one)) for one in unique(model.variables)]
+        values += [(one, value_of(metrics[id(one)])) for one in self._metrics(model)]
+        forget_losses(model)
+        scope = ReplicaScope(values, number, is_own=is_own)
+        with (
+            self.partition.places.part(0 if tf.executing_eagerly() and not is_own else number),
+            scope,
+        ):
+            outputs = model(*args, **kwargs)
+            penalties = _penalties(model) if is_own else []
+            assigned = [(one, scope.new_value(one)) for one in scope.assigned.values()]
+        updates = [(metrics.get(id(one), one), value) for one, value in assigned]
+        is_random = scope.draws_for(tensors_of(outputs))
+        return Result(outputs, [*scope.losses, *penalties], updates, is_random)
+
+    def _metrics(self, model: keras.Model) -> list[keras.Variable]:
+        """The variables of the metrics in its layers: the first model's see all replicas."""
+        layers = [one for one in all_layers(model) if not isinstance(one, keras.Model)]
+        return unique([v for layer in layers for metric in layer.metrics for v in metric.variables])
 
     def place_updates(self, optimizer: keras.Optimizer, *, apart: bool) -> None:
-        if not self._replicas.have_own_weights:
-            if len(self._models) > 1:
-                add_uses(optimizer, len(self._models))
+        if self._has_one_model:
+            if len(self.models) > 1:
+                add_uses(optimizer, len(self.models))
             return
         place_updates(optimizer)
         if apart:
-            clip_by_member(optimizer, self._models)
+            clip_by_member(optimizer, self.models)
         else:
-            claim(optimizer, ("clips all members", *map(id, self._models)))
+            claim(optimizer, ("clips all members", *map(id, self.models)))
 
     def acting(
         self, number: int, losses: Sequence[Tensor], *, keep: bool = True
     ) -> contextlib.AbstractContextManager[None]:
-        return acting(self._models[0], self._models[number], losses, keep=keep)
+        return acting(self.models[0], self.models[number], losses, keep=keep)
 
-    def retrace(self) -> None:
-        """Steps are traced anew whenever Keras makes a step function."""
+
+def _penalties(model: keras.Model) -> list[Any]:
+    regularized = [one for one in model.trainable_weights if one.regularizer is not None]
+    return [variable.regularizer(variable.value) for variable in regularized]
 
 
 def _are_equal(first: Any, second: Any) -> bool:

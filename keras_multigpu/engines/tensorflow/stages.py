@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,9 +14,8 @@ from keras_multigpu.engines.shared import in_fresh_thread
 from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.placed import Placed
-from keras_multigpu.engines.tensorflow.places import Places
 from keras_multigpu.engines.tensorflow.weights.placing import (
-    following,
+    FollowingRunner,
     leave_to_one_device,
     move_variables,
     place_updates,
@@ -25,30 +24,13 @@ from keras_multigpu.engines.tensorflow.wide import WideRunner
 from keras_multigpu.engines.values import Call, Request, Result
 from keras_multigpu.engines.wide import SPREAD, usable
 from keras_multigpu.graphs.costs import find_crossings, with_loss
-from keras_multigpu.graphs.graph import Graph, is_graph, read_graph, symbolic_ends
+from keras_multigpu.graphs.graph import is_graph, read_graph, symbolic_ends
 from keras_multigpu.graphs.placement import check_placement, choose_placement, place_by_names
-from keras_multigpu.graphs.subgraph import SubGraph, part_of_graph
+from keras_multigpu.graphs.subgraph import PlacedGraph, part_of_graph
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Stage:
-    """A part of a graph that runs on one device.
-
-    Attributes:
-        device: the device's number.
-        inputs: its inputs, as tensors of the graph.
-        outputs: its outputs that are used elsewhere.
-        model: computes it.
-    """
-
-    device: int
-    inputs: tuple[keras.KerasTensor, ...]
-    outputs: tuple[keras.KerasTensor, ...]
-    model: keras.Model
-
-
-class StageRunner(ModelRunner):
-    """Runs the stages of a graph in order, each on its device."""
+class StageRunner(FollowingRunner, ModelRunner):
+    """Runs the layers of a graph in order, each on its device."""
 
     def __init__(
         self,
@@ -58,11 +40,11 @@ class StageRunner(ModelRunner):
         placement: Mapping[str, int] | str | None = None,
     ):
         assert not isinstance(placement, str)
-        self._template = template
+        self._template, self.models = template, (template,)
         self._devices = tuple(devices)
         self.partition = Placed(list(map(full_name, devices)))
         self._placement = placement
-        self._stages: Stages | None = None
+        self.stages: PlacedGraph | None = None
         self._homes: tuple[tuple[keras.Variable, str], ...] = ()
 
     @classmethod
@@ -109,7 +91,8 @@ class StageRunner(ModelRunner):
         }
         self._homes = tuple(homes.values())
         self.place()
-        self._stages = Stages(graph, numbers, template.dtype_policy)
+        scope = self.partition.places.part
+        self.stages = PlacedGraph(graph, numbers, scope, template.dtype_policy)
         # Maps the template's inputs to the graph's list of inputs.
         inputs, _ = symbolic_ends(template)
         self._entry = part_of_graph(inputs, template.inputs, "entry", template.dtype_policy)
@@ -119,94 +102,30 @@ class StageRunner(ModelRunner):
         leave_to_one_device(self._template)
 
     def run(self, call: Call) -> Result:
-        assert self._stages is not None
+        assert self.stages is not None
         args, kwargs = call
         given = inspect.signature(self._template.call).bind(*args, **kwargs).arguments
         values = keras.tree.flatten(self._entry(given["inputs"], mask=given.get("mask")))
-        outputs = self._stages.run(values, given.get("training"), self.partition.places)
+        outputs = self.stages(values, training=given.get("training"))
         return Result(keras.tree.pack_sequence_as(symbolic_ends(self._template)[1], outputs))
-
-    def function(
-        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
-    ) -> Callable[..., Any]:
-        return following(
-            lambda: self.partition.function(step, bool(jit_compile)), step, [self._template]
-        )
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         place_updates(optimizer)
 
     @property
     def placement(self) -> dict[str, int]:
-        if self._stages is None:
+        if self.stages is None:
             return {}
-        paths = ("/".join(call.path) for call in self._stages.graph.calls)
-        return dict(zip(paths, self._stages.numbers))
-
-    @property
-    def stages(self) -> Stages | None:
-        return self._stages
+        paths = ("/".join(call.path) for call in self.stages.graph.calls)
+        return dict(zip(paths, self.stages.numbers))
 
     def least_bytes(self, rows: int) -> int | None:
-        if self._stages is None:
+        if self.stages is None:
             return None
-        graph = self._stages.graph
+        graph = self.stages.graph
         chosen = choose_placement(graph, len(self._devices))
         crossings = find_crossings(*with_loss(graph, chosen))
         return sum(one.bytes(rows) for one in crossings if one.maker is not None)
-
-    def retrace(self) -> None:
-        """Steps are traced anew whenever Keras makes a step function."""
-
-
-class Stages:
-    """A graph's calls, grouped into stages by level and device.
-
-    A call's level is the largest number of device changes on a path to it. Stages run in the order
-    of their levels; those of one level can run at once. Calls of the same layer keep their order,
-    because the layer may have a state. `numbers` holds each call's device number.
-    """
-
-    def __init__(self, graph: Graph, numbers: Sequence[int], policy: Any):
-        self.graph = graph
-        self.numbers = tuple(numbers)
-        self._policy = policy
-        parts: dict[tuple[int, int], list[int]] = {}
-        for place, key in enumerate(zip(self._levels(), numbers)):
-            parts.setdefault(key, []).append(place)
-        self.stages = tuple(self._stage(*key, parts[key]) for key in sorted(parts))
-
-    def run(self, values: Sequence[Any], training: bool | None, places: Places) -> list[Any]:
-        """Runs the stages; returns the outputs."""
-        tensors = dict(zip(map(id, self.graph.inputs), values))
-        for stage in self.stages:
-            with places.part(stage.device):
-                made = stage.model([tensors[id(one)] for one in stage.inputs], training=training)
-            tensors.update(zip(map(id, stage.outputs), made))
-        return [tensors[id(one)] for one in self.graph.outputs]
-
-    def _levels(self) -> list[int]:
-        levels: dict[int, int] = {}
-        latest: dict[int, int] = {}  # index of each layer's latest call
-        producers = self.graph.producers()
-        for place in sorted(range(len(self.graph.calls)), key=self._turn):
-            call, number = self.graph.calls[place], self.numbers[place]
-            before = [producers[id(tensor)] for tensor in call.inputs if id(tensor) in producers]
-            if id(call.layer) in latest:
-                before.append(latest[id(call.layer)])
-            changes = [levels[one] + (self.numbers[one] != number) for one in before]
-            levels[place] = max(changes, default=0)
-            latest[id(call.layer)] = place
-        return [levels[place] for place in range(len(levels))]
-
-    def _turn(self, place: int) -> int:
-        return self.graph.calls[place].turn
-
-    def _stage(self, level: int, number: int, places: Sequence[int]) -> Stage:
-        inputs, outputs = self.graph.ends(places)
-        calls = [self.graph.calls[place] for place in sorted(places, key=self._turn)]
-        model = SubGraph(calls, inputs, outputs, f"stage_{level}_on_{number}", self._policy)
-        return Stage(number, tuple(inputs), tuple(outputs), model)
 
 
 def _is_wide(template: keras.Model, placement: Any) -> bool:

@@ -92,19 +92,16 @@ class TensorFlowSteps(Steps):
     def _run_together(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a loop together with the other processes."""
         assert self.group is not None
-        self.is_running = True
-        try:
-            with together(self, loop.__name__, arguments(loop, args, kwargs)):
-                args, kwargs = write_once(self, loop, args, kwargs)
-                with self.group.watching(), self._rows_compared():
-                    result = loop(*args, **kwargs)
-                assert self.call is not None
-                self.group.end(self.call)
-                if loop.__name__ == "fit":
-                    self.compare_weights(self.group)
-            return result
-        finally:
-            self.is_running = False
+        told = together(self, loop.__name__, arguments(loop, args, kwargs))
+        with unchanged(self, "is_running", True), told:
+            args, kwargs = write_once(self, loop, args, kwargs)
+            with self.group.watching(), self._rows_compared():
+                result = loop(*args, **kwargs)
+            assert self.call is not None
+            self.group.end(self.call)
+            if loop.__name__ == "fit":
+                self.compare_weights(self.group)
+        return result
 
     @property
     def group(self) -> Group | None:
@@ -248,22 +245,18 @@ class TensorFlowSteps(Steps):
 
     def _step_together(self, step: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
         """A step that all processes make, on the whole batch."""
-        batches, peers, partition = self._batches, self._peers, self._partition
+        batches, partition = self._batches, self._partition
         assert batches is not None
-        assert peers is not None
         assert isinstance(partition, Partition)
-        with batches.inside() as is_inside:
-            if is_inside:
-                return step(*args, **kwargs)
+        if batches.is_inside:
+            return step(*args, **kwargs)
+        with unchanged(batches, "is_inside", True):
             is_plain = len(args) == 1 and not kwargs  # as Keras calls it
             given = args[0] if is_plain else (args, kwargs)
             data, counts = batches.check(given, name, self._samples)
             call = ((data,), {}) if is_plain else data
-            together = Together(peers, batches, counts, name == "predict_step", self._variables)
+            together = Together(batches, counts, name == "predict_step", self._variables)
             return partition.step(self._model, step, name, call, together)
-
-    def seen(self, variables: list[keras.Variable]) -> list[keras.Variable]:
-        return variables
 
     def using_weights(self) -> contextlib.AbstractContextManager[None]:
         return self._watched.weights()

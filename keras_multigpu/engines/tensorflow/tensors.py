@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,11 +14,6 @@ from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes  # no
 from keras_multigpu.engines.values import Tensor
 
 
-def is_float(value: Any) -> bool:
-    """Whether a tensor can have a gradient."""
-    return tf.is_tensor(value) and (value.dtype.is_floating or value.dtype.is_complex)
-
-
 def tensors_of(structure: Any) -> list[Tensor]:
     """The tensors of a structure, including the parts of sparse ones."""
     return [
@@ -28,16 +23,7 @@ def tensors_of(structure: Any) -> list[Tensor]:
 
 def floats(structure: Any) -> list[Tensor]:
     """The floating-point tensors of a structure, including the parts of sparse ones."""
-    return [part for part in tf.nest.flatten(structure, expand_composites=True) if is_float(part)]
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
-    """Applies a function to all tensors, including the parts of sparse ones."""
-    return tf.nest.map_structure(
-        lambda part: function(part) if tf.is_tensor(part) else part,
-        structure,
-        expand_composites=True,
-    )
+    return [one for one in tensors_of(structure) if one.dtype.is_floating or one.dtype.is_complex]
 
 
 def knows_gradient(name: str) -> bool:
@@ -66,8 +52,13 @@ def take_rows(tensor: Tensor, start: Tensor, size: Tensor) -> Tensor:
     length = tf.reshape(tf.cast(size, tf.int64), [1])
     starts = tf.concat([first, tf.zeros_like(shape[1:])], axis=0)
     part = tf.sparse.slice(tensor, starts, tf.concat([length, shape[1:]], axis=0))
+    if any(axis is None for axis in tensor.shape[1:]):
+        return part
+    # Restores the static shape that slicing loses.
     known = tf.get_static_value(size)
-    return with_static_shape(part, [None if known is None else int(known), *tensor.shape[1:]])
+    static = [part.dense_shape[0] if known is None else int(known), *tensor.shape[1:]]
+    dense_shape = tf.stack([tf.cast(axis, tf.int64) for axis in static])
+    return tf.SparseTensor(part.indices, part.values, dense_shape)
 
 
 def join_rows(tensors: Sequence[Tensor]) -> Tensor:
@@ -75,16 +66,6 @@ def join_rows(tensors: Sequence[Tensor]) -> Tensor:
     if isinstance(tensors[0], tf.SparseTensor):
         return tf.sparse.concat(axis=0, sp_inputs=list(tensors))
     return tf.concat(list(tensors), axis=0)
-
-
-def with_static_shape(tensor: tf.SparseTensor, shape: Sequence[int | None]) -> tf.SparseTensor:
-    """Restores the static shape that slicing a sparse tensor loses."""
-    if any(axis is None for axis in shape[1:]):
-        return tensor
-    rows = tf.cast(tensor.dense_shape[0], tf.int64)
-    static = [rows if axis is None else axis for axis in shape]
-    dense_shape = tf.stack([tf.cast(axis, tf.int64) for axis in static])
-    return tf.SparseTensor(tensor.indices, tensor.values, dense_shape)
 
 
 def for_any_rows(value: Any) -> Any:

@@ -109,16 +109,14 @@ def _key(key: Any, dtype: tf.DType, kind: int) -> Any:
     return (key * len(TYPES) + TYPES.index(dtype)) * 2 + kind + 1
 
 
-def buckets(tensors: Sequence[Tensor | None]) -> list[list[int]]:
+def buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Which tensors go into one operation: the last first, whose gradients are there first."""
-    sizes = [_bytes(one) for one in tensors]
+    sizes = [(one.shape.num_elements() or 0) * one.dtype.size for one in tensors]
     least = max(_BUCKET, sum(sizes) // MOST_BUCKETS)
     found: list[list[int]] = []
     latest: dict[Any, list[int]] = {}
     for place in reversed(range(len(tensors))):
         one = tensors[place]
-        if one is None:
-            continue
         bucket = latest.get(one.dtype)
         if bucket is None or sum(sizes[k] for k in bucket) + sizes[place] > least:
             latest[one.dtype] = bucket = []
@@ -127,30 +125,10 @@ def buckets(tensors: Sequence[Tensor | None]) -> list[list[int]]:
     return found
 
 
-def _bytes(tensor: Tensor | None) -> int:
-    if tensor is None:
-        return 0
-    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
-
-
 def size_of(tensor: Tensor) -> Any:
     """The number of elements: an `int` if known, else a scalar tensor."""
     known = tensor.shape.num_elements()
     return tf.size(tensor) if known is None else known
-
-
-def rank_of(tensor: Tensor) -> int:
-    """The number of a tensor's axes.
-
-    Raises:
-        ValueError: if it is not known.
-    """
-    if tensor.shape.rank is None:
-        raise ValueError(
-            "Joined processes exchange tensors whose numbers of axes are known before a step. "
-            f"Received: {tensor}. Give the tensor its shape (`tf.ensure_shape`)."
-        )
-    return tensor.shape.rank
 
 
 def can_cross(dtype: tf.DType) -> bool:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_multigpu.engines.cluster.errors import ClusterError
 from keras_multigpu.engines.cluster.remote import Address
 from keras_multigpu.engines.tensorflow.cluster import runtime
-from keras_multigpu.engines.tensorflow.cluster.garbage import COLLECTOR
+from keras_multigpu.engines.tensorflow.cluster.garbage import Collector
 from keras_multigpu.engines.tensorflow.cluster.health import Guard, Status, Watchdog
 from keras_multigpu.engines.tensorflow.cluster.link import Link
 from keras_multigpu.engines.tensorflow.cluster.sockets import close_to_others, end_connections
@@ -59,7 +59,7 @@ class Connection:
         self.devices = tuple(name for names in own for name in names)
         self.chosen = tuple(name for some, names in zip(gpus, own) for name in some or names)
         self._watchdog = Watchdog(workers, timeout)
-        COLLECTOR.start()
+        self._collector = Collector()
         self._guards: list[Guard] = []
         for worker, status in zip(workers, statuses):
             self._guards.append(Guard(worker, status, timeout, self._watchdog, self._guards))
@@ -84,7 +84,7 @@ class Connection:
             runtime.update({})
         for guard in self._guards:
             guard.stop()
-        COLLECTOR.stop()
+        self._collector.stop()
         self._watchdog.stop()
 
     def fault(self, error: tf.errors.OpError | None = None) -> ClusterError | None:

@@ -20,33 +20,16 @@ class Collector:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._was_enabled = False
-        self._stopped = threading.Event()
-
-    def start(self) -> None:
-        """Collects until `stop` was called as often."""
-        with self._lock:
-            self._users += 1
-            self._was_enabled |= gc.isenabled()
-            gc.disable()
-            if self._users == 1 and self._was_enabled:
-                self._stopped = threading.Event()
-                arguments = (self._stopped,)
-                threading.Thread(target=_collect, args=arguments, daemon=True).start()
+        self._was_enabled, self._stopped = gc.isenabled(), threading.Event()
+        gc.disable()
+        if self._was_enabled:
+            threading.Thread(target=_collect, args=(self._stopped,), daemon=True).start()
 
     def stop(self) -> None:
         """Leaves the collection to all threads again."""
-        with self._lock:
-            self._users -= 1
-            if not self._users and self._was_enabled:
-                self._stopped.set()
-                self._was_enabled = False
-                gc.enable()
-
-
-COLLECTOR = Collector()
+        self._stopped.set()
+        if self._was_enabled:
+            gc.enable()
 
 
 def _collect(stopped: threading.Event) -> None:

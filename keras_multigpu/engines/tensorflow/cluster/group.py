@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_multigpu.engines.cluster import group
 from keras_multigpu.engines.cluster.board import BEAT
 from keras_multigpu.engines.cluster.errors import ClusterError
+from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.cluster.runtime import abort_collectives
 
 
@@ -70,20 +71,10 @@ class Group(group.Group):
             return not self.call.coming()
         return self.call.is_loop and not self._is_exchanging
 
-    @contextlib.contextmanager
-    def exchanging(self) -> Iterator[None]:
+    def exchanging(self) -> contextlib.AbstractContextManager[None]:
         """Scope of what all processes compute together between two steps."""
-        self._is_exchanging = True
-        try:
-            yield
-        finally:
-            self._is_exchanging = False
+        return unchanged(self, "_is_exchanging", True)
 
-    @contextlib.contextmanager
-    def stepping(self) -> Iterator[None]:
+    def stepping(self) -> contextlib.AbstractContextManager[None]:
         """Scope of a step. Between two steps, in callbacks, each process computes by itself."""
-        before, self.is_in_step = self.is_in_step, True
-        try:
-            yield
-        finally:
-            self.is_in_step = before
+        return unchanged(self, "is_in_step", True)

@@ -6,10 +6,9 @@ the others do, or its part: then each gathers the parts of all.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +22,7 @@ from keras_multigpu.engines.tensorflow.cluster.collectives import can_cross
 from keras_multigpu.engines.tensorflow.cluster.outside import Outside
 from keras_multigpu.engines.tensorflow.cluster.peers import Peers
 from keras_multigpu.engines.tensorflow.cluster.samples import EVERY, Samples, alike
-from keras_multigpu.engines.tensorflow.tensors import map_tensors, take_rows
+from keras_multigpu.engines.tensorflow.tensors import take_rows
 from keras_multigpu.engines.values import Tensor
 
 _KINDS = ("steps", "passes", "rows", "values", "programs")
@@ -98,8 +97,8 @@ class JointBatches:
     """
 
     def __init__(self, peers: Peers, ledger: Ledger, are_parts: bool):
-        self._peers, self._ledger, self.are_parts = peers, ledger, are_parts
-        self._is_inside = False
+        self.peers, self._ledger, self.are_parts = peers, ledger, are_parts
+        self.is_inside = False  # of a step, which has the whole batch
         self._traced: dict[int, tuple[str, str]] = {}  # a step's name, and its batch, by checksum
         self._programs: list[_Program] = []
 
@@ -138,15 +137,6 @@ class JointBatches:
         # Of single steps there may be few.
         self._ledger.every.assign(EVERY if is_loop else 1)
 
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[bool]:
-        """Scope of a step: yields whether it is within another one, which has the whole batch."""
-        before, self._is_inside = self._is_inside, True
-        try:
-            yield before
-        finally:
-            self._is_inside = before
-
     def differing(
         self, describe: Callable[[int], str] = str
     ) -> tuple[int, int, str, str | Listing] | None:
@@ -158,7 +148,7 @@ class JointBatches:
             The process, one of the others, in what they differed, and what to tell of this process.
         """
         facts = self._ledger.facts.numpy().tolist()
-        own = facts[self._peers.collectives.number]
+        own = facts[self.peers.collectives.number]
         for column, kind in enumerate(_KINDS):
             found = odd_one([one[column] for one in facts])
             if found is None:
@@ -181,7 +171,7 @@ class JointBatches:
         `step` is the step's name. With `samples`, it fails too if those of another process differ.
         Returns the data, and how many rows each process has.
         """
-        collectives, ledger = self._peers.collectives, self._ledger
+        collectives, ledger = self.peers.collectives, self._ledger
         if self.are_parts:
             data = _as_tensors(data)
             _check_types(data)
@@ -211,11 +201,16 @@ class JointBatches:
                 check = tf.debugging.Assert(are_alike, [known])
         # In eager mode the check is done already.
         with tf.control_dependencies([] if check is None else [check]):
-            return map_tensors(tf.identity, data), tf.identity(known[:, -1])
+            same = tf.nest.map_structure(
+                lambda one: tf.identity(one) if tf.is_tensor(one) else one,
+                data,
+                expand_composites=True,
+            )
+            return same, tf.identity(known[:, -1])
 
     def _of_all(self, own: Tensor) -> Tensor:
         """The vectors of all processes, from that of this one: a row for each."""
-        collectives = self._peers.collectives
+        collectives = self.peers.collectives
         rows = [own if k == collectives.number else 0 * own for k in range(collectives.count)]
         return tf.reshape(collectives.sum(tf.concat(rows, axis=0)), [collectives.count, -1])
 
@@ -230,7 +225,7 @@ class JointBatches:
         flat = tf.nest.flatten(data)
         places = [k for k, one in enumerate(flat) if tf.is_tensor(one) and len(one.shape)]
         parts = [flat[place] for place in places]
-        for place, own, *of_all in zip(places, parts, *self._peers.of_processes(parts)):
+        for place, own, *of_all in zip(places, parts, *self.peers.of_processes(parts)):
             flat[place] = tf.ensure_shape(tf.concat(of_all, axis=0), [None, *own.shape[1:]])
         return tf.nest.pack_sequence_as(data, flat)
 
@@ -239,7 +234,7 @@ class JointBatches:
 
         `counts` are the rows of all processes.
         """
-        number = self._peers.collectives.number
+        number = self.peers.collectives.number
         total, start = tf.reduce_sum(counts), tf.reduce_sum(counts[:number])
 
         def take(output: Any) -> Any:

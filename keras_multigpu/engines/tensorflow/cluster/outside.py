@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 _MOST = 4096  # keys of a table that are read before each step; of more only the number
 _TOLD = 4  # elements
-
-
-class Outside(Protocol):
-    """Something that a step reads, and that processes compare."""
-
-    def read(self) -> tuple[Any, str]:
-        """What it holds, and what to tell of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,3 +51,7 @@ class OutsideTable:
             table_handle=self.handle, Tkeys=self.keys, Tvalues=self.values
         )
         return sorted(zip(*(np.asarray(one).tolist() for one in found)))
+
+
+Outside: TypeAlias = OutsideVariable | OutsideTable
+"""Something that a step reads, and that processes compare."""

@@ -17,7 +17,6 @@ from keras_multigpu.engines.tensorflow.cluster.collectives import (
     buckets,
     crosses_as,
     packed,
-    rank_of,
     size_of,
     unpacked,
 )
@@ -45,10 +44,6 @@ class Peers:
         self.owners, self.collectives = tuple(owners), collectives
         self.own = [place for place, one in enumerate(owners) if one == collectives.number]
 
-    def pick(self, values: Sequence[Any]) -> list[Any]:
-        """The values of this process's replicas, from those of all."""
-        return [values[place] for place in self.own]
-
     def of_first(self, own: Sequence[Tensor]) -> list[Tensor] | None:
         """The tensors of process 0; `None` if some differ by more than rounding in any process."""
         every = self.of_processes(own)
@@ -56,12 +51,31 @@ class Peers:
         return every[0] if is_close else None
 
     def of_processes(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
-        """The tensors of all processes, process by process, from those of this one."""
-        return self._gather([list(own)], range(self.collectives.count))
+        """The tensors of all processes, process by process, from those of this one.
 
-    def sum(
-        self, tensors: Sequence[Tensor | None], wire_dtype: str | None = None
-    ) -> list[Tensor | None]:
+        A process's place is filled with zeros by all others, and the places are summed.
+        """
+        number, found = self.collectives.number, [[*own] for _ in range(self.collectives.count)]
+        with tf.device(self.collectives.device):
+            shapes = self._shapes(own)
+            for dtype in TYPES:
+                places = [k for k, one in enumerate(own) if crosses_as(one) == dtype]
+                if not places:
+                    continue
+                sizes = [tf.reduce_prod(row[k]) for row in shapes for k in places]
+                parts = [tf.zeros([size], dtype) for size in sizes]
+                mine = slice(number * len(places), (number + 1) * len(places))
+                parts[mine] = [packed(own[k], size) for k, size in zip(places, sizes[mine])]
+                total = self.collectives.sum(tf.concat(parts, 0))
+                pieces = iter(tf.split(total, sizes, num=len(sizes)))
+                for process, (row, shape) in enumerate(zip(found, shapes)):
+                    for k in places:
+                        piece = next(pieces)
+                        if process != number:
+                            row[k] = tf.reshape(unpacked(piece, own[k].dtype), shape[k])
+        return found
+
+    def sum(self, tensors: Sequence[Tensor], wire_dtype: str | None = None) -> list[Tensor]:
         """The sums of dense tensors over all processes, several in one operation.
 
         They cross as `wire_dtype`, if their own type has more bits.
@@ -82,52 +96,16 @@ class Peers:
                 found[place] = shaped
         return found
 
-    def _gather(self, own: Sequence[Sequence[Tensor]], owners: Sequence[int]) -> list[list[Tensor]]:
-        """The tensors of all owners.
-
-        An owner's place is filled with zeros by all others, and the places are summed.
-        """
-        owned = iter(own)
-        given = [next(owned) if owner == self.collectives.number else None for owner in owners]
-        found: list[list[Any]] = [list(one or [None] * len(own[0])) for one in given]
-        with tf.device(self.collectives.device):
-            shapes = self._shapes(own[0], given)
-            for dtype in TYPES:
-                places = [k for k, one in enumerate(own[0]) if crosses_as(one) == dtype]
-                if not places:
-                    continue
-                sizes = [tf.reduce_prod(row[k]) for row in shapes for k in places]
-                lengths = iter(sizes)
-                parts = [
-                    packed(one[k], next(lengths)) if one else tf.zeros([next(lengths)], dtype)
-                    for one in given
-                    for k in places
-                ]
-                pieces = iter(
-                    tf.split(self.collectives.sum(tf.concat(parts, 0)), sizes, num=len(sizes))
-                )
-                for one, row, shape in zip(given, found, shapes):
-                    for k in places:
-                        piece = next(pieces)
-                        if one is None:
-                            row[k] = tf.reshape(unpacked(piece, own[0][k].dtype), shape[k])
-        return found
-
-    def _shapes(
-        self, example: Sequence[Tensor], given: Sequence[Sequence[Tensor] | None]
-    ) -> list[list[Tensor]]:
-        """The shapes of all owners' tensors."""
-        ranks = [rank_of(one) for one in example]
+    def _shapes(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
+        """The shapes of all processes' tensors."""
+        ranks, count = [one.shape.rank for one in own], self.collectives.count
+        shapes = [tf.shape(one) for one in own]
         if not sum(ranks):
-            return [[tf.shape(one) for one in example]] * len(given)
-        rows = [
-            tf.concat([tf.shape(one) for one in tensors], axis=0)
-            if tensors
-            else tf.zeros([sum(ranks)], tf.int32)
-            for tensors in given
-        ]
+            return [shapes] * count
+        rows = [tf.zeros([sum(ranks)], tf.int32)] * count
+        rows[self.collectives.number] = tf.concat(shapes, axis=0)
         known = self.collectives.sum(tf.concat(rows, axis=0))
-        return [tf.split(row, ranks) for row in tf.split(known, len(rows))]
+        return [tf.split(row, ranks) for row in tf.split(known, count)]
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

@@ -8,6 +8,7 @@ and look for the moment when a device holds most.
 from __future__ import annotations
 
 import collections
+import graphlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -148,21 +149,11 @@ def _ready(graph: StepGraph) -> Iterator[tf.compat.v1.NodeDef]:
 
     Nodes that become ready together follow by name: TensorFlow's own order varies.
     """
-    waits, takers = {}, collections.defaultdict(list)
-    for _, node in sorted(graph.nodes.items()):
+    sorter = graphlib.TopologicalSorter(dict.fromkeys(sorted(graph.nodes), ()))
+    for name, node in sorted(graph.nodes.items()):
         makers = {node_name(one) for one in graph.inputs(node)}
-        makers = {one for one in makers if graph.nodes[one].op != "NextIteration"}
-        waits[node.name] = len(makers)
-        for one in makers:
-            takers[one].append(node.name)
-    ready = collections.deque(name for name, count in waits.items() if not count)
-    while ready:
-        name = ready.popleft()
-        yield graph.nodes[name]
-        for taker in takers[name]:
-            waits[taker] -= 1
-            if not waits[taker]:
-                ready.append(taker)
+        sorter.add(name, *(one for one in makers if graph.nodes[one].op != "NextIteration"))
+    return (graph.nodes[name] for name in sorter.static_order())
 
 
 def _bytes(graph: StepGraph, tensor: str) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -66,11 +66,8 @@ def is_input(graph: StepGraph, node: tf.compat.v1.NodeDef) -> bool:
         one.op in ("_Arg", "IteratorGetNext") and one.attr["T"].type != tf.resource
         for one in leaves
     )
-    return is_data and kinds <= {"_Arg", "IteratorGetNext"} and not _reads(leaves)
-
-
-def _reads(leaves: Iterable[tf.compat.v1.NodeDef]) -> bool:
-    return any(one.op == "_Arg" and one.attr["T"].type == tf.resource for one in leaves)
+    reads = any(one.op == "_Arg" and one.attr["T"].type == tf.resource for one in leaves)
+    return is_data and kinds <= {"_Arg", "IteratorGetNext"} and not reads
 
 
 def _is_used(graph: StepGraph, tensor: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import COPIED, SUM, Partial, Value
-from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
+from keras_multigpu.engines.tensorflow.partition.operations import operation
 from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
 
@@ -38,15 +38,10 @@ def addends(planner: Any, op: tf.Operation, values: Sequence[Value]) -> list[Val
         shapes = [values[0].dims]
     elif any(shape is None or None in shape for shape in shapes):
         return None
-    attributes = attributes_of(op)
-
-    def emit(local: Any, *tensors: Any) -> list[Any]:
-        return create(op.type, tensors, attributes, op.name)
-
     forms = [SUM if number in places else COPIED for number in range(len(values))]
     inputs = [planner.get(value, form) for value, form in zip(values, forms)]
     types = [tensor.dtype for tensor in op.outputs]
-    items = planner.add(emit, inputs, EACH, types, name=op.name)
+    items = planner.add(operation(op), inputs, EACH, types, name=op.name)
     is_trained = any(values[number].is_trained for number in places)
     return [
         planner.value(dtype, shape, SUM, item, is_trained=is_trained)

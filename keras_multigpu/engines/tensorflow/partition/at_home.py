@@ -32,11 +32,8 @@ def is_plain(op: tf.Operation) -> bool:
     """Whether XLA may compile an operation with others around it."""
     tensors = (*op.inputs, *op.outputs)
     are_known = all(one.shape.is_fully_defined() for one in tensors)
-    return op.type in _PLAIN and are_known and not any(_is_no_number(one.dtype) for one in tensors)
-
-
-def _is_no_number(dtype: tf.DType) -> bool:
-    return dtype in (tf.string, tf.resource, tf.variant)
+    others = {tf.string, tf.resource, tf.variant}
+    return op.type in _PLAIN and are_known and not others & {one.dtype for one in tensors}
 
 
 def blocks(nodes: Sequence[Node]) -> list[tuple[bool, list[Node]]]:

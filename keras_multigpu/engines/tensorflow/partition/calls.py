@@ -73,7 +73,7 @@ def call(
     @tf.custom_gradient
     def forward(*floats: Any) -> Any:
         given = traced.given(dict(zip(map(id, inputs), floats)))
-        writer = plan.writer(scope, [*given, *floats[len(inputs) :]])
+        writer = Writer(plan.program, scope, [*given, *floats[len(inputs) :]])
         outputs[:] = writer.write(*plan.outputs)
 
         def gradient(*upstream: Any) -> Any:
@@ -146,7 +146,7 @@ class _Plan:
         self, traced: Traced, passes: _Passes, devices: Sequence[str], records: list[Record]
     ):
         planner = Planner(RULES, len(devices), traced.batch, records)
-        self._program = planner.program
+        self.program = planner.program
         self.variables = [one for one in passes.sources if isinstance(one, tf.Variable)]
         known = traced.inputs(planner, devices)
         for variable in self.variables:
@@ -158,40 +158,24 @@ class _Plan:
             value = planner.value(dtype, tuple(variable.shape.as_list()), WHOLE, item)
             value.is_trained = True
             planner.cache["read", id(handle), 0, dtype] = value
-        stops = [one.begin for one in passes.backward] + [None]
+        stops = [begin for *_, begin in passes.backward] + [None]
         results = planner.run_graph(traced.graph, known, passes.outputs, slice(stops[0]))
         made = [planner.get(value, WHOLE) for value in results]
         self.outputs = made, len(planner.program.nodes)
         self.backward = []
-        for one, stop in zip(passes.backward, stops[1:]):
+        for (tensors, slopes, begin), stop in zip(passes.backward, stops[1:]):
             floats = [value for value in results if value.dtype.is_floating]
             upstream = [planner.new_input(value.dtype) for value in floats]
-            for tensor, item, like in zip(one.upstream, upstream, floats):
+            for tensor, item, like in zip(tensors, upstream, floats):
                 known[id(tensor)] = planner.value(like.dtype, like.dims, WHOLE, item)
                 known[id(tensor)].layout = like.layout if like.axis is not None else WHOLE
-            wanted = _tensors(one.gradients)
-            results = planner.run_graph(traced.graph, known, wanted, slice(one.begin, stop))
+            wanted = _tensors(slopes)
+            results = planner.run_graph(traced.graph, known, wanted, slice(begin, stop))
             gradients = [planner.get(value, WHOLE) for value in results]
             until = len(planner.program.nodes)
-            self.backward.append(_Backward(upstream, gradients, one.gradients, until))
+            self.backward.append(_Backward(upstream, gradients, slopes, until))
             made = [*made, *gradients]
         planner.program.outputs = made
-
-    def writer(self, scope: Devices, given: Sequence[Any]) -> Writer:
-        """Writes the program, with these inputs."""
-        return Writer(self._program, scope, given)
-
-
-@dataclasses.dataclass
-class _Traced:
-    """What the trace has of a pass backwards: its tensors, and the number of its first operation.
-
-    A gradient is `None` where nothing depends on a value.
-    """
-
-    upstream: list[Any]
-    gradients: list[Any]
-    begin: int
 
 
 class _Passes:
@@ -205,7 +189,8 @@ class _Passes:
         structure: the call's result.
         outputs: its tensors.
         sources: the arguments and variables that may get gradients.
-        backward: the passes backwards.
+        backward: of each pass backwards the gradients that it takes and gives (`None` where nothing
+            depends on a value), and the number of its first operation.
     """
 
     def __init__(self, order: int, kept: Sequence[Any] = ()):
@@ -219,7 +204,7 @@ class _Passes:
             if tf.is_tensor(one) and one.dtype.is_floating
         ]
         inputs += [tf.compat.v1.get_default_graph().capture(one) for one in self._kept]
-        self.backward: list[_Traced] = []
+        self.backward: list[tuple[list[Any], list[Any], int]] = []
         tapes = [tf.GradientTape(persistent=not n) for n in range(max(1, self._order))]
         with contextlib.ExitStack() as outer:
             for tape in tapes[1:]:
@@ -248,7 +233,7 @@ class _Passes:
         for one in watching:
             one.watch(upstream)
         gradients = tape.gradient(results, sources, upstream)
-        self.backward.append(_Traced(upstream, gradients, begin))
+        self.backward.append((upstream, gradients, begin))
         return gradients, [*sources, *upstream]
 
 

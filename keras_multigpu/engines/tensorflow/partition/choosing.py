@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.at_home import is_plain
-from keras_multigpu.engines.tensorflow.partition.crossings import of_process_0, reduce_here
+from keras_multigpu.engines.tensorflow.partition.crossings import of_process_0, reduce
 from keras_multigpu.engines.tensorflow.partition.forms import (
     ALL_DEVICES,
     EACH_DEVICE,
@@ -38,12 +38,12 @@ from keras_multigpu.engines.tensorflow.partition.sharding import (
     sharded_label,
 )
 from keras_multigpu.engines.tensorflow.partition.signatures import (
-    Choice,
     Signature,
     output_dims,
+    split_label,
     static_dims,
 )
-from keras_multigpu.engines.tensorflow.partition.sizes import Dim, elements_of
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim
 
 Kind: TypeAlias = type[Split] | type[Sharded] | type[Owned]
 
@@ -56,22 +56,17 @@ _CHEAP = frozenset(
 class Operations(Forms):
     """Adds traced operations to a program, each in the layout that suits it.
 
-    Args:
-        count, batch, way, names: as for `Forms`.
-
     Attributes:
         shards: the axis along which variables of a shape are sharded.
     """
 
-    def __init__(
-        self, count: int, batch: Any, *, way: str = ALL_DEVICES, names: Iterator[int] | None = None
-    ):
-        super().__init__(count, batch, way=way, names=names)
+    first_level = 0  # of a function's operations that are planned as part of the step
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
         self.shards: dict[Any, int] = {}
-        self._choose = Choice(self.unit_of, elements_of)
         # Of traced operations, for those that must come after: within a region, and beside one.
         self.levels: dict[Any, tuple[int, int]] = {}
-        self.first_level = 0  # of a function's operations that are planned as part of the step
 
     def whole(
         self, op: tf.Operation, values: Sequence[Value], signature: Signature | None = None
@@ -81,7 +76,7 @@ class Operations(Forms):
             raise NeedsOthers
         shapes = self._shapes(values, signature, None)
         inputs = [None if i in shapes else self.get(v, WHOLE) for i, v in enumerate(values)]
-        made = self._operation(op, inputs, shapes, signature, self._place(values), values)
+        made = self._operation(op, inputs, shapes, signature, 0, values)
         if not (self.is_joined and is_from_outside(op)):
             return made
         if self.way != ALL_DEVICES:
@@ -153,29 +148,25 @@ class Operations(Forms):
 
         Within a region operations keep their order; others wait until the region is done.
         """
-        return self.wait(op, int(place != EACH))
-
-    def wait(self, op: tf.Operation, number: int) -> int:
-        """The level of what an operation waits for: 0, within a region; 1, beside one."""
-        levels = [self.levels.get(id(one), (0, 0))[number] for one in op.control_inputs]
+        levels = [self.levels.get(id(one), (0, 0))[place != EACH] for one in op.control_inputs]
         return max([self.first_level, *levels])
-
-    def _place(self, values: Sequence[Value]) -> int:
-        """The device of what is computed whole: where its state is, or its inputs are."""
-        items = [item for value in values for item in value.forms.values() if not item.is_each]
-        resources = [item for item in items if item.dtype == tf.resource]
-        return next((item.place for item in [*resources, *items] if item.place > 0), 0)
 
     def apply(
         self, op: tf.Operation, values: Sequence[Value], signature: Signature
     ) -> tuple[list[Value], str]:
         """Computes an operation as its signature allows; returns its values, and how."""
         dims = output_dims(op, values, signature)
-        if all(v.is_free for v in values) and self._may_defer(op, dims):
+        is_one = len(op.outputs) == 1 and not op.op_def.is_stateful
+        if (
+            is_one
+            and all(v.is_free for v in values)
+            and dims[0] is not None
+            and None not in dims[0]
+        ):
             return [self._defer(op, values, signature, dims[0])], "whole"
         if self.is_joined and any(one.dtype == tf.string for one in (*values, *op.outputs)):
             return self.fallback(op, values, dims, signature)  # it can't cross
-        label = self._choose(values, signature, dims) if self.splits else None
+        label = split_label(values, signature, dims, self.unit_of) if self.splits else None
         if label is None and self.splits:
             label = self._of_sums(values, signature, dims)
         if label is not None:
@@ -202,7 +193,8 @@ class Operations(Forms):
             if self.unit_of(value.dims[0]) is not None
         ]
         parts = {id(value): dataclasses.replace(value, layout=Split(0)) for value in sums}
-        label = self._choose([parts.get(id(one), one) for one in values], signature, dims)
+        split = [parts.get(id(one), one) for one in values]
+        label = split_label(split, signature, dims, self.unit_of)
         if label is not None:
             for value in sums:
                 self.get(value, Split(0))
@@ -232,19 +224,11 @@ class Operations(Forms):
             if label in labels:
                 layout = kind(list(labels).index(label))
             elif self.is_joined and kind is not Split:  # each process has all parts
-                layout, item = WHOLE, reduce_here(self.program, item, signature.partial or "sum")
+                layout, item = WHOLE, reduce(self.program, item, signature.partial or "sum")
             made.append(self.value(tensor.dtype, shape, layout, item))
             is_sum = isinstance(layout, Partial) and tensor.dtype.is_floating
             made[-1].is_trained = is_sum and _GRADIENTS in op.name
         return made
-
-    def _may_defer(self, op: tf.Operation, dims: Sequence[Any]) -> bool:
-        return (
-            len(op.outputs) == 1
-            and not op.op_def.is_stateful
-            and dims[0] is not None
-            and None not in dims[0]
-        )
 
     def _defer(
         self, op: tf.Operation, values: Sequence[Value], signature: Signature, dims: Any

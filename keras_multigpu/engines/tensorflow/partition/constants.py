@@ -16,16 +16,16 @@ from keras_multigpu.engines.tensorflow.partition.sizes import Dim, Unknown, broa
 
 LARGEST = 64  # elements
 _INTEGERS = (tf.int32, tf.int64)
-_WITH_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+WITH_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 Constant = np.ndarray
 
 
-def constant_of(values: Any) -> Constant:
-    """A constant from numbers and `Dim`s."""
+def constant_of(values: Any, dims: Any = None) -> Constant:
+    """A constant from numbers and `Dim`s; of `dims`, if the values are flat."""
     result = np.empty(np.shape(values), dtype=object)
     result[...] = values
-    return result
+    return result if dims is None else result.reshape([int(dim) for dim in dims])
 
 
 def numbers_of(constant: Constant | None) -> list[int] | None:
@@ -48,9 +48,9 @@ def evaluate(op: tf.Operation, values: Sequence[Any]) -> list[Constant] | None:
             return None
         value = np.asarray(tf.make_ndarray(op.get_attr("value")))
         return [constant_of(value.astype(object) if value.ndim else int(value))]
-    if op.type in _WITH_SHAPES:
+    if op.type in WITH_SHAPES:
         return _shape(op, values)
-    function = _EVALUATE.get(op.type)
+    function = EVALUATE.get(op.type)
     if function is None or not values or any(value.const is None for value in values):
         return None
     try:
@@ -68,13 +68,7 @@ def _shape(op: tf.Operation, values: Sequence[Any]) -> list[Constant] | None:
         return [constant_of(len(values[0].dims))]
     if op.type == "Size":
         return [constant_of(product(values[0].dims))]
-    return [_vector(value.dims) for value in values]
-
-
-def _vector(values: Sequence[Any]) -> Constant:
-    result = np.empty(len(values), dtype=object)
-    result[:] = list(values)
-    return result
+    return [constant_of(value.dims) for value in values]
 
 
 def _broadcast_gradient_args(op: tf.Operation, a: Constant, b: Constant) -> list[Constant]:
@@ -87,7 +81,7 @@ def _broadcast_gradient_args(op: tf.Operation, a: Constant, b: Constant) -> list
             raise Unknown
         of_left += [axis] if is_one[0] else []
         of_right += [axis] if is_one[1] else []
-    return [_vector(of_left), _vector(of_right)]
+    return [constant_of(of_left), constant_of(of_right)]
 
 
 def _strided_slice(op: tf.Operation, x: Constant, *bounds: Constant) -> Any:
@@ -127,10 +121,6 @@ def _largest(values: list[Any]) -> Any:
     return max(values)
 
 
-def _reshape(op: tf.Operation, x: Constant, shape: Constant) -> Any:
-    return x.reshape([int(one) for one in shape])
-
-
 def _fill(op: tf.Operation, shape: Constant, value: Constant) -> Any:
     if product(shape) > LARGEST:
         raise Unknown
@@ -141,7 +131,7 @@ def _range(op: tf.Operation, start: Constant, limit: Constant, delta: Constant) 
     found = range(int(start), int(limit), int(delta))
     if len(found) > LARGEST:
         raise Unknown
-    return _vector(found)
+    return constant_of(found)
 
 
 def _gather(op: tf.Operation, x: Constant, indices: Constant, axis: Constant) -> Any:
@@ -172,26 +162,18 @@ def _list_diff(op: tf.Operation, x: Constant, y: Constant) -> list[Constant]:
     if any(isinstance(one, Dim) for one in (*x, *y)):
         raise Unknown
     kept = [place for place, one in enumerate(x) if one not in list(y)]
-    return [_vector([x[place] for place in kept]), _vector(kept)]
+    return [constant_of([x[place] for place in kept]), constant_of(kept)]
 
 
 def _concat_offset(op: tf.Operation, axis: Constant, *shapes: Constant) -> list[Constant]:
     result: list[Constant] = []
     total: Any = 0
     for shape in shapes:
-        offset = constant_of(np.zeros(len(shape), dtype=object))
+        offset = np.zeros(len(shape), dtype=object)
         offset[int(axis)] = total
         total = total + shape[int(axis)]
         result.append(offset)
     return result
-
-
-def _where(choose_first: Callable[[Any, Any], bool]) -> Callable[..., Any]:
-    def choose(op: tf.Operation, a: Constant, b: Constant) -> Any:
-        pairs = np.broadcast(a, b)
-        return constant_of([p if choose_first(p, q) else q for p, q in pairs]).reshape(pairs.shape)
-
-    return choose
 
 
 def _select(op: tf.Operation, condition: Constant, a: Constant, b: Constant) -> Any:
@@ -219,7 +201,7 @@ _COMPARE: dict[str, Callable[..., Any]] = {
     "Equal": _numbers(lambda a, b: a == b),
     "NotEqual": _numbers(lambda a, b: a != b),
 }
-_EVALUATE: dict[str, Callable[..., Any]] = {
+EVALUATE: dict[str, Callable[..., Any]] = {
     **_COMPARE,
     "Select": _select,
     "SelectV2": _select,
@@ -230,8 +212,8 @@ _EVALUATE: dict[str, Callable[..., Any]] = {
     "FloorDiv": lambda op, a, b: a // b,
     "FloorMod": lambda op, a, b: a % b,
     "Neg": lambda op, a: -a,
-    "Maximum": _where(lambda p, q: p >= q),
-    "Minimum": _where(lambda p, q: p <= q),
+    "Maximum": lambda op, a, b: np.maximum(a, b),
+    "Minimum": lambda op, a, b: np.minimum(a, b),
     "Identity": lambda op, a: a,
     "EnsureShape": lambda op, a: a,
     "Cast": lambda op, a: a + 0,  # of truth values, too
@@ -239,7 +221,7 @@ _EVALUATE: dict[str, Callable[..., Any]] = {
     "ConcatV2": lambda op, *a: np.concatenate(a[:-1], axis=int(a[-1])),
     "ExpandDims": lambda op, a, axis: np.expand_dims(a, int(axis.flat[0])),
     "Squeeze": lambda op, a: np.squeeze(a, tuple(op.get_attr("squeeze_dims")) or None),
-    "Reshape": _reshape,
+    "Reshape": lambda op, a, shape: a.reshape([int(one) for one in shape]),
     "Transpose": lambda op, a, order: np.transpose(a, [int(one) for one in order]),
     "Split": lambda op, axis, x: np.split(x, op.get_attr("num_split"), axis=int(axis)),
     "SplitV": _split,
@@ -252,13 +234,13 @@ _EVALUATE: dict[str, Callable[..., Any]] = {
     "Fill": _fill,
     "Range": _range,
     "BroadcastGradientArgs": _broadcast_gradient_args,
-    "BroadcastArgs": lambda op, a, b: _vector(broadcast(a, b)),
+    "BroadcastArgs": lambda op, a, b: constant_of(broadcast(a, b)),
     "InvertPermutation": lambda op, a: np.argsort(a.astype(np.int64)).astype(object),
     "Tile": lambda op, a, times: np.tile(a, [int(one) for one in times]),
     "ListDiff": _list_diff,
     "Unpack": lambda op, a: list(np.moveaxis(a, op.get_attr("axis"), 0)),
-    "ZerosLike": lambda op, a: constant_of(np.zeros(a.shape, dtype=object)),
-    "OnesLike": lambda op, a: constant_of(np.ones(a.shape, dtype=object)),
+    "ZerosLike": lambda op, a: np.zeros(a.shape, dtype=object),
+    "OnesLike": lambda op, a: np.ones(a.shape, dtype=object),
     "ConcatOffset": _concat_offset,
     "DynamicStitch": _stitch,
     "ParallelDynamicStitch": _stitch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +14,13 @@ from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Cross
 from keras_multigpu.engines.tensorflow.partition.sending import (
     copies,
     copy_by_hubs,
+    sum_as,
     sum_by_hubs,
     sum_of,
     wire_here,
     wire_of,
 )
-from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, symbols_of
+from keras_multigpu.engines.tensorflow.partition.sizes import symbols_of
 
 _PAIRS = {
     "max": tf.maximum,
@@ -39,43 +41,29 @@ def gather(program: Program, item: Item, layout: Split | Sharded | Owned) -> Ite
     return program.add(emit, [item], ALL, [item.dtype], name="gather", gives=0)[0]
 
 
-def reduce(program: Program, item: Item, kind: str, what: Crossing) -> Item:
-    """The addends' sum, or other reduction, at home."""
+def reduce(program: Program, item: Item, kind: str, what: Any = None) -> Item:
+    """The addends' sum, or other reduction, at home.
+
+    Without `what`, of what the devices of each process have made of variables in parts.
+    """
 
     def emit(devices: Any, parts: list[Any], parts_of: Any = None) -> list[Any]:
         if parts_of is not None:
             return [sum_by_hubs(devices, parts, parts_of, what)]
-        with tf.name_scope("gradients" if what.is_trained else kind):
-            if kind == "sum":
+        with tf.name_scope("gradients" if what is not None and what.is_trained else kind):
+            if kind == "sum" and what is not None:
                 return [sum_of(devices, parts, what)]
             with tf.device(devices.home):
                 return [combine(kind, parts)]
 
-    made = program.add(emit, [item], ALL, [item.dtype], name="reduce", gives=0)
-    node = made[0].node
-    assert node is not None
-    node.crossing, node.reduces = what if kind == "sum" else None, kind
-    return made[0]
-
-
-def reduce_here(program: Program, item: Item, kind: str) -> Item:
-    """As `reduce`, of what the devices of each process have made of variables in parts."""
-
-    def emit(devices: Any, parts: list[Any]) -> list[Any]:
-        with tf.device(devices.home):
-            return [combine(kind, parts)]
-
-    return program.add(emit, [item], ALL, [item.dtype], name="reduce", gives=0)[0]
+    crossing = what if kind == "sum" else None
+    more: Any = {} if what is None else {"crossing": crossing, "reduces": kind}
+    return program.add(emit, [item], ALL, [item.dtype], name="reduce", gives=0, **more)[0]
 
 
 def combine(kind: str, parts: list[Any]) -> Any:
     """The sum of tensors, or another reduction."""
-    if kind == "sum":
-        return tf.add_n(parts)
-    result = parts[0]
-    for part in parts[1:]:
-        result = _PAIRS[kind](result, part)
-    return result
+    return tf.add_n(parts) if kind == "sum" else functools.reduce(_PAIRS[kind], parts)
 
 
 def copy(program: Program, item: Item, what: Crossing) -> Item:
@@ -86,9 +74,8 @@ def copy(program: Program, item: Item, what: Crossing) -> Item:
             return [copy_by_hubs(devices, whole, parts_of, what)]
         return [copies(devices, whole, what)]
 
-    made = program.add(emit, [item], ALL, [item.dtype], name="copy", gives=EACH)
-    made[0].node.crossing = what  # type: ignore[union-attr]
-    return made[0]
+    types = [item.dtype]
+    return program.add(emit, [item], ALL, types, name="copy", gives=EACH, crossing=what)[0]
 
 
 def first(program: Program, item: Item) -> Item:
@@ -112,7 +99,7 @@ def scatter(program: Program, item: Item, layout: Split | Sharded, dim: Any) -> 
 
 
 def _added(program: Program, emit: Any, item: Item, name: str, dim: Any = 1) -> Item:
-    symbols = symbols_of([dim]) - {BATCH}
+    symbols = symbols_of([dim])
     return program.add(emit, [item], ALL, [item.dtype], name=name, gives=EACH, symbols=symbols)[0]
 
 
@@ -130,15 +117,8 @@ def reduce_scatter(
                 return [devices.cut(totals[0], layout, dim)]
         wire = wire_here(devices, dtype, what)
         with tf.name_scope("gradients" if what.is_trained else "sums"):
-            pieces = []
-            for name, part in zip(devices.names, parts):
-                with tf.device(name):
-                    pieces.append(devices.cut(tf.cast(part, wire), layout, dim))
-            sums = []
-            for name, column in zip(devices.names, zip(*pieces)):
-                with tf.device(name):
-                    sums.append(tf.add_n([tf.cast(one, dtype) for one in column]))
-        return [sums]
+            pieces = devices.each(lambda part: devices.cut(tf.cast(part, wire), layout, dim), parts)
+            return [devices.each(lambda *column: sum_as(dtype, column), *pieces)]
 
     return _added(program, emit, item, "reduce_scatter", dim)
 
@@ -149,18 +129,12 @@ def all_gather(
     """All slices, one after the other, on every device."""
 
     def emit(devices: Any, parts: list[Any]) -> list[Any]:
-        dtype, sent = parts[0].dtype, []
+        dtype = parts[0].dtype
         wire = wire_here(devices, dtype, what)
-        for name, part in zip(devices.names, parts):
-            with tf.device(name):
-                sent.append(tf.cast(part, wire))
+        sent = devices.each(lambda part: tf.cast(part, wire), parts)
         with tf.device(devices.home):
             sent = devices.complete(sent, layout)
-        wholes = []
-        for name in devices.names:
-            with tf.device(name):
-                wholes.append(tf.cast(tf.concat(sent, layout.axis), dtype))
-        return [wholes]
+        return [devices.each(lambda: tf.cast(tf.concat(sent, layout.axis), dtype))]
 
     return _added(program, emit, item, "all_gather")
 
@@ -180,11 +154,7 @@ def on_first(program: Program, item: Item, kind: str) -> Item:
     assert kind == "sum", kind
 
     def emit(devices: Any, whole: Any) -> list[Any]:
-        parts = [whole]
-        for name in devices.names[1:]:
-            with tf.device(name):
-                parts.append(tf.zeros_like(whole))
-        return [parts]
+        return [[whole, *devices.each(lambda: tf.zeros_like(whole))[1:]]]
 
     return program.add(emit, [item], ALL, [item.dtype], name="addend", gives=EACH)[0]
 
@@ -198,7 +168,7 @@ def own_slice(program: Program, item: Item, layout: Split | Sharded, dims: Seque
         begins[axis], sizes[axis] = local.extent(dims[axis], layout)
         return [tf.slice(whole, tf.stack(begins), tf.stack(sizes))]
 
-    symbols = symbols_of([dims[axis]]) - {BATCH}
+    symbols = symbols_of([dims[axis]])
     return program.add(emit, [item], EACH, [item.dtype], name="slice", symbols=symbols)[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,12 +69,8 @@ class Writer:
     def fork(self) -> Writer:
         """One that goes on from here, and leaves this one as it is."""
         other = copy.copy(self)
-        other.part()
+        vars(other).update(_known=dict(self._known), _written=set(self._written))
         return other
-
-    def part(self) -> None:
-        """Shares what is written no longer with the writer that it is a copy of."""
-        self._known, self._written = dict(self._known), set(self._written)
 
     def give(self, item: Item, tensor: Any) -> None:
         """Gives one more input."""
@@ -184,7 +181,7 @@ class _Region:
             others = (one for one in takers.get(id(item), ()) if id(one) not in self._inside)
             # Other regions compute what is free again.
             return id(item) in wanted or any(
-                one.place != EACH or not _is_free(item) for one in others
+                one.place != EACH or not item.is_free for one in others
             )
 
         self.outputs = [one for node in nodes for one in node.outputs if is_wanted(one)]
@@ -195,7 +192,7 @@ class _Region:
             return
         self._taken.add(id(node))
         for item in node.needs:
-            if _is_free(item):
+            if item.is_free:
                 self._take(item.node)  # type: ignore[arg-type]
         for item in node.inputs:
             if self._is_outside(item) and id(item) not in self._taken:
@@ -206,7 +203,7 @@ class _Region:
         self.nodes.append(node)
 
     def _is_outside(self, item: Item) -> bool:
-        return id(item.node) not in self._inside and not _is_free(item)
+        return id(item.node) not in self._inside and not item.is_free
 
     def write(self, devices: Devices, known: dict[int, Any]) -> None:
         """Writes it for all devices: as calls of one function, if it is more than a few nodes."""
@@ -215,10 +212,7 @@ class _Region:
         given = [known[id(item)] for item in self.inputs]
         is_function = devices.is_compiled or (devices.has_functions and len(self.nodes) > _FEW)
         call = self._function(devices, given) if is_function else self._write_one
-        results = []
-        for number, name in enumerate(devices.names):
-            with tf.device(name):
-                results.append(call(devices.locals[number], [parts[number] for parts in given]))
+        results = devices.each(lambda local, *own: call(local, own), devices.locals, *given)
         for item, parts in zip(self.outputs, zip(*results)):
             known[id(item)] = list(parts)
 
@@ -262,25 +256,11 @@ class _Region:
         return call
 
 
-def _is_free(item: Item) -> bool:
-    return item.node is not None and item.node.is_free
-
-
 def _is_same(values: Sequence[Any]) -> bool:
     return all(isinstance(value, int) and value == values[0] for value in values)
 
 
 def _spec(parts: Sequence[Any]) -> tf.TensorSpec:
     """The type and shape that all parts have."""
-    shape = parts[0].shape
-    for part in parts[1:]:
-        if shape.rank is None or shape.rank != part.shape.rank:
-            shape = tf.TensorShape(None)
-            break
-        shape = tf.TensorShape(
-            [
-                one if one == other else None
-                for one, other in zip(shape.as_list(), part.shape.as_list())
-            ]
-        )
-    return tf.TensorSpec(shape, parts[0].dtype)
+    merge = tf.TensorShape.most_specific_compatible_shape
+    return tf.TensorSpec(functools.reduce(merge, [one.shape for one in parts]), parts[0].dtype)

@@ -27,14 +27,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Whole,
 )
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing, Item, Program
-from keras_multigpu.engines.tensorflow.partition.sizes import (
-    BATCH,
-    Dim,
-    Unknown,
-    divide,
-    is_known,
-    symbols_of,
-)
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim, is_known, quotient, symbols_of
 
 ALL_DEVICES, EACH_DEVICE, ONE_DEVICE = "all", "each", "one"
 """What a planner plans: what all devices do together; what each does for its rows, where nothing
@@ -105,11 +98,7 @@ class Forms:
         """The multiple of the batch's rows that a dimension is; `None` if it is none."""
         if dim is None or (isinstance(dim, int) and dim == 0):
             return None
-        try:
-            unit = divide(dim, self.batch)
-        except (Unknown, ZeroDivisionError):
-            return None
-        return unit
+        return quotient(dim, self.batch)
 
     def has_rows(self, dims: Any) -> bool:
         """Whether a dimension is a multiple of the batch's rows."""
@@ -235,8 +224,7 @@ class Forms:
         def emit(local: Any) -> list[Any]:
             return [local.constant(const, value.dtype)]
 
-        symbols = symbols_of(const.flat) - {BATCH}
-        kind = {"symbols": symbols, "is_cheap": True, "is_plain": True}
+        kind = {"symbols": symbols_of(const.flat), "is_cheap": True, "is_plain": True}
         return self.add(emit, [], place, [value.dtype], **kind)[0]
 
     def add(
@@ -257,13 +245,3 @@ class Forms:
     def outside(self, value: Value) -> Value | None:
         """The value of a resource outside, if it is read there."""
         return None
-
-    def add_mixed(
-        self, emit: Any, inputs: Sequence[Item], place: int, types: Any, places: Any, **more: Any
-    ) -> list[Item]:
-        """Adds a node whose outputs have different places."""
-        items = self.add(emit, inputs, place, types, **more)
-        if place == ALL:
-            for item, one in zip(items, places):
-                item.place = one
-        return items

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.constants import Constant, constant_of
+from keras_multigpu.engines.tensorflow.partition.constants import constant_of
 from keras_multigpu.engines.tensorflow.partition.emission import write, write_local
 from keras_multigpu.engines.tensorflow.partition.forms import (
     ALL_DEVICES,
@@ -143,10 +142,8 @@ class Inner(Planner):
         is_each = self.way != ALL_DEVICES or not isinstance(state.layout, Whole)
         item = Item(tensor.dtype, EACH if is_each else 0)
         self.program.inputs.append(item)
-        const: Constant | None = None
         if state.const is not None and state.dims is not None:
-            const = constant_of(np.zeros([int(d) for d in state.dims], dtype=object))
-            const.flat[:] = list(state.const)
+            const = constant_of(state.const, state.dims)
             return Value(tensor.dtype, state.dims, const=const)
         if tensor.dtype == tf.variant:
             # A whole list that the body finds to be split has another state in the next round.
@@ -189,28 +186,23 @@ class Inner(Planner):
         taken = Inner.common([self]) if taken is None else taken
         tensors = op.outputs if tensors is None else tensors
         place = {EACH_DEVICE: EACH, ALL_DEVICES: ALL, ONE_DEVICE: 0}[self.way]
-        items = self.outer.add_mixed(
+        items = self.outer.add(
             emit,
             [*first, *taken],
             place,
             [tensor.dtype for tensor in tensors],
-            [self._result_place(place, layout) for layout in layouts],
             name=op.name,
             symbols=self.program.unbound,
             after=0 if place == EACH else self.outer.after(op, place),
             has_effect=has_effect(op),
         )
+        for item, layout in zip(items, layouts if place == ALL else ()):
+            item.place = 0 if isinstance(layout, Whole) else EACH
         self.outer.records.extend(self.records)
         return [
             self._outside(result, layout, item, tensor)
             for result, layout, item, tensor in zip(results, layouts, items, tensors)
         ]
-
-    @staticmethod
-    def _result_place(place: int, layout: Layout) -> int:
-        if place == ALL:
-            return 0 if isinstance(layout, Whole) else EACH
-        return place
 
     def _outside(self, result: Any, layout: Layout, item: Item, tensor: tf.Tensor) -> Value:
         state = state_of(self, result) if isinstance(result, Value) else result
@@ -224,9 +216,7 @@ class Inner(Planner):
             form = COPIED
         value = Value(tensor.dtype, dims, layout, {form: item}, elements=state.elements)
         if state.const is not None and dims is not None and None not in dims:
-            const = constant_of(np.zeros([int(d) for d in dims], dtype=object))
-            const.flat[:] = list(state.const)
-            value.const = const
+            value.const = constant_of(state.const, dims)
         return self.outer.with_symbols(value)
 
     # Emission
@@ -237,12 +227,8 @@ class Inner(Planner):
             return write(self.program, scope.inner(), given)
         return write_local(self.program, scope.inner(), given)
 
-    def flat(self, values: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
-        """Tensors, and lists of one for each device, as one list."""
-        return [one for value in values for one in (value if isinstance(value, list) else [value])]
-
     def unflat(self, tensors: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
-        """The reverse."""
+        """The tensors of these layouts, each one or a list of one for each device."""
         if self.way != ALL_DEVICES:
             return list(tensors)
         rest = iter(tensors)
@@ -251,10 +237,8 @@ class Inner(Planner):
             for one in layouts
         ]
 
-    def shapes(
-        self, states: Sequence[State], tensors: Sequence[tf.Tensor], scope: Any
-    ) -> list[tf.TensorShape]:
-        """The static shapes of a loop's variables, as `flat` lists them."""
+    def shapes(self, states: Sequence[State], tensors: Sequence[tf.Tensor]) -> list[tf.TensorShape]:
+        """The static shapes of a loop's variables, flat."""
         found = []
         for state, tensor in zip(states, tensors):
             shape = tf.TensorShape(None)

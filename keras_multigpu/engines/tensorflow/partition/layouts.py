@@ -147,6 +147,11 @@ class Value:
     is_update: bool = False
 
     @property
+    def rank(self) -> int:
+        """The number of its axes; 0 if it isn't known."""
+        return len(self.dims or ())
+
+    @property
     def axis(self) -> int | None:
         """The axis along which it is split."""
         return self.layout.axis if isinstance(self.layout, Split) else None

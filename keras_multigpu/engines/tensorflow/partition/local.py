@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Owned, S
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, divide, is_known
 
 
+@dataclasses.dataclass
 class Local:
     """One device.
 
-    Args:
+    Attributes:
         batch: the number of rows of the batch: an `int`, or a scalar tensor.
         rows: how many of them the device has.
         begin: the first of them.
@@ -29,23 +31,17 @@ class Local:
         home: the device's name, if it computes what is whole outside of compiled functions.
     """
 
-    def __init__(
-        self,
-        batch: Any,
-        rows: Any,
-        begin: Any,
-        index: Any,
-        part: Any = 0,
-        count: int = 1,
-        sizes: Mapping[str, Any] | None = None,
-        *,
-        is_compiled: bool = False,
-        home: str | None = None,
-    ):
-        self.batch, self.rows, self.begin = batch, rows, begin
-        self.index, self.part, self.count = index, part, count
-        self.is_compiled, self.home = is_compiled, home
-        self.sizes = dict(sizes or {})
+    batch: Any
+    rows: Any
+    begin: Any
+    index: Any
+    part: Any = 0
+    count: int = 1
+    sizes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_compiled: bool = False
+    home: str | None = None
+
+    def __post_init__(self) -> None:
         self._made: dict[Any, Any] = {}
 
     @property
@@ -62,7 +58,7 @@ class Local:
     def inner(self, *, compiled: bool = False) -> Local:
         """The same device, within a function that captures what it uses, `compiled` or not."""
         home = None if compiled else self.home
-        return Local(**self.settings, sizes=self.sizes, is_compiled=self.is_compiled, home=home)
+        return dataclasses.replace(self, sizes=dict(self.sizes), home=home)
 
     def dim(self, dim: Any) -> Any:
         """A dimension: an `int`, or a scalar tensor."""
@@ -198,6 +194,14 @@ class Devices:
         made.locals = [one.inner() for one in self.locals]
         made.whole = self.whole.inner()
         made.columns = (made,)
+        return made
+
+    def each(self, compute: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+        """What is computed on each device, of one entry of each column."""
+        made = []
+        for name, *given in zip(self.names, *columns):
+            with tf.device(name):
+                made.append(compute(*given))
         return made
 
     def set_size(self, name: str, value: Any) -> None:

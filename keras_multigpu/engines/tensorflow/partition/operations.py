@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Split, Value
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
-from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, SAMPLE, elements_of, symbols_of
+from keras_multigpu.engines.tensorflow.partition.sizes import SAMPLE, elements_of, symbols_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Shaped:
 
     @property
     def symbols(self) -> set[str]:
-        """The symbols in it, without the batch."""
-        return symbols_of(self.dims) - {BATCH}
+        """The symbols in it."""
+        return symbols_of(self.dims)
 
     def tensor(self, local: Any) -> tf.Tensor:
         """The tensor, for the device of `local`."""
@@ -59,8 +59,8 @@ def create_compiled(*args: Any) -> list[tf.Tensor]:
 
 def operation(
     op: tf.Operation,
-    shapes: Mapping[int, Shaped],
-    signature: Signature | None,
+    shapes: Mapping[int, Shaped] = {},
+    signature: Signature | None = None,
     own: Sequence[Shaped] = (),
 ) -> Callable[..., list[Any]]:
     """A function that writes a traced operation anew, for one device.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.partition.addends import addends
 from keras_multigpu.engines.tensorflow.partition.choosing import Operations
 from keras_multigpu.engines.tensorflow.partition.constants import evaluate
-from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
 from keras_multigpu.engines.tensorflow.partition.layouts import SUM, Value
 from keras_multigpu.engines.tensorflow.partition.operations import work_of
 from keras_multigpu.engines.tensorflow.partition.order import needed
@@ -46,7 +46,7 @@ class Planner(Operations):
 
     Args:
         rules: {type of operation: rule}.
-        count, batch, way, names: as for `Forms`.
+        count, batch, options: as for `Forms`.
         records: where to note how operations are computed.
 
     Attributes:
@@ -63,11 +63,9 @@ class Planner(Operations):
         count: int,
         batch: Any,
         records: list[Record],
-        *,
-        way: str = ALL_DEVICES,
-        names: Iterator[int] | None = None,
+        **options: Any,
     ):
-        super().__init__(count, batch, way=way, names=names)
+        super().__init__(count, batch, **options)
         self.rules, self.records = rules, records
         self.trained: set[int] = set()  # the `id`s of the values of trained variables' resources
         self.cache: dict[Any, Any] = {}
@@ -81,14 +79,9 @@ class Planner(Operations):
         with self.waiting(op):
             return self.run_graph(graph, dict(zip(map(id, graph.inputs), values)), outputs)
 
-    @contextlib.contextmanager
-    def waiting(self, op: tf.Operation) -> Iterator[None]:
+    def waiting(self, op: tf.Operation) -> contextlib.AbstractContextManager[None]:
         """Scope in which all waits for what an operation waits for: assignments before it."""
-        before, self.first_level = self.first_level, self.after(op, 0)
-        try:
-            yield
-        finally:
-            self.first_level = before
+        return unchanged(self, "first_level", self.after(op, 0))
 
     def run_graph(
         self,
@@ -121,8 +114,8 @@ class Planner(Operations):
             known[id(op)] = made  # done, if it has no outputs
             added = self.program.nodes[before:]
             self.levels[id(op)] = (
-                max([self.wait(op, 0), *(one.level for one in added)]),
-                max([self.wait(op, 1), *(one.level + (one.place == EACH) for one in added)]),
+                max([self.after(op, EACH), *(one.level for one in added)]),
+                max([self.after(op, 0), *(one.level + (one.place == EACH) for one in added)]),
             )
             if how == "whole" and any(value.is_data for value in values):
                 how = "lost"

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH
+
 EACH = -1
 """The place of what every device computes on its own part."""
 
@@ -24,12 +26,16 @@ class Item:
     place: int
     level: int = 0
     node: Node | None = None
-    output: int = 0
 
     @property
     def is_each(self) -> bool:
         """Whether every device has its own."""
         return self.place == EACH
+
+    @property
+    def is_free(self) -> bool:
+        """Whether each region that uses it computes it."""
+        return self.node is not None and self.node.is_free
 
     @property
     def is_local(self) -> bool:
@@ -131,38 +137,37 @@ class Program:
         is_cheap: bool = False,
         is_plain: bool = False,
         has_effect: bool = False,
+        crossing: Crossing | None = None,
+        reduces: str | None = None,
     ) -> list[Item]:
         """Adds a node and returns its outputs, of these types.
 
         `gives`: where a crossing puts its outputs. `symbols`: of the dimensions that it uses.
         `after`: a level that it must not be before. `is_cheap`: whether it may be computed twice.
-        `is_plain`: whether XLA may compile it with others around it. `has_effect`: whether it is
-        computed even if nobody takes its outputs.
+        The others: as of a `Node`.
         """
+        symbols = {*symbols} - {BATCH}
         sizes = {one: self.symbols[one] for one in symbols if one in self.symbols}
         self.unbound.update(one for one in symbols if one not in self.symbols)
         # What crosses is sent from where it is made.
         made = inputs[0].node if place == ALL and len(inputs) == 1 else None
         node = Node(emit, inputs, place, name, sizes, made.column if made else self.column)
-        node.is_free = is_cheap and place == EACH and all(map(_is_free, node.needs))
+        node.is_free = is_cheap and place == EACH and all(one.is_free for one in node.needs)
         node.is_plain, node.has_effect = is_plain and not sizes, has_effect
+        node.crossing, node.reduces = crossing, reduces
         assert place == ALL or all(one.is_each == (place == EACH) for one in inputs), name
         node.level = max([after, *(_level_after(one, node) for one in node.needs)])
         where = place if gives is None else gives
-        node.outputs = [Item(one, where, node.level, node, i) for i, one in enumerate(types)]
+        node.outputs = [Item(one, where, node.level, node) for one in types]
         self.nodes.append(node)
         return node.outputs
 
 
 def _level_after(item: Item, node: Node) -> int:
     """The level of a node that needs an item: what a region computes, others get after it."""
-    is_inside = node.place == EACH and (_is_free(item) or _column(item) == node.column)
+    is_inside = node.place == EACH and (item.is_free or _column(item) == node.column)
     return item.level + (item.is_local and not is_inside)
 
 
 def _column(item: Item) -> int | None:
     return None if item.node is None else item.node.column
-
-
-def _is_free(item: Item) -> bool:
-    return item.node is not None and item.node.is_free

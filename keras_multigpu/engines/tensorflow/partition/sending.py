@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.names import host_of
 from keras_multigpu.engines.tensorflow.partition.program import Crossing, Node
-from keras_multigpu.engines.tensorflow.weights.hubs import Part, divide, shares_back, shares_out
+from keras_multigpu.engines.tensorflow.weights.hubs import Part, divide, shares_of
 
 LEAST = 1024  # elements of what goes through hubs
 
@@ -40,27 +40,26 @@ def copies(devices: Any, whole: Any, what: Crossing) -> list[Any]:
             with tf.device(names[0]):
                 # TensorFlow would remove an identity, and send to each device.
                 found.update(dict.fromkeys(names, tf.raw_ops.Snapshot(input=sent)))
-    arrived = []
-    for name in devices.names:
-        with tf.device(name):
-            arrived.append(tf.cast(found[name], whole.dtype))
-    return arrived
+    return devices.each(lambda name: tf.cast(found[name], whole.dtype), devices.names)
 
 
 def sum_of(devices: Any, parts: Sequence[Any], what: Crossing) -> Any:
     """The sum at home; from each other host one sum crosses."""
     dtype = parts[0].dtype
-    wire, sent = wire_here(devices, dtype, what), {}
-    for name, part in zip(devices.names, parts):
-        with tf.device(name):
-            sent[name] = tf.cast(part, wire)
+    wire = wire_here(devices, dtype, what)
+    sent = dict(zip(devices.names, devices.each(lambda part: tf.cast(part, wire), parts)))
     sums = []
     for names in hosts_of(devices):
         with tf.device(names[0]):
-            total = tf.add_n([tf.cast(sent[name], dtype) for name in names])
+            total = sum_as(dtype, [sent[name] for name in names])
             sums.append(total if names[0] == devices.home else tf.cast(total, wire))
     with tf.device(devices.home):
-        return tf.add_n([tf.cast(one, dtype) for one in sums])
+        return sum_as(dtype, sums)
+
+
+def sum_as(dtype: tf.DType, addends: Sequence[Any]) -> Any:
+    """A sum in a type."""
+    return tf.add_n([tf.cast(one, dtype) for one in addends])
 
 
 def hosts_of(devices: Any) -> list[list[str]]:
@@ -80,40 +79,30 @@ def copy_by_hubs(devices: Any, whole: Any, parts: Sequence[Part], what: Crossing
     for part, piece in zip(parts, pieces):
         with tf.device(part.hub):
             passed.append(tf.identity(piece))
-    arrived = []
-    for name in devices.names:
-        with tf.device(name):
-            joined = tf.cast(whole, wire)
-            if name != devices.home:
-                joined = passed[0] if len(parts) == 1 else tf.concat(passed, 0)
-                joined = joined if len(parts) == 1 else tf.reshape(joined, what.shape)
-            arrived.append(tf.cast(joined, whole.dtype))
-    return arrived
+
+    def arrived(name: str) -> Any:
+        joined = tf.cast(whole, wire)
+        if name != devices.home:
+            joined = passed[0] if len(parts) == 1 else tf.concat(passed, 0)
+            joined = joined if len(parts) == 1 else tf.reshape(joined, what.shape)
+        return tf.cast(joined, whole.dtype)
+
+    return devices.each(arrived, devices.names)
 
 
 def sum_by_hubs(devices: Any, addends: list[Any], parts: Sequence[Part], what: Crossing) -> Any:
     """Each hub sums its piece; the owner joins the sums."""
     dtype = addends[0].dtype
     wire = wire_here(devices, dtype, what)
-    scope = "gradients" if what.is_trained else "sums"
-    with tf.name_scope(scope):
-        return _add(devices, addends, parts, dtype, wire, what.shape)
-
-
-def _add(
-    devices: Any, addends: list[Any], parts: Sequence[Part], dtype: Any, wire: Any, shape: Any
-) -> Any:
-    pieces = []
-    for name, addend in zip(devices.names, addends):
-        with tf.device(name):
-            pieces.append(_cut(tf.cast(addend, wire), parts))
-    sums = []
-    for part, column in zip(parts, zip(*pieces)):
-        with tf.device(part.hub):
-            sums.append(tf.cast(tf.add_n([tf.cast(one, dtype) for one in column]), wire))
-    with tf.device(devices.home):
-        joined = sums[0] if len(sums) == 1 else tf.reshape(tf.concat(sums, 0), shape)
-        return tf.cast(joined, dtype)
+    with tf.name_scope("gradients" if what.is_trained else "sums"):
+        pieces = devices.each(lambda addend: _cut(tf.cast(addend, wire), parts), addends)
+        sums = []
+        for part, column in zip(parts, zip(*pieces)):
+            with tf.device(part.hub):
+                sums.append(tf.cast(sum_as(dtype, column), wire))
+        with tf.device(devices.home):
+            joined = sums[0] if len(sums) == 1 else tf.reshape(tf.concat(sums, 0), what.shape)
+            return tf.cast(joined, dtype)
 
 
 def _cut(tensor: Any, parts: Sequence[Part]) -> list[Any]:
@@ -129,9 +118,8 @@ def hubs_of(nodes: Sequence[Node], names: Sequence[str], home: str) -> dict[int,
     """
     if len(set(map(host_of, [home, *names]))) > 1:
         return {}
-    loads = dict.fromkeys(names, 0) | {home: 1}
     found: dict[int, tuple[Part, ...]] = {}
-    for kind, shares in (("copy", shares_out), ("sum", shares_back)):
+    for kind in ("copy", "sum"):
         sizes = {
             id(node): node.crossing.size
             for node in nodes
@@ -140,5 +128,5 @@ def hubs_of(nodes: Sequence[Node], names: Sequence[str], home: str) -> dict[int,
             and (node.crossing.size or 0) >= LEAST
         }
         if sizes and len(names) > 1:
-            found.update(divide(sizes, shares(loads, home)))  # type: ignore[arg-type]
+            found.update(divide(sizes, shares_of(names, home, back=kind == "sum")))  # type: ignore[arg-type]
     return found

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
-from keras_multigpu.engines.tensorflow.partition.sizes import Dims
+from keras_multigpu.engines.tensorflow.partition.sizes import Dims, elements_of
 
 Labels = Sequence[Any]
 
@@ -79,56 +79,51 @@ def static_dims(tensor: tf.Tensor) -> tuple[Any, ...] | None:
     return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
 
 
-class Choice:
+def split_label(
+    values: Sequence[Value], signature: Signature, dims: Sequence[Dims], unit_of: Callable[..., Any]
+) -> Any:
     """The label along which an operation is split; `None` if it can't be.
 
-    Args:
-        unit: gives the multiple of the rows that a dimension is, or `None`.
-        weight: gives the size of a tensor.
+    `unit_of` gives the multiple of the rows that a dimension is, or `None`.
     """
-
-    def __init__(self, unit: Any, weight: Any):
-        self._unit = unit
-        self._weight = weight
-
-    def __call__(self, values: Sequence[Value], signature: Signature, dims: Sequence[Dims]) -> Any:
-        units: dict[Any, set[Any]] = collections.defaultdict(set)
-        weights: dict[Any, float] = collections.defaultdict(float)
-        is_split: set[Any] = set()  # a number that happens to be that of the rows is no reason
-        for number, (value, labels) in enumerate(zip(values, signature.inputs)):
-            if number in signature.shapes:
+    units: dict[Any, set[Any]] = collections.defaultdict(set)
+    weights: dict[Any, float] = collections.defaultdict(float)
+    is_split: set[Any] = set()  # a number that happens to be that of the rows is no reason
+    for number, (value, labels) in enumerate(zip(values, signature.inputs)):
+        if number in signature.shapes:
+            continue
+        for axis, (label, dim) in enumerate(zip(labels, value.dims or ())):
+            if label is None:
                 continue
-            for axis, (label, dim) in enumerate(zip(labels, value.dims or ())):
-                if label is None:
-                    continue
+            units[label].add(dim)
+            is_free = value.is_free and not value.is_state
+            if axis == value.axis or (is_free and unit_of(dim) is not None):
+                weights[label] += 1 + elements_of(value.dims)
+            if axis == value.axis:
+                is_split.add(label)
+    for labels, shape in zip(signature.outputs, dims):
+        for label, dim in zip(labels, shape):
+            if label in units and not signature.regroups:
                 units[label].add(dim)
-                is_free = value.is_free and not value.is_state
-                if axis == value.axis or (is_free and self._unit(dim) is not None):
-                    weights[label] += 1 + self._weight(value.dims)
-                if axis == value.axis:
-                    is_split.add(label)
-        for labels, shape in zip(signature.outputs, dims):
-            for label, dim in zip(labels, shape):
-                if label in units and not signature.regroups:
-                    units[label].add(dim)
-                elif label in units and self._unit(dim) is None:
-                    units[label].add(None)
-        possible = [
-            label
-            for label in weights
-            if len(units[label]) == 1
-            and self._unit(next(iter(units[label]))) is not None
-            and (signature.partial or all(label in labels for labels in signature.outputs))
-        ]
-        is_kept = {one: all(one in labels for labels in signature.outputs) for one in possible}
-        if not possible and signature.shapes and not any(value.is_spread for value in values):
-            return self._new_rows(signature, dims, units)
-        ranks = {one: (one in is_split, is_kept[one], weights[one]) for one in possible}
-        return max(possible, key=lambda one: ranks[one], default=None)
+            elif label in units and unit_of(dim) is None:
+                units[label].add(None)
+    possible = [
+        label
+        for label in weights
+        if len(units[label]) == 1
+        and unit_of(next(iter(units[label]))) is not None
+        and (signature.partial or all(label in labels for labels in signature.outputs))
+    ]
+    is_kept = {one: all(one in labels for labels in signature.outputs) for one in possible}
+    if not possible and signature.shapes and not any(value.is_spread for value in values):
+        return _new_rows(signature, dims, units, unit_of)
+    ranks = {one: (one in is_split, is_kept[one], weights[one]) for one in possible}
+    return max(possible, key=lambda one: ranks[one], default=None)
 
-    def _new_rows(self, signature: Signature, dims: Sequence[Dims], known: Any) -> Any:
-        """The label of a new axis of rows, along which each device repeats what all have."""
-        for label, dim in zip(signature.outputs[0], dims[0]):
-            if label is not None and label not in known and self._unit(dim) is not None:
-                return label
-        return None
+
+def _new_rows(signature: Signature, dims: Sequence[Dims], known: Any, unit_of: Any) -> Any:
+    """The label of a new axis of rows, along which each device repeats what all have."""
+    for label, dim in zip(signature.outputs[0], dims[0]):
+        if label is not None and label not in known and unit_of(dim) is not None:
+            return label
+    return None

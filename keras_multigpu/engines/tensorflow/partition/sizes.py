@@ -153,6 +153,14 @@ def divide(a: Any, b: Any) -> Any:
     return _simple(terms)
 
 
+def quotient(a: Any, b: Any) -> Any:
+    """`a / b`; `None` if the polynomials don't say what it is."""
+    try:
+        return divide(a, b)
+    except Unknown:
+        return None
+
+
 def product(dims: Iterable[Any]) -> Any:
     """The number of elements."""
     result: Any = 1

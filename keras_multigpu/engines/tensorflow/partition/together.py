@@ -31,23 +31,13 @@ class JoinedDevices(Devices):
         names: the names of this process's devices.
         peers: the processes.
         counts: the rows that each process has, as a vector; `None` if all have the whole batch.
-        batch, home, is_compiled, wire_dtype: as for `Devices`.
+        batch, options: as for `Devices`.
     """
 
     is_joined = True
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        peers: Peers,
-        counts: Any,
-        batch: Any,
-        *,
-        is_compiled: bool = False,
-        home: str | None = None,
-        wire_dtype: Any = None,
-    ):
-        super().__init__(names, batch, home=home, is_compiled=is_compiled, wire_dtype=wire_dtype)
+    def __init__(self, names: Sequence[str], peers: Peers, counts: Any, batch: Any, **options: Any):
+        super().__init__(names, batch, **options)
         owners = list(peers.owners)
         self._peers = peers
         if counts is None:
@@ -59,7 +49,7 @@ class JoinedDevices(Devices):
             before = tf.reduce_sum(counts[:number])
             begins = [before + one for one in begins]
         self.locals = [
-            Local(batch, own, begin, place, part, len(names), is_compiled=is_compiled)
+            Local(batch, own, begin, place, part, len(names), is_compiled=self.is_compiled)
             for part, (own, begin, place) in enumerate(zip(rows, begins, peers.own))
         ]
 
@@ -113,14 +103,12 @@ class Together:
     """A step that joined processes make together.
 
     Attributes:
-        peers: the processes.
-        batches: the batches of their steps.
+        batches: the batches of the processes' steps.
         counts: the rows of each, as a vector.
         takes_own: whether a process gets its own rows of the results, if it gave its own.
         variables: gives the model's variables.
     """
 
-    peers: Peers
     batches: JointBatches
     counts: Any
     takes_own: bool
@@ -141,10 +129,10 @@ class Together:
     ) -> list[Any]:
         """Writes this process's part of a program; returns its outputs."""
         if not self.are_parts:
-            scope = JoinedDevices(devices, self.peers, None, traced.count(), **options)
+            scope = JoinedDevices(devices, self.batches.peers, None, traced.count(), **options)
             return write(program, scope, traced.given())
         batch = tf.cast(tf.reduce_sum(self.counts), tf.int32)
-        scope = JoinedDevices(devices, self.peers, self.counts, batch, **options)
+        scope = JoinedDevices(devices, self.batches.peers, self.counts, batch, **options)
         sizes = tf.stack([local.rows for local in scope.locals])
         slices = {
             id(one.tensor): tf.split(one.tensor, sizes, num=len(devices))

@@ -24,7 +24,7 @@ from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim
-from keras_multigpu.engines.tensorflow.weights.divided import divided_of, whole_variables
+from keras_multigpu.engines.tensorflow.weights.divided import divided_of, true_in, whole_variables
 from keras_multigpu.engines.tensorflow.weights.division import Division
 
 _UNEQUAL = (
@@ -35,14 +35,9 @@ _UNEQUAL = (
 _is_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("one_device", default=False)
 
 
-@contextlib.contextmanager
-def one_device() -> Iterator[None]:
+def one_device() -> contextlib.AbstractContextManager[None]:
     """Scope of what is computed, or traced, as by one device."""
-    token = _is_one_device.set(True)
-    try:
-        yield
-    finally:
-        _is_one_device.reset(token)
+    return true_in(_is_one_device)
 
 
 def is_one_device() -> bool:
@@ -160,7 +155,8 @@ class Traced:
     def given(self, replaced: Mapping[int, Any] | None = None) -> list[Any]:
         """The tensors of the graph's inputs, with others for arguments, by the `id`s of those."""
         return [
-            (replaced or {}).get(id(one.tensor), _parts(one.tensor)) for _, one in self._inputs()
+            (replaced or {}).get(id(one.tensor), _parts_of(one.tensor) or one.tensor)
+            for _, one in self._inputs()
         ]
 
     def _inputs(self) -> list[tuple[Any, Argument]]:
@@ -200,11 +196,6 @@ def _shards(planner: Planner, division: Division, devices: Sequence[str]) -> Val
     item = planner.new_input(tf.resource, EACH)
     layout, elements = Sharded(division.axis), Elements(dims=division.shape)
     return planner.value(tf.resource, None, layout, item, elements=elements)
-
-
-def _parts(tensor: Any) -> Any:
-    """A tensor, or what each device has of a variable."""
-    return _parts_of(tensor) or tensor
 
 
 def _parts_of(tensor: Any) -> list[Any]:
@@ -251,17 +242,10 @@ def _arguments(
 @contextlib.contextmanager
 def variables_lifted(made: list[tf.Variable]) -> Iterator[None]:
     """Scope in which the variables that a trace creates exist at once; adds them to `made`."""
-    names = [
-        "initial_value",
-        "trainable",
-        "validate_shape",
-        "name",
-        "dtype",
-        "constraint",
-        "synchronization",
-        "aggregation",
-        "shape",
-    ]
+    names = (
+        "initial_value trainable validate_shape name dtype constraint synchronization aggregation "
+        "shape"
+    ).split()
 
     def create(next_creator: Any, **settings: Any) -> tf.Variable:
         chosen = {name: settings[name] for name in names if name in settings}

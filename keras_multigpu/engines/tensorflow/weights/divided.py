@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
+import operator
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -56,7 +58,11 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
                 self.parts.append(tf.Variable(piece, trainable=False, dtype=like.dtype))
         with tf.device(full_name(first("cpu"))):  # of this process
             self.link = tf.Variable(
-                tf.zeros(division.shape, like.dtype), trainable=like.trainable, dtype=like.dtype
+                tf.zeros(division.shape, like.dtype),
+                trainable=like.trainable,
+                dtype=like.dtype,
+                synchronization=like.synchronization,
+                aggregation=like.aggregation,
             )
             # Its shape is known, and it stores none of it. Whoever uses its value sees that.
             none = tf.fill([], tf.cast(float("nan"), like.dtype))
@@ -64,7 +70,6 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
         _DIVIDED[id(self.link.handle)] = self
         self._name = like.name
         self._changed_in: Any = lambda: None  # the graph of the last assignment
-        self._synchronization, self._aggregation = like.synchronization, like.aggregation
         self._unique_id = like._unique_id  # by which optimizers know variables
 
     def __repr__(self) -> str:
@@ -72,41 +77,18 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
             f"<{type(self).__name__} {self.name!r} shape={self.shape} of {len(self.parts)} parts>"
         )
 
-    @property
-    def handle(self) -> Tensor:
-        return self.link.handle
-
-    @property
-    def graph(self) -> Any:
-        return self.handle.graph  # eager tensors have none
-
-    @property
-    def device(self) -> str:
-        return self.link.device
+    handle = property(operator.attrgetter("link.handle"))
+    graph = property(operator.attrgetter("link.handle.graph"))  # eager tensors have none
+    device = property(operator.attrgetter("link.device"))
+    dtype = property(operator.attrgetter("link.dtype"))
+    trainable = property(operator.attrgetter("link.trainable"))
+    synchronization = property(operator.attrgetter("link.synchronization"))
+    aggregation = property(operator.attrgetter("link.aggregation"))
+    name = property(operator.attrgetter("_name"))
 
     @property
     def shape(self) -> tf.TensorShape:
         return tf.TensorShape(self.division.shape)
-
-    @property
-    def dtype(self) -> tf.DType:
-        return self.link.dtype
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def trainable(self) -> bool:
-        return self.link.trainable
-
-    @property
-    def synchronization(self) -> tf.VariableSynchronization:
-        return self._synchronization
-
-    @property
-    def aggregation(self) -> tf.VariableAggregation:
-        return self._aggregation
 
     def value(self) -> Tensor:
         return self.read_value()
@@ -158,26 +140,10 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
 
-    def assign(self, value: Any, *args: Any, **kwargs: Any) -> DividedVariable:
-        return self._change("assign", tf.convert_to_tensor(value, self.dtype))
-
-    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> DividedVariable:
-        return self._change("assign_add", tf.convert_to_tensor(delta, self.dtype))
-
-    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> DividedVariable:
-        return self._change("assign_sub", tf.convert_to_tensor(delta, self.dtype))
-
-    def scatter_add(self, sparse_delta: Any, *args: Any, **kwargs: Any) -> DividedVariable:
-        return self._change("scatter_add", sparse_delta)
-
-    def scatter_sub(self, sparse_delta: Any, *args: Any, **kwargs: Any) -> DividedVariable:
-        return self._change("scatter_sub", sparse_delta)
-
-    def scatter_update(self, sparse_delta: Any, *args: Any, **kwargs: Any) -> DividedVariable:
-        return self._change("scatter_update", sparse_delta)
-
-    def _change(self, method: str, value: Tensor) -> DividedVariable:
+    def _change(self, method: str, value: Any, *args: Any, **kwargs: Any) -> DividedVariable:
         """Changes the parts, each on its device."""
+        if not isinstance(value, tf.IndexedSlices):
+            value = tf.convert_to_tensor(value, self.dtype)
         if in_trace():
             getattr(self.link, method)(value)
             return self
@@ -188,6 +154,13 @@ class DividedVariable(tf.Variable, tf.__internal__.types.Tensor):
             with on_device(part.device):
                 getattr(part, method)(piece)
         return self
+
+    assign = functools.partialmethod(_change, "assign")
+    assign_add = functools.partialmethod(_change, "assign_add")
+    assign_sub = functools.partialmethod(_change, "assign_sub")
+    scatter_add = functools.partialmethod(_change, "scatter_add")
+    scatter_sub = functools.partialmethod(_change, "scatter_sub")
+    scatter_update = functools.partialmethod(_change, "scatter_update")
 
     def _serialize_to_tensors(self) -> Any:
         raise NotImplementedError  # Keras then writes the whole value
@@ -218,16 +191,21 @@ if not knows_gradient(_LINKED):  # this module may be loaded again
 
 
 @contextlib.contextmanager
-def whole_variables() -> Iterator[None]:
+def true_in(flag: contextvars.ContextVar[bool]) -> Iterator[None]:
+    """Scope in which a flag is set."""
+    token = flag.set(True)
+    try:
+        yield
+    finally:
+        flag.reset(token)
+
+
+def whole_variables() -> contextlib.AbstractContextManager[None]:
     """Scope of a trace of one device: a divided variable is its link, as if that were whole.
 
     Whoever runs the trace gives it the parts.
     """
-    token = _are_whole.set(True)
-    try:
-        yield
-    finally:
-        _are_whole.reset(token)
+    return true_in(_are_whole)
 
 
 def in_trace() -> bool:

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.engines.optimizers import claim, clip_by, inner_optimizers
+from keras_multigpu.engines.runners import Runner
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.weights.divided import DividedVariable, division_of
 from keras_multigpu.engines.tensorflow.weights.division import Division
@@ -183,20 +184,30 @@ class Moves:
         return any(now[key][1] is not before[key][1] for key in now.keys() & before.keys())
 
 
-def following(
-    make: Callable[[], Callable[..., Any]], step: Callable[..., Any], models: Sequence[keras.Model]
-) -> Callable[..., Any]:
-    """A function of `step`, made by `make`, and again when variables of the models have moved."""
-    moves, made = Moves(), make()
+class FollowingRunner(Runner):
+    """A runner whose `partition` makes functions of steps, again when variables have moved.
 
-    @functools.wraps(step)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        nonlocal made
-        if moves.found(one for model in models for one in model.variables):
-            made = make()
-        return made(*args, **kwargs)
+    Attributes:
+        models: those whose variables they use.
+    """
 
-    return run
+    partition: Any
+    models: Sequence[keras.Model]
+
+    def function(
+        self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
+    ) -> Callable[..., Any]:
+        moves, make = Moves(), functools.partial(self.partition.function, step, jit_compile, rows)
+        made = make()
+
+        @functools.wraps(step)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal made
+            if moves.found(one for model in self.models for one in model.variables):
+                made = make()
+            return made(*args, **kwargs)
+
+        return run
 
 
 def move_variables(

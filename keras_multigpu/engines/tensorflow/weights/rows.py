@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -14,39 +14,54 @@ _COLUMNS, _MOST_BLOCKS = 16, 16
 
 
 def sum_rows(
-    table: Tensor, indices: Tensor, weights: Tensor | None, sparse_gradient: bool
+    table: Tensor,
+    indices: Tensor,
+    weights: Tensor | None,
+    sparse_gradient: bool,
+    dtype: tf.DType | None = None,
+    call: Callable[..., Any] = lambda name, run, *given: run(*given),
 ) -> Tensor:
-    """`sum_j weights[:, j] * table[indices[:, j]]`, of shape `(rows, units)`.
+    """`sum_j weights[:, j] * table[indices[:, j]]`, of shape `(rows, units)`, as `dtype`.
 
     TensorFlow's gradient of `tf.gather` repeats a row for every use, and Keras's optimizers
-    would square each part instead of the sum. Here each row comes once.
+    would square each part instead of the sum. Here each row comes once. `call` calls each part.
     """
+    kept, dtype = table.dtype, dtype or table.dtype
     if indices.dtype not in (tf.int32, tf.int64):
         indices = tf.cast(indices, tf.int64)
     # The gradient uses them in the graph of this call, wherever they come from.
     table, indices = tf.identity(table), tf.identity(indices)
-    weights = None if weights is None else tf.identity(weights)
-    gradient = of_rows_touched if sparse_gradient else of_all_rows
-    if weights is None:
+    size, shape = tf.constant(table.shape.as_list(), tf.int64), table.shape
 
-        @tf.custom_gradient
-        def unweighted(table: Tensor) -> Any:
-            def backward(upstream: Tensor) -> Tensor:
-                return gradient(upstream, indices, None, table.shape, table.dtype)
+    def sums(table: Tensor, indices: Tensor, weights: Tensor | None = None) -> Tensor:
+        return add_up(tf.cast(table, dtype), indices, weights)
 
-            return add_up(table, indices, None), backward
+    def dense(size: Tensor, upstream: Tensor, *given: Tensor) -> Tensor:
+        return tf.cast(of_all_rows(upstream, *given, shape=shape, dtype=upstream.dtype), kept)
 
-        return unweighted(table)
+    def touched(size: Tensor, upstream: Tensor, *given: Tensor) -> list[Tensor]:
+        found = of_rows_touched(upstream, *given, shape=shape, dtype=upstream.dtype)
+        return [tf.cast(found.values, kept), found.indices]
+
+    def by_weights(table: Tensor, upstream: Tensor, indices: Tensor) -> Tensor:
+        return of_weights(tf.cast(table, dtype), upstream, indices)
 
     @tf.custom_gradient
-    def weighted(table: Tensor, weights: Tensor) -> Any:
-        def backward(upstream: Tensor) -> tuple[Tensor, Tensor]:
-            by_weights = of_weights(table, upstream, indices)
-            return gradient(upstream, indices, weights, table.shape, table.dtype), by_weights
+    def summed(table: Tensor, *weights: Tensor) -> Any:
+        def backward(upstream: Tensor) -> Any:
+            if sparse_gradient:
+                found = call("rows", touched, size, upstream, indices, *weights)
+                rows = tf.constant(shape.as_list(), found[1].dtype)
+                gradient: Any = tf.IndexedSlices(*found, rows)
+            else:
+                gradient = call("gradient", dense, size, upstream, indices, *weights)
+            if not weights:
+                return gradient
+            return gradient, call("by_weights", by_weights, table, upstream, indices)
 
-        return add_up(table, indices, weights), backward
+        return call("sums", sums, table, indices, *weights), backward
 
-    return weighted(table, weights)
+    return summed(table, *([] if weights is None else [tf.identity(weights)]))
 
 
 def merge_rows(gradient: Any) -> Any:
@@ -93,7 +108,7 @@ def of_weights(table: Tensor, upstream: Tensor, indices: Tensor) -> Tensor:
 
 
 def of_all_rows(
-    upstream: Tensor, indices: Tensor, weights: Tensor | None, shape: Any, dtype: tf.DType
+    upstream: Tensor, indices: Tensor, weights: Any = None, *, shape: Any, dtype: tf.DType
 ) -> Tensor:
     """The gradient of a table of this shape and type."""
     total = tf.zeros(shape, wide(upstream).dtype)
@@ -104,7 +119,7 @@ def of_all_rows(
 
 
 def of_rows_touched(
-    upstream: Tensor, indices: Tensor, weights: Tensor | None, shape: Any, dtype: tf.DType
+    upstream: Tensor, indices: Tensor, weights: Any = None, *, shape: Any, dtype: tf.DType
 ) -> tf.IndexedSlices:
     """The gradient's rows that are touched, each once."""
     shape = tf.constant(list(shape), tf.int32)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import (
-    _EVALUATE,
+    EVALUATE,
     constant_of,
     evaluate,
     numbers_of,
@@ -165,7 +165,7 @@ def _numbers(const, rows):
 
 
 def test_every_operation_has_a_case():
-    assert set(_EVALUATE) <= set(DECIDED)
+    assert set(EVALUATE) <= set(DECIDED)
 
 
 @pytest.mark.parametrize(

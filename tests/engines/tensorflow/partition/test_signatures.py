@@ -4,8 +4,7 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Split, Value
-from keras_multigpu.engines.tensorflow.partition.operations import elements_of
-from keras_multigpu.engines.tensorflow.partition.signatures import Choice, Signature
+from keras_multigpu.engines.tensorflow.partition.signatures import Signature, split_label
 from keras_multigpu.engines.tensorflow.partition.sizes import Dim, Unknown, divide
 
 pytestmark = pytest.mark.backend_free
@@ -19,7 +18,8 @@ def _unit(dim):
         return None
 
 
-choose = Choice(_unit, elements_of)
+def choose(values, signature, dims):
+    return split_label(values, signature, dims, _unit)
 
 
 def _value(dims, axis=None):

@@ -5,11 +5,6 @@ A rule takes the planner, the traced operation and the values of its inputs. It 
 or `None`: then the operation is computed whole. An operation without a rule always is.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 from keras_multigpu.engines.tensorflow.partition.rules import (
     blocks,
     branches,
@@ -31,28 +26,6 @@ from keras_multigpu.engines.tensorflow.partition.rules import (
     sparse,
     state,
 )
+from keras_multigpu.engines.tensorflow.partition.rules.table import RULES
 
-RULES: dict[str, Callable[..., Any]] = {}
-for _room in (
-    elementwise,
-    contractions,
-    rows,
-    blocks,
-    matrices,
-    diagonals,
-    reductions,
-    shapes,
-    parts,
-    gathers,
-    random,
-    recurrent,
-    sparse,
-    ragged,
-    state,
-    branches,
-    loops,
-    lists,
-    optionals,
-):
-    assert not RULES.keys() & _room.RULES.keys(), RULES.keys() & _room.RULES.keys()
-    RULES.update(_room.RULES)
+__all__ = ["RULES"]

@@ -17,11 +17,9 @@ import tensorflow as tf
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
 from keras_multigpu.engines.tensorflow.partition.operations import create
 from keras_multigpu.engines.tensorflow.partition.rules.rows import CONVOLUTIONS, FILTERS, GRADIENTS
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.rules.table import rule
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature, static_dims
-from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, divide
-
-RULES = Table()
+from keras_multigpu.engines.tensorflow.partition.sizes import quotient
 
 _INTO, _BACK = "SpaceToBatchND", "BatchToSpaceND"
 _SAME_ROWS = ("ExpandDims", "Squeeze", "Reshape")
@@ -34,7 +32,7 @@ _ROWS_OF = {
 }
 
 
-@RULES.rule(_INTO, _BACK)
+@rule(_INTO, _BACK)
 def blocks(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each row with its blocks."""
     known = planner.cache.setdefault("blocks", {})
@@ -44,9 +42,8 @@ def blocks(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if not known[id(op)] or after is None:
         return None
     size, rows = _size(op), (values[0].dims or ())[0]
-    try:
-        made = rows * size if op.type == _INTO else divide(rows, size)
-    except Unknown:
+    made = rows * size if op.type == _INTO else quotient(rows, size)
+    if made is None:
         return None
     labels = ("row", *(None,) * (len(after) - 1))
     return Signature(

@@ -22,15 +22,13 @@ from keras_multigpu.engines.tensorflow.partition.rules.control import (
     graph_of,
     sums,
 )
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.rules.table import rule
 from keras_multigpu.engines.tensorflow.partition.rules.tables import FUNCTIONS
 from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, symbols_of
 from keras_multigpu.engines.tensorflow.partition.states import State, joined, state_of
 
-RULES = Table()
 
-
-@RULES.rule("PartitionedCall", "StatefulPartitionedCall", needs_ranks=False)
+@rule("PartitionedCall", "StatefulPartitionedCall", needs_ranks=False)
 def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     """As if its operations stood here; what XLA compiles stays a compiled function."""
     graph = graph_of(op, "f")
@@ -67,7 +65,7 @@ def call(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     return made
 
 
-@RULES.rule("If", "StatelessIf", "Case", "StatelessCase", needs_ranks=False)
+@rule("If", "StatelessIf", "Case", "StatelessCase", needs_ranks=False)
 def branch(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     """The branches agree on the layouts of their results."""
     if op.type.endswith("If"):

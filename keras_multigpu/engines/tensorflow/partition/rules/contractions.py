@@ -8,14 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table, join
+from keras_multigpu.engines.tensorflow.partition.rules.table import broadcast_labels, join, rule
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, broadcast
 
-RULES = Table()
 
-
-@RULES.rule("MatMul")
+@rule("MatMul")
 def matmul(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
     """Rows and columns are kept, the inner axis is summed."""
     a = ("k", "m") if op.get_attr("transpose_a") else ("m", "k")
@@ -24,7 +22,7 @@ def matmul(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
     return Signature([a, b], [("m", "n")], "sum")
 
 
-@RULES.rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+@rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def batch_matmul(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """As a product of matrices, with axes in front that broadcast."""
     a = ("k", "m") if op.get_attr("adj_x") else ("m", "k")
@@ -35,26 +33,13 @@ def batch_matmul(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         front = broadcast(*fronts)
     except Unknown:
         return None
-    rank = len(front)
-    aligned = [(1,) * (rank - len(one)) + tuple(one) for one in fronts]
-    labels = [
-        ("batch", axis)
-        if dim != 1 and all(one[axis] == dim or one[axis] == 1 for one in aligned)
-        else None
-        for axis, dim in enumerate(front)
-    ]
-    inputs = [
-        tuple(labels[axis] if one[axis] == front[axis] else None for axis in range(rank))[
-            rank - len(shape) :
-        ]
-        + ends
-        for one, shape, ends in zip(aligned, fronts, (a, b))
-    ]
+    labels, before = broadcast_labels(front, fronts)
+    inputs = [[*one, *ends] for one, ends in zip(before, (a, b))]
     ends = [dict(zip(a, shapes[0][-2:]))["m"], dict(zip(b, shapes[1][-2:]))["n"]]
     return Signature(inputs, [(*labels, "m", "n")], "sum", dims=[(*front, *ends)])
 
 
-@RULES.rule("Einsum")
+@rule("Einsum")
 def einsum(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """The equation names the axes."""
     inputs, output = op.get_attr("equation").decode().split("->")
@@ -85,8 +70,7 @@ def _spelled(terms: list[str], values: list[Value]) -> list[str]:
     """
     unused = [one for one in string.ascii_letters if not any(one in term for term in terms)]
     counts = [
-        len(value.dims or ()) - len(term) + 3 if "..." in term else 0
-        for term, value in zip(terms, values)
+        value.rank - len(term) + 3 if "..." in term else 0 for term, value in zip(terms, values)
     ]
     most = max(counts)
     return [
@@ -95,30 +79,30 @@ def _spelled(terms: list[str], values: list[Value]) -> list[str]:
     ]
 
 
-@RULES.rule("BiasAddGrad")
+@rule("BiasAddGrad")
 def bias_add_grad(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
     """All axes but the channels are summed."""
-    labels = tuple(range(len(values[0].dims or ())))
+    labels = tuple(range(values[0].rank))
     channel = 1 if op.get_attr("data_format") == b"NCHW" else labels[-1]
     return Signature([labels], [(channel,)], "sum")
 
 
-@RULES.rule("L2Loss")
+@rule("L2Loss")
 def l2_loss(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
     """A sum over all axes."""
-    return Signature([tuple(range(len(values[0].dims or ())))], [()], "sum")
+    return Signature([tuple(range(values[0].rank))], [()], "sum")
 
 
-@RULES.rule("Cross")
+@rule("Cross")
 def cross(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """The last axis belongs together."""
     if values[0].dims != values[1].dims:
         return None
-    labels = (*range(len(values[0].dims or ()) - 1), None)
+    labels = (*range(values[0].rank - 1), None)
     return Signature([labels, labels], [labels], dims=[values[0].dims])
 
 
-@RULES.rule("SparseTensorDenseMatMul")
+@rule("SparseTensorDenseMatMul")
 def sparse_matmul(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """The columns of the dense matrix are independent; the entries of the sparse one add up."""
     dense = ("column", None) if op.get_attr("adjoint_b") else (None, "column")

@@ -10,12 +10,10 @@ from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
 from keras_multigpu.engines.tensorflow.partition.layouts import COPIED, Split, Value
 from keras_multigpu.engines.tensorflow.partition.program import EACH
 from keras_multigpu.engines.tensorflow.partition.rules.matrices import last_axes
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table
-
-RULES = Table()
+from keras_multigpu.engines.tensorflow.partition.rules.table import rule
 
 
-@RULES.rule("MatrixDiagPartV3", "MatrixSetDiagV3", "MatrixDiagV3")
+@rule("MatrixDiagPartV3", "MatrixSetDiagV3", "MatrixDiagV3")
 def diagonals(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each device's rows, or columns, have its part of the diagonal; of whole matrices, all."""
     makes = op.type == "MatrixDiagV3"

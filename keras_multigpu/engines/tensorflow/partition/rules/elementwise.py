@@ -7,18 +7,20 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Value
-from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
+from keras_multigpu.engines.tensorflow.partition.operations import operation
 from keras_multigpu.engines.tensorflow.partition.order import CHECKS
 from keras_multigpu.engines.tensorflow.partition.program import EACH
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table, join, no_axis, types_of
+from keras_multigpu.engines.tensorflow.partition.rules.table import (
+    broadcast_labels,
+    join,
+    no_axis,
+    rule,
+)
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, broadcast
 
-RULES = Table()
-
 ALIASES = ["Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"]
-ELEMENTWISE = types_of(
-    """
+ELEMENTWISE = """
     Abs Acos Acosh Add AddV2 Angle ApproximateEqual Asin Asinh Atan Atan2 Atanh BesselI0
     BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e
     BesselY0 BesselY1 BitwiseAnd BitwiseOr BitwiseXor Cast Ceil
@@ -34,20 +36,19 @@ ELEMENTWISE = types_of(
     Betainc RandomGammaGrad AsString RegexFullMatch StaticRegexFullMatch StaticRegexReplace
     StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast
     StringToHashBucketStrong StringToNumber StringUpper DecodeBase64 EncodeBase64
-    """
-)
+""".split()
 
 # Those that don't broadcast
 SAME_SIZES = (*[one for one in ELEMENTWISE if one.endswith("Grad")], "AddN")
 
 
-@RULES.rule(*ALIASES, needs_ranks=False)
+@rule(*ALIASES, needs_ranks=False)
 def alias(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """The inputs themselves."""
     return list(values)
 
 
-@RULES.rule("EnsureShape", needs_ranks=False)
+@rule("EnsureShape", needs_ranks=False)
 def ensure_shape(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """What the trace does not know is checked: on each device, or of all the rows."""
     (value,), wanted = values, tf.TensorShape(op.get_attr("shape"))
@@ -62,36 +63,31 @@ def ensure_shape(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return Signature([labels], [labels], dims=[dims], attributes={"shape": shape})
 
 
-@RULES.rule(*ELEMENTWISE)
+_OTHERS = "Bitcast Bucketize FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars".split()
+
+
+@rule(*ELEMENTWISE, *_OTHERS)
 def elementwise(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """An axis is split if every input has it in full, or has one entry there for all."""
     if any(value.dtype == tf.variant for value in values):
         return None
-    if op.type in SAME_SIZES and len({len(value.dims or ()) for value in values}) == 1:
-        for axis in range(len(values[0].dims or ())):
+    if op.type in SAME_SIZES and len({value.rank for value in values}) == 1:
+        for axis in range(values[0].rank):
             join(*[(value, axis) for value in values])
     try:
         dims = broadcast(*[value.dims or () for value in values])
     except Unknown:
         return None
-    rank = len(dims)
-    aligned = [(1,) * (rank - len(v.dims or ())) + tuple(v.dims or ()) for v in values]
-    is_known = [all(one[axis] in (1, dims[axis]) for one in aligned) for axis in range(rank)]
-    if op.type in ("Equal", "NotEqual") and not all(is_known):
+    if op.type == "Bitcast" and values[0].dtype.size != op.outputs[0].dtype.size:
+        return None
+    labels, inputs = broadcast_labels(dims, [value.dims or () for value in values])
+    is_known = all(one is not None or dim == 1 for one, dim in zip(labels, dims))
+    if op.type in ("Equal", "NotEqual") and not is_known:
         return None  # with `incompatible_shape_error=False` it may be a scalar
-    is_clear = [dim != 1 and known for dim, known in zip(dims, is_known)]
-    inputs = [
-        tuple(
-            axis if is_clear[axis] and one[axis] == dims[axis] else None
-            for axis in range(rank - len(value.dims or ()), rank)
-        )
-        for value, one in zip(values, aligned)
-    ]
-    labels = tuple(axis if is_clear[axis] else None for axis in range(rank))
     return Signature(inputs, [labels], dims=[dims])
 
 
-@RULES.rule("Greater")
+@rule("Greater")
 def greater(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Also of sizes."""
     signature = elementwise(planner, op, values)
@@ -103,7 +99,7 @@ def greater(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return made, how
 
 
-@RULES.rule("SelectV2")
+@rule("SelectV2")
 def choose(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Numbers of rows are what they are if they are replaced by 0 where there is one (`pfor`)."""
     condition, first, second = values
@@ -114,15 +110,15 @@ def choose(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return elementwise(planner, op, values)
 
 
-@RULES.rule(*CHECKS, needs_ranks=False)
+@rule(*CHECKS, needs_ranks=False)
 def check(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each device checks what it has; as an assertion, which runs whether its result is used."""
     (value,) = values
-    message, attributes = op.get_attr("message").decode(), attributes_of(op)
+    message, write = op.get_attr("message").decode(), operation(op)
     layout = value.layout if value.is_sharded or value.axis is not None else WHOLE
 
     def emit(local: Any, tensor: Any) -> list[Any]:
-        (checked,) = create(op.type, [tensor], attributes, op.name)  # its error comes first
+        (checked,) = write(local, tensor)  # its error comes first
         tf.debugging.Assert(tf.reduce_all(tf.math.is_finite(checked)), [message])
         return []
 
@@ -131,19 +127,10 @@ def check(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return values, "spread"
 
 
-@RULES.rule("Bitcast")
-def bitcast(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Between types of one size."""
-    if values[0].dtype.size != op.outputs[0].dtype.size:
-        return None
-    labels = tuple(range(len(values[0].dims or ())))
-    return Signature([labels], [labels], dims=[values[0].dims])
-
-
-@RULES.rule("Select")
+@rule("Select")
 def select(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """A condition for each element, for each row, or for all."""
-    condition, rank = values[0].dims or (), len(values[1].dims or ())
+    condition, rank = values[0].dims or (), values[1].rank
     if values[1].dims != values[2].dims:
         return None
     labels = tuple(range(rank))
@@ -152,10 +139,10 @@ def select(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return Signature([labels[: len(condition)], labels, labels], [labels], dims=[values[1].dims])
 
 
-@RULES.rule("FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxArgsGradient")
+@rule("FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxArgsGradient")
 def quantized_gradient(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """The gradients of the range are sums over all elements."""
-    labels = tuple(range(len(values[0].dims or ())))
+    labels = tuple(range(values[0].rank))
     if values[0].dims != values[1].dims:
         return None
     inputs = [labels, labels, *map(no_axis, values[2:])]
@@ -163,20 +150,17 @@ def quantized_gradient(planner: Any, op: tf.Operation, values: list[Value]) -> A
     return Signature(inputs, outputs, "sum" if len(outputs) > 1 else None)
 
 
-@RULES.rule("BiasAdd")
+@rule("BiasAdd")
 def bias_add(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
     """The bias goes along the channels."""
-    labels = tuple(range(len(values[0].dims or ())))
+    labels = tuple(range(values[0].rank))
     channel = 1 if op.get_attr("data_format") == b"NCHW" else labels[-1]
     return Signature([labels, (channel,)], [labels], dims=[values[0].dims])
 
 
-@RULES.rule("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxArgs", "QuantizeAndDequantizeV4")
+@rule("QuantizeAndDequantizeV4")
 def quantized(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Element by element, with a range for all."""
-    if op.type == "QuantizeAndDequantizeV4" and not op.get_attr("range_given"):
+    if not op.get_attr("range_given") or any(value.dims for value in values[1:]):
         return None
-    if any(value.dims for value in values[1:]):
-        return None
-    labels = tuple(range(len(values[0].dims or ())))
-    return Signature([labels, *map(no_axis, values[1:])], [labels], dims=[values[0].dims])
+    return elementwise(planner, op, values)

@@ -7,19 +7,17 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import SUM, WHOLE, Split, Value
-from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
+from keras_multigpu.engines.tensorflow.partition.operations import create, operation
 from keras_multigpu.engines.tensorflow.partition.program import EACH
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
+from keras_multigpu.engines.tensorflow.partition.rules.table import axes_of, no_axis, rule
 from keras_multigpu.engines.tensorflow.partition.rules.tables import rows_of
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 from keras_multigpu.engines.tensorflow.partition.sizes import elements_of
 
-RULES = Table()
-
 _FEW = 16  # times as large as the updates of 32 rows: then the updates are less to send
 
 
-@RULES.rule("GatherV2")
+@rule("GatherV2")
 def gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Split along indices, or along what isn't indexed; rows of a large table where they are."""
     is_first = _is_first_axis(values)
@@ -46,10 +44,10 @@ def gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
 
 
 def _is_first_axis(values: list[Value]) -> bool:
-    return axes_of(values[2], len(values[0].dims or ())) == [0]
+    return axes_of(values[2], values[0].rank) == [0]
 
 
-@RULES.rule("GatherNd")
+@rule("GatherNd")
 def gather_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Split along indices, or along the axes behind those that are indexed."""
     table, indices = values[0].dims or (), values[1].dims or ()
@@ -66,7 +64,7 @@ def gather_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     )
 
 
-@RULES.rule("ScatterNd")
+@rule("ScatterNd")
 def scatter_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Updates add up; the axes behind those that are indexed are kept."""
     indices, updates, dtype = values[0].dims or (), values[1].dims or (), values[1].dtype
@@ -89,10 +87,10 @@ def scatter_nd(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     )
 
 
-@RULES.rule("OneHot")
+@rule("OneHot")
 def one_hot(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """A new axis for the classes."""
-    labels, dims = list(range(len(values[0].dims or ()))), list(values[0].dims or ())
+    labels, dims = list(range(values[0].rank)), list(values[0].dims or ())
     axis = op.get_attr("axis") % (len(labels) + 1)
     depth = None if values[1].const is None else values[1].const[()]
     return Signature(
@@ -102,7 +100,7 @@ def one_hot(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     )
 
 
-@RULES.rule("LowerBound", "UpperBound")
+@rule("LowerBound", "UpperBound")
 def search_sorted(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each row has its own sorted values."""
     if (values[0].dims or ())[:1] != (values[1].dims or ())[:1]:
@@ -110,27 +108,14 @@ def search_sorted(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return Signature([("row", None), ("row", None)], [("row", None)], dims=[values[1].dims])
 
 
-@RULES.rule("Unique", "UniqueWithCounts")
+@rule("Unique", "UniqueWithCounts")
 def unique(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """One device finds them; every entry has its place among them."""
     dims = [(None,), values[0].dims, (None,)]
     return planner.fallback(op, values, dims[: len(op.outputs)])
 
 
-@RULES.rule("Bucketize")
-def bucketize(planner: Any, op: tf.Operation, values: list[Value]) -> Signature:
-    """Element by element."""
-    labels = tuple(range(len(values[0].dims or ())))
-    return Signature([labels], [labels], dims=[values[0].dims])
-
-
-@RULES.rule(
-    "TensorScatterUpdate",
-    "TensorScatterAdd",
-    "TensorScatterSub",
-    "TensorScatterMax",
-    "TensorScatterMin",
-)
+@rule(*[f"TensorScatter{one}" for one in ("Update", "Add", "Sub", "Max", "Min")])
 def tensor_scatter(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Axes behind the indexed ones; what rows add anywhere are addends."""
     if op.type in ("TensorScatterAdd", "TensorScatterSub") and _is_of_rows(values):
@@ -138,7 +123,7 @@ def tensor_scatter(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     depth = (values[1].dims or (None,))[-1]
     if not isinstance(depth, int):
         return None
-    dims, k = values[0].dims or (), len(values[1].dims or ()) - 1
+    dims, k = values[0].dims or (), values[1].rank - 1
     rest = tuple(range(depth, len(dims)))
     rows = [axis for axis in rest if planner.unit_of(dims[axis]) is not None]
 
@@ -173,11 +158,6 @@ def _added(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     sizes = (indices.dims or ())[:1], (updates.dims or ())[:1]
     if sizes[0] != sizes[1] or planner.unit_of(sizes[0][0]) is None or tensor.dtype == tf.bool:
         return None
-    attributes = attributes_of(op)
-
-    def emit(local: Any, *tensors: Any) -> list[Any]:
-        return create(op.type, tensors, attributes, op.name)
-
     items = [planner.get(one, form) for one, form in zip(values, (SUM, Split(0), Split(0)))]
-    (item,) = planner.add(emit, items, EACH, [tensor.dtype], name=op.name)
+    (item,) = planner.add(operation(op), items, EACH, [tensor.dtype], name=op.name)
     return [planner.value(tensor.dtype, tensor.dims, SUM, item)], "spread"

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import constant_of
@@ -24,16 +23,14 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Value,
     Whole,
 )
-from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
+from keras_multigpu.engines.tensorflow.partition.operations import operation
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.rules import own_lists
 from keras_multigpu.engines.tensorflow.partition.rules.elementwise import elementwise
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table
-from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
+from keras_multigpu.engines.tensorflow.partition.rules.table import rule
+from keras_multigpu.engines.tensorflow.partition.signatures import Signature, static_dims
 from keras_multigpu.engines.tensorflow.partition.sizes import Dim
 from keras_multigpu.engines.tensorflow.partition.states import joined_elements
-
-RULES = Table()
 
 _ANY = Elements(None, None, False)
 
@@ -42,12 +39,8 @@ def written(
     planner: Any, op: tf.Operation, inputs: Sequence[Item], place: int, **more: Any
 ) -> list[Item]:
     """The operation, on one or on each device, with these inputs and `more` attributes."""
-    attributes = {**attributes_of(op), **more}
-
-    def emit(local: Any, *tensors: Any) -> list[Any]:
-        return create(op.type, tensors, attributes, op.name)
-
     types = [tensor.dtype for tensor in op.outputs]
+    emit = operation(op, signature=Signature([], [], attributes=more))
     return planner.add(emit, inputs, place, types, name=op.name)
 
 
@@ -60,7 +53,7 @@ def _shape_item(planner: Any, value: Value, layout: Layout) -> Item:
         -1 if axis == layout.axis or isinstance(dim, Dim) else dim
         for axis, dim in enumerate(value.const)
     ]
-    const = constant_of(np.array(numbers, dtype=object))
+    const = constant_of(numbers)
     return planner.get(Value(value.dtype, const.shape, const=const), form)
 
 
@@ -74,7 +67,7 @@ def place_of(layout: Layout) -> int:
     return EACH if isinstance(layout, (Split, Listed)) else 0
 
 
-@RULES.rule("EmptyTensorList", "TensorListReserve", needs_ranks=False)
+@rule("EmptyTensorList", "TensorListReserve", needs_ranks=False)
 def new(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """Made in the layout in which it is used."""
 
@@ -94,7 +87,7 @@ def new(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     return [Value(tf.variant, None, make=make, elements=known)]
 
 
-@RULES.rule("TensorListSetItem", "TensorListPushBack", needs_ranks=False)
+@rule("TensorListSetItem", "TensorListPushBack", needs_ranks=False)
 def put(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """The list lies as its elements do."""
     items = values[0]
@@ -133,7 +126,7 @@ def put(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
 
 
-@RULES.rule("TensorListFromTensor", needs_ranks=False)
+@rule("TensorListFromTensor", needs_ranks=False)
 def from_tensor(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """The first axis is that of the list."""
     x = values[0]
@@ -167,7 +160,7 @@ def _making(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return make
 
 
-@RULES.rule("TensorListGetItem", "TensorListPopBack", "TensorListStack", needs_ranks=False)
+@rule("TensorListGetItem", "TensorListPopBack", "TensorListStack", needs_ranks=False)
 def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """One element, the last one, or all."""
     items, tensor = values[0], op.outputs[-1]
@@ -201,9 +194,7 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     if is_all and axis == WHOLE and value.dims and planner.unit_of(value.dims[0]) is not None:
         value.layout = Split(0)  # what follows is spread again
     if known.const is not None and not is_all and known.dims is not None:
-        const = constant_of(np.zeros([int(dim) for dim in known.dims], dtype=object))
-        const.flat[:] = list(known.const)
-        value = Value(tensor.dtype, known.dims, const=const)
+        value = Value(tensor.dtype, known.dims, const=constant_of(known.const, known.dims))
     if op.type != "TensorListPopBack":
         return [value]
     known = dataclasses.replace(known, count=None)
@@ -211,7 +202,7 @@ def take(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     return [rest, value]
 
 
-@RULES.rule("TensorListLength", needs_ranks=False)
+@rule("TensorListLength", needs_ranks=False)
 def length(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """The same for all devices' lists."""
     count = (values[0].elements or _ANY).count
@@ -225,18 +216,17 @@ def length(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     return [Value(tf.int32, (), WHOLE, {form: item})]
 
 
-@RULES.rule("TensorListElementShape", needs_ranks=False)
+@rule("TensorListElementShape", needs_ranks=False)
 def element_shape(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Known, if the elements' dimensions are."""
     known = values[0].elements
     if known is None or known.dims is None or None in known.dims:
         return None
-    const = constant_of(np.zeros(len(known.dims), dtype=object))
-    const[:] = list(known.dims)
+    const = constant_of(known.dims)
     return [Value(op.outputs[0].dtype, const.shape, const=const)]
 
 
-@RULES.rule("TensorListResize", needs_ranks=False)
+@rule("TensorListResize", needs_ranks=False)
 def resize(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """Of the same elements."""
     layout = form_of(values[0])
@@ -245,12 +235,13 @@ def resize(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     other = WHOLE if isinstance(layout, Whole) else COPIED
     inputs = [planner.get(values[0], layout), planner.get(values[1], other)]
     item = written(planner, op, inputs, place_of(layout))[0]
-    known = dataclasses.replace(values[0].elements or _ANY, is_constant=False, const=None)
-    known = dataclasses.replace(known, count=None)
+    known = dataclasses.replace(
+        values[0].elements or _ANY, is_constant=False, const=None, count=None
+    )
     return [Value(tf.variant, None, layout, {layout: item}, elements=known)]
 
 
-@RULES.rule("ZerosLike", "AddN", needs_ranks=False)
+@rule("ZerosLike", "AddN", needs_ranks=False)
 def like(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Of lists; other tensors have their own rule."""
     if values[0].dtype != tf.variant:

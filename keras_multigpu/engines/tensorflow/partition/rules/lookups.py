@@ -163,9 +163,6 @@ class Lookup:
 
 def _rows_of(indices: Sequence[Any]) -> Any:
     """The row of the batch that each index belongs to, of all devices' flat indices."""
-    found, before = [], tf.constant(0)
-    for one in indices:
-        rows, ones = tf.unstack(tf.shape(one))
-        found.append(tf.repeat(tf.range(before, before + rows), ones))
-        before += rows
-    return tf.concat(found, 0)
+    shapes = [tf.unstack(tf.shape(one)) for one in indices]
+    ones = tf.concat([tf.fill([rows], ones) for rows, ones in shapes], 0)
+    return tf.repeat(tf.range(tf.size(ones)), ones)

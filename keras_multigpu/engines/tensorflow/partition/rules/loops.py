@@ -23,14 +23,12 @@ from keras_multigpu.engines.tensorflow.partition.rules.control import (
 )
 from keras_multigpu.engines.tensorflow.partition.rules.definitions import graph_by_definition
 from keras_multigpu.engines.tensorflow.partition.rules.row_loops import over_rows
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.rules.table import rule
 from keras_multigpu.engines.tensorflow.partition.sizes import elements_of
 from keras_multigpu.engines.tensorflow.partition.states import State, joined, state_of
 
-RULES = Table()
 
-
-@RULES.rule("While", "StatelessWhile", needs_ranks=False)
+@rule("While", "StatelessWhile", needs_ranks=False)
 def loop(planner: Planner, op: tf.Operation, values: list[Value]) -> Any:
     """What the body passes through unchanged is taken from outside; the rest has states."""
     body, test = (graph_of(op, one) or graph_by_definition(op, one) for one in ("body", "cond"))
@@ -108,15 +106,6 @@ def _once(
     return inner, inner.run(graph, inside)
 
 
-def _named_by_order() -> contextlib.AbstractContextManager[Any]:
-    """Scope in which names tell nothing of layers, whose automatic names are a process's own.
-
-    A collective operation meets those of loops of the same name.
-    """
-    root: contextlib.AbstractContextManager[Any] = tf.compat.v1.get_default_graph().name_scope(None)
-    return root
-
-
 def _loop_node(
     planner: Planner,
     op: tf.Operation,
@@ -137,20 +126,23 @@ def _loop_node(
         if way != ALL_DEVICES:
             # They cross before the loop: TensorFlow would send them in each iteration.
             given = tuple(one if one.dtype == tf.resource else tf.identity(one) for one in given)
-        variables = inner.flat(given[:count], layouts)
-        specs = inner.shapes(carried, tensors, scope)
+        variables = tf.nest.flatten(given[:count])
+        specs = inner.shapes(carried, tensors)
 
         def parts(flat: Sequence[Any]) -> list[Any]:
             return [*inner.unflat(flat, layouts), *given[count:]]
 
         def body(*flat: Any) -> list[Any]:
-            made = inner.flat(inner.write(scope, parts(flat)), layouts)
+            made = tf.nest.flatten(inner.write(scope, parts(flat)))
             for tensor, shape in zip(made, specs):
                 tensor.set_shape(shape)
             return made
 
         is_joined = planner.is_joined and way == ALL_DEVICES
-        with _named_by_order() if is_joined else contextlib.nullcontext():
+        # A collective operation meets those of loops of the same name. Layers' automatic names, in
+        # the scope's, are a process's own.
+        root = tf.compat.v1.get_default_graph().name_scope(None)
+        with root if is_joined else contextlib.nullcontext():
             made = tf.while_loop(
                 lambda *flat: check.write(scope, parts(flat))[0],
                 body,

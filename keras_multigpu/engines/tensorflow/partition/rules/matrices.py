@@ -8,78 +8,34 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table, no_axis
+from keras_multigpu.engines.tensorflow.partition.rules.table import listed, no_axis, rule
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 
-RULES = Table()
-
 # {type: how many axes at the end belong together}
-LAST_AXES: dict[str, int] = {
-    "Softmax": 1,
-    "LogSoftmax": 1,
-    "TopKV2": 1,
-    "FFT": 1,
-    "FFT2D": 2,
-    "FFT3D": 3,
-    "IFFT": 1,
-    "IFFT2D": 2,
-    "IFFT3D": 3,
-    "RFFT": 1,
-    "RFFT2D": 2,
-    "RFFT3D": 3,
-    "IRFFT": 1,
-    "IRFFT2D": 2,
-    "IRFFT3D": 3,
-    "Cholesky": 2,
-    "CholeskyGrad": 2,
-    "LogMatrixDeterminant": 2,
-    "MatrixDeterminant": 2,
-    "MatrixInverse": 2,
-    "MatrixLogarithm": 2,
-    "MatrixSquareRoot": 2,
-    "Eig": 2,
-    "Lu": 2,
-    "MatrixSolve": 2,
-    "MatrixTriangularSolve": 2,
-    "Qr": 2,
-    "Svd": 2,
-    "SelfAdjointEigV2": 2,
-    "MatrixBandPart": 2,
-    "MatrixDiagPartV3": 2,
-    "MatrixDiagV3": 1,
-    "MatrixSetDiagV3": 2,
-}
-_KEEP_SHAPE = (
-    "Softmax",
-    "LogSoftmax",
-    "MatrixBandPart",
-    "MatrixSetDiagV3",
-    "MatrixInverse",
-    "Cholesky",
-    "MatrixLogarithm",
-    "MatrixSquareRoot",
-    "FFT",
-    "FFT2D",
-    "FFT3D",
-    "IFFT",
-    "IFFT2D",
-    "IFFT3D",
+LAST_AXES: dict[str, int] = listed(
+    {
+        1: "Softmax LogSoftmax TopKV2 FFT IFFT RFFT IRFFT MatrixDiagV3",
+        2: "FFT2D IFFT2D RFFT2D IRFFT2D Cholesky CholeskyGrad LogMatrixDeterminant Eig Lu Qr Svd "
+        "MatrixDeterminant MatrixInverse MatrixLogarithm MatrixSquareRoot MatrixSolve "
+        "MatrixTriangularSolve SelfAdjointEigV2 MatrixBandPart MatrixDiagPartV3 MatrixSetDiagV3",
+        3: "FFT3D IFFT3D RFFT3D IRFFT3D",
+    }
 )
+_KEEP_SHAPE = (
+    "Softmax LogSoftmax MatrixBandPart MatrixSetDiagV3 MatrixInverse Cholesky MatrixLogarithm "
+    "MatrixSquareRoot FFT FFT2D FFT3D IFFT IFFT2D IFFT3D"
+).split()
 _WITH_TWO = ("MatrixSolve", "MatrixTriangularSolve", "CholeskyGrad", "MatrixSetDiagV3")
 
 
-def _rank(value: Value) -> int:
-    return len(value.dims or ())
-
-
-@RULES.rule(*[one for one in LAST_AXES if "Diag" not in one])
+@rule(*[one for one in LAST_AXES if "Diag" not in one])
 def last_axes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Any axes in front, the last ones belong together."""
     ranks = [tensor.shape.rank for tensor in op.outputs]
     if None in ranks:
         return None
     # Several diagonals are an axis more of the input.
-    front = ranks[0] - 2 if op.type == "MatrixDiagV3" else _rank(values[0]) - LAST_AXES[op.type]
+    front = ranks[0] - 2 if op.type == "MatrixDiagV3" else values[0].rank - LAST_AXES[op.type]
     if front < 0 or not all(
         _has_front(op, value, values[0], front) for value in _matrices(op, values)
     ):
@@ -87,7 +43,7 @@ def last_axes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     labels = tuple(range(front))
     with_front = list(map(id, _matrices(op, values)))
     inputs = [
-        labels + (None,) * (_rank(value) - front) if id(value) in with_front else no_axis(value)
+        labels + (None,) * (value.rank - front) if id(value) in with_front else no_axis(value)
         for value in values
     ]
     outputs = [
@@ -115,5 +71,5 @@ def _matrices(op: tf.Operation, values: list[Value]) -> list[Value]:
 
 def _has_front(op: tf.Operation, value: Value, first: Value, front: int) -> bool:
     """Whether nothing is broadcast."""
-    is_aligned = op.type == "MatrixSetDiagV3" or _rank(value) == _rank(first)
+    is_aligned = op.type == "MatrixSetDiagV3" or value.rank == first.rank
     return is_aligned and (value.dims or ())[:front] == (first.dims or ())[:front]

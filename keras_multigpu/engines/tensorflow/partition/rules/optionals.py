@@ -21,13 +21,11 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
 )
 from keras_multigpu.engines.tensorflow.partition.program import Item
 from keras_multigpu.engines.tensorflow.partition.rules.lists import form_of, place_of, written
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.rules.table import rule
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
 
-RULES = Table()
 
-
-@RULES.rule("OptionalNone", "OptionalFromValue", needs_ranks=False)
+@rule("OptionalNone", "OptionalFromValue", needs_ranks=False)
 def put(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Nothing, or one tensor; `Split(0)` says that each device has its own, of any axis."""
     if len(values) > 1:
@@ -64,7 +62,7 @@ def _numbers(value: Value) -> tuple[Any, ...] | None:
     return None if value.const is None else tuple(value.const.flat)
 
 
-@RULES.rule("OptionalHasValue", "OptionalGetValue", needs_ranks=False)
+@rule("OptionalHasValue", "OptionalGetValue", needs_ranks=False)
 def take(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Whether there is a tensor, the same on all devices; or that of the branch in which it is."""
     (one,), tensor = values, op.outputs[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import constant_of
@@ -17,9 +16,9 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Split,
     Value,
 )
-from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
+from keras_multigpu.engines.tensorflow.partition.operations import operation
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
-from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
+from keras_multigpu.engines.tensorflow.partition.signatures import Signature, static_dims
 from keras_multigpu.engines.tensorflow.partition.sizes import Dims, is_known
 
 
@@ -66,14 +65,13 @@ def own_count(planner: Any, count: Value) -> Item:
 
 def of_tensor(planner: Any, op: tf.Operation, x: Value, shape: Value) -> Item | None:
     """Each device's list of its rows of a tensor; `None` if they are not rows."""
-    attributes = attributes_of(op)
-    unit = planner.multiple_of((x.dims or (None,))[0])
+    write, unit = operation(op), planner.multiple_of((x.dims or (None,))[0])
 
     def emit(local: Any, rows: Any, shape: Any) -> list[Any]:
         if local.is_compiled:
             more = _length(local, unit) - local.entries(unit)
             rows = tf.pad(rows, [[0, more], *[[0, 0]] * (rows.shape.rank - 1)])
-        return create(op.type, [rows, shape], attributes, op.name)
+        return write(local, rows, shape)
 
     if unit is None:
         return None
@@ -92,14 +90,15 @@ def stacked(planner: Any, op: tf.Operation, items: Value) -> Value:
     if planner.unit_of(known.count) is None or not _are_numbers(dims):
         raise NeedsOthers  # a device without rows could not tell their shape
     assert dims is not None
-    shape = constant_of(np.array([int(dim) for dim in dims], dtype=object))
+    shape = constant_of([int(dim) for dim in dims])
     inputs = [planner.get(items, LISTED)]
     inputs.append(planner.get(Value(tf.int32, shape.shape, const=shape), COPIED))
-    attributes = {**attributes_of(op), "num_elements": tf.compat.v1.AttrValue(i=-1)}
+    own = Signature([], [], attributes={"num_elements": tf.compat.v1.AttrValue(i=-1)})
+    write = operation(op, {}, own)
     unit, dtype = planner.unit_of(known.count), op.outputs[0].dtype
 
     def emit(local: Any, *tensors: Any) -> list[Any]:
-        (made,) = create(op.type, tensors, attributes, op.name)
+        (made,) = write(local, *tensors)
         return [made[: local.entries(unit)] if local.is_compiled else made]
 
     (item,) = planner.add(emit, inputs, EACH, [dtype], name=op.name)

@@ -10,19 +10,17 @@ import tensorflow as tf
 from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
 from keras_multigpu.engines.tensorflow.partition.operations import create
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
+from keras_multigpu.engines.tensorflow.partition.rules.table import axes_of, no_axis, rule
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature, static_dims
-from keras_multigpu.engines.tensorflow.partition.sizes import Dim, Unknown, divide
-
-RULES = Table()
+from keras_multigpu.engines.tensorflow.partition.sizes import Unknown, divide
 
 
-@RULES.rule("ConcatV2")
+@rule("ConcatV2")
 def concat(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Other axes than the one that is joined."""
-    rank = len(values[0].dims or ())
+    rank = values[0].rank
     axes = axes_of(values[-1], rank)
-    if axes is None or any(len(value.dims or ()) != rank for value in values[:-1]):
+    if axes is None or any(value.rank != rank for value in values[:-1]):
         return None
     labels = tuple(None if a in axes else a for a in range(rank))
     shapes = [value.dims or () for value in values[:-1]]
@@ -32,11 +30,11 @@ def concat(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return Signature([labels] * len(shapes) + [()], [labels], dims=[dims])
 
 
-@RULES.rule("Pack")
+@rule("Pack")
 def pack(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """A new axis, in which the inputs follow each other."""
-    rank = len(values[0].dims or ())
-    if any(len(value.dims or ()) != rank for value in values):
+    rank = values[0].rank
+    if any(value.rank != rank for value in values):
         return None
     axis = op.get_attr("axis") % (rank + 1)
     labels, dims = list(range(rank)), list(values[0].dims or ())
@@ -46,10 +44,10 @@ def pack(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     )
 
 
-@RULES.rule("Unpack")
+@rule("Unpack")
 def unpack(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Other axes than the one that is taken apart."""
-    rank = len(values[0].dims or ())
+    rank = values[0].rank
     axis = op.get_attr("axis") % rank
     labels = [None if a == axis else a for a in range(rank)]
     after = [a for a in range(rank) if a != axis]
@@ -57,11 +55,11 @@ def unpack(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return Signature([labels], [after] * len(op.outputs), dims=[dims] * len(op.outputs))
 
 
-@RULES.rule("Split", "SplitV")
+@rule("Split", "SplitV")
 def split(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Other axes than the one that is cut."""
     x = values[1] if op.type == "Split" else values[0]
-    rank = len(x.dims or ())
+    rank = x.rank
     axes = axes_of(values[0] if op.type == "Split" else values[2], rank)
     if axes is None:
         return None
@@ -90,7 +88,7 @@ def _sizes_of_cut(op: tf.Operation, whole: Any, given: Any) -> list[Any]:
     return sizes
 
 
-@RULES.rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
+@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Other axes than those that are padded."""
     before = values[1].const
@@ -118,7 +116,7 @@ def _mirrored(kind: str, inputs: Sequence[Any], attributes: Any, name: str) -> l
     return [result]
 
 
-@RULES.rule("Slice")
+@rule("Slice")
 def slice_(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Other axes than those that are cut."""
     shape, begins, sizes = values[0].dims or (), values[1].const, values[2].const
@@ -177,15 +175,16 @@ def cut(op: tf.Operation, dims: Sequence[Any], bounds: Sequence[Value]) -> Any:
             is_to_end = has["end"][i] or _is_at_least(last, dims[axis])
             if step == 1 and _is_zero(first) and is_to_end:
                 keep(axis)  # `x[:]`, whatever the size
-            elif step < 0 and (has["begin"][i] or has["end"][i]):
-                before.append(None)
-                after.append(None)
-                is_all = step == -1 and has["begin"][i] and has["end"][i]
-                sizes.append(dims[axis] if is_all else None)
-            else:
-                before.append(None)
-                after.append(None)
-                sizes.append(_length(dims[axis], first, last, step))
+                continue
+            before.append(None)
+            after.append(None)
+            is_all = step == -1 and has["begin"][i] and has["end"][i]
+            is_open = step < 0 and (has["begin"][i] or has["end"][i])
+            is_known = not is_open and all(
+                isinstance(one, int) for one in (dims[axis], first, last)
+            )
+            length = len(range(dims[axis])[first:last:step]) if is_known else None
+            sizes.append(dims[axis] if is_all else length)
     for axis in range(len(before), len(dims)):
         keep(axis)
     return before, after, sizes
@@ -203,23 +202,7 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, int) and value == 0
 
 
-def _length(dim: Any, first: Any, last: Any, step: int) -> Any:
-    """The number of entries that a slice takes; `None` if it isn't known."""
-    if all(isinstance(one, int) for one in (dim, first, last)):
-        return len(range(dim)[first:last:step])
-    is_from_start = isinstance(first, int) and first >= 0 and step == 1
-    if (
-        is_from_start
-        and isinstance(dim, Dim)
-        and not isinstance(last, int)
-        and last == dim
-        and first == 0
-    ):
-        return dim
-    return None
-
-
-@RULES.rule("StridedSlice")
+@rule("StridedSlice")
 def strided_slice(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Other axes than those that are cut."""
     found = cut(op, values[0].dims or (), values[1:])
@@ -231,7 +214,7 @@ def strided_slice(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return Signature([before, (None,), (None,), (None,)], [after], dims=[dims])
 
 
-@RULES.rule("StridedSliceGrad")
+@rule("StridedSliceGrad")
 def strided_slice_grad(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """The reverse: zeros where nothing was taken."""
     if values[0].const is None:

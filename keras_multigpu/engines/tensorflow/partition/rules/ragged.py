@@ -7,13 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table, split_again
+from keras_multigpu.engines.tensorflow.partition.rules.table import rule, split_again
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
 
-RULES = Table()
 
-
-@RULES.rule("StringSplitV2", "UnicodeDecode")
+@rule("StringSplitV2", "UnicodeDecode")
 def split_texts(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Every text of a vector gives a row of words or of characters."""
     dims = values[0].dims or ()
@@ -21,7 +19,7 @@ def split_texts(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return planner.fallback(op, values)
 
 
-@RULES.rule("RaggedTensorToTensor")
+@rule("RaggedTensorToTensor")
 def pad(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Rows of equal length."""
     kind = op.get_attr("row_partition_types")[0]
@@ -34,7 +32,7 @@ def pad(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return None if is_given or not dims else split_again(planner, op, values, (rows, *dims[1:]))
 
 
-@RULES.rule("RaggedBincount")
+@rule("RaggedBincount")
 def count(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Counts for each row."""
     _, width = static_dims(op.outputs[0]) or (None, None)

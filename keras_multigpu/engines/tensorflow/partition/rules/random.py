@@ -21,17 +21,15 @@ from keras_multigpu.engines.tensorflow.partition.operations import (
     create_compiled,
 )
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table
-from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, product, symbols_of
-
-RULES = Table()
+from keras_multigpu.engines.tensorflow.partition.rules.table import rule
+from keras_multigpu.engines.tensorflow.partition.sizes import product, symbols_of
 
 # How many numbers one step of the counter gives (`tf.random.Algorithm.PHILOX`: 128 bits).
 _PER_COUNT = {tf.float32: 4, tf.float64: 2}
 _BY_COUNTER = ("StatelessRandomUniformV2", "StatelessRandomNormalV2")
 
 
-@RULES.rule(
+@rule(
     *_BY_COUNTER,
     "StatelessTruncatedNormalV2",
     "StatelessRandomUniformIntV2",
@@ -43,88 +41,53 @@ def draw(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         return None
     dims, dtype = tuple(values[0].const), op.outputs[0].dtype
     unit = planner.unit_of(dims[0]) if dims else None
-    draws = _Draws(op, dims, unit)
+    of_shape = tf.compat.v1.AttrValue(type=tf.int32.as_datatype_enum)
+    attributes = {**attributes_of(op), "Tshape": of_shape}
+
+    def whole(local: Any, *rest: Any) -> list[Any]:
+        write = create_compiled if local.is_compiled else create
+        return write(op.type, [local.shape(dims, tf.int32), *rest], attributes, op.name)
+
+    def own(local: Any, key: Any, counter: Any, *rest: Any) -> list[Any]:
+        if local.is_compiled:
+            (drawn,) = whole(local, key, counter, *rest)
+            begins = [local.first_entry(unit), *[0] * (len(dims) - 1)]
+            sizes = [local.entries(unit), *[-1] * (len(dims) - 1)]
+            return [tf.slice(drawn, tf.stack(begins), tf.stack(sizes))]
+        row = local.dim(product((unit, *dims[1:])))
+        begin, count = local.begin * row, local.rows * row
+        skipped, total = begin, local.dim(product(dims))
+        if op.type in _BY_COUNTER and dtype in _PER_COUNT:
+            per = _PER_COUNT[dtype]
+            counter = counter + tf.cast(tf.stack([begin // per, 0]), tf.uint64)
+            skipped, total = begin % per, begin % per + count
+        given = [tf.reshape(total, [1]), key, counter, *rest]
+        (flat,) = create(op.type, given, attributes, op.name)
+        shape = local.shape(dims, tf.int32, Split(0))
+        return [tf.reshape(tf.slice(flat, [skipped], [count]), shape)]
 
     def make(layout: Layout) -> Item | None:
         if isinstance(layout, (Whole, Copied)):
-            emit, place = draws.whole, 0 if isinstance(layout, Whole) else EACH
+            emit, place = whole, 0 if isinstance(layout, Whole) else EACH
         elif layout == Split(0) and unit is not None:
-            emit, place = draws.own, EACH
+            emit, place = own, EACH
         else:
             return None
         inputs = [planner.get(value, COPIED if place == EACH else WHOLE) for value in values[1:]]
-        symbols = symbols_of(dims) - {BATCH}
-        return planner.add(emit, inputs, place, [dtype], name=op.name, symbols=symbols)[0]
+        more = {"name": op.name, "symbols": symbols_of(dims)}
+        return planner.add(emit, inputs, place, [dtype], **more)[0]
 
     return [Value(dtype, dims, make=make, is_drawn=unit is not None)]
 
 
-class _Draws:
-    """Writes an operation that draws numbers of a shape; `unit` is its first size for each row."""
-
-    def __init__(self, op: tf.Operation, dims: tuple[Any, ...], unit: Any):
-        self._type, self._name, self._dims, self._unit = op.type, op.name, dims, unit
-        self._dtype = op.outputs[0].dtype
-        of_shape = tf.compat.v1.AttrValue(type=tf.int32.as_datatype_enum)
-        self._attributes = {**attributes_of(op), "Tshape": of_shape}
-
-    def whole(self, local: Any, *rest: Any) -> list[Any]:
-        """All numbers."""
-        write = create_compiled if local.is_compiled else create
-        shape = local.shape(self._dims, tf.int32)
-        return write(self._type, [shape, *rest], self._attributes, self._name)
-
-    def own(self, local: Any, key: Any, counter: Any, *rest: Any) -> list[Any]:
-        """Those of a device's rows."""
-        dims = self._dims
-        if local.is_compiled:
-            (drawn,) = self.whole(local, key, counter, *rest)
-            begins = [local.first_entry(self._unit), *[0] * (len(dims) - 1)]
-            sizes = [local.entries(self._unit), *[-1] * (len(dims) - 1)]
-            return [tf.slice(drawn, tf.stack(begins), tf.stack(sizes))]
-        row = local.dim(product((self._unit, *dims[1:])))
-        begin, count = local.begin * row, local.rows * row
-        skipped, total = begin, local.dim(product(dims))
-        if self._type in _BY_COUNTER and self._dtype in _PER_COUNT:
-            per = _PER_COUNT[self._dtype]
-            counter = counter + tf.cast(tf.stack([begin // per, 0]), tf.uint64)
-            skipped, total = begin % per, begin % per + count
-        given = [tf.reshape(total, [1]), key, counter, *rest]
-        (flat,) = create(self._type, given, self._attributes, self._name)
-        shape = local.shape(dims, tf.int32, Split(0))
-        return [tf.reshape(tf.slice(flat, [skipped], [count]), shape)]
+_DRAWN_WHOLE = (
+    "RandomGamma RandomPoissonV2 RandomStandardNormal RandomUniform RandomUniformInt "
+    "StatelessParameterizedTruncatedNormal StatelessRandomBinomial StatelessRandomGammaV2 "
+    "StatelessRandomGammaV3 StatelessRandomPoisson TruncatedNormal"
+).split()
 
 
-@RULES.rule("StatelessRandomGetAlg")
-def algorithm(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
-    """Which algorithm draws: asked where it is used."""
-    attributes = attributes_of(op)
-
-    def emit(local: Any) -> list[Any]:
-        return create(op.type, [], attributes, op.name)
-
-    def make(layout: Layout) -> Item | None:
-        if not isinstance(layout, (Whole, Copied)):
-            return None
-        place = 0 if isinstance(layout, Whole) else EACH
-        return planner.add(emit, [], place, [tf.int32], name=op.name, is_cheap=True)[0]
-
-    return [Value(tf.int32, (), make=make)]
-
-
-@RULES.rule(
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "StatelessParameterizedTruncatedNormal",
-    "StatelessRandomBinomial",
-    "StatelessRandomGammaV2",
-    "StatelessRandomGammaV3",
-    "StatelessRandomPoisson",
-    "TruncatedNormal",
-)
+@rule(*_DRAWN_WHOLE)
 def draw_whole(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Drawn by one device, as rows are drawn one after the other."""
     if values[0].const is None:
@@ -138,7 +101,7 @@ def draw_whole(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return [value], "gathered" if has_rows else "whole"
 
 
-@RULES.rule("Multinomial", "StatelessMultinomial")
+@rule("Multinomial", "StatelessMultinomial")
 def choose(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """By one device, as they are drawn one after the other: some for each row."""
     dims, count = values[0].dims or (None,), values[1].const

@@ -9,16 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import COPIED, WHOLE, Layout, Owned, Value
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table, join, no_axis
+from keras_multigpu.engines.tensorflow.partition.rules.table import join, no_axis, rule
 from keras_multigpu.engines.tensorflow.partition.signatures import Labels, Signature
-
-RULES = Table()
 
 _NOTES = (3, 4)  # the outputs that only the gradient's kernel can read
 _GIVEN_NOTES = (11, 12)  # its inputs
 
 
-@RULES.rule("CudnnRNNV3")
+@rule("CudnnRNNV3")
 def forward(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each sequence by itself; each device keeps its own notes for the gradient."""
     inputs, dims = _inputs(op, values), _dims(op, values)
@@ -50,7 +48,7 @@ def _lies(value: Value, layout: Layout) -> None:
     value.layout, value.forms = layout, {layout: next(iter(value.forms.values()))}
 
 
-@RULES.rule("CudnnRNNBackpropV3", needs_ranks=False)
+@rule("CudnnRNNBackpropV3", needs_ranks=False)
 def backward(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each sequence by itself, and addends of the parameters' gradient.
 
@@ -80,7 +78,7 @@ def _inputs(op: tf.Operation, values: Sequence[Value]) -> list[Labels]:
 def _dims(op: tf.Operation, values: Sequence[Value]) -> list[Any] | None:
     """The dimensions of the outputs that have rows; `None` for shapes that no layer makes."""
     x, first = values[:2]
-    if len(x.dims or ()) != 3 or len(first.dims or ()) != 3:
+    if x.rank != 3 or len(first.dims or ()) != 3:
         return None
     if op.get_attr("num_proj"):
         return None
@@ -96,11 +94,11 @@ def _is_lstm(op: tf.Operation) -> bool:
     return op.get_attr("rnn_mode") == b"lstm"
 
 
-@RULES.rule("ReverseSequence")
+@rule("ReverseSequence")
 def reverse(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Any axis but that which is reversed; lengths have the axis of the batch."""
     x = values[0]
-    labels: list[Any] = [f"axis{number}" for number in range(len(x.dims or ()))]
+    labels: list[Any] = [f"axis{number}" for number in range(x.rank)]
     labels[op.get_attr("seq_dim")] = None
     batch = op.get_attr("batch_dim")
     join((x, batch), (values[1], 0))

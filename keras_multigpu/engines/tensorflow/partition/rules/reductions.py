@@ -8,12 +8,10 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Value
 from keras_multigpu.engines.tensorflow.partition.program import EACH
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
+from keras_multigpu.engines.tensorflow.partition.rules.table import axes_of, listed, no_axis, rule
 from keras_multigpu.engines.tensorflow.partition.rules.tables import sums_by_rows
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
-from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, product, symbols_of
-
-RULES = Table()
+from keras_multigpu.engines.tensorflow.partition.sizes import product, symbols_of
 
 REDUCTIONS = {
     "Sum": "sum",
@@ -26,7 +24,7 @@ REDUCTIONS = {
 }
 
 
-@RULES.rule(*REDUCTIONS)
+@rule(*REDUCTIONS)
 def reduction(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Split along an axis that is kept, or reduced to addends."""
     dims = values[0].dims or ()
@@ -71,12 +69,7 @@ def _mean(
         return [tf.cast(tf.cast(whole, wide) / tf.cast(local.dim(count), wide), dtype)]
 
     item = planner.add(
-        emit,
-        [planner.get(total, WHOLE)],
-        0,
-        [dtype],
-        name=op.name,
-        symbols=symbols_of([count]) - {BATCH},
+        emit, [planner.get(total, WHOLE)], 0, [dtype], name=op.name, symbols=symbols_of([count])
     )[0]
     return [planner.value(dtype, total.dims, WHOLE, item)], how
 
@@ -89,38 +82,25 @@ def _cast(planner: Any, value: Value, dtype: tf.DType) -> Value:
     return planner.value(dtype, value.dims, value.layout, item)
 
 
-@RULES.rule("ArgMax", "ArgMin")
-def arg_max(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Places along an axis, which can't be split."""
-    axes = axes_of(values[1], len(values[0].dims or ()))
-    if axes is None:
-        return None
-    labels = tuple(None if a in axes else a for a in range(len(values[0].dims or ())))
-    kept = tuple(one for one in labels if one is not None)
-    return Signature([labels, no_axis(values[1])], [kept])
+# {type: the input with the axes along which it runs}
+ALONG = listed({1: "ArgMax ArgMin Cumsum Cumprod CumulativeLogsumexp ReverseV2", 2: "Roll"})
 
 
-@RULES.rule("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2")
+@rule(*ALONG)
 def along(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Other axes than the one along which it runs."""
-    axes = axes_of(values[1], len(values[0].dims or ()))
+    """Other axes than those along which it runs; where it finds a place, these are gone."""
+    dims = values[0].dims or ()
+    axes = axes_of(values[ALONG[op.type]], len(dims))
     if axes is None:
         return None
-    labels = tuple(None if a in axes else a for a in range(len(values[0].dims or ())))
-    return Signature([labels, no_axis(values[1])], [labels], dims=[values[0].dims])
+    labels = tuple(None if a in axes else a for a in range(len(dims)))
+    inputs = [labels, *map(no_axis, values[1:])]
+    if op.type.startswith("Arg"):
+        return Signature(inputs, [[one for one in labels if one is not None]])
+    return Signature(inputs, [labels], dims=[dims])
 
 
-@RULES.rule("Roll")
-def roll(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
-    """Other axes than those that are rolled."""
-    axes = axes_of(values[2], len(values[0].dims or ()))
-    if axes is None:
-        return None
-    labels = tuple(None if a in axes else a for a in range(len(values[0].dims or ())))
-    return Signature([labels, *map(no_axis, values[1:])], [labels], dims=[values[0].dims])
-
-
-@RULES.rule("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
+@rule("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
 def unsorted_segment(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Entries that go to segments add up; the axes behind are kept."""
     is_all = values[2].const is not None and values[1].known == ("numbers", values[2].const[()])
@@ -129,19 +109,19 @@ def unsorted_segment(planner: Any, op: tf.Operation, values: list[Value]) -> Any
     found = sums_by_rows(planner, op, values) if op.type == "UnsortedSegmentSum" else None
     if found is not None:
         return found, "spread"
-    rank = len(values[1].dims or ())
+    rank = values[1].rank
     if values[2].const is None:
         return None
-    ids, rest = tuple(range(rank)), tuple(range(rank, len(values[0].dims or ())))
+    ids, rest = tuple(range(rank)), tuple(range(rank, values[0].rank))
     dims = (values[2].const[()], *(values[0].dims or ())[rank:])
     kind = op.type.removeprefix("UnsortedSegment").lower()
     return Signature([(*ids, *rest), ids, ()], [(None, *rest)], kind, dims=[dims])
 
 
-@RULES.rule("DenseBincount")
+@rule("DenseBincount")
 def bincount(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Counts for each row, or for all."""
-    rank = len(values[0].dims or ())
+    rank = values[0].rank
     is_weighted = values[2].dims != (0,)
     if rank == 2:
         weights = ("row", None) if is_weighted else (None,)

@@ -156,7 +156,7 @@ class _RowLoop:
         ]
 
         def emit(local: Any, *given: Any) -> list[Any]:
-            return self._write(local, given, inner, inner.shapes(carried, tensors, local))
+            return self._write(local, given, inner, inner.shapes(carried, tensors))
 
         kinds = [kind for kind in self.kinds if kind != SAME]
         layouts = [SUM if kind == ADDEND else one for kind, one in zip(kinds, layouts)]

@@ -7,76 +7,46 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table, no_axis
+from keras_multigpu.engines.tensorflow.partition.rules.table import listed, no_axis, rule
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 
-RULES = Table()
-
 # {type: the inputs that have no rows}
-ROWS: dict[str, tuple[int, ...]] = {
-    "Conv2D": (1,),
-    "Conv3D": (1,),
-    "DepthwiseConv2dNative": (1,),
-    "Dilation2D": (1,),
-    "Dilation2DBackpropInput": (1,),
-    "MaxPool": (),
-    "MaxPoolV2": (1, 2),
-    "MaxPoolGrad": (),
-    "MaxPool3D": (),
-    "MaxPool3DGrad": (),
-    "AvgPool": (),
-    "AvgPool3D": (),
-    "LRN": (),
-    "LRNGrad": (),
-    "DepthToSpace": (),
-    "SpaceToDepth": (),
-    "ExtractImagePatches": (),
-    "ExtractVolumePatches": (),
-    "ResizeArea": (1,),
-    "ResizeBicubic": (1,),
-    "ResizeBicubicGrad": (),
-    "ResizeBilinear": (1,),
-    "ResizeBilinearGrad": (),
-    "ResizeNearestNeighbor": (1,),
-    "ResizeNearestNeighborGrad": (1,),
-    "ScaleAndTranslate": (1, 2, 3),
-    "ScaleAndTranslateGrad": (2, 3),
-    "ImageProjectiveTransformV3": (2, 3),
-    "SparseSoftmaxCrossEntropyWithLogits": (),
-    "InTopKV2": (2,),
-}
-# Images: channels last, any axes in front; {type: the inputs beside the images}
-IMAGES: dict[str, tuple[int, ...]] = {
-    "RGBToHSV": (),
-    "HSVToRGB": (),
-    "AdjustContrastv2": (1,),
-    "AdjustHue": (1,),
-    "AdjustSaturation": (1,),
-}
-# {type: the input with the shape of the output, and the other inputs that have no rows}
-GRADIENTS: dict[str, tuple[int, ...]] = {
-    "AvgPoolGrad": (0,),
-    "AvgPool3DGrad": (0,),
-    "Conv2DBackpropInput": (0, 1),
-    "Conv3DBackpropInputV2": (0, 1),
-    "DepthwiseConv2dNativeBackpropInput": (0, 1),
-}
-FILTERS = (
-    "Conv2DBackpropFilter",
-    "Conv3DBackpropFilterV2",
-    "DepthwiseConv2dNativeBackpropFilter",
-    "Dilation2DBackpropFilter",
+ROWS: dict[str, tuple[int, ...]] = listed(
+    {
+        (): "MaxPool MaxPoolGrad MaxPool3D MaxPool3DGrad AvgPool AvgPool3D LRN LRNGrad "
+        "DepthToSpace SpaceToDepth ExtractImagePatches ExtractVolumePatches ResizeBicubicGrad "
+        "ResizeBilinearGrad SparseSoftmaxCrossEntropyWithLogits",
+        (1,): "Conv2D Conv3D DepthwiseConv2dNative Dilation2D Dilation2DBackpropInput ResizeArea "
+        "ResizeBicubic ResizeBilinear ResizeNearestNeighbor ResizeNearestNeighborGrad",
+        (2,): "InTopKV2",
+        (1, 2): "MaxPoolV2",
+        (2, 3): "ScaleAndTranslateGrad ImageProjectiveTransformV3",
+        (1, 2, 3): "ScaleAndTranslate",
+    }
 )
+# Images: channels last, any axes in front; {type: the inputs beside the images}
+IMAGES: dict[str, tuple[int, ...]] = listed(
+    {(): "RGBToHSV HSVToRGB", (1,): "AdjustContrastv2 AdjustHue AdjustSaturation"}
+)
+# {type: the input with the shape of the output, and the other inputs that have no rows}
+GRADIENTS: dict[str, tuple[int, ...]] = listed(
+    {
+        (0,): "AvgPoolGrad AvgPool3DGrad",
+        (0, 1): "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput",
+    }
+)
+FILTERS = (
+    "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter "
+    "Dilation2DBackpropFilter"
+).split()
 # {type: the input with an image's new height and width}
-SIZES: dict[str, int] = {
-    "ResizeArea": 1,
-    "ResizeBicubic": 1,
-    "ResizeBilinear": 1,
-    "ResizeNearestNeighbor": 1,
-    "ResizeNearestNeighborGrad": 1,
-    "ScaleAndTranslate": 1,
-    "ImageProjectiveTransformV3": 2,
-}
+SIZES: dict[str, int] = listed(
+    {
+        1: "ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor ScaleAndTranslate "
+        "ResizeNearestNeighborGrad",
+        2: "ImageProjectiveTransformV3",
+    }
+)
 # oneDNN's kernels give no rows the sizes of the input
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 # Kernels that end the process if there are no rows (oneDNN's, in single precision)
@@ -87,11 +57,7 @@ def _row(rank: int, has_rows: bool = True) -> tuple[str | None, ...]:
     return ("row" if has_rows else None, *(None,) * (rank - 1)) if rank else ()
 
 
-def _rank(value: Value) -> int:
-    return len(value.dims or ())
-
-
-@RULES.rule(*ROWS)
+@rule(*ROWS)
 def rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each row by itself."""
     without = set(ROWS[op.type])
@@ -99,7 +65,7 @@ def rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         return None
     if op.type == "ImageProjectiveTransformV3" and (values[1].dims or ())[0] == 1:
         without.add(1)  # one transformation for all images
-    inputs = [_row(_rank(value), i not in without) for i, value in enumerate(values)]
+    inputs = [_row(value.rank, i not in without) for i, value in enumerate(values)]
     outputs = [_row(tensor.shape.rank) for tensor in op.outputs]
     if op.type in NEEDS_ROWS:
         return Signature(inputs, outputs, dims=[values[0].dims], zero_if_empty=["row"])
@@ -122,38 +88,38 @@ def _dims_of(op: tf.Operation, values: list[Value]) -> list[Any] | None:
     return None
 
 
-@RULES.rule("SoftmaxCrossEntropyWithLogits")
+@rule("SoftmaxCrossEntropyWithLogits")
 def cross_entropy(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each row by itself, if logits and labels have the same ones."""
-    if values[0].dims != values[1].dims or _rank(values[0]) != 2:
+    if values[0].dims != values[1].dims or values[0].rank != 2:
         return None  # broadcast
     pair = _row(2)
     return Signature([pair, pair], [_row(1), pair], dims=[values[0].dims[:1], values[0].dims])  # type: ignore[index]
 
 
-@RULES.rule(*IMAGES)
+@rule(*IMAGES)
 def images(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Each image by itself; contrast belongs to an image's pixels."""
-    rank = _rank(values[0])
+    rank = values[0].rank
     if rank < 4:
         return None
-    inputs = [_row(_rank(value), i not in IMAGES[op.type]) for i, value in enumerate(values)]
+    inputs = [_row(value.rank, i not in IMAGES[op.type]) for i, value in enumerate(values)]
     return Signature(inputs, [_row(rank)], dims=[values[0].dims])
 
 
-@RULES.rule(*GRADIENTS)
+@rule(*GRADIENTS)
 def gradients(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Gradients by rows, of a shape that is an input."""
     if values[0].const is None or len(values[0].const) != op.outputs[0].shape.rank:
         return None
-    inputs = [_row(_rank(value), i not in GRADIENTS[op.type]) for i, value in enumerate(values)]
+    inputs = [_row(value.rank, i not in GRADIENTS[op.type]) for i, value in enumerate(values)]
     output = _row(len(values[0].const))
     dims = [tuple(values[0].const)]
     guarded = ["row"] if "Conv" in op.type else []
     return Signature(inputs, [output], shapes={0: 0}, dims=dims, zero_if_empty=guarded)
 
 
-@RULES.rule(*FILTERS)
+@rule(*FILTERS)
 def filters(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Gradients by filters: the rows add up.
 
@@ -162,6 +128,6 @@ def filters(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     shape = op.outputs[0].shape
     if not shape.is_fully_defined():
         return None
-    inputs = [_row(_rank(values[0])), no_axis(values[1]), _row(_rank(values[2]))]
+    inputs = [_row(values[0].rank), no_axis(values[1]), _row(values[2].rank)]
     dims, output = [tuple(shape.as_list())], _row(shape.rank, False)
     return Signature(inputs, [output], "sum", dims=dims, zero_if_empty=["row"])

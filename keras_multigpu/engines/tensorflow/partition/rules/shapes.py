@@ -9,25 +9,21 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.constants import numbers_of
 from keras_multigpu.engines.tensorflow.partition.layouts import Copied, Layout, Split, Value, Whole
-from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
+from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, operation
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table, axes_of, no_axis
+from keras_multigpu.engines.tensorflow.partition.rules.table import axes_of, no_axis, rule
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
 from keras_multigpu.engines.tensorflow.partition.sizes import (
-    BATCH,
-    Unknown,
-    divide,
     is_known,
     product,
+    quotient,
     symbols_of,
 )
-
-RULES = Table()
 
 SMALL = 100_000  # elements of a constant that every device may make for itself
 
 
-@RULES.rule("Reshape")
+@rule("Reshape")
 def reshape(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """An axis stays one if as many elements lie before it: it leads its group."""
     old = tuple(values[0].dims or ())
@@ -53,14 +49,11 @@ def _resolved(shape: Any, total: Any) -> tuple[Any, ...] | None:
     dims = list(shape)
     free = [axis for axis, dim in enumerate(dims) if isinstance(dim, int) and dim == -1]
     if free:
-        try:
-            dims[free[0]] = divide(total, product(dims[: free[0]] + dims[free[0] + 1 :]))
-        except Unknown:
-            return None
-    return tuple(dims)
+        dims[free[0]] = quotient(total, product(dims[: free[0]] + dims[free[0] + 1 :]))
+    return None if None in dims else tuple(dims)
 
 
-@RULES.rule("Transpose")
+@rule("Transpose")
 def transpose(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """The axes in another order."""
     order = numbers_of(values[1].const)
@@ -70,10 +63,10 @@ def transpose(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return Signature([tuple(range(len(order))), (None,)], [tuple(order)], dims=[dims])
 
 
-@RULES.rule("ExpandDims")
+@rule("ExpandDims")
 def expand_dims(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """A new axis."""
-    rank = len(values[0].dims or ())
+    rank = values[0].rank
     axes = axes_of(values[1], rank + 1)
     if axes is None:
         return None
@@ -82,7 +75,7 @@ def expand_dims(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return Signature([labels, no_axis(values[1])], [after])
 
 
-@RULES.rule("Squeeze")
+@rule("Squeeze")
 def squeeze(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Without axes of size 1."""
     dims = values[0].dims or ()
@@ -101,7 +94,7 @@ def squeeze(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     )
 
 
-@RULES.rule("BroadcastTo")
+@rule("BroadcastTo")
 def broadcast_to(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Split along axes that are in full already, or that are new."""
     if values[1].const is None:
@@ -125,7 +118,7 @@ def _broadcast(old: Sequence[Any], new: Sequence[Any]) -> Any:
 SAME = {"RandomShuffle": 0, "LookupTableFindV2": 1}  # {type: the input whose sizes it keeps}
 
 
-@RULES.rule(*SAME, needs_ranks=False)
+@rule(*SAME, needs_ranks=False)
 def same_sizes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Computed whole, in the sizes of an input: what follows has rows again."""
     dims = values[SAME[op.type]].dims
@@ -134,7 +127,7 @@ def same_sizes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return planner.fallback(op, values, [dims])
 
 
-@RULES.rule("Fill", "Empty")
+@rule("Fill", "Empty")
 def fill(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """One number everywhere; or what is written before it is read."""
     if values[0].const is None:
@@ -143,7 +136,7 @@ def fill(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return Signature(inputs, [tuple(range(len(dims)))], shapes={0: 0}, dims=[dims])
 
 
-@RULES.rule("Tile")
+@rule("Tile")
 def tile(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Repetitions: split along what isn't repeated, or (as a broadcast) had one entry."""
     old, times = values[0].dims or (), values[1].const
@@ -169,17 +162,14 @@ def _type(value: Value) -> Any:
     return tf.compat.v1.AttrValue(type=value.dtype.as_datatype_enum)
 
 
-@RULES.rule("Range")
+@rule("Range")
 def numbers(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """From 0 in equal steps: a device begins at its first row."""
     start, limit, step = (value.const for value in values)
     if start is None or limit is None or step is None or start[()] != 0:
         return None
     by, dtype = step[()], op.outputs[0].dtype
-    try:
-        dims = (divide(limit[()], by),)
-    except Unknown:
-        return None
+    dims = (quotient(limit[()], by),)
     unit = planner.unit_of(dims[0])
     if unit is None:
         return None
@@ -196,21 +186,18 @@ def numbers(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
                 begin, count = local.first_entry(unit), local.entries(unit)
             return [tf.cast(tf.range(begin, begin + count), dtype) * tf.cast(local.dim(by), dtype)]
 
-        symbols = symbols_of([*dims, by]) - {BATCH}
+        symbols = symbols_of([*dims, by])
         return planner.add(emit, [], EACH, [dtype], name=op.name, symbols=symbols)[0]
 
     known = ("numbers", dims[0]) if isinstance(by, int) and by == 1 else None
     return [Value(dtype, dims, make=make, known=known)]
 
 
-@RULES.rule("Const")
+@rule("Const", "StatelessRandomGetAlg")
 def constant(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     """Made where it is used, if it is small."""
     dims, dtype = tuple(op.outputs[0].shape.as_list()), op.outputs[0].dtype
-    attributes, is_small = attributes_of(op), product(dims) < SMALL
-
-    def emit(local: Any) -> list[Any]:
-        return create("Const", [], attributes, op.name)
+    emit, is_small = operation(op), product(dims) < SMALL
 
     def make(layout: Layout) -> Item | None:
         if isinstance(layout, Whole):

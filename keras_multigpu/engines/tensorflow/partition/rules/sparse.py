@@ -7,12 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table, split_again
-
-RULES = Table()
+from keras_multigpu.engines.tensorflow.partition.rules.table import rule, split_again
 
 
-@RULES.rule("SparseFillEmptyRows")
+@rule("SparseFillEmptyRows")
 def fill_empty_rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Every row of the result has an entry."""
     if values[2].const is not None:
@@ -20,7 +18,7 @@ def fill_empty_rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return planner.fallback(op, values)
 
 
-@RULES.rule("SegmentSum", "SegmentMean")
+@rule("SegmentSum", "SegmentMean")
 def segment(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """As many rows as have entries, if that is known."""
     rows = planner.cache.get(("rows of", id(_filled(op.inputs[1]))))

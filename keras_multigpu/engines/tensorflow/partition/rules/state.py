@@ -9,19 +9,17 @@ import tensorflow as tf
 from keras_multigpu.engines.tensorflow.partition.constants import constant_of
 from keras_multigpu.engines.tensorflow.partition.forms import NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.layouts import Sharded, Value
-from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
+from keras_multigpu.engines.tensorflow.partition.operations import operation
 from keras_multigpu.engines.tensorflow.partition.program import EACH
-from keras_multigpu.engines.tensorflow.partition.rules.table import Table
+from keras_multigpu.engines.tensorflow.partition.rules.table import rule
 from keras_multigpu.engines.tensorflow.partition.rules.tables import add_rows
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
-
-RULES = Table()
 
 _OF_ROWS = ("ResourceScatterAdd", "ResourceScatterSub")
 _BY_SHARDS = ("ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
-@RULES.rule("ReadVariableOp", needs_ranks=False)
+@rule("ReadVariableOp", needs_ranks=False)
 def read(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Read once between two changes."""
     outside = planner.outside(values[0])
@@ -37,22 +35,15 @@ def read(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return [planner.cache[key]]
 
 
-@RULES.rule(
-    "AssignVariableOp",
-    "AssignAddVariableOp",
-    "AssignSubVariableOp",
-    "ResourceScatterAdd",
-    "ResourceScatterDiv",
-    "ResourceScatterMax",
-    "ResourceScatterMin",
-    "ResourceScatterMul",
-    "ResourceScatterNdAdd",
-    "ResourceScatterNdUpdate",
-    "ResourceScatterSub",
-    "ResourceScatterUpdate",
-    "ResourceStridedSliceAssign",
-    needs_ranks=False,
-)
+_CHANGES = (
+    "AssignVariableOp AssignAddVariableOp AssignSubVariableOp ResourceScatterAdd "
+    "ResourceScatterDiv ResourceScatterMax ResourceScatterMin ResourceScatterMul "
+    "ResourceScatterNdAdd ResourceScatterNdUpdate ResourceScatterSub ResourceScatterUpdate "
+    "ResourceStridedSliceAssign"
+).split()
+
+
+@rule(*_CHANGES, needs_ranks=False)
 def change(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Whoever reads it afterwards reads again."""
     planner.versions[id(values[0])] = planner.versions.get(id(values[0]), 0) + 1
@@ -74,11 +65,11 @@ def _on_shards(planner: Any, op: tf.Operation, values: list[Value]) -> list[Valu
             return made
     if op.type not in _BY_SHARDS:
         raise NeedsOthers
-    attributes, axis = attributes_of(op), layout.axis
+    write, axis = operation(op), layout.axis
     dims = [static_dims(tensor) for tensor in op.outputs]
 
     def emit(local: Any, *tensors: Any) -> list[Any]:
-        made = create(op.type, tensors, attributes, op.name)
+        made = write(local, *tensors)
         for tensor, shape in zip(made, dims):
             assert shape is not None
             tensor.set_shape([*shape[:axis], None, *shape[axis + 1 :]])
@@ -90,7 +81,7 @@ def _on_shards(planner: Any, op: tf.Operation, values: list[Value]) -> list[Valu
     return [planner.value(*one, layout, item) for *one, item in zip(types, dims, items)]
 
 
-@RULES.rule("VariableShape", needs_ranks=False)
+@rule("VariableShape", needs_ranks=False)
 def shape_of(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """Known of a sharded variable: no device has one of this shape."""
     outside = planner.outside(values[0])
@@ -104,7 +95,7 @@ def shape_of(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return [Value(op.outputs[0].dtype, const.shape, const=const)]
 
 
-@RULES.rule("ResourceGather", needs_ranks=False)
+@rule("ResourceGather", needs_ranks=False)
 def resource_gather(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     """The table stays where it is: its device looks up, the rows are sent."""
     found = static_dims(op.outputs[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,30 +15,31 @@ from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, symbols_of
 Rule = Callable[..., Any]
 
 
-class Table(dict[str, Rule]):
-    """{type of operation: rule}."""
-
-    def rule(self, *types: str, needs_ranks: bool = True) -> Callable[[Rule], Rule]:
-        """Enters a rule for types; without the ranks of all inputs it says nothing."""
-
-        def enter(function: Rule) -> Rule:
-            @functools.wraps(function)
-            def checked(planner: Any, op: Any, values: Any) -> Any:
-                if needs_ranks and any(value.dims is None for value in values):
-                    return None
-                return function(planner, op, values)
-
-            for one in types:
-                assert one not in self, one
-                self[one] = checked
-            return function
-
-        return enter
+RULES: dict[str, Rule] = {}
+"""{type of operation: rule}."""
 
 
-def types_of(text: str) -> list[str]:
-    """The types of operations that a text lists."""
-    return text.split()
+def rule(*types: str, needs_ranks: bool = True) -> Callable[[Rule], Rule]:
+    """Enters a rule for types; without the ranks of all inputs it says nothing."""
+
+    def enter(function: Rule) -> Rule:
+        @functools.wraps(function)
+        def checked(planner: Any, op: Any, values: Any) -> Any:
+            if needs_ranks and any(value.dims is None for value in values):
+                return None
+            return function(planner, op, values)
+
+        for one in types:
+            assert one not in RULES, one
+            RULES[one] = checked
+        return function
+
+    return enter
+
+
+def listed(texts: Mapping[Any, str]) -> dict[str, Any]:
+    """{type of operation: key} of texts that list types."""
+    return {one: key for key, text in texts.items() for one in text.split()}
 
 
 def split_again(planner: Any, op: tf.Operation, values: list[Value], dims: Any) -> Any:
@@ -59,9 +60,23 @@ def axes_of(value: Value, rank: int) -> list[int] | None:
     return None if numbers is None else sorted({one % rank if rank else 0 for one in numbers})
 
 
+def broadcast_labels(dims: Any, shapes: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
+    """Labels of what shapes are broadcast to, and of each: of axes that all have, or one entry."""
+    aligned = [(1,) * (len(dims) - len(shape)) + tuple(shape) for shape in shapes]
+    labels = [
+        axis if dim != 1 and all(one[axis] in (1, dim) for one in aligned) else None
+        for axis, dim in enumerate(dims)
+    ]
+    inputs = [
+        [one if size == dim else None for one, size, dim in zip(labels, shape, dims)]
+        for shape in aligned
+    ]
+    return labels, [one[len(dims) - len(shape) :] for one, shape in zip(inputs, shapes)]
+
+
 def no_axis(value: Value) -> tuple[None, ...]:
     """Labels of an input that can't be split."""
-    return (None,) * len(value.dims or ())
+    return (None,) * value.rank
 
 
 def join(*places: tuple[Value, int]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.engines.tensorflow.partition.crossings import reduce_here
+from keras_multigpu.engines.tensorflow.partition.crossings import reduce
 from keras_multigpu.engines.tensorflow.partition.forms import ALL_DEVICES
 from keras_multigpu.engines.tensorflow.partition.layouts import (
     COPIED,
@@ -21,7 +21,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Split,
     Value,
 )
-from keras_multigpu.engines.tensorflow.partition.operations import attributes_of, create
+from keras_multigpu.engines.tensorflow.partition.operations import operation
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing
 from keras_multigpu.engines.tensorflow.partition.rules.lookups import Lookup
 from keras_multigpu.engines.tensorflow.partition.sending import wire_of
@@ -114,7 +114,7 @@ def rows_of(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value] 
     (item,) = planner.add(emit, inputs, EACH, [dtype], name=op.name)
     layout: Layout = Owned() if is_owned else SUM
     if planner.is_joined and not is_owned:  # each process has all rows
-        layout, item = WHOLE, reduce_here(planner.program, item, "sum")
+        layout, item = WHOLE, reduce(planner.program, item, "sum")
     value = planner.value(dtype, dims, layout, item)
     if numbers.axis is not None:
         split = Split(numbers.axis)
@@ -157,7 +157,7 @@ def add_rows(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]
     handle, numbers, entries = values
     assert handle.elements is not None
     assert handle.elements.dims is not None
-    attributes, height = attributes_of(op), handle.elements.dims[0]
+    write, height = operation(op), handle.elements.dims[0]
     if numbers.dims is None or entries.dims is None or len(entries.dims) <= len(numbers.dims):
         return None
     assert isinstance(handle.layout, Sharded)
@@ -172,7 +172,7 @@ def add_rows(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]
             numbers = numbers if form == Owned() else _checked(numbers, height)
             own, is_own, _ = _own(local, numbers, height)
             numbers, entries = tf.where(is_own, own, 0), _of_own(is_own, entries)
-        return create(op.type, [handle, numbers, entries], attributes, op.name)
+        return write(local, handle, numbers, entries)
 
     forms = (handle.layout, form, own_form)
     inputs = [planner.get(value, layout) for value, layout in zip(values, forms)]
