@@ -238,6 +238,8 @@ def _find_cure(devices: Any) -> str:
     """What to write for the devices that were meant; `""` if that can't be told."""
     if as_integer(devices):
         return f" Write `n_gpus={devices}`."
+    if devices == "all":
+        return " Leave `devices` out to use all."
     if isinstance(devices, str) and "," in devices:
         devices = [one.strip() for one in devices.split(",")]
     mesh = getattr(devices, "mesh", devices)  # of a sharding
@@ -270,6 +272,8 @@ def _too_many(n_gpus: int, gpus: int, cpus: int) -> str:
     hint = f"Only virtual devices are in use: {cpus}. " if cpus > 1 else ""
     if gpus and not hint:
         hint = f"Leave `n_gpus` out to use all GPUs, or write `n_gpus={gpus}`. "
+    if not gpus and not hint:
+        hint = f"Possible reasons: {'; '.join(explain_no_gpus())}. "
     return (
         f"`n_gpus` must not exceed the number of devices. Received: n_gpus={n_gpus}, and this "
         f"host has {gpus} GPU{'' if gpus == 1 else 's'}. {hint}To try it on virtual devices, "

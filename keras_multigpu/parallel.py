@@ -40,7 +40,7 @@ _OTHER_NAMES = {
     ("fsdp", "shard", "zero", "weights"): "`mode='data', shard='weights'`",
     ("mesh", "hybrid"): "`mode='data', model_devices=2`",
     ("pipeline", "pp"): "`mode='model'`",
-    ("mirrored", "dp", "ddp"): "`mode='data'`",
+    ("mirrored", "dp", "ddp", "data_parallel"): "`mode='data'`",
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 
-from keras_multigpu.arguments import as_integer
+from keras_multigpu.arguments import as_integer, did_you_mean
 from keras_multigpu.graphs import costs
 from keras_multigpu.graphs.graph import Graph, LayerCall
 
@@ -30,13 +30,19 @@ def check_placement(placement: object, count: int) -> None:
         return
     if not isinstance(placement, Mapping) or not placement:
         empty = ", which names no layer" if isinstance(placement, Mapping) else ""
-        raise ValueError(f"{expected} Received: placement={placement!r}{empty}.")
+        hint = did_you_mean(placement.lower() if isinstance(placement, str) else None, ["spread"])
+        raise ValueError(f"{expected} Received: placement={placement!r}{empty}.{hint}")
     for name, number in placement.items():
         device = as_integer(number)
-        if not isinstance(name, str) or device is None or not 0 <= device < count:
+        if not isinstance(name, str):
+            cure = f"Name it: {name.name!r}." if isinstance(name, keras.Layer) else "Name a layer."
+            raise ValueError(f"{expected} Received: {name!r}: {number!r}. {cure}")
+        if device is None or not 0 <= device < count:
+            cure = "Use a number in that range, or make the model parallel on more devices."
+            if isinstance(number, str):
+                cure = "Use the device's number: its place in `devices`."
             raise ValueError(
-                f"{expected} Received: {name!r}: {number!r}, with {count} devices. Use a number "
-                "in that range, or make the model parallel on more devices."
+                f"{expected} Received: {name!r}: {number!r}, with {count} devices. {cure}"
             )
         try:
             re.compile(name)

@@ -94,7 +94,8 @@ class StageRunner(FollowingRunner, ModelRunner):
         scope = self.partition.places.part
         self.stages = PlacedGraph(graph, numbers, scope, template.dtype_policy)
         # Maps the template's inputs to the graph's list of inputs.
-        inputs, _ = symbolic_ends(template)
+        inputs, outputs = symbolic_ends(template)
+        self._ends = list(map(id, keras.tree.flatten(outputs)))
         self._entry = part_of_graph(inputs, template.inputs, "entry", template.dtype_policy)
 
     def place(self) -> None:
@@ -105,9 +106,15 @@ class StageRunner(FollowingRunner, ModelRunner):
         assert self.stages is not None
         args, kwargs = call
         given = inspect.signature(self._template.call).bind(*args, **kwargs).arguments
+        _, ends = symbolic_ends(self._template)
+        if list(map(id, keras.tree.flatten(ends))) != self._ends:
+            raise ValueError(
+                "The layers of a model are placed once, when it is made parallel. Received: "
+                f"{self._template.name!r}, whose layers were changed since. Make it parallel again."
+            )
         values = keras.tree.flatten(self._entry(given["inputs"], mask=given.get("mask")))
         outputs = self.stages(values, training=given.get("training"))
-        return Result(keras.tree.pack_sequence_as(symbolic_ends(self._template)[1], outputs))
+        return Result(keras.tree.pack_sequence_as(ends, outputs))
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         place_updates(optimizer)

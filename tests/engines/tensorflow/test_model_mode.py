@@ -342,6 +342,20 @@ def test_layers_are_not_added_afterwards():
         parallel.add(layers.Dense(1))
 
 
+@pytest.mark.parametrize(
+    "change", [lambda model: model.add(layers.Dense(1)), lambda one: one.pop()]
+)
+def test_changes_of_the_template_are_noticed(change, rng):
+    model = _mlp()
+    parallel = make_parallel(model, 2, mode="model")
+    x = rng.normal(size=(6, *model.input_shape[1:]))
+    change(model)
+    with pytest.raises(ValueError, match="placed once.*whose layers were changed since"):
+        parallel.predict(x, verbose=0)
+    again = make_parallel(model, 2, mode="model")
+    assert again.predict(x, verbose=0).shape == model.predict(x, verbose=0).shape
+
+
 def test_a_model_that_has_the_modes_names_is_refused():
     model = _mlp()
     model.placement = 1

@@ -118,6 +118,12 @@ def _own_optional(dense, x):
     return tf.stop_gradient(_steps(body, x[:, 0])) * dense(x[:, 1])
 
 
+def _empty_optional(dense, x):
+    """A user's, which is empty; a branch would read it."""
+    empty = tf.experimental.Optional.empty(tf.TensorSpec([None, 8], x.dtype))
+    return tf.cond(empty.has_value(), lambda: empty.get_value(), lambda: dense(x[:, 0])) * x[:, 1]
+
+
 class _Layer(layers.Layer):
     def __init__(self, kind):
         super().__init__()
@@ -185,8 +191,9 @@ def test_they_are_spread(kind, rows, in_float64):
 
 
 @pytest.mark.filterwarnings("ignore:.*on one device, on the rows of all")
-def test_what_differs_between_iterations(in_float64):
-    _check(_loop_of_unknown_length_in_branch, 13)
+@pytest.mark.parametrize("kind", [_loop_of_unknown_length_in_branch, _empty_optional])
+def test_what_one_device_computes(kind, in_float64):
+    _check(kind, 13)
 
 
 def _largest(dense, x):

@@ -108,7 +108,7 @@ def put(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
         else:
             other = WHOLE if isinstance(layout, Whole) else COPIED
             inputs += [planner.get(v, layout if v is element else other) for v in values[1:]]
-        return written(planner, op, inputs, place_of(layout))[0]
+        return written(planner, op, inputs, 0 if isinstance(layout, Whole) else EACH)[0]
 
     const = None if element.const is None else tuple(element.const.flat)
     now = Elements(

@@ -19,7 +19,7 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Value,
     Whole,
 )
-from keras_multigpu.engines.tensorflow.partition.program import Item
+from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.rules.lists import form_of, place_of, written
 from keras_multigpu.engines.tensorflow.partition.rules.table import rule
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
@@ -38,7 +38,8 @@ def put(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         own: Layout = WHOLE
         if not isinstance(layout, Whole):
             own = Split(known[0].axis) if known and known[0].axis is not None else COPIED
-        return written(planner, op, [planner.get(v, own) for v in values], place_of(layout))[0]
+        place = 0 if isinstance(layout, Whole) else EACH
+        return written(planner, op, [planner.get(v, own) for v in values], place)[0]
 
     elements = Elements(None, None, False, kept=tuple((None, one) for one in known))
     if not any(value.is_spread for value in values):
