@@ -1,4 +1,4 @@
-"""Model mode on TensorFlow: cuts a graph into stages, and runs each on one device."""
+"""Model mode on TensorFlow: runs the layers of a graph in order, each on its device."""
 
 from __future__ import annotations
 
