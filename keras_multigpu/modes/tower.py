@@ -118,7 +118,8 @@ class TowerParallel(Members):
     def _parallel_describe(self) -> str:
         options = self._parallel_options
         replicas = f"{options['num_replicas']} {options['replicas']} replicas"
-        mix = type(self._parallel_mix).__name__
+        mix = self._parallel_mix
+        mix = getattr(mix, "function", type(mix)).__name__  # a `Lambda` has one
         return f"{super()._parallel_describe()}: {replicas}, mixed by {mix}"
 
     @property

@@ -226,9 +226,10 @@ class ScalingReport(Report):
             )
         alike = [str(run.devices) for run in others if not grows and _overlap(run, base)]
         if alike:
+            counts = " and ".join(filter(None, [", ".join(alike[:-1]), alike[-1]]))
             notes.append(
-                f"On {' and '.join(alike)} devices the repeats overlap with those on "
-                f"{base.devices}: the difference may be chance."
+                f"On {counts} devices the repeats overlap with those on {base.devices}: the "
+                "difference may be chance."
             )
         return notes
 

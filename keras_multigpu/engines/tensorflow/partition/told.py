@@ -46,10 +46,20 @@ def explain(records: Sequence[Record], names: Sequence[str], step: str) -> str:
     share = share_whole(of_rows, names)
     head = f"{step}: {1 - share:.1%} of the work on rows is spread over the devices"
     rows = [row for row in by_layer(of_rows, names) if row[2] >= 0.0005]
-    lines = [f"{head}; one device does the rest, on gathered rows:", ""] if rows else [f"{head}."]
+    cause = _cause(records, names, [kind for _, kind, _ in rows])
+    lines = [f"{head}; one device does the rest, on gathered rows{cause}:", ""]
+    lines = lines if rows else [f"{head}."]
     width = max((len(row[0]) for row in rows), default=0)
     lines += [f"  {layer:{width}}  {share:6.1%}  {kind}" for layer, kind, share in rows]
     return "\n".join([*lines, *_told_once(records)])
+
+
+def _cause(records: Sequence[Record], names: Sequence[str], kinds: Sequence[str]) -> str:
+    """The operation that needs all rows, if those that are named only follow it."""
+    first = next((one for one in records if one.how == "gathered"), None)
+    if first is None or first.type in kinds:
+        return ""
+    return f", after {first.type} in {layer_of(first.name, names)!r}"
 
 
 def _told_once(records: Sequence[Record]) -> list[str]:
@@ -96,9 +106,10 @@ def warning_of(
     rows = by_layer(records, names)
     layers = list(dict.fromkeys(repr(row[0]) for row in rows))[:3]
     kinds = list(dict.fromkeys(row[1] for row in rows))[:3]
+    cause = _cause(records, names, kinds)
     return (
         f"{share:.0%} of a {step} of {model!r} runs on one device, on the rows of all: "
-        f"{', '.join(kinds)} in {', '.join(layers)}. The numbers are those of one device. "
+        f"{', '.join(kinds)} in {', '.join(layers)}{cause}. The numbers are those of one device. "
         "`parallel.explain()` lists what is not spread; operations whose rows are independent, "
         "along another axis than the batch, are."
     )

@@ -156,3 +156,12 @@ def test_the_work_on_chosen_rows_grows_with_the_batch(rows):
     chosen = keras.layers.Dense(64)(Chosen()(first))
     model = keras.Model([first, other], [chosen, keras.layers.Dense(64)(other)])
     assert _share_spread(model, (rows, 64), (rows, 64)) < 60
+
+
+def test_what_needs_all_rows_is_named_beside_what_follows():
+    x = keras.Input((64,))
+    model = keras.Model(x, keras.layers.Dense(256)(keras.layers.Dense(256)(Chosen(name="some")(x))))
+    parallel = make_parallel(model, 4)
+    with pytest.warns(UserWarning, match=r"all: MatMul, .*, after Where in 'some'\."):
+        parallel.function(parallel)(tf.random.normal((64, 64)))
+    assert "on gathered rows, after Where in 'some':" in parallel.explain()
