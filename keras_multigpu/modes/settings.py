@@ -6,7 +6,6 @@ import contextlib
 import enum
 import functools
 import types
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,7 +42,6 @@ def settings_of(model: keras.Model) -> dict[int, dict[str, Any]]:
         }
         if hasattr(layer, "adapt"):
             found[id(layer)][_ADAPTED] = _Adapted(layer)
-        found[id(layer)]["trainable"] = layer.trainable
     return found
 
 
@@ -118,20 +116,7 @@ def follow(
 
     `changed`: new values of settings, by the `id` of the template's layer.
     """
-    both = list(pairs(template, model))
-    is_followed = [
-        one.trainable == own.trainable or "trainable" in changed.get(id(one), {})
-        for one, own in both
-    ]
-    if not all(is_followed):
-        _, own = both[is_followed.index(False)]
-        warnings.warn(
-            "The members of a committee are frozen and unfrozen together, like the template. "
-            f"Received: {own.name!r} of a member, with trainable={own.trainable}, which is set "
-            "back. Set it of the template's layer.",
-            stacklevel=2,
-        )
-    for layer, own in both:
+    for layer, own in pairs(template, model):
         if own.trainable != layer.trainable:
             own.trainable = layer.trainable
         settings = dict(changed.get(id(layer), {}))

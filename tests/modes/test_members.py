@@ -235,19 +235,3 @@ def test_members_of_constants_only_are_told():
         told = pytest.warns(UserWarning, match="2 members with equal weights in 'only': an init")
         with told if is_told else contextlib.nullcontext():
             parallel.fit(_X, y, verbose=0)
-
-
-def test_members_are_frozen_like_the_template():
-    template = keras.Sequential([keras.Input((1,)), layers.Dense(2), layers.Dense(1)])
-    committee, x, y = _committee(template, 2), _X, _X
-    # Of the template, no warning: the model is frozen, and a layer is not.
-    committee.template.trainable = False
-    committee.template.layers[-1].trainable = True
-    committee.template.trainable = True
-    committee.compile("sgd", "mse")
-    committee.fit(x, y, verbose=0)
-    committee.replicas[1].layers[-1].trainable = False
-    committee.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match="frozen and unfrozen together.*trainable=False"):
-        committee.fit(x, y, verbose=0)
-    assert committee.replicas[1].layers[-1].trainable
