@@ -106,10 +106,10 @@ def warning_of(
     rows = by_layer(records, names)
     layers = list(dict.fromkeys(repr(row[0]) for row in rows))[:3]
     kinds = list(dict.fromkeys(row[1] for row in rows))[:3]
-    cause = _cause(records, names, kinds)
+    where = ", ".join(layers) + _cause(records, names, kinds)
     return (
         f"{share:.0%} of a {step} of {model!r} runs on one device, on the rows of all: "
-        f"{', '.join(kinds)} in {', '.join(layers)}{cause}. The numbers are those of one device. "
+        f"{', '.join(kinds)} in {where}. The numbers are those of one device. "
         "`parallel.explain()` lists what is not spread; operations whose rows are independent, "
         "along another axis than the batch, are."
     )
