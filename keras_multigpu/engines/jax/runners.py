@@ -51,7 +51,9 @@ class RowsRunner(JaxRunner, DataRunner):
         assert wire_dtype is None
         self._template = template
         self._devices = tuple(devices)
-        self._shard, self.spreads_state = shard, shard is not None
+        self._shard = shard
+        if shard is not None:  # a mesh always does
+            self.spreads_state = True
         self._parts = StateShards(devices, shard) if shard is not None else None
         self.where = placement_on(tuple(devices), width=model_devices)
 
