@@ -68,7 +68,7 @@ def call(
     inputs += kept
     weights = [one.read_value() for one in plan.variables]
     outputs: list[Any] = []
-    scope = Devices(devices, traced.count(), home=home, wire_dtype=wire_dtype)
+    scope = Devices(devices, traced.count(), home=home, wire_dtype=wire_dtype, chosen=plan.rows)
 
     @tf.custom_gradient
     def forward(*floats: Any) -> Any:
@@ -137,6 +137,7 @@ class _Plan:
     """The program of a call and of its gradients.
 
     Attributes:
+        rows: how many rows of the batch are chosen, where that is known.
         variables: those that may get gradients.
         outputs: the items of the call's outputs, and the number of nodes that compute them.
         backward: the passes that follow.
@@ -146,7 +147,7 @@ class _Plan:
         self, traced: Traced, passes: _Passes, devices: Sequence[str], records: list[Record]
     ):
         planner = Planner(RULES, len(devices), traced.batch, records)
-        self.program = planner.program
+        self.program, self.rows = planner.program, planner.rows
         self.variables = [one for one in passes.sources if isinstance(one, tf.Variable)]
         known = traced.inputs(planner, devices)
         for variable in self.variables:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.at_home import is_plain
+from keras_multigpu.engines.tensorflow.partition.chosen import Chosen, known_rows
 from keras_multigpu.engines.tensorflow.partition.crossings import of_process_0, reduce
 from keras_multigpu.engines.tensorflow.partition.forms import (
     ALL_DEVICES,
@@ -29,7 +30,12 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Value,
     Whole,
 )
-from keras_multigpu.engines.tensorflow.partition.operations import Shaped, operation, own_shapes
+from keras_multigpu.engines.tensorflow.partition.operations import (
+    Guard,
+    Shaped,
+    guard_of,
+    operation,
+)
 from keras_multigpu.engines.tensorflow.partition.order import has_effect, is_from_outside
 from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.sharding import (
@@ -39,11 +45,12 @@ from keras_multigpu.engines.tensorflow.partition.sharding import (
 )
 from keras_multigpu.engines.tensorflow.partition.signatures import (
     Signature,
+    are_of_same_rows,
     output_dims,
     split_label,
     static_dims,
 )
-from keras_multigpu.engines.tensorflow.partition.sizes import Dim
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim, Unit, is_known
 
 Kind: TypeAlias = type[Split] | type[Sharded] | type[Owned]
 
@@ -58,6 +65,7 @@ class Operations(Forms):
 
     Attributes:
         shards: the axis along which variables of a shape are sharded.
+        chosen: names what a step chooses of the rows; `None` where that is not spread.
     """
 
     first_level = 0  # of a function's operations that are planned as part of the step
@@ -65,6 +73,7 @@ class Operations(Forms):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.shards: dict[Any, int] = {}
+        self.chosen: Chosen | None = Chosen(self.names)
         # Of traced operations, for those that must come after: within a region, and beside one.
         self.levels: dict[Any, tuple[int, int]] = {}
 
@@ -94,12 +103,15 @@ class Operations(Forms):
         """Computes an operation on every device: of a kind of slices along a label, or of all."""
         shapes = self._shapes(values, signature, label, kind)
         inputs: list[Item | None] = []
+        unit: Unit | None = None
         for number, (value, labels) in enumerate(zip(values, signature.inputs)):
-            is_split = label is not None and label in labels
-            layout = kind(list(labels).index(label)) if is_split else COPIED
+            layout: Layout = COPIED
+            if label is not None and label in labels:
+                axis = list(labels).index(label)
+                layout, unit = kind(axis), self.unit_of((value.dims or ())[axis])
             inputs.append(None if number in shapes else self.get(value, layout))
-        own = own_shapes(op, signature, label) if kind is Split else ()
-        return self._operation(op, inputs, shapes, signature, EACH, values, own)
+        guard = guard_of(signature, label, unit) if kind is Split else None
+        return self._operation(op, inputs, shapes, signature, EACH, values, guard)
 
     def _shapes(
         self, values: Sequence[Value], signature: Signature | None, label: Any, kind: Any = Split
@@ -126,10 +138,11 @@ class Operations(Forms):
         signature: Signature | None,
         place: int,
         values: Sequence[Value],
-        own: Sequence[Shaped] = (),
+        guard: Guard | None = None,
     ) -> list[Item]:
-        emit = operation(op, shapes, signature, own)
-        symbols = set().union(*(one.symbols for one in (*shapes.values(), *own)))
+        emit = operation(op, shapes, signature, guard)
+        symbols = set().union(*(one.symbols for one in shapes.values()))
+        symbols |= guard.symbols if guard is not None else set()
         return self.add(
             emit,
             [one for one in inputs if one is not None],
@@ -250,7 +263,7 @@ class Operations(Forms):
                 for one, dim in zip(labels, value.dims or ())
                 if one == label
             ]
-            if label is None or any(self.unit_of(dim) is None for dim in wanted):
+            if label is None or not are_of_same_rows(wanted, self.unit_of):
                 return None
             if not signature.regroups and any(dim != wanted[0] for dim in wanted):
                 return None
@@ -267,16 +280,40 @@ class Operations(Forms):
     ) -> tuple[list[Value], str]:
         """Computes an operation whole; what has a row for each of the batch's is split again."""
         shaped = signature.shapes if signature is not None else ()
-        is_gathered = any(v.axis is not None for i, v in enumerate(values) if i not in shaped)
+        given = [value for number, value in enumerate(values) if number not in shaped]
+        is_gathered = any(value.axis is not None for value in given)
         items = self.whole(op, values, signature)
         made = []
         for number, (tensor, item) in enumerate(zip(op.outputs, items)):
             known = static_dims(tensor) if dims is None else dims[number]
+            known, axis = self._with_rows(op, values, number, item, known)
             value = self.value(tensor.dtype, known, WHOLE, item)
-            first = (value.dims or (None,))[0]
             # Of a known number of rows there may be as many channels: those of a weight, say.
-            has_rows = is_gathered or isinstance(first, Dim)
-            if has_rows and self.unit_of(first) is not None:
-                value.layout = Split(0)  # what follows is spread again
+            have_rows = [
+                (isinstance(dim, Dim) or (is_gathered and place == axis))
+                and self.unit_of(dim) is not None
+                for place, dim in enumerate(value.dims or ())
+            ]
+            if any(have_rows):
+                value.layout = Split(have_rows.index(True))  # what follows is spread again
             made.append(value)
         return made, "gathered" if is_gathered else "whole"
+
+    def _with_rows(
+        self, op: tf.Operation, values: Sequence[Value], output: int, item: Item, dims: Any
+    ) -> tuple[Any, int]:
+        """Dimensions, with symbols for how many of the rows are chosen; the axis of known rows."""
+        if self.chosen is None or dims is None:
+            return dims, 0
+        found = list(dims)
+        are_rows = any(self.has_rows(v.dims) and not is_known(v.dims or ()) for v in values)
+        for axis, dim in enumerate(dims):
+            name = self.chosen.symbol(op, values, output, axis) if dim is None else None
+            if name is not None and (are_rows or any(v.axis is not None for v in values)):
+                self.program.symbols.setdefault(name, (item, axis))
+                found[axis] = Dim.symbol(name)
+        is_all = None not in found and is_known(found)
+        known = known_rows(op, values, found) if is_all else None
+        if known is not None:
+            self.rows.add(found[known])
+        return tuple(found), known or 0

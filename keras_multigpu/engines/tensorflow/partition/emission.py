@@ -238,6 +238,7 @@ class _Region:
                 **dict(zip(names, scalars)),
                 sizes=dict(zip(sizes, values)),
                 is_compiled=devices.is_compiled,
+                chosen=devices.chosen,
             )
             with tf.device(None):
                 return self._write_one(local, tensors)

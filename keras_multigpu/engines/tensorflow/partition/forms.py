@@ -27,7 +27,14 @@ from keras_multigpu.engines.tensorflow.partition.layouts import (
     Whole,
 )
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Crossing, Item, Program
-from keras_multigpu.engines.tensorflow.partition.sizes import Dim, is_known, quotient, symbols_of
+from keras_multigpu.engines.tensorflow.partition.sizes import (
+    SIZE,
+    Dim,
+    Unit,
+    is_known,
+    symbols_of,
+    unit_of,
+)
 
 ALL_DEVICES, EACH_DEVICE, ONE_DEVICE = "all", "each", "one"
 """What a planner plans: what all devices do together; what each does for its rows, where nothing
@@ -64,6 +71,7 @@ class Forms:
         branch: the number of a branch that is planned.
         expected: how many rows there may be.
         splits: whether what has rows is split.
+        rows: how many rows of the batch are chosen, where that is known.
     """
 
     is_joined = False
@@ -77,6 +85,7 @@ class Forms:
         self.names = itertools.count() if names is None else names
         self.program, self.expected = Program(), Expected()
         self.splits = way != ONE_DEVICE
+        self.rows: set[int] = set()
 
     @property
     def own_symbols(self) -> set[str]:
@@ -90,15 +99,15 @@ class Forms:
 
     # Sizes
 
-    def unit_of(self, dim: Any) -> Any:
+    def unit_of(self, dim: Any) -> Unit | None:
         """As `multiple_of`; `None` where nothing is split."""
         return self.multiple_of(dim) if self.splits else None
 
-    def multiple_of(self, dim: Any) -> Any:
-        """The multiple of the batch's rows that a dimension is; `None` if it is none."""
+    def multiple_of(self, dim: Any) -> Unit | None:
+        """The rows that a dimension is a multiple of; `None` if it is of none."""
         if dim is None or (isinstance(dim, int) and dim == 0):
             return None
-        return quotient(dim, self.batch)
+        return unit_of(dim, self.batch, self.rows)
 
     def has_rows(self, dims: Any) -> bool:
         """Whether a dimension is a multiple of the batch's rows."""
@@ -126,7 +135,7 @@ class Forms:
         return value
 
     def _symbol(self, value: Value, axis: int) -> Dim:
-        name = f"size{next(self.names)}"
+        name = f"{SIZE}{next(self.names)}"
         item = next(iter(value.forms.values()))
         assert value.axis != axis, "a split axis is a multiple of the rows"
         self.program.symbols[name] = item, axis

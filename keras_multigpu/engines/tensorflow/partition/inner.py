@@ -31,7 +31,7 @@ from keras_multigpu.engines.tensorflow.partition.planner import Planner
 from keras_multigpu.engines.tensorflow.partition.program import ALL, EACH, Item
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
 from keras_multigpu.engines.tensorflow.partition.sizes import Dim
-from keras_multigpu.engines.tensorflow.partition.states import State, state_of
+from keras_multigpu.engines.tensorflow.partition.states import State, is_of_own_rows, state_of
 
 
 class Inner(Planner):
@@ -50,7 +50,9 @@ class Inner(Planner):
         self.outer, self.branch = outer, branch
         self.shards, self.is_joined = outer.shards, outer.is_joined
         self.expected, self.splits = outer.expected, self.splits and outer.splits
-        self.has_row_loops = outer.has_row_loops
+        self.has_row_loops, self.rows = outer.has_row_loops, outer.rows
+        if outer.chosen is None or way == ONE_DEVICE:
+            self.chosen = None
         self._origins: dict[int, tuple[Value, Value]] = {}  # by the id of our value: it, the outer
         self.taken: dict[int, tuple[Item, Item]] = {}  # by the id of the outer item: it, and ours
 
@@ -165,8 +167,8 @@ class Inner(Planner):
 
     def kept(self, value: Value) -> Layout:
         """The layout in which a result goes outside."""
-        is_kept = isinstance(value.layout, (Split, Sharded, Partial))
-        return value.layout if is_kept and self.way != ONE_DEVICE else WHOLE
+        is_kept = isinstance(value.layout, (Split, Sharded, Partial)) and self.way != ONE_DEVICE
+        return value.layout if is_kept and not is_of_own_rows(value, self.own_symbols) else WHOLE
 
     def give(self, results: Sequence[Value], layouts: Sequence[Layout]) -> None:
         """Sets what the function gives."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Owned, Sharded, Split
-from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, divide, is_known
+from keras_multigpu.engines.tensorflow.partition.sizes import BATCH, Dim, Unit, is_known, unit_of
 
 
 @dataclasses.dataclass
@@ -29,6 +29,7 @@ class Local:
         sizes: the values of other symbols.
         is_compiled: whether XLA compiles the step on one device: it draws other random numbers.
         home: the device's name, if it computes what is whole outside of compiled functions.
+        chosen: how many rows of the batch are chosen, where that is known.
     """
 
     batch: Any
@@ -40,6 +41,7 @@ class Local:
     sizes: dict[str, Any] = dataclasses.field(default_factory=dict)
     is_compiled: bool = False
     home: str | None = None
+    chosen: Collection[int] = ()
 
     def __post_init__(self) -> None:
         self._made: dict[Any, Any] = {}
@@ -73,24 +75,35 @@ class Local:
             total = term if isinstance(total, int) and total == 0 else total + term
         return total
 
-    def entries(self, unit: Any) -> Any:
-        """How many entries of an axis this device has, if `unit` of them belong to a row."""
-        return _times(self.rows, self.dim(unit))
+    def entries(self, unit: Unit) -> Any:
+        """How many entries of an axis this device has."""
+        return _times(self._share(unit.rows)[1], self.dim(unit.times))
 
-    def first_entry(self, unit: Any) -> Any:
+    def first_entry(self, unit: Unit) -> Any:
         """The first of them."""
-        return _times(self.begin, self.dim(unit))
+        return _times(self._share(unit.rows)[0], self.dim(unit.times))
 
-    def extent(self, dim: Any, layout: Split | Sharded) -> tuple[Any, Any]:
-        """Where this device's slice of an axis begins, and how long it is."""
-        if isinstance(layout, Split):
-            unit = divide(dim, self.symbol)
-            return self.first_entry(unit), self.entries(unit)
-        each, more = divmod(dim, self.count)
-        if isinstance(self.part, int):
+    def _share(self, rows: Any) -> tuple[Any, Any]:
+        """The first of this device's rows, and how many they are."""
+        if rows == self.symbol:
+            return self.begin, self.rows
+        return self._once(("share", rows), lambda: self._even(self.dim(rows)))
+
+    def _even(self, size: Any) -> tuple[Any, Any]:
+        """Where this device's part of so many begins, and how long it is; they differ by one."""
+        each, more = size // self.count, size % self.count
+        if isinstance(self.part, int) and isinstance(size, int):
             return self.part * each + min(self.part, more), each + (self.part < more)
         own = tf.cast(self.part < more, tf.int32)
         return self.part * each + tf.minimum(self.part, more), each + own
+
+    def extent(self, dim: Any, layout: Split | Sharded) -> tuple[Any, Any]:
+        """Where this device's slice of an axis begins, and how long it is."""
+        if isinstance(layout, Sharded):
+            return self._even(dim)
+        unit = unit_of(dim, self.symbol, self.chosen)
+        assert unit is not None
+        return self.first_entry(unit), self.entries(unit)
 
     def shape(self, dims: Sequence[Any], dtype: tf.DType, layout: Layout | None = None) -> Any:
         """An integer vector: a shape, of this device's part in a layout."""
@@ -114,15 +127,18 @@ class Local:
         vector = self.shape(flat, dtype)
         return vector if const.ndim == 1 else tf.reshape(vector, const.shape)
 
-    def unless_empty(self, compute: Callable[[], list[Any]], outputs: Sequence[Any]) -> list[Any]:
-        """`compute()`; zeros of the outputs' shapes and types if this device has no rows."""
+    def unless_empty(
+        self, unit: Unit, compute: Callable[[], list[Any]], outputs: Sequence[Any]
+    ) -> list[Any]:
+        """`compute()`; zeros of the outputs' shapes and types if this device has no such rows."""
 
         def zeros() -> list[Any]:
             return [tf.zeros(shape, dtype) for shape, dtype in outputs]
 
-        if isinstance(self.rows, int):
-            return compute() if self.rows else zeros()
-        return tf.nest.flatten(tf.cond(self.rows > 0, lambda: list(compute()), zeros))
+        _, rows = self._share(unit.rows)
+        if isinstance(rows, int):
+            return compute() if rows else zeros()
+        return tf.nest.flatten(tf.cond(rows > 0, lambda: list(compute()), zeros))
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         """Makes a small tensor once in each graph."""
@@ -146,6 +162,7 @@ class Devices:
         whole: that of a device which computes the whole batch.
         is_compiled: whether XLA compiles what the devices compute.
         wire_dtype: the type in which weights and gradients cross; `None` for their own.
+        chosen: how many rows of the batch are chosen, where that is known.
         has_functions: whether what each device computes between two crossings is a function.
         columns: of a mesh, the devices of each of its columns; these are of the first.
     """
@@ -159,17 +176,20 @@ class Devices:
         is_compiled: bool = False,
         wire_dtype: Any = None,
         has_functions: bool = True,
+        chosen: Collection[int] = (),
     ):
         self.names, self.is_compiled, self.wire_dtype = list(names), is_compiled, wire_dtype
-        self.has_functions = has_functions
+        self.has_functions, self.chosen = has_functions, chosen
         self.home = names[0] if home is None else home
         count = len(self.names)
         rows, begins = even(batch, count)
         self.locals = [
-            Local(batch, rows[i], begins[i], i, i, count, is_compiled=is_compiled)
+            Local(batch, rows[i], begins[i], i, i, count, is_compiled=is_compiled, chosen=chosen)
             for i in range(count)
         ]
-        self.whole = Local(batch, batch, 0, 0, is_compiled=is_compiled, home=self.home)
+        self.whole = Local(
+            batch, batch, 0, 0, is_compiled=is_compiled, home=self.home, chosen=chosen
+        )
         self.columns: tuple[Devices, ...] = (self,)
 
     is_joined = False

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Layout, Split, Value
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature
-from keras_multigpu.engines.tensorflow.partition.sizes import SAMPLE, elements_of, symbols_of
+from keras_multigpu.engines.tensorflow.partition.sizes import SAMPLE, Unit, elements_of, symbols_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,19 @@ class Shaped:
     def tensor(self, local: Any) -> tf.Tensor:
         """The tensor, for the device of `local`."""
         return local.shape(self.dims, self.dtype, self.layout)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """Of a kernel that may not be trusted with no rows: whose rows, and its outputs' shapes."""
+
+    unit: Unit
+    shapes: Sequence[Shaped]
+
+    @property
+    def symbols(self) -> set[str]:
+        """The symbols in it."""
+        return self.unit.symbols.union(*(one.symbols for one in self.shapes))
 
 
 # Random numbers that XLA draws otherwise than TensorFlow.
@@ -61,11 +74,11 @@ def operation(
     op: tf.Operation,
     shapes: Mapping[int, Shaped] = {},
     signature: Signature | None = None,
-    own: Sequence[Shaped] = (),
+    guard: Guard | None = None,
 ) -> Callable[..., list[Any]]:
     """A function that writes a traced operation anew, for one device.
 
-    `own`: the shapes of a device's outputs, if its kernel may not be trusted with no rows.
+    `guard`: for a kernel that may not be trusted with no rows.
     """
     attributes, kind, write = attributes_of(op), op.type, create
     if signature is not None:
@@ -85,23 +98,25 @@ def operation(
             return create_compiled(kind, inputs, attributes, name)
         if local.is_compiled and signature is not None and signature.write_compiled is not None:
             return signature.write_compiled(kind, inputs, attributes, name)
-        if not own:
+        if guard is None:
             return write(kind, inputs, attributes, name)
-        sizes = [one.tensor(local) for one in own]
+        sizes = [one.tensor(local) for one in guard.shapes]
+        outputs = list(zip(sizes, types))
         return local.unless_empty(
-            lambda: write(kind, inputs, attributes, name), list(zip(sizes, types))
+            guard.unit, lambda: write(kind, inputs, attributes, name), outputs
         )
 
     return emit
 
 
-def own_shapes(op: tf.Operation, signature: Signature | None, label: Any) -> list[Shaped]:
-    """The shapes of a device's outputs, where its kernel may not be trusted with no rows."""
-    if signature is None or label is None or label not in signature.zero_if_empty:
-        return []
-    assert signature.dims is not None, op.type
+def guard_of(signature: Signature, label: Any, unit: Unit | None) -> Guard | None:
+    """That of an operation which is split along a label; `None` if it needs none."""
+    if label is None or unit is None or label not in signature.zero_if_empty:
+        return None
+    assert signature.dims is not None
     layouts = [Split(list(one).index(label)) if label in one else None for one in signature.outputs]
-    return [Shaped(dims, tf.int32, layout) for dims, layout in zip(signature.dims, layouts)]
+    shapes = [Shaped(dims, tf.int32, layout) for dims, layout in zip(signature.dims, layouts)]
+    return Guard(unit, shapes)
 
 
 def _functions_of(op: tf.Operation) -> list[Any]:

@@ -110,6 +110,8 @@ class Planner(Operations):
             if any(v.is_update or (v.is_trained and v.layout == SUM) for v in values):
                 for value in made:
                     value.is_update = True
+            if self.chosen is not None:
+                self.chosen.note(op, values, made)
             known.update((id(tensor), value) for tensor, value in zip(op.outputs, made))
             known[id(op)] = made  # done, if it has no outputs
             added = self.program.nodes[before:]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
-from keras_multigpu.engines.tensorflow.partition.sizes import Dims, elements_of
+from keras_multigpu.engines.tensorflow.partition.sizes import Dims, Unit, elements_of
 
 Labels = Sequence[Any]
 
@@ -80,11 +80,14 @@ def static_dims(tensor: tf.Tensor) -> tuple[Any, ...] | None:
 
 
 def split_label(
-    values: Sequence[Value], signature: Signature, dims: Sequence[Dims], unit_of: Callable[..., Any]
+    values: Sequence[Value],
+    signature: Signature,
+    dims: Sequence[Dims],
+    unit_of: Callable[..., Unit | None],
 ) -> Any:
     """The label along which an operation is split; `None` if it can't be.
 
-    `unit_of` gives the multiple of the rows that a dimension is, or `None`.
+    `unit_of` gives the rows that a dimension is a multiple of, or `None`.
     """
     units: dict[Any, set[Any]] = collections.defaultdict(set)
     weights: dict[Any, float] = collections.defaultdict(float)
@@ -105,7 +108,7 @@ def split_label(
         for label, dim in zip(labels, shape):
             if label in units and not signature.regroups:
                 units[label].add(dim)
-            elif label in units and unit_of(dim) is None:
+            elif label in units and not are_of_same_rows([dim, *units[label]], unit_of):
                 units[label].add(None)
     possible = [
         label
@@ -119,6 +122,14 @@ def split_label(
         return _new_rows(signature, dims, units, unit_of)
     ranks = {one: (one in is_split, is_kept[one], weights[one]) for one in possible}
     return max(possible, key=lambda one: ranks[one], default=None)
+
+
+def are_of_same_rows(dims: Iterable[Any], unit_of: Callable[..., Unit | None]) -> bool:
+    """Whether dimensions are multiples of the same number of rows."""
+    units = list(map(unit_of, dims))
+    return all(
+        one is not None and units[0] is not None and one.rows == units[0].rows for one in units
+    )
 
 
 def _new_rows(signature: Signature, dims: Sequence[Dims], known: Any, unit_of: Any) -> Any:

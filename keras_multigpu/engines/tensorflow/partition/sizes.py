@@ -6,12 +6,14 @@ step may meet: two are equal only if their polynomials are. What can't be decide
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 Dims: TypeAlias = "tuple[int | Dim, ...]"
 
 BATCH = "batch"
+ROWS, SIZE = "rows", "size"  # of the names of symbols: what is chosen of the batch's rows; others
 SAMPLE = 32  # rows, and the size of every other symbol: for estimates only
 
 
@@ -159,6 +161,35 @@ def quotient(a: Any, b: Any) -> Any:
         return divide(a, b)
     except Unknown:
         return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """What the entries of an axis belong to: to each of so many rows as many `times`.
+
+    The `rows` are the batch's, or those of a part of it that a step has chosen.
+    """
+
+    rows: Any
+    times: Any
+
+    @property
+    def symbols(self) -> set[str]:
+        """The symbols in it."""
+        return symbols_of([self.rows, self.times])
+
+
+def unit_of(dim: Any, batch: Any, known: Collection[int] = ()) -> Unit | None:
+    """The rows that a dimension is a multiple of; `None` if it is of none.
+
+    `known`: the numbers of rows that are chosen, where they have no symbols.
+    """
+    names = [name for name in sorted(symbols_of([dim])) if name.startswith(ROWS)]
+    for rows in (batch, *map(Dim.symbol, names), *sorted(known, reverse=True)):
+        times = quotient(dim, rows)
+        if times is not None:
+            return Unit(rows, times)
+    return Unit(dim, 1) if names else None
 
 
 def product(dims: Iterable[Any]) -> Any:

@@ -35,13 +35,20 @@ def state_of(planner: Forms, value: Value) -> State:
     own = planner.own_symbols
     # The largest of all, say, is found within: other branches have no addend that changes nothing.
     is_kept = isinstance(value.layout, (Split, Sharded)) or value.layout == SUM
-    layout = value.layout if is_kept else WHOLE
+    layout = value.layout if is_kept and not is_of_own_rows(value, own) else WHOLE
     dims = _sizes_outside(value.dims, own)
     const = None if value.const is None else tuple(value.const.flat)
     if const is not None and symbols_of(const) & own:
         const = None
     elements = None if value.elements is None else _known_outside(value.elements, own)
     return State(layout, dims, const, elements)
+
+
+def is_of_own_rows(value: Value, own: set[str]) -> bool:
+    """Whether a value is split by rows that nobody outside can count."""
+    return bool(
+        value.dims and value.axis is not None and symbols_of([value.dims[value.axis]]) & own
+    )
 
 
 def _known_outside(elements: Elements, own: set[str]) -> Elements:

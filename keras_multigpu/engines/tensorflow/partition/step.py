@@ -101,10 +101,11 @@ def spread(
         count = traced.count()
         if any(one.has_rows for one in traced.arguments):
             note_rows(count)
-    planner = _planned(traced, devices, width, together, expected or Expected(), records)
+    planner = _planned(traced, devices, width, together, compiled, expected or Expected(), records)
     if planner is None:
         return _on_one_device(step, args, autograph, together)
-    options: dict[str, Any] = {"is_compiled": compiled and not is_part, "wire_dtype": wire_dtype}
+    options: dict[str, Any] = {"is_compiled": compiled and not is_part, "chosen": planner.rows}
+    options["wire_dtype"] = wire_dtype
     if together is None and width > 1:
         scope = Devices.mesh(devices, width, count, **options)
         made = write(planner.program, scope, traced.given())
@@ -121,6 +122,7 @@ def _planned(
     devices: Sequence[str],
     width: int,
     together: Together | None,
+    compiled: bool,
     expected: Expected,
     records: list[Record],
 ) -> Planner | None:
@@ -131,6 +133,8 @@ def _planned(
         planner.columns = {name: number for number, name in enumerate(devices[:width])}
         planner.is_joined, planner.expected = together is not None, expected
         planner.has_row_loops = has_row_loops
+        if compiled or together is not None:  # XLA compiles anew for other numbers of rows
+            planner.chosen = None
         try:
             known = traced.inputs(planner, devices)
             results = planner.run_graph(traced.graph, known, traced.graph.outputs)

@@ -122,13 +122,6 @@ class Outside(keras.layers.Layer):
         )
 
 
-class Chosen(keras.layers.Layer):
-    """The rows with a positive first column."""
-
-    def call(self, x):
-        return tf.boolean_mask(x, x[:, 0] > 0)
-
-
 def _share_spread(model, *shapes):
     """The share of a prediction's work that is spread, as `explain` tells it."""
     parallel = make_parallel(model, 4)
@@ -151,17 +144,18 @@ def test_the_work_of_a_loop_is_that_of_all_its_rounds():
 
 @pytest.mark.filterwarnings("ignore:.*on one device, on the rows of all")
 @pytest.mark.parametrize("rows", [32, 1024])
-def test_the_work_on_chosen_rows_grows_with_the_batch(rows):
+def test_the_work_on_rows_from_outside_grows_with_the_batch(rows):
     first, other = keras.Input((64,)), keras.Input((64,))
-    chosen = keras.layers.Dense(64)(Chosen()(first))
-    model = keras.Model([first, other], [chosen, keras.layers.Dense(64)(other)])
+    outside = keras.layers.Dense(64)(Outside()(first))
+    model = keras.Model([first, other], [outside, keras.layers.Dense(64)(other)])
     assert _share_spread(model, (rows, 64), (rows, 64)) < 60
 
 
 def test_what_needs_all_rows_is_named_beside_what_follows():
     x = keras.Input((64,))
-    model = keras.Model(x, keras.layers.Dense(256)(keras.layers.Dense(256)(Chosen(name="some")(x))))
+    some = Outside(name="some")(x)
+    model = keras.Model(x, keras.layers.Dense(256)(keras.layers.Dense(256)(some)))
     parallel = make_parallel(model, 4)
-    with pytest.warns(UserWarning, match=r"all: MatMul, .*, after Where in 'some'\."):
+    with pytest.warns(UserWarning, match=r"all: MatMul, .*, after PyFunc in 'some'\."):
         parallel.function(parallel)(tf.random.normal((64, 64)))
-    assert "on gathered rows, after Where in 'some':" in parallel.explain()
+    assert "on gathered rows, after PyFunc in 'some':" in parallel.explain()

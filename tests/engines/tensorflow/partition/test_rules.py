@@ -53,6 +53,9 @@ ONE_DEVICE = {
     "Unique": case("Mul", lambda x: tf.unique(x)[1] * 2, "B:i4"),
     "UniqueWithCounts": case("Mul", lambda x: tf.unique_with_counts(x)[1] * 2, "B:i4"),
     "RandomShuffle": case("Mul", lambda x: tf.sort(tf.random.shuffle(x[:, 0])) * 2.0, "B 3"),
+    "StatelessShuffle": case(
+        "Mul", lambda x: tf.random.experimental.stateless_shuffle(x[:, 0], SEED) * 2.0, "B 3"
+    ),
     "LookupTableFindV2": case("Mul", lambda x: TABLE.lookup(x) * 2, "B 3:i3"),
     "StatelessRandomGammaV3": case(
         "Mul", lambda x: x * tf.random.stateless_gamma(tf.shape(x), SEED, 0.5), "B 3:f"

@@ -5,21 +5,16 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Split, Value
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature, split_label
-from keras_multigpu.engines.tensorflow.partition.sizes import Dim, Unknown, divide
+from keras_multigpu.engines.tensorflow.partition.sizes import Dim, unit_of
 
 pytestmark = pytest.mark.backend_free
 B = Dim.symbol("batch")
 
 
-def _unit(dim):
-    try:
-        return None if dim is None else divide(dim, B)
-    except Unknown:
-        return None
-
-
 def choose(values, signature, dims):
-    return split_label(values, signature, dims, _unit)
+    return split_label(
+        values, signature, dims, lambda dim: None if dim is None else unit_of(dim, B)
+    )
 
 
 def _value(dims, axis=None):

@@ -6,11 +6,13 @@ crosses, all devices run together. What has no rows, one device runs.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.partition.forms import (
     ALL_DEVICES,
     EACH_DEVICE,
@@ -62,11 +64,12 @@ def first_possible(
 ) -> list[Value]:
     """The plan of the first way that is possible."""
     *others, last = ways(planner, values)
-    for way in others:
-        try:
-            return plan(way)
-        except NeedsOthers:
-            continue
+    # What is chosen of the rows may have to leave a function whole: only it can count them.
+    for chosen in dict.fromkeys([planner.chosen, None]):
+        with unchanged(planner, "chosen", chosen):
+            for way in others:
+                with contextlib.suppress(NeedsOthers):
+                    return plan(way)
     return plan(last)
 
 

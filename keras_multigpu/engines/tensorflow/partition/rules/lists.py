@@ -30,7 +30,7 @@ from keras_multigpu.engines.tensorflow.partition.rules.elementwise import elemen
 from keras_multigpu.engines.tensorflow.partition.rules.table import rule
 from keras_multigpu.engines.tensorflow.partition.signatures import Signature, static_dims
 from keras_multigpu.engines.tensorflow.partition.sizes import Dim
-from keras_multigpu.engines.tensorflow.partition.states import joined_elements
+from keras_multigpu.engines.tensorflow.partition.states import is_of_own_rows, joined_elements
 
 _ANY = Elements(None, None, False)
 
@@ -93,7 +93,7 @@ def put(planner: Any, op: tf.Operation, values: list[Value]) -> list[Value]:
     items = values[0]
     element = values[2] if op.type == "TensorListSetItem" else values[1]
     is_at = op.type == "TensorListSetItem"
-    if isinstance(element.layout, Listed):
+    if isinstance(element.layout, Listed) or is_of_own_rows(element, planner.own_symbols):
         raise NeedsOthers
     layout = form_of(element) if form_of(items) == WHOLE else form_of(items)
     layout = LISTED if is_at and own_lists.is_of_row(items, values[1]) else layout

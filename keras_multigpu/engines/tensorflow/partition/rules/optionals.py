@@ -23,6 +23,7 @@ from keras_multigpu.engines.tensorflow.partition.program import EACH, Item
 from keras_multigpu.engines.tensorflow.partition.rules.lists import form_of, place_of, written
 from keras_multigpu.engines.tensorflow.partition.rules.table import rule
 from keras_multigpu.engines.tensorflow.partition.signatures import static_dims
+from keras_multigpu.engines.tensorflow.partition.states import is_of_own_rows
 
 
 @rule("OptionalNone", "OptionalFromValue", needs_ranks=False)
@@ -53,6 +54,8 @@ def _axis(planner: Any, value: Value) -> int | None:
     """The axis along which devices keep slices of it; of an optional, a sign."""
     if value.elements is not None and value.elements.are_optionals:
         return 0 if planner.splits else None
+    if is_of_own_rows(value, planner.own_symbols):
+        raise NeedsOthers  # the gradient can't count them
     if value.axis is not None or value.is_state or value.dims is None:
         return value.axis
     found = (axis for axis, dim in enumerate(value.dims) if planner.unit_of(dim) is not None)

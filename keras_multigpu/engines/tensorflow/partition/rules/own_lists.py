@@ -42,7 +42,8 @@ def own_row(planner: Any, index: Value) -> Item:
     def emit(local: Any, number: Any) -> list[Any]:
         return [number - tf.cast(local.first_entry(unit), number.dtype)]
 
-    return planner.add(emit, [planner.get(index, WHOLE)], EACH, [index.dtype])[0]
+    inputs = [planner.get(index, WHOLE)]
+    return planner.add(emit, inputs, EACH, [index.dtype], symbols=unit.symbols)[0]
 
 
 def _length(local: Any, unit: Any) -> Any:
@@ -60,7 +61,7 @@ def own_count(planner: Any, count: Value) -> Item:
 
     if unit is None:
         return planner.get(count, COPIED)
-    return planner.add(emit, [], EACH, [count.dtype])[0]
+    return planner.add(emit, [], EACH, [count.dtype], symbols=unit.symbols)[0]
 
 
 def of_tensor(planner: Any, op: tf.Operation, x: Value, shape: Value) -> Item | None:
@@ -76,7 +77,8 @@ def of_tensor(planner: Any, op: tf.Operation, x: Value, shape: Value) -> Item | 
     if unit is None:
         return None
     inputs = [planner.get(x, Split(0)), planner.get(shape, COPIED)]
-    item: Item = planner.add(emit, inputs, EACH, [tf.variant], name=op.name)[0]
+    more = {"name": op.name, "symbols": unit.symbols}
+    item: Item = planner.add(emit, inputs, EACH, [tf.variant], **more)[0]
     return item
 
 
@@ -101,7 +103,7 @@ def stacked(planner: Any, op: tf.Operation, items: Value) -> Value:
         (made,) = write(local, *tensors)
         return [made[: local.entries(unit)] if local.is_compiled else made]
 
-    (item,) = planner.add(emit, inputs, EACH, [dtype], name=op.name)
+    (item,) = planner.add(emit, inputs, EACH, [dtype], name=op.name, symbols=unit.symbols)
     return planner.value(dtype, (known.count, *dims), Split(0), item)
 
 

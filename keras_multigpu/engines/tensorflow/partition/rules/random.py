@@ -54,8 +54,8 @@ def draw(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
             begins = [local.first_entry(unit), *[0] * (len(dims) - 1)]
             sizes = [local.entries(unit), *[-1] * (len(dims) - 1)]
             return [tf.slice(drawn, tf.stack(begins), tf.stack(sizes))]
-        row = local.dim(product((unit, *dims[1:])))
-        begin, count = local.begin * row, local.rows * row
+        row = local.dim(product(dims[1:]))
+        begin, count = local.first_entry(unit) * row, local.entries(unit) * row
         skipped, total = begin, local.dim(product(dims))
         if op.type in _BY_COUNTER and dtype in _PER_COUNT:
             per = _PER_COUNT[dtype]

@@ -61,12 +61,13 @@ class _RowLoop:
         self.planner, self.op, self.values, self.body = planner, op, values, body
         self.kinds = [_kind(*one) for one in zip(values, body.inputs, body.outputs)]
         self.rows = self._find_rows(test)
-        self.unit = planner.unit_of(self.rows)
+        unit = planner.unit_of(self.rows)
         counts = [one.elements.count for one in values if one.elements is not None]
         # Otherwise it may be a number that happens to be a multiple of the rows.
         is_certain = isinstance(self.rows, Dim) or self.rows in counts
-        if self.unit is None or planner.is_joined or not is_certain:
+        if unit is None or planner.is_joined or not is_certain:
             raise NeedsOthers
+        self.unit = unit
 
     def _find_rows(self, test: Any) -> Any:
         """How often it runs: the bound of all its counters, which begin at 0."""
@@ -154,6 +155,8 @@ class _RowLoop:
         inner.records = [
             dataclasses.replace(one, how="spread", work=one.work * work) for one in inner.records
         ]
+
+        inner.program.unbound |= self.unit.symbols
 
         def emit(local: Any, *given: Any) -> list[Any]:
             return self._write(local, given, inner, inner.shapes(carried, tensors))

@@ -36,8 +36,9 @@ def reshape(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     after: list[Any] = [None] * len(new)
     for axis, dim in enumerate(old):
         for other, size in enumerate(new):
-            both_have_rows = planner.unit_of(dim) is not None and planner.unit_of(size) is not None
-            is_one = both_have_rows or (is_known([dim, size]) and min(dim, size) > 1)
+            units = planner.unit_of(dim), planner.unit_of(size)
+            have_rows = None not in units and units[0].rows == units[1].rows
+            is_one = have_rows or (is_known([dim, size]) and min(dim, size) > 1)
             if is_one and product(old[:axis]) == product(new[:other]):
                 before[axis] = after[other] = axis
                 break
@@ -115,7 +116,11 @@ def _broadcast(old: Sequence[Any], new: Sequence[Any]) -> Any:
     return before, tuple(range(len(new))), tuple(new)
 
 
-SAME = {"RandomShuffle": 0, "LookupTableFindV2": 1}  # {type: the input whose sizes it keeps}
+SAME = {
+    "RandomShuffle": 0,
+    "StatelessShuffle": 0,
+    "LookupTableFindV2": 1,
+}  # {type: the input whose sizes it keeps}
 
 
 @rule(*SAME, needs_ranks=False)

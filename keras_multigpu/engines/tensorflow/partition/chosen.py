@@ -1,0 +1,99 @@
+"""What a step chooses of the batch's rows: micro-batches, masked rows, the rows of an expert.
+
+How many they are is known when the step runs. What is chosen likewise, of inputs and of targets,
+say, has as many rows: one symbol stands for their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.engines.tensorflow.partition.layouts import Value
+from keras_multigpu.engines.tensorflow.partition.operations import attributes_of
+from keras_multigpu.engines.tensorflow.partition.sizes import ROWS, product
+
+CHOOSES: dict[str, int | None] = {
+    **dict.fromkeys(("StridedSlice", "Slice", "SplitV", "TopKV2", "GatherV2", "Reshape"), 0),
+    "DynamicPartition": 0,
+    "Split": 1,
+    **dict.fromkeys(("Where", "EagerPyFunc", "PyFunc", "PyFuncStateless")),
+    **dict.fromkeys(f"NonMaxSuppressionV{number}" for number in (3, 4, 5)),
+}
+"""{type of an operation that chooses: the input of which only the dimensions count}."""
+
+
+def known_rows(op: tf.Operation, values: Sequence[Value], dims: Sequence[Any]) -> int | None:
+    """The axis of the rows of a result of known dimensions; `None` if the operation cuts none."""
+    cut = CHOOSES.get(op.type)
+    axis = None if cut is None else values[cut].axis
+    if cut is None or axis is None:
+        return None
+    old = values[cut].dims or ()
+    if op.type == "GatherV2":
+        return axis if len(dims) == len(old) and dims[axis] > 1 else None
+    if op.type != "Reshape":
+        return axis if len(dims) == len(old) and 1 < dims[axis] < old[axis] else None
+    for end in range(1, len(dims) + 1):  # the longest of the axes that the rows become
+        if product(dims[:end]) == product(old[: axis + 1]):
+            return max(range(end), key=lambda one: dims[one])
+    return None
+
+
+class Chosen:
+    """Names for the numbers of rows that operations choose.
+
+    Args:
+        names: numbers for the names.
+    """
+
+    def __init__(self, names: Iterator[int]):
+        self._names = names
+        self._symbols: dict[Any, str] = {}
+        self._origins: dict[int, tuple[Value, tf.Operation, Sequence[Value], int]] = {}
+        self._numbers: dict[Any, int] = {}  # the same for what is computed likewise
+
+    def note(self, op: tf.Operation, values: Sequence[Value], made: Sequence[Value]) -> None:
+        """Notes where integers and truth values come from."""
+        if op.op_def.is_stateful:
+            return
+        for place, one in enumerate(made):
+            if one.dtype.is_integer or one.dtype == tf.bool:
+                self._origins.setdefault(id(one), (one, op, values, place))
+
+    def symbol(
+        self, op: tf.Operation, values: Sequence[Value], output: int, axis: int
+    ) -> str | None:
+        """The name of the length of an output's axis; `None` if the operation does not choose."""
+        if op.type not in CHOOSES or any(value.dtype == tf.string for value in values):
+            return None
+        output = 0 if op.type in ("Split", "TopKV2") else output  # all are as long
+        inputs: list[Any] = [self._of(value) for value in values]
+        cut = CHOOSES[op.type]
+        if cut is not None:
+            dims = values[cut].dims or ()
+            inputs[cut] = ("dims", *(dims[:1] if axis == 0 and op.type != "Reshape" else dims))
+        key = self._key(op, inputs), output, axis
+        if key not in self._symbols:
+            self._symbols[key] = f"{ROWS}{next(self._names)}"
+        return self._symbols[key]
+
+    def _key(self, op: tf.Operation, inputs: Sequence[Any]) -> Any:
+        """What operations have in common that do the same."""
+        types = {"T", "Tparams", "Tindices"}  # of the tensor that is cut
+        attributes = {name: one for name, one in attributes_of(op).items() if name not in types}
+        settings = [(name, one.SerializeToString()) for name, one in sorted(attributes.items())]
+        return (op.type, id(op) if op.op_def.is_stateful else None, *settings, *inputs)
+
+    def _of(self, value: Value) -> int:
+        if value.const is not None:
+            return self._number(("const", value.const.shape, *value.const.flat))
+        if id(value) not in self._origins:
+            return self._number(("value", id(value)))
+        _, op, values, place = self._origins[id(value)]
+        return self._number((self._key(op, [self._of(one) for one in values]), place))
+
+    def _number(self, key: Any) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
