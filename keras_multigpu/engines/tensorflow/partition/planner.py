@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.shared import unchanged
 from keras_multigpu.engines.tensorflow.partition.addends import addends
-from keras_multigpu.engines.tensorflow.partition.choosing import Operations
+from keras_multigpu.engines.tensorflow.partition.choosing import Choosing
 from keras_multigpu.engines.tensorflow.partition.constants import evaluate
 from keras_multigpu.engines.tensorflow.partition.layouts import SUM, Value
 from keras_multigpu.engines.tensorflow.partition.operations import work_of
@@ -41,7 +41,7 @@ class Record:
     stack: Any = dataclasses.field(default=None, repr=False, compare=False)
 
 
-class Planner(Operations):
+class Planner(Choosing):
     """Plans a graph, and the functions that it calls.
 
     Args:

@@ -154,7 +154,8 @@ def test_the_work_on_rows_from_outside_grows_with_the_batch(rows):
 def test_what_needs_all_rows_is_named_beside_what_follows():
     x = keras.Input((64,))
     some = Outside(name="some")(x)
-    model = keras.Model(x, keras.layers.Dense(256)(keras.layers.Dense(256)(some)))
+    dense = [keras.layers.Dense(256, activation="relu") for _ in range(2)]
+    model = keras.Model(x, dense[1](dense[0](some)))
     parallel = make_parallel(model, 4)
     with pytest.warns(UserWarning, match=r"all: MatMul, .*, after PyFunc in 'some'\."):
         parallel.function(parallel)(tf.random.normal((64, 64)))
