@@ -47,13 +47,16 @@ class Chosen:
 
     Args:
         names: numbers for the names.
+        are_fixed: whether only those are chosen that follow from the batch's, for XLA.
     """
 
-    def __init__(self, names: Iterator[int]):
-        self._names = names
+    def __init__(self, names: Iterator[int], *, are_fixed: bool = False):
+        self._names, self.are_fixed = names, are_fixed
         self._symbols: dict[Any, str] = {}
         self._origins: dict[int, tuple[Value, tf.Operation, Sequence[Value], int]] = {}
         self._numbers: dict[Any, int] = {}  # the same for what is computed likewise
+        self._known: dict[int, tuple[Value, int]] = {}  # by the value's id
+        self._fixed: set[int] = set()  # the numbers of what follows from dimensions
 
     def note(self, op: tf.Operation, values: Sequence[Value], made: Sequence[Value]) -> None:
         """Notes where integers and truth values come from."""
@@ -72,6 +75,10 @@ class Chosen:
         output = 0 if op.type in ("Split", "TopKV2") else output  # all are as long
         inputs: list[Any] = [self._of(value) for value in values]
         cut = CHOOSES[op.type]
+        if self.are_fixed and not all(
+            one in self._fixed for number, one in enumerate(inputs) if number != cut
+        ):
+            return None
         if cut is not None:
             dims = values[cut].dims or ()
             inputs[cut] = ("dims", *(dims[:1] if axis == 0 and op.type != "Reshape" else dims))
@@ -88,12 +95,24 @@ class Chosen:
         return (op.type, id(op) if op.op_def.is_stateful else None, *settings, *inputs)
 
     def _of(self, value: Value) -> int:
+        """A value's number, that of all that are computed as it is."""
+        if id(value) not in self._known:
+            self._known[id(value)] = value, self._found(value)
+        return self._known[id(value)][1]
+
+    def _found(self, value: Value) -> int:
         if value.const is not None:
-            return self._number(("const", value.const.shape, *value.const.flat))
-        if id(value) not in self._origins:
-            return self._number(("value", id(value)))
-        _, op, values, place = self._origins[id(value)]
-        return self._number((self._key(op, [self._of(one) for one in values]), place))
+            number = self._number(("const", value.const.shape, *value.const.flat))
+            self._fixed.add(number)
+        elif id(value) not in self._origins:
+            number = self._number(("value", id(value)))
+        else:
+            _, op, values, place = self._origins[id(value)]
+            inputs = [self._of(one) for one in values]
+            number = self._number((self._key(op, inputs), place))
+            if inputs and self._fixed.issuperset(inputs):
+                self._fixed.add(number)
+        return number
 
     def _number(self, key: Any) -> int:
         return self._numbers.setdefault(key, len(self._numbers))

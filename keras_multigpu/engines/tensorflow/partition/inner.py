@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.engines.tensorflow.partition.chosen import Chosen
 from keras_multigpu.engines.tensorflow.partition.constants import constant_of
 from keras_multigpu.engines.tensorflow.partition.emission import write, write_local
 from keras_multigpu.engines.tensorflow.partition.forms import (
@@ -51,8 +52,9 @@ class Inner(Planner):
         self.shards, self.is_joined = outer.shards, outer.is_joined
         self.expected, self.splits = outer.expected, self.splits and outer.splits
         self.has_row_loops, self.rows = outer.has_row_loops, outer.rows
-        if outer.chosen is None or way == ONE_DEVICE:
-            self.chosen = None
+        self.chosen = None
+        if outer.chosen is not None and way != ONE_DEVICE:
+            self.chosen = Chosen(self.names, are_fixed=outer.chosen.are_fixed)
         self._origins: dict[int, tuple[Value, Value]] = {}  # by the id of our value: it, the outer
         self.taken: dict[int, tuple[Item, Item]] = {}  # by the id of the outer item: it, and ours
 

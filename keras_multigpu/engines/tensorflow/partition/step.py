@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.checks import check_not_distributed
+from keras_multigpu.engines.tensorflow.partition.chosen import Chosen
 from keras_multigpu.engines.tensorflow.partition.emission import write
 from keras_multigpu.engines.tensorflow.partition.forms import Expected, NeedsOthers
 from keras_multigpu.engines.tensorflow.partition.layouts import WHOLE, Layout, Split, Value
@@ -133,8 +134,9 @@ def _planned(
         planner.columns = {name: number for number, name in enumerate(devices[:width])}
         planner.is_joined, planner.expected = together is not None, expected
         planner.has_row_loops = has_row_loops
-        if compiled or together is not None:  # XLA compiles anew for other numbers of rows
-            planner.chosen = None
+        # XLA compiles anew for other numbers of rows. Other processes don't know them.
+        own = Chosen(planner.names, are_fixed=compiled)
+        planner.chosen = own if together is None else None
         try:
             known = traced.inputs(planner, devices)
             results = planner.run_graph(traced.graph, known, traced.graph.outputs)

@@ -212,6 +212,22 @@ def test_what_a_gradient_takes_of_chosen_rows_stays_whole(model, rng):
     _equal(step, model, rng)
 
 
+@pytest.mark.parametrize(("choice", "is_spread"), [(_micro_batches, True), (_masked, False)])
+@pytest.mark.filterwarnings("ignore:.*on one device, on the rows of all")
+def test_under_xla_what_follows_from_the_number_of_rows_is_spread(choice, is_spread, model, rng):
+    x, y = tf.constant(rng.normal(size=(15, 8))), tf.constant(rng.normal(size=(15, 3)))
+    step = _updates(model, choice)
+    model.layers[1].rate = 0.0
+    parallel = make_parallel(model, 4)
+    before = model.get_weights()
+    expected = [tf.function(step)(x, y), *model.get_weights()]
+    model.set_weights(before)
+    found = [parallel.function(step, jit_compile=True)(x, y), *model.get_weights()]
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    assert (_share(parallel.explain()) > 90) == is_spread
+
+
 @pytest.mark.backend_free
 def test_units():
     batch, rows = Dim.symbol("batch"), Dim.symbol("rows3")
