@@ -11,6 +11,7 @@ import jax
 import keras
 
 from keras_multigpu.engines.jax.placement import Placement
+from keras_multigpu.engines.jax.spreading import spread_function
 from keras_multigpu.engines.values import Tensor
 
 
@@ -85,7 +86,8 @@ class JaxRunner:
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
         """A user's own step, compiled."""
-        return functools.wraps(step)(jax.jit(pure(step, self._template)))
+        run = spread_function(pure(step, self._template), self.where, 0, self.spreads_state)
+        return functools.wraps(step)(jax.jit(run))
 
     def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """What runs in place of Keras's step."""

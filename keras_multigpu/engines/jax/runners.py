@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from keras_multigpu.engines.jax.batches import Undivided
 from keras_multigpu.engines.jax.placement import placement_on
 from keras_multigpu.engines.jax.pure import JaxRunner, pure
 from keras_multigpu.engines.jax.rows import spreading
+from keras_multigpu.engines.jax.spreading import is_changed, spread_function
 from keras_multigpu.engines.jax.state.parted import make_whole
 from keras_multigpu.engines.jax.state.shards import WideLayers, spread_ids
 from keras_multigpu.engines.jax.state.slots import prepare
@@ -81,23 +82,29 @@ class RowsRunner(JaxRunner, DataRunner):
         return dataclasses.replace(request, options={**request.options, "wire_dtype": None})
 
     def call(self, call: Call) -> Result:
-        with self._rows_spread(*call) as (args, kwargs):
+        weights = (one.value for one in self._template.trainable_variables)
+        with self._rows_spread(*call, weights) as (args, kwargs):
             return Result(self._template(*args, **kwargs))
 
     def function(
         self, step: Callable[..., Any], jit_compile: bool | None, rows: Any
     ) -> Callable[..., Any]:
-        compiled, where = jax.jit(pure(step, self._template)), self.where
+        run_pure, where, scatters = pure(step, self._template), self.where, self.spreads_state
         if where.group is not None:
             raise ValueError(OF_ONE_PROCESS)
 
         undivided = Undivided()
 
+        @functools.partial(jax.jit, static_argnums=0)
+        def compiled(rows: int, args: Any, kwargs: Any) -> Any:
+            return spread_function(run_pure, where, rows, scatters)(*args, **kwargs)
+
         @functools.wraps(step)
         def run(*args: Any, **kwargs: Any) -> Any:
             marks = have_rows(step, rows, args, kwargs)
             pairs = zip(keras.tree.flatten((args, kwargs)), keras.tree.flatten(marks))
-            undivided.see([leaf for leaf, has_rows in pairs if has_rows], where)
+            batch = [leaf for leaf, has_rows in pairs if has_rows]
+            undivided.see(batch, where)
 
             def put(leaf: Any, has_rows: bool) -> Any:
                 if isinstance(leaf, keras.Variable):
@@ -116,7 +123,7 @@ class RowsRunner(JaxRunner, DataRunner):
                 return jax.device_put(leaf, where.of_rows(leaf) if has_rows else where.replicated)
 
             args, kwargs = keras.tree.map_structure(put, (args, kwargs), marks)
-            return compiled(*args, **kwargs)
+            return compiled(where.spread_rows(batch), args, kwargs)
 
         return run
 
@@ -140,7 +147,7 @@ class RowsRunner(JaxRunner, DataRunner):
             pairs = zip(values, lists)
             values = [self._parts.gathered(*pair, are_spread) for pair in pairs]
         forget_losses(self._template)
-        with self._rows_spread(inputs, kwargs) as (inputs, kwargs):
+        with self._rows_spread(inputs, kwargs, values[0]) as (inputs, kwargs):
             return self._template.stateless_call(*values, *inputs, **kwargs)
 
     def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -194,9 +201,17 @@ class RowsRunner(JaxRunner, DataRunner):
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
         return set() if self._parts is None else spread_ids(variables, optimizer)
 
+    def _marks_rows(self, given: Any, weights: Iterable[Any]) -> bool:
+        return True
+
     @contextlib.contextmanager
-    def _rows_spread(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
-        """The arguments of a call, with rows marked for the compiler to spread."""
+    def _rows_spread(
+        self, args: Any, kwargs: Any, weights: Iterable[Any]
+    ) -> Iterator[tuple[Any, Any]]:
+        """The arguments of a call with weights, with rows marked for the compiler to spread."""
+        if not self._marks_rows((args, kwargs), weights):
+            yield args, kwargs
+            return
         tensors, restore = split_tensors((args, kwargs), keras.ops.is_tensor)
         is_spread = self._parts.is_by_rows if self._parts is not None else lambda shape: False
         with self.where.as_current(), spreading(is_spread):
@@ -208,6 +223,8 @@ class MeshRunner(WideLayers, RowsRunner):
 
     `make` gives a `RowsRunner` where no layer is to be spread.
     """
+
+    _is_told = False
 
     @classmethod
     def make(
@@ -224,6 +241,25 @@ class MeshRunner(WideLayers, RowsRunner):
     @classmethod
     def adapt(cls, request: Request) -> Request:
         return adapt_mesh(super().adapt(request))
+
+    def _marks_rows(self, given: Any, weights: Iterable[Any]) -> bool:
+        """Marks them where convolutions are spread by `shard_map`, or no gradient is taken.
+
+        XLA's gradients of grouped ones are wrong if groups of devices have other rows.
+        """
+        is_compiled = any(isinstance(one, jax.core.Tracer) for one in jax.tree.leaves(given))
+        is_trained = any(isinstance(one, jax.core.Tracer) for one in weights)
+        if is_changed() or not (is_compiled and is_trained):
+            return True
+        if not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                f"{self._template.name!r} is called in a function that `jax.jit` compiles, and "
+                "so each group of its devices computes all rows. Let "
+                "`parallel.function(step)` compile the step.",
+                stacklevel=2,
+            )
+        return False
 
     def for_part(self, part: keras.Layer) -> RowsRunner | None:
         return MeshRunner(part, self._devices, model_devices=self.where.width)

@@ -9,6 +9,8 @@ A gradient that sums over the rows is summed over the devices.
 
 from __future__ import annotations
 
+import contextvars
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +20,9 @@ from jax.extend import core
 from jax.sharding import PartitionSpec
 
 from keras_multigpu.engines.jax.placement import Placement
+from keras_multigpu.engines.shared import having
+
+_is_changed: contextvars.ContextVar[bool] = contextvars.ContextVar("is_changed", default=False)
 
 # How many of the last axes an operation uses; the other axes are independent problems.
 _LAST_AXES = {
@@ -40,29 +45,68 @@ def spread(
 
     def spread_step(state: Any, batch: Any) -> Any:
         rows = place.spread_rows(batch)
-        leaves, given = jax.tree.flatten((state, batch))
-        is_compiled = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        is_compiled = any(map(_is_traced, jax.tree.leaves((state, batch))))
         # With several processes a step stays as it is, unless only parts of its sums are needed.
         is_alone = place.group is None
         is_needed = (scatters or is_alone) if rows else (scatters and is_alone)
         if not is_compiled or (is_alone and not is_needed):
             return step(state, batch)
-        structure: list[Any] = []
 
-        def flat_step(*leaves: Any) -> list[Any]:
-            results, made = jax.tree.flatten(step(*given.unflatten(leaves)))
-            structure[:] = [made]
-            return results
+        def change(traced: Any) -> Any:
+            look(traced, rows)
+            return _spread(traced, place, rows, scatters) if is_needed else traced
 
-        traced = jax.make_jaxpr(flat_step)(*leaves)
-        look(traced, rows)
-        if is_needed:
-            # If only the state is spread, XLA must not divide convolutions as its parts are.
-            spreader = _Spreader(place, rows, scatters) if rows else _Whole(place, 0, False)
-            traced = traced.replace(jaxpr=spreader.spread(traced.jaxpr))
-        return structure[0].unflatten(core.jaxpr_as_fun(traced)(*leaves))
+        return _changed(step, (state, batch), change)
 
     return spread_step
+
+
+def spread_function(
+    function: Callable[..., Any], place: Placement, rows: int, scatters: bool
+) -> Callable[..., Any]:
+    """A traced function of a batch of so many rows, with the operations spread."""
+
+    @functools.wraps(function)
+    def spread_call(*args: Any, **kwargs: Any) -> Any:
+        if not rows and not scatters:
+            return function(*args, **kwargs)
+        return _changed(
+            lambda args, kwargs: function(*args, **kwargs),
+            (args, kwargs),
+            lambda traced: _spread(traced, place, rows, scatters),
+        )
+
+    return spread_call
+
+
+def _spread(traced: Any, place: Placement, rows: int, scatters: bool) -> Any:
+    # If only the state is spread, XLA must not divide convolutions as its parts are.
+    spreader = _Spreader(place, rows, scatters) if rows else _Whole(place, 0, False)
+    return traced.replace(jaxpr=spreader.spread(traced.jaxpr))
+
+
+def _changed(function: Callable[..., Any], args: Any, change: Callable[[Any], Any]) -> Any:
+    """The result of a function that is traced, and then changed."""
+    leaves, given = jax.tree.flatten(args)
+    structure: list[Any] = []
+
+    def flat(*leaves: Any) -> list[Any]:
+        with having(_is_changed, True):
+            results, made = jax.tree.flatten(function(*given.unflatten(leaves)))
+        structure[:] = [made]
+        return results
+
+    traced = change(jax.make_jaxpr(flat)(*leaves))
+    return structure[0].unflatten(core.jaxpr_as_fun(traced)(*leaves))
+
+
+def is_changed() -> bool:
+    """Whether what is being traced will have its operations spread."""
+    return _is_changed.get()
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
 
 
 class _Spreader:

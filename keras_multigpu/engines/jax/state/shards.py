@@ -5,7 +5,9 @@ XLA then partitions the matrix products and inserts the communication.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +18,7 @@ from keras_multigpu.engines.jax.placement import Placement
 from keras_multigpu.engines.jax.state.parted import is_spread, make_whole, put, release
 from keras_multigpu.engines.jax.state.slots import prepare
 from keras_multigpu.engines.jax.threads import in_fresh_thread
+from keras_multigpu.engines.templates import all_layers
 from keras_multigpu.engines.wide import check_wide, find_wide, names_of
 
 
@@ -29,6 +32,7 @@ class WideLayers:
     where: Placement
     _template: keras.Model
     _axes: Mapping[str, int] = {}  # of each weight that is spread
+    _is_warned = False
     spreads_state = True
 
     def lay_out(self) -> None:
@@ -36,6 +40,37 @@ class WideLayers:
         check_wide(self._template, self.where.width)
         self._axes = find_wide(self._template, self.where.width)
         in_fresh_thread(lambda: self.spread(None))
+
+    def around(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """A step on whole copies, if it is not compiled.
+
+        XLA partitions a single operation wrongly if groups of devices have other rows, or parts of
+        kernels: gradients of grouped convolutions are as many times too large as there are groups.
+        """
+
+        @functools.wraps(step)
+        def whole_step(state: Any, batch: Any) -> Any:
+            given = state, batch
+            is_parted = self._axes or self.where.is_mesh
+            if is_parted and not any(map(_is_traced, jax.tree.leaves(given))):
+                self._warn_of_whole()
+                given = jax.device_put(given, self.where.replicated)
+            return step(*given)
+
+        return whole_step
+
+    def _warn_of_whole(self) -> None:
+        if self._is_warned:
+            return
+        self._is_warned = True
+        layers = [one.name for one in all_layers(self._template) if not one.supports_jit]
+        why = f" (Keras leaves that out for {', '.join(layers[:3])})" if layers else ""
+        warnings.warn(
+            f"The steps of {self._template.name!r} are not compiled{why}, and so each device "
+            "computes all of them, with whole weights. Compile with `jit_compile=True`, or move "
+            "such layers into the data pipeline.",
+            stacklevel=2,
+        )
 
     def place_updates(self, optimizer: keras.Optimizer) -> None:
         """Has an optimizer spread each slot as its variable is."""
@@ -62,6 +97,10 @@ class WideLayers:
     def kept(self, variables: list[keras.Variable], optimizer: Any) -> set[int]:
         """The `id`s of the variables that stay on the devices between two loops."""
         return spread_ids(variables, optimizer)
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
 
 
 def shard_alike(slot: keras.Variable, reference: keras.Variable) -> None:

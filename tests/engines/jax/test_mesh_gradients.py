@@ -1,0 +1,95 @@
+"""Grouped convolutions on a mesh: XLA's gradients of rows that groups of devices have are wrong."""
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from keras_multigpu import make_parallel
+
+pytestmark = pytest.mark.filterwarnings("ignore:Large layers, which are spread")
+
+
+def _model(*first):
+    keras.utils.set_random_seed(3)
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 4)),
+            *first,
+            layers.DepthwiseConv2D(3),
+            layers.Conv2D(8, 2, groups=2),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(64, "tanh"),
+            layers.Dense(2),
+        ]
+    )
+
+
+@pytest.fixture
+def data(rng):
+    return rng.normal(size=(16, 6, 6, 4)).astype("float32"), rng.normal(size=(16, 2)).astype(
+        "float32"
+    )
+
+
+def _trained(model, x, y, **options):
+    model.compile(keras.optimizers.SGD(1.0), "mse", **options)
+    before = [np.array(one) for one in model.get_weights()]
+    model.train_on_batch(x, y)
+    return [np.array(one) - old for one, old in zip(model.get_weights(), before)]
+
+
+def _equal(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("options", [{"jit_compile": False}, {"run_eagerly": True}], ids=str)
+def test_steps_that_are_not_compiled(options, data):
+    parallel = make_parallel(_model(), 4, model_devices=2)
+    with pytest.warns(UserWarning, match="are not compiled, and so each device computes all"):
+        found = _trained(parallel, *data, **options)
+    _equal(found, _trained(_model(), *data))
+    parallel.compile("sgd", "mse")
+    parallel.fit(*data, verbose=0)
+    assert any(not one.value.is_fully_replicated for one in parallel.trainable_variables)
+
+
+def test_a_layer_that_keras_does_not_compile(data):
+    parallel = make_parallel(_model(layers.RandomRotation(0.1, seed=1)), 4, model_devices=2)
+    with pytest.warns(UserWarning, match=r"Keras leaves that out for random_rotation.*\)"):
+        found = _trained(parallel, *data)
+    _equal(found, _trained(_model(layers.RandomRotation(0.1, seed=1)), *data))
+
+
+def _gradients(model):
+    values = [one.value for one in model.trainable_variables]
+    others = [one.value for one in model.non_trainable_variables]
+
+    def step(values, x, y):
+        def loss(values):
+            outputs, _ = model.stateless_call(values, others, x, training=True)
+            return jnp.mean((outputs - y) ** 2)
+
+        return jax.grad(loss)(values)
+
+    return step, values
+
+
+@pytest.mark.parametrize("kind", [{"model_devices": 2}, {"mode": "model"}], ids=str)
+def test_a_users_own_step(kind, data):
+    step, values = _gradients(_model())
+    expected = jax.jit(step)(values, *data)
+    parallel = make_parallel(_model(), 4, **kind)
+    step, values = _gradients(parallel)
+    _equal(parallel.function(step, rows=("x", "y"))(values, *data), expected)
+
+
+def test_a_function_that_the_user_compiles(data):
+    step, values = _gradients(_model())
+    expected = jax.jit(step)(values, *data)
+    step, values = _gradients(make_parallel(_model(), 4, model_devices=2))
+    with pytest.warns(UserWarning, match=r"each group of its devices computes all rows\. Let"):
+        _equal(jax.jit(step)(values, *data), expected)
