@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -18,6 +18,23 @@ def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return [optimizer.inner_optimizer]
     return list(getattr(optimizer, "optimizers", ()))  # of a `MultiOptimizer`
+
+
+def slots_of(optimizer: keras.Optimizer) -> Iterator[tuple[keras.Variable, keras.Variable]]:
+    """Slots that were made before, each with its variable.
+
+    Keras names a slot after its variable, and keeps no other trace of it.
+    """
+    known = sorted(optimizer._trainable_variables, key=lambda one: len(one.path), reverse=True)
+    taken = set()  # of weights with the same path, each has its own slots
+    for slot in optimizer.variables:
+        for variable in known:
+            is_named = slot.name.startswith(f"{variable.path.replace('/', '_')}_")
+            is_free = (id(variable), slot.name) not in taken
+            if is_named and is_free and slot.shape == variable.shape:
+                taken.add((id(variable), slot.name))
+                yield slot, variable
+                break
 
 
 def claim(optimizer: keras.Optimizer, use: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_multigpu.engines.jax.state.members import Members
 from keras_multigpu.engines.jax.state.stacked import StackedVariable
-from keras_multigpu.engines.optimizers import claim, inner_optimizers
+from keras_multigpu.engines.optimizers import claim, inner_optimizers, slots_of
 
 References = dict[int, keras.Variable]
 """The variable that each slot was made for, by the slot's `id`."""
@@ -38,62 +38,58 @@ def prepare(
     if not claim(optimizer, ("slots by variable", apart, *map(id, replicas))):
         return
     known = [one.references for one in inner_optimizers(optimizer) if "references" in vars(one)]
-    references = known[0] if known else {}
-    leaves = _prepare_all(optimizer, spread, references, are_stacked, apart)
+    making = _Preparing(spread, known[0] if known else {}, are_stacked, apart)
+    leaves = making.prepare(optimizer)
     if are_stacked:
         files = _Files(optimizer, leaves)
         optimizer.save_own_variables, optimizer.load_own_variables = files.save, files.load
 
 
-def _prepare_all(
-    optimizer: keras.Optimizer,
-    spread: Spread,
-    references: References,
-    are_stacked: bool,
-    apart: bool,
-) -> list[Members]:
-    """Prepares an optimizer and its inner ones; returns what maps them over the replicas.
+@dataclasses.dataclass(frozen=True)
+class _Preparing:
+    """Prepares an optimizer and its inner ones; `references` are for all of them."""
 
-    `compile` sets an optimizer, and then, with `mixed_float16`, one that has it within.
-    """
-    if "references" in vars(optimizer):
+    spread: Spread
+    references: References
+    are_stacked: bool
+    apart: bool
+
+    def prepare(self, optimizer: keras.Optimizer) -> list[Members]:
+        """Prepares one; returns what maps it, and those within, over the replicas.
+
+        `compile` sets an optimizer, and then, with `mixed_float16`, one that has it within.
+        """
+        if "references" not in vars(optimizer):
+            optimizer.references = self.references
+            vars(optimizer)["leaves"] = self._inside(optimizer)
         return vars(optimizer)["leaves"]
-    optimizer.references = references
-    vars(optimizer)["leaves"] = _prepare_inside(optimizer, spread, references, are_stacked, apart)
-    return vars(optimizer)["leaves"]
 
+    def _inside(self, optimizer: keras.Optimizer) -> list[Members]:
+        inner = inner_optimizers(optimizer)
+        if inner or hasattr(optimizer, "optimizers"):
+            leaves = [one for part in inner for one in self.prepare(part)]
+            if self.are_stacked:
+                _refuse_unprepared(optimizer)
+            return leaves
+        self._note_references(optimizer)
+        return [Members(optimizer, self.apart)] if self.are_stacked else []
 
-def _prepare_inside(
-    optimizer: keras.Optimizer,
-    spread: Spread,
-    references: References,
-    are_stacked: bool,
-    apart: bool,
-) -> list[Members]:
-    inner = inner_optimizers(optimizer)
-    if inner or hasattr(optimizer, "optimizers"):
-        leaves = [
-            one
-            for part in inner
-            for one in _prepare_all(part, spread, references, are_stacked, apart)
-        ]
-        if are_stacked:
-            _refuse_unprepared(optimizer)
-        return leaves
-    _note_references(optimizer, spread, references)
-    return [Members(optimizer, apart)] if are_stacked else []
+    def _note_references(self, optimizer: keras.Optimizer) -> None:
+        make_slot = optimizer.add_variable_from_reference
 
+        def note(slot: keras.Variable, reference: keras.Variable) -> None:
+            self.references[id(slot)] = reference
+            self.spread(slot, reference)
 
-def _note_references(optimizer: keras.Optimizer, spread: Spread, references: References) -> None:
-    make_slot = optimizer.add_variable_from_reference
+        def make_noted_slot(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
+            slot = make_slot(reference_variable, *args, **kwargs)
+            note(slot, reference_variable)
+            return slot
 
-    def make_noted_slot(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
-        slot = make_slot(reference_variable, *args, **kwargs)
-        references[id(slot)] = reference_variable
-        spread(slot, reference_variable)
-        return slot
-
-    optimizer.add_variable_from_reference = make_noted_slot
+        optimizer.add_variable_from_reference = make_noted_slot
+        if optimizer.built and not self.are_stacked:
+            for pair in slots_of(optimizer):
+                note(*pair)
 
 
 def _refuse_unprepared(optimizer: keras.Optimizer) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.engines.optimizers import claim, clip_by, inner_optimizers
+from keras_multigpu.engines.optimizers import claim, clip_by, inner_optimizers, slots_of
 from keras_multigpu.engines.runners import Runner
 from keras_multigpu.engines.tensorflow.names import full_name
 from keras_multigpu.engines.tensorflow.weights.divided import DividedVariable, division_of
@@ -61,20 +61,9 @@ def _place_inner(optimizer: keras.Optimizer) -> None:
 
 
 def _move_slots(optimizer: keras.Optimizer) -> None:
-    """Moves slots that were made before to the devices of their variables.
-
-    Keras names a slot after its variable, and keeps no other trace of it.
-    """
-    known = sorted(optimizer._trainable_variables, key=lambda one: len(one.path), reverse=True)
-    taken = set()  # of weights with the same path, each has its own slots
-    for slot in optimizer.variables:
-        for variable in known:
-            is_named = slot.name.startswith(f"{variable.path.replace('/', '_')}_")
-            is_free = (id(variable), slot.name) not in taken
-            if is_named and is_free and slot.shape == variable.shape:
-                taken.add((id(variable), slot.name))
-                move_variable(slot, _device_of(variable))
-                break
+    """Moves slots that were made before to the devices of their variables."""
+    for slot, variable in slots_of(optimizer):
+        move_variable(slot, _device_of(variable))
 
 
 def clip_by_member(optimizer: keras.Optimizer, models: Sequence[keras.Model]) -> None:
