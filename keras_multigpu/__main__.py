@@ -17,8 +17,11 @@ _MODELS = ("mlp", "resnet50")  # of `bench`
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command; `arguments` default to this process's command line."""
     parser = make_parser()
-    chosen = vars(parser.parse_args(arguments))
-    command, run = chosen.pop("command"), chosen.pop("run")
+    known, unknown = parser.parse_known_args(arguments)
+    chosen = vars(known)
+    command, run, own = chosen.pop("command"), chosen.pop("run"), chosen.pop("parser")
+    if unknown:  # the usage of the command says what it takes
+        own.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:  # a missing backend, or one that is not supported, is met here
         from keras_multigpu import cluster, engines
 
@@ -58,6 +61,8 @@ def make_parser() -> argparse.ArgumentParser:
     devices.set_defaults(run="devices.list_devices")
     _add_bench(commands)
     _add_serve(commands)
+    for one in commands.choices.values():
+        one.set_defaults(parser=one)
     return parser
 
 

@@ -1,12 +1,30 @@
-"""Which arguments of a user's own step have the batch's rows."""
+"""What a user's own step names, and which of its arguments have the batch's rows."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
+
+
+def named_in(step: Callable[..., Any]) -> dict[str, Any]:
+    """What a step names that it does not make: globals, and variables of functions around it."""
+    if not inspect.isroutine(step):
+        return {}
+    named = inspect.getclosurevars(inspect.unwrap(step))
+    return {"self": getattr(step, "__self__", None), **named.globals, **named.nonlocals}
+
+
+def calls(step: Callable[..., Any], name: str) -> bool:
+    """Whether a step calls what it knows by a name, as far as its source is known."""
+    try:
+        text = inspect.getsource(inspect.unwrap(step))
+    except (OSError, TypeError):
+        return False
+    return re.search(rf"\b{re.escape(name)}(\.(stateless_)?call)?\(", text) is not None
 
 
 def have_rows(

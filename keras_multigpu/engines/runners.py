@@ -50,6 +50,9 @@ class TrainedModel(Protocol):
 class Runner(abc.ABC):
     """What the parallel models of a mode run on: one object for each model."""
 
+    spreads_steps = True
+    """Whether of a user's own step all is spread, and not what calls the parallel model alone."""
+
     @classmethod
     @abc.abstractmethod
     def check(cls, request: Request) -> None:
@@ -182,6 +185,8 @@ class TowerRunner(Runner):
 
     The first model is the template. The others are the template again, or models built alike.
     """
+
+    spreads_steps = False
 
     @abc.abstractmethod
     def __init__(self, models: Sequence[keras.Model], devices: Sequence[str]): ...

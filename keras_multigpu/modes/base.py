@@ -12,7 +12,7 @@ import keras
 from keras_multigpu import engines
 from keras_multigpu.arguments import short
 from keras_multigpu.graphs.costs import variables_bytes
-from keras_multigpu.modes.forgotten import note_use, warn_of_cloning
+from keras_multigpu.modes.forgotten import note_use, warn_of_cloning, warn_of_template
 from keras_multigpu.modes.one_model import calling, computing
 from keras_multigpu.modes.stepped import SteppedModel
 from keras_multigpu.modes.symbolic import CalledOutputs, is_read_by_keras
@@ -185,6 +185,8 @@ class ParallelModel(SteppedModel):
                 f"`rows` must be a tuple of arguments' numbers or names. Received: rows={rows!r}. "
                 f"Write `rows=({0 if isinstance(rows, bool) else repr(rows)},)`."
             )
+        if not self._parallel_runner.spreads_steps:
+            warn_of_template(self, step)
         return self._parallel_runner.function(step, jit_compile, rows)
 
     def _parallel_build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -8,11 +8,12 @@ import inspect
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
+from keras_multigpu.engines.functions import calls, named_in
 from keras_multigpu.modes.one_model import OneModel
 
 _TRAINING = ("fit", "train_on_batch")
@@ -65,6 +66,19 @@ def watch_kept(model: Any) -> Iterator[None]:
     finally:
         note_use(model)
         own.update(watches)
+
+
+def warn_of_template(parallel: Any, step: Callable[..., Any]) -> None:
+    """Warns if a user's step calls the template in place of the parallel model."""
+    names = [name for name, one in named_in(step).items() if one is parallel.template]
+    if len(parallel.devices) > 1 and any(calls(step, name) for name in names):
+        warnings.warn(
+            f"The step calls {parallel.template.name!r} itself, which one device computes: in mode "
+            f"{parallel.mode!r} only calls of the parallel model run on {len(parallel.devices)} "
+            "devices. Call what `make_parallel` returned: `parallel(x)`, and update "
+            "`parallel.trainable_variables`.",
+            stacklevel=3,
+        )
 
 
 def compilations(parallel: Any) -> list[Any]:

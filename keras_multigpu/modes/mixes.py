@@ -21,7 +21,7 @@ def build_mix(mix: keras.Layer, outputs: Any, replicas: int, inputs: Any) -> Any
     """
     try:
         mixed = call_mix(mix, [outputs] * replicas, inputs)
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
         if isinstance(mix, Mix) and not isinstance(mix, keras.layers.Lambda):
             raise  # one of ours: it says what it needs
         given = mix.function if isinstance(mix, keras.layers.Lambda) else mix

@@ -45,7 +45,10 @@ class ModelParallel(PlacedModel):
             placement = {name: int(number) for name, number in placement.items()}
         super().__init__(template, devices, {"placement": placement})
         self._parallel_run_on(engines.current().model_runner.make(template, devices, placement))
-        self._parallel_warn_of_idle(placement)
+
+    def _parallel_lay_out(self) -> None:
+        super()._parallel_lay_out()
+        self._parallel_warn_of_idle(self._parallel_options["placement"])
 
     def _parallel_warn_of_idle(self, placement: Any) -> None:
         """Says that devices get no layer, where that can't be meant."""
@@ -56,7 +59,7 @@ class ModelParallel(PlacedModel):
                 f"All layers are on {where} of {count} devices. Received: "
                 f"placement={placement!r}. Give some layers another number"
                 f"{'' if used == 1 else f', or `n_gpus={used}`'}.",
-                stacklevel=5,
+                stacklevel=7,
             )
         elif 0 < used < count and placement is None:
             warnings.warn(
@@ -65,7 +68,7 @@ class ModelParallel(PlacedModel):
                 f"stage{'' if used == 1 else 's'}. Give `n_gpus={used}`, or `mode='data'`; or, "
                 "if it has large `Dense`, `EinsumDense`, `Embedding` or attention layers, "
                 "`placement='spread'`, which divides them.",
-                stacklevel=5,
+                stacklevel=7,
             )
 
     @classmethod

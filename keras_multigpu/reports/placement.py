@@ -52,10 +52,14 @@ def plot_placement(parallel: ModelParallel, rows: int = 1) -> Any:
     rows = positive_integer("rows", rows)
     stages = parallel.stages if isinstance(parallel, ModelParallel) else None
     if stages is None:
+        cure = "In the other modes, and on JAX, every layer is on all devices."
+        if isinstance(parallel, ModelParallel):
+            cure = "It is not built: call it on a batch first."
+            if parallel.built:
+                cure = "Its large layers are spread: all devices have parts of each."
         raise ValueError(
             "`parallel` must be a built model in mode 'model' on TensorFlow, whose layers are on "
-            f"different devices. Received: parallel={parallel!r}. In the other modes, and on "
-            "JAX, every layer is on all devices."
+            f"different devices. Received: parallel={parallel!r}. {cure}"
         )
     graph, numbers = with_loss(stages.graph, stages.numbers)
     blocks = layout.find_blocks(graph, numbers, _MOST_BLOCKS)

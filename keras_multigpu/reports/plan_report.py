@@ -219,6 +219,8 @@ class PlanReport(Report):
             left.text(self.limit / 1e6, 1.02, "available", color="C3", ha="center", transform=top)
         texts = ["?" if one.memory is None else show_bytes(one.memory) for one in shown]
         draw_bars(left, labels, {"": sizes}, xlabel=memory, color=color, texts=texts)
+        for text in left.texts:  # readable where the line crosses them
+            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1.0})
         draw_bars(right, labels, {"": times}, xlabel="update with a whole batch (ms)", color=color)
         figure.suptitle(self.title)
 

@@ -101,7 +101,7 @@ def plan(
     plain = search.count(model)
     recomputed, why_not = _count_recomputed(search, plain)
     choices = search.choose([*search.find(plain), *search.find(recomputed, remat=True)])
-    notes += [*why_not, *subject.doubts]
+    notes += [*why_not, *(subject.doubts if count > 1 else [])]
     left_out = "they are left out, and a step needs more than this."
     notes += tell_unknown(plain[search.rows].unknown, left_out)
     settings = {**subject.describe(), "memory of a device": show_bytes(limit)}

@@ -274,3 +274,16 @@ def test_a_step_within_another_function_is_spread(rng):
     assert np.allclose(values, np.asarray(parallel.template(x)).sum(), rtol=1e-5)
     assert len(seen) == len(values)
     assert all(one.shard_shape((8, 2)) == (2, 2) for one in seen)
+
+
+@pytest.mark.parametrize("mode", ["tower", "model"])
+def test_a_step_that_calls_the_template(mode, rng):
+    """Only calls of the parallel model are spread in these modes."""
+    template = mlp()
+    parallel = make_parallel(template, 2, mode=mode)
+    if parallel._parallel_runner.spreads_steps:  # large layers are in parts, whoever calls them
+        parallel.function(lambda x: template(x))
+        return
+    with pytest.warns(UserWarning, match=r"Call what `make_parallel` returned: `parallel\(x\)`"):
+        parallel.function(lambda x: template(x))
+    parallel.function(lambda x: parallel(x) + template.count_params())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import keras
 
+from keras_multigpu.engines.functions import named_in
 from keras_multigpu.engines.jax.placement import Placement
 from keras_multigpu.engines.jax.spreading import spread_function
 from keras_multigpu.engines.values import Tensor
@@ -45,9 +45,7 @@ def pure(step: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
 
 def _variables(step: Callable[..., Any], model: keras.Model) -> Iterator[keras.Variable]:
     """The variables of the model, and of what the step names."""
-    named = inspect.getclosurevars(inspect.unwrap(step)) if inspect.isroutine(step) else None
-    found = [*named.nonlocals.values(), *named.globals.values()] if named else []
-    for part in keras.tree.flatten([model, getattr(step, "__self__", None), found]):
+    for part in keras.tree.flatten([model, *named_in(step).values()]):
         if isinstance(part, keras.Variable):
             yield part
         elif isinstance(part, (keras.Layer, keras.Metric, keras.Optimizer)):

@@ -32,6 +32,8 @@ from keras_multigpu.graphs.subgraph import PlacedGraph, part_of_graph
 class StageRunner(FollowingRunner, ModelRunner):
     """Runs the layers of a graph in order, each on its device."""
 
+    spreads_steps = False
+
     def __init__(
         self,
         template: keras.Model,

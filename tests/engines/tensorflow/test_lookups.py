@@ -360,7 +360,7 @@ def test_an_index_beyond_an_embedding_is_an_error():
     parallel = make_parallel(model, 4, shard="weights")
     x = np.zeros((9, 3))
     x[7, 1] = 1000
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Rows must be from 0 to 999"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Indices must be from 0 to 999"):
         parallel.predict(x, verbose=0)
 
 

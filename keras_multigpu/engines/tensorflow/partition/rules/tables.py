@@ -65,7 +65,7 @@ def _checked(numbers: Any, height: int) -> Any:
     """Numbers of rows; the step fails if the table has not all of them."""
     check = tf.debugging.Assert(
         tf.reduce_all((numbers >= 0) & (numbers < tf.cast(height, numbers.dtype))),
-        [f"Rows must be from 0 to {height - 1}, the last of the table. Received:", numbers],
+        [f"Indices must be from 0 to {height - 1}, the last row of the table. Received:", numbers],
     )
     with tf.control_dependencies([check]):
         return tf.identity(numbers)
