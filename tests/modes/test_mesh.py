@@ -334,3 +334,16 @@ def test_large_layers_that_the_devices_dont_divide_are_told(options):
 
 def test_its_text_says_what_the_devices_do():
     assert "2 replicas, each on 2 devices" in repr(_made("perceptron", 4))
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="XLA does not say what it spreads")
+@pytest.mark.parametrize("width", [2, 4])
+def test_a_batch_as_long_as_a_layer_is_wide(width, rng):
+    """Outputs of the shape of a kernel are no gradients of it."""
+    layers = [keras.layers.Dense(units, "relu") for units in (128, 64)]
+    model = keras.Sequential([keras.Input((32,)), *layers, keras.layers.Dense(10)])
+    parallel = make_parallel(model, 4, model_devices=width)
+    parallel.compile("sgd", "mse")
+    parallel.train_on_batch(rng.normal(size=(64, 32)), rng.normal(size=(64, 10)))
+    share = parallel.explain().partition("% of the work on rows")[0].rpartition(" ")[2]
+    assert float(share) > 98

@@ -194,6 +194,19 @@ for _nd, _shape in ((2, "B 4 4 2"), (3, "B 4 4 4 2")):
         tolerance=1e-5,
     )
 _add(
+    "MaxPoolWithArgmax",
+    lambda x: tf.nn.max_pool_with_argmax(x, 2, 1, "SAME")[0],
+    "B 4 4 2",
+    is_compilable=False,
+)
+_add(
+    "MaxPoolGradWithArgmax",
+    lambda x: tf.gradients(tf.nn.max_pool_with_argmax(x, 2, 2, "VALID")[0] ** 2, x)[0],
+    "B 4 4 2",
+    has_gradient=False,
+    is_compilable=False,
+)
+_add(
     "MaxPoolV2",
     lambda x: raw.MaxPoolV2(input=x, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="VALID"),
     "B 4 4 2",

@@ -68,6 +68,16 @@ _add("LogMatrixDeterminant", lambda x: list(tf.linalg.slogdet(_square(x))), "B 2
 _add("MatrixDeterminant", lambda x: tf.linalg.det(_square(x)), "B 2 2", **_M)
 _add("MatrixInverse", lambda x: tf.linalg.inv(_square(x)), "B 2 2")
 _add("MatrixSolve", lambda x, y: tf.linalg.solve(_square(x), y), "2 B 2 2", "2 B 2 1")
+_add("MatrixSolve", lambda x, y: tf.linalg.solve(_square(x), y), "2 2", "2 B")
+_add("MatrixTriangularSolve", lambda x, y: tf.linalg.triangular_solve(_square(x), y), "2 2", "2 B")
+
+
+def _tridiagonal(x, y):
+    return tf.linalg.tridiagonal_solve(tf.stack([x, 9.0 + x, x], -2), y)
+
+
+_add("TridiagonalSolve", _tridiagonal, "B 4", "B 4 2", is_compilable=False)
+_add("TridiagonalSolve", _tridiagonal, "4", "4 B", is_compilable=False)
 _add(
     "MatrixTriangularSolve",
     lambda x, y: tf.linalg.triangular_solve(_square(x), y),

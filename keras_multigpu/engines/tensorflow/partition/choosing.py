@@ -72,7 +72,9 @@ class Choosing(Operations):
         if label is not None:
             return self._spread(op, values, signature, label, dims), "spread"
         if self.shards and self.way == ALL_DEVICES:
-            homes = homes_of(op, signature, dims, self.shards)
+            # A gradient of weights is made of activations. What meets weights may have their shape.
+            meets_weights = any(value.is_state and value.dims for value in values)
+            homes = set() if meets_weights else homes_of(op, signature, dims, self.shards)
             found = sharded_label(values, signature, dims, self.shard_of, self.count, homes)
             is_forward = not homes and _GRADIENTS not in op.name
             if is_forward and found and meet_as_much(values, signature, found[0]):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_multigpu.engines.tensorflow.partition.layouts import Value
 from keras_multigpu.engines.tensorflow.partition.operations import attributes_of
-from keras_multigpu.engines.tensorflow.partition.sizes import ROWS, product
+from keras_multigpu.engines.tensorflow.partition.sizes import ROWS, is_known, product
 
 CHOOSES: dict[str, int | None] = {
     **dict.fromkeys(("StridedSlice", "Slice", "SplitV", "TopKV2", "GatherV2", "Reshape"), 0),
@@ -28,10 +28,10 @@ CHOOSES: dict[str, int | None] = {
 def known_rows(op: tf.Operation, values: Sequence[Value], dims: Sequence[Any]) -> int | None:
     """The axis of the rows of a result of known dimensions; `None` if the operation cuts none."""
     cut = CHOOSES.get(op.type)
+    old = () if cut is None else values[cut].dims or ()
     axis = None if cut is None else values[cut].axis
-    if cut is None or axis is None:
+    if axis is None or not is_known(old):  # where rows have a symbol, numbers are none of rows
         return None
-    old = values[cut].dims or ()
     if op.type == "GatherV2":
         return axis if len(dims) == len(old) and dims[axis] > 1 else None
     if op.type != "Reshape":
@@ -53,28 +53,41 @@ class Chosen:
     def __init__(self, names: Iterator[int], *, are_fixed: bool = False):
         self._names, self.are_fixed = names, are_fixed
         self._symbols: dict[Any, str] = {}
-        self._origins: dict[int, tuple[Value, tf.Operation, Sequence[Value], int]] = {}
         self._numbers: dict[Any, int] = {}  # the same for what is computed likewise
         self._known: dict[int, tuple[Value, int]] = {}  # by the value's id
         self._fixed: set[int] = set()  # the numbers of what follows from dimensions
 
     def note(self, op: tf.Operation, values: Sequence[Value], made: Sequence[Value]) -> None:
-        """Notes where integers and truth values come from."""
-        if op.op_def.is_stateful:
+        """Notes how integers and truth values are computed."""
+        wanted = [
+            (place, one)
+            for place, one in enumerate(made)
+            if one.const is None and (one.dtype.is_integer or one.dtype == tf.bool)
+        ]
+        if not wanted or op.op_def.is_stateful:
             return
-        for place, one in enumerate(made):
-            if one.dtype.is_integer or one.dtype == tf.bool:
-                self._origins.setdefault(id(one), (one, op, values, place))
+        inputs = list(map(self._of, values))
+        new = [(place, one) for place, one in wanted if id(one) not in self._known]
+        key = self._key(op, inputs)
+        for place, one in new:
+            number = self._number((key, place))
+            self._known[id(one)] = one, number
+            if inputs and self._fixed.issuperset(inputs):
+                self._fixed.add(number)
 
     def symbol(
         self, op: tf.Operation, values: Sequence[Value], output: int, axis: int
     ) -> str | None:
-        """The name of the length of an output's axis; `None` if the operation does not choose."""
-        if op.type not in CHOOSES or any(value.dtype == tf.string for value in values):
+        """The name of the length of an output's axis; `None` if it has none of the rows.
+
+        Of numbers that are computed of rows, it has some. An update's rows are a table's.
+        """
+        is_choice = op.type in CHOOSES or op.outputs[output].dtype.is_floating
+        if not is_choice or any(v.dtype == tf.string or v.is_update for v in values):
             return None
         output = 0 if op.type in ("Split", "TopKV2") else output  # all are as long
         inputs: list[Any] = [self._of(value) for value in values]
-        cut = CHOOSES[op.type]
+        cut = CHOOSES.get(op.type)
         if self.are_fixed and not all(
             one in self._fixed for number, one in enumerate(inputs) if number != cut
         ):
@@ -96,23 +109,13 @@ class Chosen:
 
     def _of(self, value: Value) -> int:
         """A value's number, that of all that are computed as it is."""
-        if id(value) not in self._known:
-            self._known[id(value)] = value, self._found(value)
-        return self._known[id(value)][1]
-
-    def _found(self, value: Value) -> int:
         if value.const is not None:
             number = self._number(("const", value.const.shape, *value.const.flat))
             self._fixed.add(number)
-        elif id(value) not in self._origins:
-            number = self._number(("value", id(value)))
-        else:
-            _, op, values, place = self._origins[id(value)]
-            inputs = [self._of(one) for one in values]
-            number = self._number((self._key(op, inputs), place))
-            if inputs and self._fixed.issuperset(inputs):
-                self._fixed.add(number)
-        return number
+            return number
+        if id(value) not in self._known:
+            self._known[id(value)] = value, self._number(("value", id(value)))
+        return self._known[id(value)][1]
 
     def _number(self, key: Any) -> int:
         return self._numbers.setdefault(key, len(self._numbers))

@@ -102,6 +102,33 @@ def _experts(model, x, y):
     return tf.reduce_mean((found - y) ** 2)
 
 
+def _experts_beside_the_rows(model, x, y):
+    """What is put together again has the batch's rows."""
+    expert = tf.cast(y[:, 0] > 0, tf.int32) + tf.cast(y[:, 1] > 1, tf.int32)
+    places = tf.dynamic_partition(tf.range(tf.shape(x)[0]), expert, 3)
+    rows = tf.dynamic_partition(x, expert, 3)
+    return _mean(model, x + tf.dynamic_stitch(places, [n * one for n, one in enumerate(rows)]), y)
+
+
+def _two_views(model, x, y):
+    count = tf.shape(x)[0]
+    both = model(tf.concat([x, -x], 0))
+    return _mean(model, x + tf.reduce_sum(both[:count] * both[count:], -1, keepdims=True), y)
+
+
+def _joined_with_rows(model, x, y):
+    """As long as the batch, it turns out."""
+    more = tf.numpy_function(lambda a: a[:, :1] ** 2, [x], tf.float64)
+    more.set_shape([None, 1])
+    return _mean(model, model(x)[:, :1] * more + x, y)
+
+
+def _repeated(model, x, y):
+    mask = y[:, 0] > 0
+    counts = tf.cast(y[mask][:, 1] > 0, tf.int32) + 1
+    return _mean(model, tf.repeat(x[mask], counts, 0), tf.repeat(y[mask], counts, 0))
+
+
 def _on_the_host(model, x, y):
     both = tf.numpy_function(
         lambda a, b: np.concatenate([a, b], 1)[::2], [x, y], tf.float64, stateful=False
@@ -113,6 +140,8 @@ def _on_the_host(model, x, y):
 CHOICES = {one.__name__[1:]: one for one in (
     _micro_batches, _first_and_rest, _every_second, _split, _joined_again, _groups, _pairs,
     _masked, _masked_features, _put_back, _mapped, _shuffled, _worst, _experts, _on_the_host,
+    _experts_beside_the_rows, _two_views, _joined_with_rows,
+    _repeated,
 )}  # fmt: skip
 
 
@@ -175,8 +204,10 @@ def _equal(step, model, rng):
     model.pop()  # without random numbers
     model.add(layers.Dense(3))
     parallel = make_parallel(model, 4)
-    for one, other in zip(tf.function(step)(x, y), parallel.function(step)(x, y), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    plain, spread = tf.function(step), parallel.function(step)
+    for rows in (15, 12):  # a number first, and then any
+        for one, other in zip(plain(x[:rows], y[:rows]), spread(x[:rows], y[:rows]), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
     return parallel.explain()
 
 
@@ -192,6 +223,15 @@ def test_a_loop_over_micro_batches_is_spread(model, rng):
         return sums
 
     assert _share(_equal(step, model, rng)) > 95
+
+
+def test_as_many_rows_as_the_step_says(model, rng):
+    def step(x, y):
+        losses = tf.reduce_mean((model(x) - y) ** 2, -1)
+        few = tf.gather(x, tf.math.top_k(losses, 4)[1])
+        return [tf.reduce_mean(model(few)), tf.reduce_sum(model(tf.slice(x, [1, 0], [5, 8])))]
+
+    _equal(step, model, rng)
 
 
 def test_what_a_gradient_takes_of_chosen_rows_stays_whole(model, rng):

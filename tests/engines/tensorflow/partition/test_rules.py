@@ -14,7 +14,7 @@ from keras_multigpu.engines.tensorflow.partition.rules.random import draw_whole
 
 # Tested where whole steps are.
 _CUDNN = {"CudnnRNNV3", "CudnnRNNBackpropV3"}
-_ROOMS = ("branches", "lists", "loops", "optionals", "sparse", "state")
+_ROOMS = ("branches", "lists", "loops", "optionals", "pieces", "sparse", "state")
 ELSEWHERE = {one for one, rule in RULES.items() if rule.__module__.endswith(_ROOMS)}
 ELSEWHERE = (ELSEWHERE | {*CHECKS, *_CUDNN}) - {"AddN", "ZerosLike"}
 EVERY = [

@@ -17,6 +17,7 @@ from keras_multigpu.engines.tensorflow.partition.rules import (
     matrices,
     optionals,
     parts,
+    pieces,
     ragged,
     random,
     recurrent,

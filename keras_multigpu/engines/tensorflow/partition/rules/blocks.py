@@ -39,12 +39,12 @@ def blocks(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     if id(op) not in known:
         known[id(op)] = _are_rows_apart(op)
     after = static_dims(op.outputs[0])
-    if not known[id(op)] or after is None:
-        return None
     size, rows = _size(op), (values[0].dims or ())[0]
     made = rows * size if op.type == _INTO else quotient(rows, size)
-    if made is None:
+    if not size or made is None or after is None:
         return None
+    if not known[id(op)]:  # what follows is spread again
+        return planner.fallback(op, values, [(made, *after[1:])])
     labels = ("row", *(None,) * (len(after) - 1))
     return Signature(
         [labels, (None,), (None, None)],

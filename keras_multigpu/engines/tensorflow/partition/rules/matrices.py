@@ -17,7 +17,8 @@ LAST_AXES: dict[str, int] = listed(
         1: "Softmax LogSoftmax TopKV2 FFT IFFT RFFT IRFFT MatrixDiagV3",
         2: "FFT2D IFFT2D RFFT2D IRFFT2D Cholesky CholeskyGrad LogMatrixDeterminant Eig Lu Qr Svd "
         "MatrixDeterminant MatrixInverse MatrixLogarithm MatrixSquareRoot MatrixSolve "
-        "MatrixTriangularSolve SelfAdjointEigV2 MatrixBandPart MatrixDiagPartV3 MatrixSetDiagV3",
+        "MatrixTriangularSolve TridiagonalSolve SelfAdjointEigV2 MatrixBandPart MatrixDiagPartV3 "
+        "MatrixSetDiagV3",
         3: "FFT3D IFFT3D RFFT3D IRFFT3D",
     }
 )
@@ -25,7 +26,8 @@ _KEEP_SHAPE = (
     "Softmax LogSoftmax MatrixBandPart MatrixSetDiagV3 MatrixInverse Cholesky MatrixLogarithm "
     "MatrixSquareRoot FFT FFT2D FFT3D IFFT IFFT2D IFFT3D"
 ).split()
-_WITH_TWO = ("MatrixSolve", "MatrixTriangularSolve", "CholeskyGrad", "MatrixSetDiagV3")
+_SOLVES = ("MatrixSolve", "MatrixTriangularSolve", "TridiagonalSolve")
+_WITH_TWO = (*_SOLVES, "CholeskyGrad", "MatrixSetDiagV3")
 
 
 @rule(*[one for one in LAST_AXES if "Diag" not in one])
@@ -40,7 +42,7 @@ def last_axes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         _has_front(op, value, values[0], front) for value in _matrices(op, values)
     ):
         return None
-    labels = tuple(range(front))
+    labels: tuple[Any, ...] = tuple(range(front))
     with_front = list(map(id, _matrices(op, values)))
     inputs = [
         labels + (None,) * (value.rank - front) if id(value) in with_front else no_axis(value)
@@ -50,6 +52,9 @@ def last_axes(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
         labels + (None,) * (rank - front) if rank >= front else (None,) * rank for rank in ranks
     ]
     dims: Any = [values[0].dims] if op.type in _KEEP_SHAPE else None
+    if op.type in _SOLVES:  # every column by itself
+        inputs[1], dims = (*labels, None, "column"), [values[1].dims]
+        outputs = [inputs[1]]
     if op.type == "TopKV2" and values[1].const is not None:
         dims = [(*(values[0].dims or ())[:-1], values[1].const[()])] * 2
     if op.type == "MatrixDiagV3" and [numbers_of(v.const) for v in values[1:4]] == [

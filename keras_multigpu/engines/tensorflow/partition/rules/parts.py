@@ -180,14 +180,23 @@ def cut(op: tf.Operation, dims: Sequence[Any], bounds: Sequence[Value]) -> Any:
             after.append(None)
             is_all = step == -1 and has["begin"][i] and has["end"][i]
             is_open = step < 0 and (has["begin"][i] or has["end"][i])
-            is_known = not is_open and all(
-                isinstance(one, int) for one in (dims[axis], first, last)
-            )
-            length = len(range(dims[axis])[first:last:step]) if is_known else None
+            length = None if is_open else _length(dims[axis], first, last, step)
             sizes.append(dims[axis] if is_all else length)
     for axis in range(len(before), len(dims)):
         keep(axis)
     return before, after, sizes
+
+
+def _length(dim: Any, first: Any, last: Any, step: int) -> Any:
+    """How many entries of an axis lie between bounds; `None` if that isn't known."""
+    if all(isinstance(one, int) for one in (dim, first, last)):
+        return len(range(dim)[first:last:step])
+    if step != 1 or first is None or last is None:
+        return None
+    try:
+        return last - first if 0 <= first <= last <= dim else None
+    except Unknown:
+        return None
 
 
 def _is_at_least(value: Any, dim: Any) -> bool:

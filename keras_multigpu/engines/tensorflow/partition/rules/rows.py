@@ -74,6 +74,17 @@ def rows(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
     return Signature(inputs, outputs, dims=dims, zero_if_empty=["row"] if is_guarded else [])
 
 
+@rule("MaxPoolWithArgmax", "MaxPoolGradWithArgmax")
+def pool_with_places(planner: Any, op: tf.Operation, values: list[Value]) -> Any:
+    """Each row by itself, if places are those in an image; the kernels take no empty tensors."""
+    sizes, given = op.outputs[0].shape[1:], values[0].dims or ()
+    if op.get_attr("include_batch_in_index") or not sizes.is_fully_defined():
+        return None
+    made = [_row(4)] * len(op.outputs)
+    dims = [(given[0], *sizes.as_list())] * len(made)
+    return Signature([_row(4)] * len(values), made, dims=dims, zero_if_empty=["row"])
+
+
 def _dims_of(op: tf.Operation, values: list[Value]) -> list[Any] | None:
     """The dimensions of a convolution or an image, if they are known."""
     given = values[0].dims or ()
